@@ -1,0 +1,142 @@
+// A caching allocator for managed memory, one for the host and all devices.
+//
+// - A segment is what the source gave us; a block is a piece of it that a caller has, or a free piece.
+//   Both have a home: the device, or the host, that uses them first. Small requests share segments of
+//   their home; large ones start on and fill 2 MiB pages where that wastes little.
+// - A free block is filed under the home where its pages are *now* and under the stream that used it
+//   last. Best fit, split, coalesce: a request takes the smallest free block that holds it, lowest
+//   address first.
+// - Stream-ordered: a block freed on a stream is at once reusable on that stream, with no event. An
+//   event is recorded only when somebody needs one: a second stream that used the block
+//   (record_stream), another stream that takes it, or the host that takes a block which device work
+//   may still touch; then the host waits before it gets the block.
+// - A fresh segment homed on a device is populated by one prefetch.
+// - Under failure: wait for pending frees, give back cached segments, ask the door to make room, try
+//   again, and only then raise OutOfMemory with a table of where the bytes are.
+//
+// Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held. No
+// Python is called and no GIL is taken here; callers may or may not hold it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "allocator/segment_source.h"
+#include "allocator/statistics.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+/// Tunables of the policy; the option table (allocator/options.h) reads and prints them.
+struct AllocatorOptions {
+  bool populate = true; ///< prefetch a fresh segment to its device
+  std::optional<std::size_t> max_split_bytes; ///< blocks larger than this are never split
+};
+
+/// What the residency floor gives the allocator to call when memory runs short.
+class RoomMaker {
+ public:
+  virtual ~RoomMaker() = default;
+  /// Frees at least `bytes` of `home` if it can. True: it is worth trying again.
+  virtual bool make_room(std::size_t bytes, Location home) = 0;
+};
+
+struct Block; // defined in allocator/block.h; callers hold it as a handle
+
+/// One piece of a segment, as `snapshot` reports it, in address order.
+struct BlockInfo {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::size_t requested_bytes = 0; ///< 0 for a free piece
+  enum class State { kAllocated, kPendingFree, kFree } state = State::kFree;
+  Location home;
+  Stream stream;
+};
+
+struct SegmentInfo {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  Location home; ///< the home it was made for
+  PoolKind kind = PoolKind::kSmall;
+  std::size_t allocated_bytes = 0;
+  std::size_t active_bytes = 0;
+  std::size_t requested_bytes = 0;
+  std::vector<BlockInfo> blocks;
+};
+
+/// Thread-safe. Outlives every block; process-wide instances are leaked on purpose, because libraries
+/// free static workspaces at exit.
+class CachingManagedAllocator {
+ public:
+  CachingManagedAllocator(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
+                          AllocatorOptions options = {});
+  ~CachingManagedAllocator(); ///< gives every segment back; no block may be in use
+  CachingManagedAllocator(const CachingManagedAllocator&) = delete;
+  CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
+
+  /// A block of at least `bytes` for use on `stream`; 512-byte aligned.
+  /// \param bytes 0 gives nullptr: there is nothing to point at
+  /// \param home where it will be used first
+  /// \param stream the stream that will use it first; Stream::host() when home is the host
+  /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home
+  Block* allocate(std::size_t bytes, Location home, Stream stream);
+
+  /// Gives a block back, in the order of the stream it belongs to. Never throws: a runtime that fails
+  /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored.
+  void free(Block* block) noexcept;
+
+  /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
+  /// time of `free` is done.
+  void record_stream(Block* block, Stream stream);
+
+  /// Says that the block's pages have moved: it belongs to `home` and `stream` from now on, and will be
+  /// filed there when it is freed. Work queued on the stream it had is still waited for.
+  void set_home(Block* block, Location home, Stream stream);
+
+  /// The block that a caller has and that holds this address; nullptr if there is none.
+  Block* find(const void* ptr) const;
+
+  void* data(const Block* block) const;
+  std::size_t bytes(const Block* block) const; ///< of the block, after rounding
+  std::size_t requested_bytes(const Block* block) const;
+  Location home(const Block* block) const;
+  Stream stream(const Block* block) const;
+
+  /// Gives back every segment that no block is in use of, after waiting for pending frees.
+  /// \return bytes given back
+  std::size_t empty_cache();
+
+  /// Of one home, or of all together: peaks of the sum, not sums of peaks.
+  Statistics statistics(std::optional<Location> home = std::nullopt) const;
+  void reset_peak_statistics(std::optional<Location> home = std::nullopt);
+  void reset_accumulated_statistics(std::optional<Location> home = std::nullopt);
+
+  std::vector<SegmentInfo> snapshot() const;
+
+  void set_room_maker(RoomMaker* room_maker); ///< not owned; nullptr takes it away
+  AllocatorOptions options() const;
+  void set_options(const AllocatorOptions& options);
+
+  /// Walks every structure: blocks tile segments, neighbours are coalesced where they may be, free
+  /// lists and counters agree. nullopt: all is well; else what is wrong.
+  std::optional<std::string> check() const;
+  bool is_valid() const {
+    return !check();
+  }
+
+  /// For pthread_atfork: the mutex is held across the fork, and in the child nothing is ever given
+  /// back to the runtime again (its memory belongs to the parent).
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+} // namespace torch_uvm

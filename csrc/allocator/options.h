@@ -1,0 +1,43 @@
+// The one table of options. It feeds the environment variable TORCH_UVM_CONF, the setters and the
+// printed dump, so that the three cannot disagree. A wrong key or value fails by name.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allocator/caching_managed_allocator.h"
+#include "runtime/emulated_runtime.h"
+
+namespace torch_uvm {
+
+struct Options {
+  std::optional<std::size_t> limit; ///< managed bytes in all; nullopt: what the host has available
+  AllocatorOptions allocator;
+  EmulatedConfig emulated; ///< of the emulated accelerator: emulated_devices, emulated_memory, ...
+};
+
+/// A row of the table, as documentation, dump and error messages need it.
+struct OptionInfo {
+  std::string key;
+  std::string accepted; ///< "bytes such as 4GiB, or none"
+  std::string description;
+  std::string default_value;
+  std::string value; ///< in the Options it was made from
+};
+
+/// Parses "key:value,key:value"; the empty string is the defaults. Values are not changed by an error.
+/// \throws InvalidArgument naming the key or value, what is accepted, and the nearest key for a typo;
+///         also for a key given twice
+Options parse_options(std::string_view text);
+
+/// Sets one option by name. Strong guarantee.
+/// \throws InvalidArgument as parse_options
+void set_option(Options& options, std::string_view key, std::string_view value);
+
+/// Every option, in the order of the table.
+std::vector<OptionInfo> describe_options(const Options& options);
+
+} // namespace torch_uvm

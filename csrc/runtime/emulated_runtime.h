@@ -1,0 +1,196 @@
+// A runtime with no hardware: host memory, with a driver's book-keeping and a model of time.
+//
+// - Managed memory is host memory cut into 64 KiB pages; each page knows where it is resident, where it
+//   is preferred, who has a mapping. Touches (see `touch`) fault, migrate, duplicate and evict as the
+//   CUDA driver does, least recently used first.
+// - Copies, prefetches and discards are queued, one queue a stream, and done by worker threads. By
+//   default in the order queued, at once; a seeded schedule delays them until somebody waits for
+//   them, or by chance, so that a missing synchronisation shows. Kernels run on the caller's thread,
+//   after what is queued on their stream (see `begin_kernel`).
+// - A virtual clock a stream, and one for the host, advance by the costs of a profile. The figures are
+//   modelled: they speak of memory traffic only, not of arithmetic.
+// - Touches by host code are not seen unless the caller reports them.
+//
+// Lock order: queue, then pages. Both are leaves to everything above.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+/// Costs of moving memory; rates in bytes a second, times in microseconds.
+struct CostProfile {
+  std::string name;
+  double device_memory_rate; ///< kernels on resident pages
+  double host_memory_rate; ///< host code on host-resident pages
+  double copy_to_device_rate, copy_to_host_rate; ///< asynchronous copies, pinned host memory
+  double pageable_copy_rate; ///< asynchronous copies of host-resident managed or ordinary memory
+  double device_copy_rate; ///< within a device
+  double peer_copy_rate; ///< between devices
+  double fault_to_device_rate, fault_to_host_rate; ///< migration on a fault
+  double fault_populate_rate; ///< first touch of fresh memory by a kernel
+  double prefetch_to_device_rate, prefetch_to_host_rate;
+  double prefetch_populate_rate; ///< prefetch of fresh memory
+  double in_place_rate; ///< a device using mapped host memory across the link
+  double in_place_fault_rate; ///< the same without a mapping (no accessed-by)
+  double discard_rate;
+  double launch_us; ///< a kernel's fixed cost
+  double call_us; ///< any other runtime call's fixed cost
+
+  /// The profile of that name; `names()` lists them. \throws InvalidArgument
+  static const CostProfile& named(std::string_view name);
+  static std::vector<std::string> names();
+};
+
+struct EmulatedConfig {
+  int devices = 1; ///< 1 to 64
+  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device
+  std::string profile = "h200";
+  /// With a seed, queued work is delayed by chance until somebody waits for it.
+  std::optional<std::uint64_t> schedule_seed;
+};
+
+/// What the runtime has counted since it was made or since reset_counters. Of one device, or, for what
+/// no device does, of all.
+struct EmulatedCounters {
+  std::uint64_t faults_on_device = 0; ///< pages
+  std::uint64_t faults_on_host = 0; ///< pages
+  std::uint64_t bytes_to_device = 0; ///< by migration, prefetch and duplication
+  std::uint64_t bytes_to_host = 0; ///< by migration, prefetch and eviction
+  std::uint64_t bytes_copied_to_device = 0; ///< by copy_async
+  std::uint64_t bytes_copied_to_host = 0;
+  std::uint64_t bytes_in_place = 0; ///< used across the link without moving
+  std::uint64_t evicted_pages = 0;
+  std::uint64_t dropped_pages = 0; ///< duplicates that were dropped for free
+  std::uint64_t kernels = 0;
+  std::uint64_t prefetch_calls = 0;
+  std::uint64_t advise_calls = 0;
+  std::uint64_t discard_calls = 0;
+  std::uint64_t copy_calls = 0;
+  std::uint64_t allocate_calls = 0;
+  std::uint64_t free_calls = 0;
+  std::uint64_t event_records = 0;
+  std::uint64_t synchronisations = 0; ///< the host waited for a stream, an event or a device
+};
+
+/// Bytes that are where, now. A page that is duplicated counts in each place.
+struct ResidencyInfo {
+  std::size_t host = 0;
+  std::vector<std::size_t> devices;
+  std::size_t untouched = 0; ///< never touched: nowhere yet
+};
+
+/// One point of `timeline`.
+struct ResidencySample {
+  double time_us = 0; ///< modelled
+  std::size_t device_bytes = 0; ///< managed bytes resident on the device
+  std::size_t plain_bytes = 0; ///< plain device memory allocated there
+  std::size_t managed_bytes = 0; ///< managed bytes allocated in all
+};
+
+/// A range that a kernel or host code uses.
+struct Access {
+  const void* ptr = nullptr;
+  std::size_t bytes = 0;
+  bool write = false;
+};
+
+class EmulatedRuntime final : public ManagedRuntime {
+ public:
+  static constexpr std::size_t kPageBytes = 64 * 1024;
+
+  /// \throws InvalidArgument for a device count, memory size (at least 1 MiB) or profile it does not take
+  explicit EmulatedRuntime(const EmulatedConfig& config = {});
+  ~EmulatedRuntime() override;
+
+  std::string name() const override {
+    return "emulated";
+  }
+  const EmulatedConfig& config() const;
+
+  void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
+  void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
+  void discard(void* ptr, std::size_t bytes, Stream stream) override;
+  RangeAttributes range_attributes(const void* ptr, std::size_t bytes) const override;
+  void* allocate_pinned(std::size_t bytes) override;
+  void free_pinned(void* ptr) noexcept override;
+  void* allocate_device(std::size_t bytes, int device) override;
+  void free_device(void* ptr) noexcept override;
+  void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) override;
+  Stream create_stream(int device, int priority) override;
+  void destroy_stream(Stream stream) noexcept override;
+  bool query_stream(Stream stream) override;
+  void synchronize_stream(Stream stream) override;
+  void synchronize_device(int device) override;
+  Event create_event(int device, bool timing) override;
+  void destroy_event(Event event) noexcept override;
+  void record_event(Event event, Stream stream) override;
+  bool query_event(Event event) override;
+  void synchronize_event(Event event) override;
+  void wait_event(Stream stream, Event event) override;
+  double elapsed_ms(Event from, Event to) override;
+  int device_count() const override;
+  DeviceProperties device_properties(int device) const override;
+  MemoryInfo memory_info(int device) const override;
+  std::size_t host_memory_available() const override;
+
+  // --- what only an emulator has -----------------------------------------------------------------------
+
+  /// A kernel is about to run on the caller's thread as if on `stream`: waits for what is queued there
+  /// (not counted as a synchronisation), touches the ranges as that device, and advances the stream's
+  /// clock by the modelled cost. Ranges outside managed memory cost device time only.
+  void begin_kernel(Stream stream, std::span<const Access> accesses);
+
+  /// The kernel is over: touches the ranges that it made itself and that were not known before.
+  void end_kernel(Stream stream, std::span<const Access> accesses);
+
+  /// Host code uses these ranges: faults, as the host, and advances the host's clock. Waits for nothing.
+  void touch_from_host(std::span<const Access> accesses);
+
+  ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
+
+  /// Whether the address lies in managed, pinned or plain device memory of this runtime.
+  bool is_managed_ptr(const void* ptr) const;
+  bool is_pinned_ptr(const void* ptr) const;
+  /// The device of a plain device allocation; nullopt if it is none.
+  std::optional<int> device_of(const void* ptr) const;
+
+  EmulatedCounters counters(std::optional<int> device = std::nullopt) const;
+  void reset_counters();
+
+  std::size_t resident_bytes(int device) const; ///< managed, on that device, now
+  std::size_t peak_resident_bytes(int device) const; ///< since the last reset_counters
+  double stream_time_us(Stream stream) const; ///< modelled
+  /// The latest of all clocks.
+  double time_us() const;
+
+  /// Residency of a device over modelled time, at most some thousand points: neighbours are merged as
+  /// it grows. Cleared by reset_counters.
+  std::vector<ResidencySample> timeline(int device) const;
+
+  /// Queued work that has not been done yet, of all streams. For tests of schedules.
+  std::size_t pending_operations() const;
+
+  /// For pthread_atfork. In the child the queues are empty and the workers are started anew on demand.
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
+
+ protected:
+  void* do_allocate_managed(std::size_t bytes, Location home) override;
+  void do_free_managed(void* ptr, std::size_t bytes) noexcept override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+} // namespace torch_uvm

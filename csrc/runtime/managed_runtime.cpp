@@ -1,0 +1,112 @@
+#include "runtime/managed_runtime.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "runtime/bytes.h"
+
+namespace torch_uvm {
+
+void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
+  if (bytes == 0) {
+    throw InvalidArgument("managed allocation of 0 bytes; at least 1 is needed");
+  }
+  if (home.index >= device_count()) {
+    throw InvalidArgument("managed allocation for " + to_string(home) + "; there are " +
+                          std::to_string(device_count()) + " devices");
+  }
+  // Reading what the host has is a system call: not under the lock.
+  const std::size_t host_available = host_memory_available();
+  {
+    std::lock_guard lock(mutex_);
+    // Both comparisons are written so that they cannot overflow.
+    if (limit_ && (managed_bytes_ > *limit_ || bytes > *limit_ - managed_bytes_)) {
+      std::ostringstream message;
+      message << "managed memory limit: " << format_bytes(bytes) << " asked for, " << format_bytes(managed_bytes_)
+              << " of " << format_bytes(*limit_) << " in use";
+      throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes, message.str());
+    }
+    if (bytes > host_available) {
+      std::ostringstream message;
+      message << "managed memory is backed by the host: " << format_bytes(bytes) << " asked for, "
+              << format_bytes(host_available) << " available there";
+      throw OutOfMemory(OutOfMemory::Cause::kHost, bytes, message.str());
+    }
+    // Reserved before the runtime is asked: two threads cannot both pass on the same remainder.
+    managed_bytes_ += bytes;
+  }
+  void* ptr = nullptr;
+  try {
+    ptr = do_allocate_managed(bytes, home);
+    std::lock_guard lock(mutex_);
+    managed_.emplace(ptr, bytes);
+    peak_managed_bytes_ = std::max(peak_managed_bytes_, managed_bytes_);
+  } catch (...) {
+    if (ptr != nullptr) {
+      do_free_managed(ptr, bytes);
+    }
+    std::lock_guard lock(mutex_);
+    managed_bytes_ -= bytes;
+    throw;
+  }
+  return ptr;
+}
+
+void ManagedRuntime::free_managed(void* ptr) noexcept {
+  if (ptr == nullptr) {
+    return;
+  }
+  std::size_t bytes = 0;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = managed_.find(ptr);
+    if (found == managed_.end()) {
+      return; // not ours: freeing it would be worse than leaking it
+    }
+    bytes = found->second;
+    managed_.erase(found);
+  }
+  do_free_managed(ptr, bytes);
+  // Counted as free only once it is: the limit holds in between, too.
+  std::lock_guard lock(mutex_);
+  managed_bytes_ -= bytes;
+}
+
+void ManagedRuntime::set_limit(std::optional<std::size_t> bytes) {
+  std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+std::optional<std::size_t> ManagedRuntime::limit() const {
+  std::lock_guard lock(mutex_);
+  return limit_;
+}
+
+std::size_t ManagedRuntime::managed_bytes() const {
+  std::lock_guard lock(mutex_);
+  return managed_bytes_;
+}
+
+std::size_t ManagedRuntime::peak_managed_bytes() const {
+  std::lock_guard lock(mutex_);
+  return peak_managed_bytes_;
+}
+
+std::size_t operating_system_memory_available() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  std::size_t kibibytes = 0;
+  std::string rest;
+  while (meminfo >> key >> kibibytes) {
+    if (key == "MemAvailable:") {
+      return kibibytes * KiB;
+    }
+    std::getline(meminfo, rest);
+  }
+  // A kernel that does not say (before 3.14, or a sandbox): the host's own refusal is the bound then.
+  return std::numeric_limits<std::size_t>::max();
+}
+
+} // namespace torch_uvm
