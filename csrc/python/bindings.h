@@ -1,0 +1,13 @@
+// The parts of the extension module, a file each; module.cpp calls them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torch_uvm {
+
+void register_exceptions(pybind11::module_& module); ///< exceptions.cpp
+void bind_floors(pybind11::module_& module); ///< floors.cpp: submodule `floors`, for tests
+void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, managed tensors, statistics
+void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
+
+} // namespace torch_uvm
