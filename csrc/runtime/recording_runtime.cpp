@@ -5,11 +5,12 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "runtime/bytes.h"
 #include "runtime/host_memory.h"
+#include "runtime/recording_hints.h"
+#include "runtime/recording_streams.h"
 
 namespace torch_uvm {
 namespace {
@@ -30,113 +31,12 @@ bool is_allocation(std::string_view name) {
   return name.starts_with("allocate_");
 }
 
-struct StreamState;
-
-// A place in a stream: reached when the work up to and including `position` is done.
-struct Point {
-  std::shared_ptr<StreamState> stream; // null: never recorded
-  std::uint64_t position = 0;
-};
-
-struct StreamState {
-  bool held = false;
-  std::uint64_t queued = 0;
-  std::uint64_t done = 0;
-  std::map<std::uint64_t, Point> waits; // position of a wait -> what it waits for
-};
-
-struct EventState {
-  int device = 0;
-  bool timing = false;
-  Point point;
-};
-
-// Waits only ever name points that were recorded before them, so both recursions end.
-bool reached(const Point& point) {
-  if (!point.stream || point.position <= point.stream->done) {
-    return true;
-  }
-  StreamState& stream = *point.stream;
-  if (stream.held) {
-    return false;
-  }
-  for (const auto& [position, dependency] : stream.waits) {
-    if (position > point.position) {
-      break;
-    }
-    if (!reached(dependency)) {
-      return false;
-    }
-  }
-  stream.done = point.position;
-  return true;
-}
-
-void force(const Point& point) {
-  if (reached(point)) {
-    return;
-  }
-  StreamState& stream = *point.stream;
-  stream.held = false;
-  for (const auto& [position, dependency] : stream.waits) {
-    if (position > point.position) {
-      break;
-    }
-    force(dependency);
-  }
-  stream.done = point.position;
-}
-
-// One prefetch or advice; the attributes of a byte are found by replaying those that cover it.
-struct Hint {
-  std::uintptr_t begin;
-  std::uintptr_t end;
-  std::optional<Advice> advice; // none: a prefetch
-  Location location;
-};
-
 struct Allocation {
   enum class Kind { kManaged, kPinned, kDevice } kind;
   std::size_t bytes;
   int device = -1;
-  std::vector<Hint> hints;
+  std::vector<recording::Hint> hints;
 };
-
-RangeAttributes attributes_at(const Allocation& allocation, std::uintptr_t address) {
-  RangeAttributes attributes;
-  std::set<Location> accessed_by;
-  for (const Hint& hint : allocation.hints) {
-    if (address < hint.begin || address >= hint.end) {
-      continue;
-    }
-    if (!hint.advice) {
-      attributes.last_prefetch = hint.location;
-      continue;
-    }
-    switch (*hint.advice) {
-      case Advice::kSetReadMostly:
-        attributes.read_mostly = true;
-        break;
-      case Advice::kUnsetReadMostly:
-        attributes.read_mostly = false;
-        break;
-      case Advice::kSetPreferredLocation:
-        attributes.preferred_location = hint.location;
-        break;
-      case Advice::kUnsetPreferredLocation:
-        attributes.preferred_location.reset();
-        break;
-      case Advice::kSetAccessedBy:
-        accessed_by.insert(hint.location);
-        break;
-      case Advice::kUnsetAccessedBy:
-        accessed_by.erase(hint.location);
-        break;
-    }
-  }
-  attributes.accessed_by.assign(accessed_by.begin(), accessed_by.end());
-  return attributes;
-}
 
 std::uintptr_t address_of(const void* ptr) {
   return reinterpret_cast<std::uintptr_t>(ptr);
@@ -157,9 +57,9 @@ struct RecordingRuntime::State {
   std::vector<RecordedCall> calls;
   std::vector<Failure> failures;
   std::map<std::uintptr_t, Allocation> allocations;
-  std::map<Stream, std::shared_ptr<StreamState>> streams; // default streams from their first use on
+  std::map<Stream, std::shared_ptr<recording::StreamState>> streams; // default streams from their first use on
   std::size_t created_streams = 0;
-  std::map<void*, EventState> events;
+  std::map<void*, recording::EventState> events;
   std::uintptr_t next_handle = 0; // handles are numbers, never reused: a stale one is noticed
   std::size_t host_available = std::numeric_limits<std::size_t>::max();
 
@@ -204,12 +104,12 @@ struct RecordingRuntime::State {
     }
   }
 
-  std::shared_ptr<StreamState>& stream_at(Stream stream) {
+  std::shared_ptr<recording::StreamState>& stream_at(Stream stream) {
     check_device(stream.device);
     if (stream.handle == nullptr) {
       auto& state = streams[stream];
       if (!state) {
-        state = std::make_shared<StreamState>();
+        state = std::make_shared<recording::StreamState>();
       }
       return state;
     }
@@ -222,7 +122,7 @@ struct RecordingRuntime::State {
     return found->second;
   }
 
-  EventState& event_at(Event event) {
+  recording::EventState& event_at(Event event) {
     const auto found = events.find(event.handle);
     if (found == events.end()) {
       throw InvalidArgument("event " + std::to_string(address_of(event.handle)) + " does not exist; " +
@@ -377,31 +277,7 @@ RangeAttributes RecordingRuntime::range_attributes(const void* ptr, std::size_t 
   std::lock_guard lock(state_->mutex);
   const Allocation& allocation = state_->managed_range(ptr, bytes);
   const std::uintptr_t begin = address_of(ptr);
-  RangeAttributes result = attributes_at(allocation, begin);
-  std::set<std::uintptr_t> changes; // where attributes may differ from those of the byte before
-  for (const Hint& hint : allocation.hints) {
-    changes.insert({hint.begin, hint.end});
-  }
-  for (auto at = changes.upper_bound(begin); at != changes.end() && *at < begin + bytes; ++at) {
-    const RangeAttributes other = attributes_at(allocation, *at);
-    if (other.read_mostly != result.read_mostly) {
-      result.read_mostly = false;
-      result.uniform = false;
-    }
-    if (other.preferred_location != result.preferred_location) {
-      result.preferred_location.reset();
-      result.uniform = false;
-    }
-    if (other.accessed_by != result.accessed_by) {
-      result.accessed_by.clear();
-      result.uniform = false;
-    }
-    if (other.last_prefetch != result.last_prefetch) {
-      result.last_prefetch.reset();
-      result.uniform = false;
-    }
-  }
-  return result;
+  return recording::attributes_of(allocation.hints, begin, begin + bytes);
 }
 
 void RecordingRuntime::copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) {
@@ -419,7 +295,7 @@ Stream RecordingRuntime::create_stream(int device, int /*priority*/) {
   state_->check_device(device);
   const Stream stream{device, state_->new_handle()};
   state_->record({"create_stream", nullptr, 0, Location::device(device), stream, false});
-  state_->streams.emplace(stream, std::make_shared<StreamState>());
+  state_->streams.emplace(stream, std::make_shared<recording::StreamState>());
   ++state_->created_streams;
   return stream;
 }
@@ -443,7 +319,7 @@ bool RecordingRuntime::query_stream(Stream stream) {
     return true;
   }
   const auto& state = state_->stream_at(stream);
-  return reached({state, state->queued});
+  return recording::reached({state, state->queued});
 }
 
 void RecordingRuntime::synchronize_stream(Stream stream) {
@@ -453,7 +329,7 @@ void RecordingRuntime::synchronize_stream(Stream stream) {
     return;
   }
   const auto& state = state_->stream_at(stream);
-  force({state, state->queued});
+  recording::force({state, state->queued});
 }
 
 void RecordingRuntime::synchronize_device(int device) {
@@ -462,7 +338,7 @@ void RecordingRuntime::synchronize_device(int device) {
   state_->record({"synchronize_device", nullptr, 0, Location::device(device), Stream::default_of(device), false});
   for (const auto& [stream, state] : state_->streams) {
     if (stream.device == device) {
-      force({state, state->queued});
+      recording::force({state, state->queued});
     }
   }
 }
@@ -472,7 +348,7 @@ Event RecordingRuntime::create_event(int device, bool timing) {
   state_->check_device(device);
   const Event event{state_->new_handle()};
   state_->record({"create_event", event.handle, 0, Location::device(device), Stream::host(), false});
-  state_->events.emplace(event.handle, EventState{device, timing, {}});
+  state_->events.emplace(event.handle, recording::EventState{device, timing, {}});
   return event;
 }
 
@@ -487,7 +363,7 @@ void RecordingRuntime::destroy_event(Event event) noexcept {
 
 void RecordingRuntime::record_event(Event event, Stream stream) {
   std::lock_guard lock(state_->mutex);
-  EventState& state = state_->event_at(event);
+  recording::EventState& state = state_->event_at(event);
   const auto& queue = state_->stream_at(stream);
   state_->record({"record_event", event.handle, 0, Location{stream.device}, stream, false});
   state.point = {queue, ++queue->queued};
@@ -495,25 +371,25 @@ void RecordingRuntime::record_event(Event event, Stream stream) {
 
 bool RecordingRuntime::query_event(Event event) {
   std::lock_guard lock(state_->mutex);
-  const EventState& state = state_->event_at(event);
+  const recording::EventState& state = state_->event_at(event);
   state_->record({"query_event", event.handle, 0, Location{state.device}, Stream::host(), false});
-  return reached(state.point);
+  return recording::reached(state.point);
 }
 
 void RecordingRuntime::synchronize_event(Event event) {
   std::lock_guard lock(state_->mutex);
-  const EventState& state = state_->event_at(event);
+  const recording::EventState& state = state_->event_at(event);
   state_->record({"synchronize_event", event.handle, 0, Location{state.device}, Stream::host(), false});
-  force(state.point);
+  recording::force(state.point);
 }
 
 void RecordingRuntime::wait_event(Stream stream, Event event) {
   std::lock_guard lock(state_->mutex);
-  const EventState& state = state_->event_at(event);
+  const recording::EventState& state = state_->event_at(event);
   const auto& queue = state_->stream_at(stream);
   state_->record({"wait_event", event.handle, 0, Location{stream.device}, stream, false});
   ++queue->queued;
-  if (!reached(state.point)) {
+  if (!recording::reached(state.point)) {
     queue->waits.emplace(queue->queued, state.point);
   }
 }
@@ -521,8 +397,8 @@ void RecordingRuntime::wait_event(Stream stream, Event event) {
 double RecordingRuntime::elapsed_ms(Event from, Event to) {
   std::lock_guard lock(state_->mutex);
   for (const Event event : {from, to}) {
-    const EventState& state = state_->event_at(event);
-    if (!state.timing || !state.point.stream || !reached(state.point)) {
+    const recording::EventState& state = state_->event_at(event);
+    if (!state.timing || !state.point.stream || !recording::reached(state.point)) {
       throw InvalidArgument("elapsed time needs two events that were made with timing, recorded and reached");
     }
   }
@@ -595,17 +471,7 @@ void RecordingRuntime::clear_failures() {
 
 void RecordingRuntime::hold(Stream stream) {
   std::lock_guard lock(state_->mutex);
-  const auto& state = state_->stream_at(stream);
-  // What could be done before this call was done before it.
-  std::uint64_t position = state->queued;
-  for (const auto& [wait, dependency] : state->waits) {
-    if (!reached(dependency)) {
-      position = wait - 1;
-      break;
-    }
-  }
-  state->done = std::max(state->done, position);
-  state->held = true;
+  recording::hold(*state_->stream_at(stream));
 }
 
 void RecordingRuntime::release(Stream stream) {
