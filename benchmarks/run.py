@@ -1,0 +1,69 @@
+"""Builds and runs the benchmarks, prints their tables, and keeps the figures under benchmarks/results/.
+
+python benchmarks/run.py [allocator] [operators]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _environment import RESULTS, ROOT, describe
+
+
+def run(*command: str) -> None:
+    """Runs a command in the root of the repository, finding tools of this Python's environment first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, check=True)
+
+
+def allocator(build: Path) -> None:
+    """Allocate and free in C++, without torch."""
+    run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
+    run("cmake", "--build", str(build), "--target", "bench_allocator", "-j", str(os.cpu_count() or 1))
+    environment = describe([str(Path("build/cpp/bench_allocator")), "--json", "FILE"])
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "allocator.json"
+        run(str(build / "bench_allocator"), "--json", str(figures))
+        document = {"environment": environment, "allocator": json.loads(figures.read_text())}
+    (RESULTS / "allocator.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def operators(build: Path) -> None:
+    """Operators on the emulated accelerator against the CPU."""
+    run(sys.executable, "benchmarks/bench_operators.py", "--json", str(RESULTS / "operators.json"))
+
+
+BENCHMARKS = {"allocator": allocator, "operators": operators}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{' or '.join(BENCHMARKS)}; without it: all"
+    )
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpp", help="folder for the C++ build")
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in args.names or BENCHMARKS:
+            BENCHMARKS[name](args.build.resolve())
+    except FileNotFoundError as error:
+        sys.exit(f"{error.filename} is needed and was not found")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    print(f"\nFigures are in {RESULTS.relative_to(ROOT)}/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The main job in small: the training script of the examples, unchanged, and the demo's own functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+import demo  # noqa: E402
+
+# 0.4 M parameters: with gradients and AdamW's state 6.5 MiB, without activations.
+SMALL = [
+    "--steps=3",
+    "--layers=2",
+    "--heads=2",
+    "--width=128",
+    "--batch=2",
+    "--context=32",
+    "--data-bytes=200000",
+    "--validation-batches=2",
+]
+MEMORY = "emulated_memory:4MiB"
+
+
+def train(
+    folder: Path, *launcher: str, arguments: list[str] | None = None, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+    """Runs the script as its user would; returns how it ended and what it wrote."""
+    result = folder / "result.json"
+    done = subprocess.run(
+        [sys.executable, *launcher, "examples/train_gpt.py", *SMALL, *(arguments or []), f"--json={result}"],
+        cwd=ROOT,
+        env=demo.clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done, json.loads(result.read_text()) if result.exists() else None
+
+
+def losses(result: dict[str, Any] | None) -> list[str]:
+    assert result is not None
+    return [*result["losses_hex"], result["validation_loss_hex"]]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    done, result = train(tmp_path_factory.mktemp("cpu"), arguments=["--device=cpu"])
+    assert done.returncode == 0, done.stderr
+    assert result is not None
+    return result
+
+
+class TestTrainGpt:
+    def test_loss_falls_on_the_cpu(self, reference: dict[str, Any]) -> None:
+        assert reference["device"] == "cpu"
+        assert len(reference["losses"]) == 3
+        assert reference["losses"][-1] < reference["losses"][0]
+        assert float.fromhex(reference["validation_loss_hex"]) == reference["validation_loss"]
+
+    def test_seed_changes_the_losses(self, reference: dict[str, Any], tmp_path: Path) -> None:
+        done, result = train(tmp_path, arguments=["--device=cpu", "--seed=1"])
+        assert done.returncode == 0, done.stderr
+        assert losses(result) != losses(reference)
+
+    def test_heads_must_divide_the_width(self, tmp_path: Path) -> None:
+        done, result = train(tmp_path, arguments=["--heads=3"])
+        assert done.returncode == 2
+        assert "--heads 3 must divide --width 128" in done.stderr
+        assert result is None
+
+    def test_emulated_accelerator_is_used_and_gives_the_same_losses(
+        self, reference: dict[str, Any], tmp_path: Path
+    ) -> None:
+        done, result = train(tmp_path, TORCH_UVM_DEVICE="emu")
+        assert done.returncode == 0, done.stderr
+        assert result is not None and result["device"].startswith("emu")
+        assert losses(result) == losses(reference)
+
+    def test_plain_run_beyond_device_memory_raises_out_of_memory(self, tmp_path: Path) -> None:
+        done, result = train(tmp_path, TORCH_UVM_DEVICE="emu", TORCH_UVM_CONF=MEMORY)
+        assert done.returncode == 1
+        assert demo.last_error(done.stderr) == "OutOfMemoryError"
+        assert "torch.OutOfMemoryError" in done.stderr
+        assert result is None
+
+    def test_managed_run_beyond_device_memory_gives_the_same_losses(
+        self, reference: dict[str, Any], tmp_path: Path
+    ) -> None:
+        stats = tmp_path / "stats.json"
+        done, result = train(
+            tmp_path,
+            "-m",
+            "torch_uvm",
+            "run",
+            "--conf",
+            MEMORY,
+            "--stats",
+            str(stats),
+            TORCH_UVM_DEVICE="emu",
+        )
+        assert done.returncode == 0, done.stderr
+        assert losses(result) == losses(reference)
+        figures = json.loads(stats.read_text())
+        (device,) = figures["emulated"]["devices"]
+        assert device["memory"] == 4 << 20
+        assert 0 < device["peak_resident_bytes"] <= device["memory"] < figures["peak_managed_bytes"]
+        assert device["counters"]["evicted_pages"] > 0
+        assert max(sample[1] for sample in device["timeline"]) <= device["memory"]
+
+    def test_environment_variable_alone_turns_it_on(self, reference: dict[str, Any], tmp_path: Path) -> None:
+        done, result = train(tmp_path, TORCH_UVM="1", TORCH_UVM_DEVICE="emu", TORCH_UVM_CONF=MEMORY)
+        assert done.returncode == 0, done.stderr
+        assert losses(result) == losses(reference)
+
+
+class TestRunStats:
+    def run_code(self, folder: Path, code: str, stats: str) -> subprocess.CompletedProcess[str]:
+        script = folder / "script.py"
+        script.write_text(code)
+        return subprocess.run(
+            [sys.executable, "-m", "torch_uvm", "run", "--stats", stats, str(script)],
+            cwd=ROOT,
+            env=demo.clean_environment(TORCH_UVM_DEVICE="emu"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    def test_written_when_the_script_raises(self, tmp_path: Path) -> None:
+        stats = tmp_path / "stats.json"
+        code = "import torch\nx = torch.ones(1 << 20, device='emu')\nraise KeyError('mine')\n"
+        done = self.run_code(tmp_path, code, str(stats))
+        assert done.returncode == 1
+        assert "KeyError: 'mine'" in done.stderr
+        figures = json.loads(stats.read_text())
+        assert figures["peak_managed_bytes"] >= 4 << 20
+        assert figures["memory"]["allocated_bytes.all.peak"] >= 4 << 20
+
+    def test_written_when_the_script_exits_elsewhere(self, tmp_path: Path) -> None:
+        stats = Path(os.path.relpath(tmp_path / "stats.json", ROOT))  # relative to where the command ran
+        done = self.run_code(tmp_path, "import os, sys\nos.chdir('/')\nsys.exit(7)\n", str(stats))
+        assert done.returncode == 7
+        assert json.loads((ROOT / stats).read_text())["backend"] in ("emulated", "none")
+
+    def test_missing_folder_is_refused_before_the_script_runs(self, tmp_path: Path) -> None:
+        done = self.run_code(tmp_path, "print('ran')\n", str(tmp_path / "missing" / "stats.json"))
+        assert done.returncode == 2
+        assert "missing" in done.stderr
+        assert "ran" not in done.stdout
+
+
+class TestDemoFunctions:
+    @pytest.mark.parametrize(
+        ("working_set", "mib"),
+        [(0, 1), (4 << 20, 1), ((8 << 20) - 1, 1), (8 << 20, 2), (241 << 20, 60)],
+    )
+    def test_quarter_is_whole_mebibytes(self, working_set: int, mib: int) -> None:
+        assert demo.quarter(working_set) == mib
+
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5120.0 GiB")],
+    )
+    def test_bytes_are_readable(self, count: int, text: str) -> None:
+        assert demo.format_bytes(count) == text
+
+    def test_last_step_and_error_are_read_from_what_the_script_wrote(self) -> None:
+        errors = (
+            "\rtraining:   0%|          | 0/60 [00:00<?, ?step/s]\rtraining:   5%|# | 3/60 [00:01<00:20]\n"
+            'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
+            "KeyError: 'first'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            "torch.OutOfMemoryError: no room\n  a table\n"
+        )
+        assert demo.last_step(errors) == 3
+        assert demo.last_error(errors) == "OutOfMemoryError"
+        assert demo.last_step("nothing") is None
+        assert demo.last_error("nothing") is None
+
+    def test_tail_shows_a_progress_bar_once(self) -> None:
+        assert demo.tail("one\n\rbar 1\rbar 2\nthree\n\n", 2) == "    bar 2\n    three"
+
+    def test_ended_says_how(self) -> None:
+        assert demo.how_it_ended(demo.Run(0, 1.0, "", None, None)) == "trained"
+        assert demo.how_it_ended(demo.Run(-9, 1.0, "", None, None)) == "exit code -9"
+        errors = "\rtraining: 0%| | 0/60 [00:00<?]\ntorch.OutOfMemoryError: no room\n"
+        assert demo.how_it_ended(demo.Run(1, 1.0, errors, None, None)) == "OutOfMemoryError, step 0"
+
+    def test_equality_is_of_every_bit_of_every_loss(self) -> None:
+        def run(last: float) -> demo.Run:
+            result = {"losses_hex": [(1.5).hex(), last.hex()], "validation_loss_hex": (2.5).hex()}
+            return demo.Run(0, 1.0, "", result, None)
+
+        reference = run(0.1)
+        assert demo.equality(run(0.1), reference) == "yes"
+        assert demo.equality(run(0.1 + 2e-17), reference) == "NO"
+        assert demo.equality(reference, reference) == demo.NOTHING
+        assert demo.equality(demo.Run(1, 1.0, "", None, None), reference) == demo.NOTHING
+
+    def test_table_has_a_row_for_each_figure_of_any_column(self) -> None:
+        table = demo.format_table({"CPU": {"ended": "trained"}, "emu": {"ended": "no", "faults": "12"}})
+        assert table.splitlines() == [
+            "        CPU      emu",
+            "------  -------  ---",
+            "ended   trained  no",
+            "faults  -        12",
+        ]
+
+    def test_environment_is_cleaned_of_switches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCH_UVM", "1")
+        monkeypatch.setenv("TORCH_UVM_CONF", "limit:1GiB")
+        monkeypatch.setenv("PYTORCH_ENABLE_UNIFIED_MEMORY", "1")
+        environment = demo.clean_environment(TORCH_UVM_DEVICE="emu")
+        assert {key for key in environment if key.startswith("TORCH_UVM")} == {"TORCH_UVM_DEVICE"}
+        assert "PYTORCH_ENABLE_UNIFIED_MEMORY" not in environment

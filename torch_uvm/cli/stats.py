@@ -1,0 +1,72 @@
+"""What ``python -m torch_uvm run --stats FILE`` writes when the script is over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+
+
+def stats_file(text: str) -> Path:
+    """The path of ``--stats``, refused before the script runs rather than after.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder, or its folder does not exist.
+    """
+    path = Path(text).absolute()  # the script may change the working directory
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; give the name of a file to write")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}; make it first")
+    return path
+
+
+def collect_stats() -> dict[str, Any]:
+    """Memory statistics and, on the emulated accelerator, its counters and timelines, as plain data.
+
+    Returns:
+        ``backend``: "emulated", "cuda" or "none". ``limit``, ``managed_bytes``, ``peak_managed_bytes``:
+        managed memory taken from the runtime, in bytes. ``memory``: as ``torch_uvm.memory_stats()``, over
+        all homes. ``emulated``: None, or a dictionary with ``time_us`` (modelled), ``counters`` of all
+        devices together, and ``devices``: for each its ``memory`` in bytes, ``counters``,
+        ``resident_bytes``, ``peak_resident_bytes``, and ``timeline``, a list of [modelled microseconds,
+        resident managed bytes, plain device bytes, managed bytes in all].
+    """
+    backend = _C.backend()
+    return {
+        "backend": backend,
+        "limit": _C.get_limit(),
+        "managed_bytes": _C.managed_bytes(),
+        "peak_managed_bytes": _C.peak_managed_bytes(),
+        "memory": dict(_C.memory_stats(None)),
+        "emulated": _emulated() if backend == "emulated" else None,
+    }
+
+
+def write_stats(path: Path) -> None:
+    """Writes `collect_stats` as JSON to ``path``.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(json.dumps(collect_stats()) + "\n")
+
+
+def _emulated() -> dict[str, Any]:
+    devices = [
+        {
+            "index": index,
+            "memory": _C.device_properties(index)["total_memory"],
+            "counters": dict(_C.emu_counters(index)),
+            "resident_bytes": _C.emu_resident_bytes(index),
+            "peak_resident_bytes": _C.emu_peak_resident_bytes(index),
+            "timeline": [list(sample) for sample in _C.emu_timeline(index)],
+        }
+        for index in range(torch.accelerator.device_count())
+    ]
+    return {"time_us": _C.emu_time_us(), "counters": dict(_C.emu_counters(None)), "devices": devices}
