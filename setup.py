@@ -1,54 +1,142 @@
-"""Builds torch_uvm._C against the torch that is installed.
+"""Builds torch_uvm._C against the torch that is installed; the metadata is in pyproject.toml.
 
 Build with ``--no-build-isolation``: pip's isolated environment would fetch a torch of its own, and
 the extension fits only the minor version of torch it was compiled against.
+
+``TORCH_UVM_CUDA=0`` leaves the CUDA floor out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
+where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
+what would be built, and builds nothing.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from setuptools import Command, Extension, setup
+
+# An installed torch_uvm is loaded by `import torch` through its entry point; one that is broken or was
+# built against another torch must not stand in the way of building it anew.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def cuda_toolkit() -> str | None:
+    """The folder of a CUDA toolkit that one can compile against. Torch looks for one too, but takes the
+    parent of wherever an nvcc stands, which may be a link or a wrapper far from the toolkit."""
+    asked = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc")
+    beside_nvcc = str(Path(nvcc).resolve().parents[1]) if nvcc else None
+    candidates = [asked] if asked else [beside_nvcc, "/usr/local/cuda"]
+    for folder in candidates:
+        if folder and (Path(folder) / "include" / "cuda_runtime_api.h").is_file():
+            return folder
+    return None
+
+
+CUDA_TOOLKIT = cuda_toolkit()
+if CUDA_TOOLKIT is not None:
+    os.environ["CUDA_HOME"] = CUDA_TOOLKIT  # torch reads it as it is imported
+
 import torch
-from setuptools import find_packages, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
 ROOT = Path(__file__).resolve().parent
+OLDEST_TORCH = (2, 11)
 
-# The floors, bottom to top; each includes only what is below it (docs/design of RFC.md, "Floors").
+# The floors, bottom to top; each includes only what is below it (RFC.md, "Floors").
 FLOORS = ["runtime", "allocator", "residency", "tensor", "emulated", "python"]
 
 
-def with_cuda_floor() -> bool:
-    """Whether the CUDA floor is compiled in: a CUDA build of torch, and a toolkit to compile with."""
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    return torch.version.cuda is not None and CUDA_HOME is not None
+def torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
-def extension() -> CppExtension:
-    cuda = with_cuda_floor()
-    floors = [*FLOORS, "cuda"] if cuda else FLOORS
-    sources = sorted(
-        str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / "csrc" / floor).glob("*.cpp")
-    )
+def cuda_floor() -> tuple[bool, str]:
+    """Whether the CUDA floor is compiled in, and why, in words."""
+    asked = os.environ.get("TORCH_UVM_CUDA", "")
+    if asked not in ("", "0", "1"):
+        sys.exit(f"TORCH_UVM_CUDA is {asked!r}; accepted are 0 (no CUDA floor), 1 (require it) and unset")
+    if asked == "0":
+        return False, "TORCH_UVM_CUDA=0"
+    if torch.version.cuda is None:
+        missing = "this torch has no CUDA"
+    elif CUDA_TOOLKIT is None:
+        missing = f"this torch wants CUDA {torch.version.cuda}, and no CUDA toolkit was found"
+    else:
+        return True, f"CUDA {torch.version.cuda}, toolkit in {CUDA_TOOLKIT}"
+    if asked == "1":
+        sys.exit(f"TORCH_UVM_CUDA=1 asks for the CUDA floor, but {missing}")
+    return False, missing
+
+
+def flavour() -> str:
+    """What is built, in one line."""
+    with_cuda, reason = cuda_floor()
+    what = "the emulated runtime and the CUDA floor" if with_cuda else "the emulated runtime only"
+    return f"torch_uvm for torch {torch.__version__}: {what} ({reason})"
+
+
+def extension() -> Extension:
+    with_cuda, _ = cuda_floor()
+    floors = [*FLOORS, "cuda"] if with_cuda else FLOORS
+
+    def files(pattern: str) -> list[str]:
+        return sorted(
+            str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / "csrc" / floor).glob(pattern)
+        )
+
     # NDEBUG: without it RecordFunction's inputs() asserts on every operator.
-    flags = ["-std=c++20", "-O2", "-g1", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    if cuda:
+    flags = ["-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden"]
+    flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
+    if with_cuda:
         flags.append("-DTORCH_UVM_WITH_CUDA")
-    return (CUDAExtension if cuda else CppExtension)(
+    make: Callable[..., Extension] = CUDAExtension if with_cuda else CppExtension
+    return make(
         name="torch_uvm._C",
-        sources=sources,
+        sources=files("*.cpp"),
+        depends=files("*.h"),
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args={"cxx": flags} if cuda else flags,
-        extra_link_args=["-g1"],
+        extra_compile_args={"cxx": flags} if with_cuda else flags,
     )
 
 
-os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+class BuildExt(BuildExtension):
+    """Keeps its object files: an editable install gets a temporary build folder, so that without this
+    every build would compile everything. Ninja knows from there what has changed, headers included."""
 
-setup(
-    packages=find_packages(include=["torch_uvm", "torch_uvm.*"]),
-    ext_modules=[extension()],
-    cmdclass={"build_ext": BuildExtension},
-)
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # One folder for each torch, Python and flavour: what is compiled for one does not fit another.
+        floor = "cuda" if cuda_floor()[0] else "emulated"
+        build = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{floor}"
+        self.build_temp = str(ROOT / "build" / build)
+
+    def run(self) -> None:
+        print(flavour(), flush=True)
+        super().run()
+
+
+class Flavour(Command):
+    description = "say what would be built"
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None:
+        pass
+
+    def finalize_options(self) -> None:
+        pass
+
+    def run(self) -> None:
+        print(flavour())
+
+
+if torch_version() < OLDEST_TORCH:
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    sys.exit(f"torch_uvm needs torch {oldest} or newer; this is torch {torch.__version__}")
+os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+
+setup(ext_modules=[extension()], cmdclass={"build_ext": BuildExt, "flavour": Flavour})

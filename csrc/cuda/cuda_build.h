@@ -1,0 +1,13 @@
+// Which CUDA this extension was compiled against. The first file of the CUDA floor, and so far the only
+// one: the floor is compiled only against a CUDA build of torch and a CUDA toolkit, and there is no CUDA
+// runtime behind it yet. Callers ask for TORCH_UVM_WITH_CUDA before they include it.
+#pragma once
+
+#include <string>
+
+namespace torch_uvm {
+
+/// The toolkit whose headers this was compiled with, as "13.0".
+std::string cuda_toolkit_version();
+
+} // namespace torch_uvm

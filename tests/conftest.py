@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _spawn import Spawn
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpp-build",
+        type=Path,
+        default=ROOT / "build" / "cpp",
+        help="where the C++ floors' tests were built (test_cpp_floors.py)",
+    )
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Spawn:
+    return Spawn(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace() -> Iterator[None]:
+    """After each test: the switch off, no limit, garbage collected, and the allocator whole. A test that
+    never imported torch_uvm has left none, and the tests of the floors run where it is not built."""
+    yield
+    torch_uvm = sys.modules.get("torch_uvm")
+    if torch_uvm is None:
+        return
+    torch_uvm.disable()
+    torch_uvm.set_limit(None)
+    gc.collect()
+    assert torch_uvm._C.check_allocator() is None
