@@ -94,14 +94,14 @@ def empty(elements: int) -> Case:
     return lambda device: lambda: torch.empty(elements, device=device)
 
 
-def adamw(implementation: str) -> Case:
+def adamw(*, fused: bool) -> Case:
     """A step over 20 parameters of 64 x 64."""
 
     def make(device: torch.device) -> Call:
         parameters = tensors(device, *[(64, 64)] * 20)
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        return torch.optim.AdamW(parameters, lr=1e-3, **{implementation: True}).step
+        return torch.optim.AdamW(parameters, lr=1e-3, fused=fused, foreach=not fused).step
 
     return make
 
@@ -133,8 +133,8 @@ CASES: dict[str, Case] = {
     "attention, causal, 4 x 6 x 128 x 64": attention,
     "cat, 8 of 64 x 64": cat,
     "index, 256 of 1024 rows": index,
-    "AdamW foreach, 20 x 64 x 64": adamw("foreach"),
-    "AdamW fused, 20 x 64 x 64": adamw("fused"),
+    "AdamW foreach, 20 x 64 x 64": adamw(fused=False),
+    "AdamW fused, 20 x 64 x 64": adamw(fused=True),
     "forward + backward, small": train_mlp,
 }
 

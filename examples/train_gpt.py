@@ -50,7 +50,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_mlp(x))
+        x = x + self.mlp(self.norm_mlp(x))
+        return x
 
 
 class GPT(nn.Module):
@@ -63,9 +64,10 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         self.head.weight = self.tokens.weight
         self.apply(self._initialise)
-        for block in self.blocks:  # the residual stream keeps its scale, whatever the depth
-            for layer in (block.projection, block.mlp[2]):
-                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * config.layers))
+        for name, parameter in self.named_parameters():
+            if name.endswith(("projection.weight", "mlp.2.weight")):
+                # The residual stream keeps its scale, whatever the depth.
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers))
 
     @staticmethod
     def _initialise(module: nn.Module) -> None:
