@@ -1,0 +1,83 @@
+"""torch_uvm: unchanged PyTorch scripts that use more memory than their accelerator has.
+
+With the switch on (`enable`, or TORCH_UVM=1 in the environment) the memory of new tensors on the
+accelerator is *managed*: addressable by the CPU and by every device, and bounded by the host's memory
+or a limit, not by the device's. Where there is no GPU an emulated accelerator, `emu`, stands in for one.
+
+>>> import torch, torch_uvm
+>>> torch_uvm.enable(limit="4GiB")
+>>> x = torch.ones(1024, device=torch.accelerator.current_accelerator())
+>>> torch_uvm.is_managed(x)
+True
+
+Importing this module reads TORCH_UVM_CONF, registers the emulated accelerator where there is no GPU
+(or with TORCH_UVM_DEVICE=emu), and turns the switch on if TORCH_UVM or PYTORCH_ENABLE_UNIFIED_MEMORY
+say so. A value it does not know fails the import by name.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+
+try:
+    from torch_uvm import _C  # noqa: F401  (here, so that a failure can be explained)
+except ImportError as error:
+    raise ImportError(
+        f"torch_uvm's extension does not load: {error}. It is compiled for one minor version of torch "
+        f"(this is torch {torch.__version__}); build it again with `pip install --no-build-isolation`."
+    ) from error
+
+from torch_uvm import emulated
+from torch_uvm.environment import apply_environment
+from torch_uvm.factories import empty, empty_like, full, ones, zeros
+from torch_uvm.limits import set_limit
+from torch_uvm.memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    memory_allocated,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from torch_uvm.switch import disable, disabled, enable, enabled, is_enabled
+from torch_uvm.tensors import is_managed
+
+__all__ = [
+    "disable",
+    "disabled",
+    "empty",
+    "empty_cache",
+    "empty_like",
+    "emulated",
+    "enable",
+    "enabled",
+    "full",
+    "is_enabled",
+    "is_managed",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "ones",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_limit",
+    "zeros",
+]
+
+try:
+    __version__ = importlib.metadata.version("torch_uvm")
+except importlib.metadata.PackageNotFoundError:  # a checkout that was built in place
+    __version__ = "0+unknown"
+
+apply_environment()
+del apply_environment, importlib

@@ -1,0 +1,186 @@
+"""`python -m torch_uvm run`: a script or module as python runs it, with managed memory on.
+
+The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, its exit status and its tracebacks as
+if torch_uvm were not there. The switch is passed on in the environment, so that processes it starts
+have it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch_uvm
+from torch_uvm import _C
+
+SUMMARY = "run a script or module with managed memory on"
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_uvm run",
+        usage="python -m torch_uvm run [--limit BYTES] [--conf KEY:VALUE,...] (SCRIPT | -m MODULE) [ARG ...]",
+        description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
+        "with managed memory on.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
+    parser.add_argument("--conf", metavar="KEY:VALUE,...", help="options, in place of TORCH_UVM_CONF")
+    parser.add_argument("--budget", metavar="BYTES", help="auto or none; figures are not there yet")
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
+    return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the rest from the script on (or from what follows the module's name)."""
+    index = 0
+    while index < len(argv):
+        word = argv[index]
+        if word.startswith("-m"):
+            end = index + (2 if word == "-m" else 1)
+            return list(argv[:end]), list(argv[end:])
+        if word == "--":
+            return list(argv[:index]), list(argv[index + 1 :])
+        if not word.startswith("-") or word == "-":
+            return list(argv[:index]), list(argv[index:])
+        index += 2 if word in ("--limit", "--conf", "--budget") else 1
+    return list(argv), []
+
+
+def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    budget: str | None = None if arguments.budget == "none" else arguments.budget or "auto"
+    try:
+        if arguments.conf is not None:
+            _C.load_options(arguments.conf)
+            os.environ["TORCH_UVM_CONF"] = arguments.conf
+        torch_uvm.enable(limit=arguments.limit, budget=budget)
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        parser.error(str(error))
+    os.environ["TORCH_UVM"] = "1"
+
+
+def _fresh_main() -> types.ModuleType:
+    """A new `__main__`, as the interpreter makes it. It stays: threads and exit handlers outlive the code."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins)
+    if sys.version_info < (3, 14):
+        module.__dict__.update(__annotations__={})
+    sys.modules["__main__"] = module
+    return module
+
+
+def _set_path0(path: str) -> None:
+    """Puts `path` where `python -m` had put the current directory."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return
+    sys.path[0] = path
+
+
+def _run_script(script: str) -> None:
+    # The interpreter, too, only joins the two: it does not normalise the path.
+    path = os.path.join(os.getcwd(), script)
+    if os.path.isdir(path) or _is_archive(path):
+        sys.path.insert(0, path)
+        if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+            del sys.path[1]
+        _fresh_main()
+        _run_as_main("__main__", False)
+        return
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        print(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    _set_path0(os.path.dirname(os.path.realpath(path)))
+    module = _fresh_main()
+    module.__file__ = path
+    module.__dict__.update(__cached__=None)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipimport
+
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _run_module(name: str) -> None:
+    _fresh_main()
+    sys.argv[0] = "-m"
+    _run_as_main(name, True)
+
+
+def _run_as_main(name: str, alter_argv: bool) -> None:
+    # What `python -m` itself calls: unlike runpy.run_module it leaves `__main__` in place afterwards.
+    run: Callable[[str, bool], Any] = runpy._run_module_as_main  # type: ignore[attr-defined]
+    run(name, alter_argv)
+
+
+def _without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """`traceback` from the first frame that is the program's (or runpy's, for a module)."""
+    kept = traceback
+    step = traceback
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        ours = file.startswith(_OURS)
+        if not ours and step.tb_frame.f_globals.get("__name__") != "runpy":
+            break
+        step = step.tb_next
+        if ours:
+            kept = step
+    return kept
+
+
+def _hide_our_frames(error: BaseException) -> None:
+    """Has the interpreter print the error's traceback as if the program were all there is."""
+    traceback = _without_our_frames(error.__traceback__)
+    hook = sys.excepthook
+
+    def shortened(kind: type[BaseException], value: BaseException, whole: types.TracebackType | None) -> None:
+        if value is error:
+            whole = traceback
+            value = value.with_traceback(whole)
+        hook(kind, value, whole)
+
+    sys.excepthook = shortened
+
+
+def main(argv: Sequence[str]) -> int:
+    """Turns the switch on and becomes the program; its exceptions, SystemExit included, pass through."""
+    parser = _parser()
+    head, rest = _split(argv)
+    arguments = parser.parse_args(head)
+    if arguments.module is None and not rest:
+        parser.error("a SCRIPT or -m MODULE is needed")
+    _turn_on(parser, arguments)
+    try:
+        if arguments.module is not None:
+            sys.argv = ["-m", *rest]
+            _run_module(arguments.module)
+        else:
+            sys.argv = rest
+            _run_script(rest[0])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _hide_our_frames(error)
+        raise
+    return 0

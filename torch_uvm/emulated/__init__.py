@@ -1,0 +1,190 @@
+"""The emulated accelerator: set-up, and what its model of a driver has seen.
+
+All figures here are *modelled*: page residency, faults and evictions as a driver would have them, and
+a clock that advances by the costs of a measured profile. They speak of memory traffic, not of
+arithmetic, and touches by host code outside PyTorch are neither seen nor counted.
+
+>>> import torch, torch_uvm
+>>> torch_uvm.emulated.configure(memory="64MiB")      # before the first use of the device
+>>> torch_uvm.enable()
+>>> x = torch.ones(32 * 1024**2, device="emu")        # 128 MiB
+>>> torch_uvm.emulated.counters()["evicted_pages"] > 0
+True
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm.arguments import byte_count, exact_keywords, resolve_device, show
+
+__all__ = [
+    "ResidencySample",
+    "configure",
+    "counters",
+    "max_resident_bytes",
+    "profiles",
+    "reset_counters",
+    "residency",
+    "resident_bytes",
+    "time_us",
+    "timeline",
+]
+
+#: The range of `configure(devices=...)`, and the least of `configure(memory=...)`, in bytes.
+MAX_DEVICES = 64
+MIN_MEMORY = 1024**2
+
+
+class ResidencySample(NamedTuple):
+    """One point of `timeline`."""
+
+    time_us: float  #: modelled microseconds since the device was first used
+    resident_bytes: int  #: managed bytes resident on the device
+    plain_bytes: int  #: plain (not managed) memory allocated on the device
+    managed_bytes: int  #: managed bytes allocated in all, wherever they are
+
+
+def _emu_index(device: torch.device | str | int | None) -> int | None:
+    if device is None:
+        return None
+    meant = resolve_device(device)
+    if meant.type == "cpu":
+        raise ValueError(f"device is {show(device)}; accepted: an emulated device")
+    return meant.index
+
+
+def _needed_index(device: torch.device | str | int) -> int:
+    index = _emu_index(device)
+    if index is None:
+        raise TypeError("device is None (NoneType); accepted: an emulated device")
+    return index
+
+
+@exact_keywords
+def profiles() -> list[str]:
+    """The names of the cost profiles that `configure` takes."""
+    return _C.emu_profiles()
+
+
+def _integer(value: object, what: str, low: int, high: int) -> int:
+    accepted = f"an int from {low} to {high}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} is {show(value)}; accepted: {accepted}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{what} is {number}; accepted: {accepted}")
+    return number
+
+
+@exact_keywords
+def configure(
+    devices: int = 1,
+    memory: int | str = "256MiB",
+    profile: str = "h200",
+    *,
+    seed: int | None = None,
+) -> None:
+    """Says what the emulated accelerator is to be. Before its first use only.
+
+    All four are set: an argument left out is the default shown here, not what TORCH_UVM_CONF said.
+
+    Args:
+        devices: how many devices, 1 to 64.
+        memory: of each device, in bytes or as a string such as "256MiB"; at least 1 MiB.
+        profile: the costs of the modelled clock; `profiles()` lists the names.
+        seed: with one, queued copies and prefetches are delayed by chance (by that seed) until somebody
+            waits for them, so that a missing synchronisation shows; None does them in order, at once.
+
+    Raises:
+        TypeError, ValueError: a value that is not accepted. Nothing has changed.
+        RuntimeError: the accelerator was used already, or is not registered in this process.
+    """
+    count = _integer(devices, "devices", 1, MAX_DEVICES)
+    capacity = byte_count(memory, "memory")
+    if capacity < MIN_MEMORY:
+        raise ValueError(f"memory is {show(memory)}; accepted: at least {MIN_MEMORY} bytes (1 MiB)")
+    if not isinstance(profile, str):
+        raise TypeError(f"profile is {show(profile)}; accepted: {', '.join(profiles())}")
+    if profile not in profiles():
+        raise ValueError(f"profile is {profile!r}; accepted: {', '.join(profiles())}")
+    number = None if seed is None else _integer(seed, "seed", 0, 2**64 - 1)
+    _C.emu_configure(count, capacity, profile, number)
+
+
+@exact_keywords
+def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
+    """What the emulated driver has counted since the start or the last `reset_counters`; modelled.
+
+    Pages (of 64 KiB): faults_on_device, faults_on_host, evicted_pages, dropped_pages. Bytes:
+    bytes_to_device and bytes_to_host (migrated, prefetched, evicted), bytes_copied_to_device and
+    bytes_copied_to_host (asynchronous copies), bytes_in_place (used across the link). Calls: kernels,
+    prefetch_calls, advise_calls, discard_calls, copy_calls, allocate_calls, free_calls, event_records,
+    synchronisations.
+
+    Args:
+        device: an emulated device or its index; None for all of them and what no device does.
+    """
+    return _C.emu_counters(_emu_index(device))
+
+
+@exact_keywords
+def reset_counters() -> None:
+    """Sets the counters of all devices to 0, clears the timelines and starts new peaks."""
+    _C.emu_reset_counters()
+
+
+@exact_keywords
+def resident_bytes(device: torch.device | str | int = 0) -> int:
+    """Managed bytes that are resident on the device now; modelled."""
+    return _C.emu_resident_bytes(_needed_index(device))
+
+
+@exact_keywords
+def max_resident_bytes(device: torch.device | str | int = 0) -> int:
+    """The most managed bytes resident on the device since the last `reset_counters`; modelled."""
+    return _C.emu_peak_resident_bytes(_needed_index(device))
+
+
+@exact_keywords
+def time_us() -> float:
+    """The latest of the modelled clocks, of the host and of every stream, in microseconds."""
+    return _C.emu_time_us()
+
+
+@exact_keywords
+def timeline(device: torch.device | str | int = 0) -> list[ResidencySample]:
+    """Residency of a device over modelled time, oldest first; some thousand points at most."""
+    return [ResidencySample(*point) for point in _C.emu_timeline(_needed_index(device))]
+
+
+@exact_keywords
+def residency(t: torch.Tensor) -> dict[torch.device, int]:
+    """Where the bytes of a managed tensor are now; modelled.
+
+    Returns:
+        bytes by device, "cpu" for the host; places that have none are left out. A page with a
+        duplicate counts in each place, and one never touched in none.
+
+    Raises:
+        TypeError: `t` is not a tensor.
+        ValueError: `t` is not managed.
+    """
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"residency() takes a torch.Tensor; received {show(t)}")
+    if not _C.is_managed(t):
+        raise ValueError(
+            f"residency() of a tensor on {t.device} that is not managed; accepted: managed tensors"
+        )
+    found = _C.emu_residency(t)
+    places = {torch.device("cpu"): int(found["host"])}
+    for index, count in enumerate(found["devices"]):
+        places[torch.device("emu", index)] = int(count)
+    return {place: count for place, count in places.items() if count}

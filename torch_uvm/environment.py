@@ -1,0 +1,76 @@
+"""What the environment asks for, applied when torch_uvm is imported.
+
+TORCH_UVM                       1/true/on: turns the switch on; 0/false/off: does not
+PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by the name RFC-0023 gave it; TORCH_UVM has the last word
+TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
+                                cuda: never registers it, and fails the import without a CUDA device
+TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
+
+Empty is the same as not set. A wrong value fails the import by name, before anything has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm.switch import enable
+
+log = logging.getLogger("torch_uvm")
+
+_SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _switch(name: str) -> bool | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if text.lower() not in _SWITCHES:
+        raise ValueError(f"{name}={text!r} in the environment; accepted: {', '.join(_SWITCHES)}")
+    return _SWITCHES[text.lower()]
+
+
+def _device() -> str | None:
+    text = os.environ.get("TORCH_UVM_DEVICE", "").strip()
+    if text not in ("", "emu", "cuda"):
+        raise ValueError(f"TORCH_UVM_DEVICE={text!r} in the environment; accepted: emu, cuda")
+    if text == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            "TORCH_UVM_DEVICE='cuda' in the environment, and torch finds no CUDA device; accepted: emu"
+        )
+    return text or None
+
+
+def _why_emulated(asked: bool) -> str:
+    if asked:
+        return "TORCH_UVM_DEVICE=emu asks for it"
+    if _C.built_with_cuda():
+        return "torch_uvm is built with CUDA, but there is no GPU here"
+    if torch.version.cuda is not None:
+        return "torch is built with CUDA, but there is no GPU here"
+    return "there is no GPU here"
+
+
+def apply_environment() -> None:
+    """Reads the variables above; called once, at the end of `import torch_uvm`."""
+    ours, rfc = _switch("TORCH_UVM"), _switch("PYTORCH_ENABLE_UNIFIED_MEMORY")
+    device = _device()
+    options = os.environ.get("TORCH_UVM_CONF", "")
+    try:
+        _C.load_options(options)
+    except ValueError as error:
+        raise ValueError(f"TORCH_UVM_CONF={options!r} in the environment: {error}") from None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if device == "emu" or (device is None and accelerator is None):
+        from torch_uvm.emulated._register import register
+
+        register()
+        log.info(
+            "using the emulated accelerator 'emu': %s; its figures are modelled",
+            _why_emulated(device == "emu"),
+        )
+    if rfc if ours is None else ours:
+        enable()

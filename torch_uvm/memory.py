@@ -1,0 +1,147 @@
+"""Statistics of managed memory, with the names and keys of torch.cuda's.
+
+`device` says whose memory: None for all homes together, a device (a torch.device, a string, or the
+accelerator's index) for what is filed under that device, "cpu" for what is filed under the host. A
+block is filed under the home that used it last, so a figure of one home says who uses memory, not
+where its pages are at this moment. Peaks of None are peaks of the sum, not sums of peaks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_uvm import _C
+from torch_uvm.arguments import Device, exact_keywords, resolve_home
+
+
+@exact_keywords
+def memory_stats(device: Device | None = None) -> dict[str, int]:
+    """What the managed allocator has counted, flat, with the keys of torch.cuda.memory_stats.
+
+    Levels are "<what>.<pool>.<figure>": what is allocation, segment, active, inactive_split (counts),
+    allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes or requested_bytes; pool is all,
+    small_pool or large_pool; figure is current, peak, allocated or freed. Counts are num_alloc_retries,
+    num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded and
+    num_host_waits.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _C.memory_stats(resolve_home(device))
+
+
+def _level(device: Device | None, what: str, figure: str) -> int:
+    return _C.memory_stats(resolve_home(device))[f"{what}.all.{figure}"]
+
+
+@exact_keywords
+def memory_allocated(device: Device | None = None) -> int:
+    """Bytes of managed blocks that tensors hold now.
+
+    >>> torch_uvm.memory_allocated()
+    0
+    """
+    return _level(device, "allocated_bytes", "current")
+
+
+@exact_keywords
+def max_memory_allocated(device: Device | None = None) -> int:
+    """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`."""
+    return _level(device, "allocated_bytes", "peak")
+
+
+@exact_keywords
+def memory_reserved(device: Device | None = None) -> int:
+    """Bytes of managed segments: what tensors hold and what is kept for the next ones.
+
+    The sum over all homes is what `set_limit` bounds.
+    """
+    return _level(device, "reserved_bytes", "current")
+
+
+@exact_keywords
+def max_memory_reserved(device: Device | None = None) -> int:
+    """The most bytes of managed segments since the last `reset_peak_memory_stats`."""
+    return _level(device, "reserved_bytes", "peak")
+
+
+@exact_keywords
+def reset_peak_memory_stats(device: Device | None = None) -> None:
+    """Makes the present levels the peaks. None: those of every home and of the sum."""
+    _C.reset_peak_memory_stats(resolve_home(device))
+
+
+@exact_keywords
+def reset_accumulated_memory_stats(device: Device | None = None) -> None:
+    """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay."""
+    _C.reset_accumulated_memory_stats(resolve_home(device))
+
+
+@exact_keywords
+def empty_cache() -> int:
+    """Gives back every managed segment that no tensor uses, after waiting for frees still pending.
+
+    Returns:
+        bytes given back
+    """
+    return _C.empty_cache()
+
+
+@exact_keywords
+def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
+    """Every managed segment with its blocks, in address order, as torch.cuda.memory_snapshot has them.
+
+    Args:
+        device: only the segments made for that home; a block in one may have another home by now.
+    """
+    segments = _C.memory_snapshot()
+    home = resolve_home(device)
+    if home is None:
+        return segments
+    index = -1 if home.type == "cpu" else home.index
+    return [segment for segment in segments if segment["device"] == index]
+
+
+_LEVELS = (
+    ("Allocated memory", "allocated_bytes"),
+    ("Active memory", "active_bytes"),
+    ("Requested memory", "requested_bytes"),
+    ("Reserved memory", "reserved_bytes"),
+    ("Inactive split memory", "inactive_split_bytes"),
+    ("Allocations", "allocation"),
+    ("Active allocations", "active"),
+    ("Segments", "segment"),
+    ("Inactive splits", "inactive_split"),
+)
+
+
+@exact_keywords
+def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
+    """The statistics as a table for people.
+
+    Args:
+        abbreviated: only the totals, not the two pools.
+    """
+    home = resolve_home(device)
+    stats = _C.memory_stats(home)
+    limit = _C.get_limit()
+    whose = "all homes" if home is None else ("host" if home.type == "cpu" else str(home))
+    rule = "-" * 79
+    lines = [
+        rule,
+        f"torch_uvm managed memory, {whose}; limit: {'none' if limit is None else _C.format_bytes(limit)}",
+        f"out of memory: {stats['num_ooms']}   retries: {stats['num_alloc_retries']}   "
+        f"events: {stats['num_events_recorded']}   host waits: {stats['num_host_waits']}",
+        rule,
+        f"{'':<23}{'now':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
+    ]
+    pools = (("all", ""), ("large_pool", "  large"), ("small_pool", "  small"))
+    for title, key in _LEVELS:
+        for pool, name in pools[:1] if abbreviated else pools:
+            cells = []
+            for figure in ("current", "peak", "allocated", "freed"):
+                value = stats[f"{key}.{pool}.{figure}"]
+                text = _C.format_bytes(value) if key.endswith("_bytes") else str(value)
+                cells.append(f"{text:>14}")
+            lines.append(f"{name or title:<23}{''.join(cells)}")
+    return "\n".join([*lines, rule, ""])
