@@ -1,0 +1,75 @@
+"""The repository's own rules (tests/_repository.py), on what git tracks, and on files that break them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import _repository as rules
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def tracked() -> dict[str, str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = {}
+    for path in filter(None, listed.stdout.split("\0")):
+        file = ROOT / path
+        if file.is_file():  # it may have been removed since
+            content = file.read_bytes()
+            if b"\0" not in content:
+                files[path] = content.decode()
+    assert files
+    return files
+
+
+RULES = [
+    rules.includes_that_point_up,
+    rules.torch_below_torch,
+    rules.paths_of_a_machine,
+    rules.hooks_that_disagree,
+    rules.unpinned,
+    rules.readme_too_long,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_is_kept(rule: Callable[[rules.Files], list[str]], tracked: dict[str, str]) -> None:
+    assert rule(tracked) == []
+
+
+def test_managed_memory_is_allocated_in_one_place(tracked: dict[str, str]) -> None:
+    assert len(rules.files_that_allocate_managed(tracked)) <= 1
+
+
+HOOKS = {".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n"}
+
+# A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
+BREACHES = [
+    (rules.includes_that_point_up, "csrc/runtime/a.h", '#include "allocator/b.h"', '#include "runtime/b.h"'),
+    (rules.includes_that_point_up, "csrc/emulated/a.h", '# include "cuda/b.h"', '#include "tensor/b.h"'),
+    (rules.torch_below_torch, "csrc/allocator/a.h", "#include <c10/core/Device.h>", "#include <map>"),
+    (rules.torch_below_torch, "csrc/residency/a.h", "#include <torch/all.h>", "// <torch/all.h>"),
+    (
+        rules.files_that_allocate_managed,
+        "csrc/cuda/a.cpp",
+        "cudaMallocManaged(&p, 1)",
+        "// cudaMallocManaged",
+    ),
+    (rules.paths_of_a_machine, "docs/a.md", "see /" + "home/somebody/x", "https://example.org/home/page"),
+    (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.3\nmypy==3", "ruff==1.2\nmypy==3"),
+    (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.2", "ruff==1.2\nmypy==3"),
+    (rules.unpinned, "requirements/a.txt", "-c b.txt\nnumpy>=2  # 17 MB", "-c b.txt\nnumpy==2.4  # 17 MB"),
+    (rules.readme_too_long, "README.md", "x\n" * 200, "x\n" * 199),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "broken", "kept"), BREACHES)
+def test_rule_sees_a_breach(
+    rule: Callable[[rules.Files], list[str]], path: str, broken: str, kept: str
+) -> None:
+    assert len(rule({**HOOKS, path: broken})) == 1
+    assert rule({**HOOKS, path: kept}) == []
