@@ -15,7 +15,7 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 FLOORS := $(shell find csrc -type d)
 EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-TYPED = setup.py scripts torch_uvm tests $(wildcard examples benchmarks)
+TYPED = $(wildcard *.py) scripts torch_uvm tests $(wildcard examples benchmarks)
 
 # CMake and ninja are those of the virtual environment.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
