@@ -1,0 +1,108 @@
+// Autocast with the CPU's lists: the accelerator runs the CPU's kernels, so what is safe in a lower
+// precision is what is safe there, and a run under autocast equals the CPU's.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <unordered_set>
+
+#include "emulated/backend.h"
+#include "emulated/kernels.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+// Which operators the CPU casts is asked of the dispatcher; what it casts to, it does not tell. Two of
+// its three lists are short and said here (aten/src/ATen/autocast_mode.cpp); the third, to float32, is the rest.
+const std::unordered_set<std::string>& cast_down() {
+  static const std::unordered_set<std::string> names = {"aten::conv1d",
+                                                        "aten::conv2d",
+                                                        "aten::conv3d",
+                                                        "aten::bmm",
+                                                        "aten::mm",
+                                                        "aten::linalg_vecdot",
+                                                        "aten::baddbmm",
+                                                        "aten::addmm",
+                                                        "aten::_addmm_activation",
+                                                        "aten::addbmm",
+                                                        "aten::linear",
+                                                        "aten::_convolution",
+                                                        "aten::matmul",
+                                                        "aten::conv_tbc",
+                                                        "aten::mkldnn_rnn_layer",
+                                                        "aten::conv_transpose1d",
+                                                        "aten::conv_transpose2d",
+                                                        "aten::conv_transpose3d",
+                                                        "aten::prelu",
+                                                        "aten::scaled_dot_product_attention",
+                                                        "aten::_native_multi_head_attention"};
+  return names;
+}
+
+const std::unordered_set<std::string>& promoted() {
+  static const std::unordered_set<std::string> names = {"aten::stack", "aten::cat", "aten::index_copy"};
+  return names;
+}
+
+template <class Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> arguments, Visit visit) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        visit(element.toTensor());
+      }
+    }
+  }
+}
+
+c10::ScalarType target_type(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  const c10::ScalarType lower = at::autocast::get_lower_precision_fp_from_device_type(kDeviceType);
+  if (cast_down().contains(name)) {
+    return lower;
+  }
+  if (!promoted().contains(name)) {
+    return c10::kFloat;
+  }
+  c10::ScalarType widest = lower;
+  for_each_tensor(arguments,
+                  [&](const at::Tensor& tensor) { widest = at::autocast::prioritize(widest, tensor, kDeviceType); });
+  return widest;
+}
+
+void cast_and_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastPrivateUse1);
+  const std::size_t count = op.schema().arguments().size();
+  const auto arguments = torch::jit::last(*stack, count);
+  const c10::ScalarType type = target_type(op.schema().name(), arguments);
+  for (std::size_t i = stack->size() - count; i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    if (value.isTensor()) {
+      value = at::autocast::cached_cast(type, value.toTensor(), kDeviceType);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> cast;
+      cast.reserve(value.toListRef().size());
+      for (const c10::IValue& element : value.toListRef()) {
+        cast.push_back(at::autocast::cached_cast(type, element.toTensor(), kDeviceType));
+      }
+      value = std::move(cast);
+    }
+  }
+  op.callBoxed(stack);
+}
+
+} // namespace
+
+void register_autocast(torch::Library& autocast) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.starts_with("aten::") && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU)) {
+      autocast.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&cast_and_call>());
+    }
+  }
+}
+
+} // namespace torch_uvm::emulated

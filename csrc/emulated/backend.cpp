@@ -1,0 +1,112 @@
+#include "emulated/backend.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+std::atomic<EmulatedRuntime*> the_runtime{nullptr};
+std::atomic<CachingManagedAllocator*> the_plain_allocator{nullptr};
+std::mutex making_plain_allocator;
+
+thread_local int thread_device = 0;
+// Handles of the current stream, by device; null is the default stream.
+thread_local std::array<void*, kMaxDevices> thread_streams{};
+
+} // namespace
+
+std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options) {
+  auto made = std::make_unique<EmulatedRuntime>(options.emulated);
+  the_runtime.store(made.get(), std::memory_order_release);
+  // Registered before the allocators' handlers, so that theirs run first: locks are taken top-down.
+  pthread_atfork([] { the_runtime.load()->before_fork(); }, [] { the_runtime.load()->after_fork_in_parent(); },
+                 [] { the_runtime.load()->after_fork_in_child(); });
+  return made;
+}
+
+EmulatedRuntime& runtime() {
+  EmulatedRuntime* made = the_runtime.load(std::memory_order_acquire);
+  if (made == nullptr) {
+    Context::get().runtime();
+    made = the_runtime.load(std::memory_order_acquire);
+  }
+  return *made;
+}
+
+CachingManagedAllocator& plain_allocator() {
+  CachingManagedAllocator* made = the_plain_allocator.load(std::memory_order_acquire);
+  if (made == nullptr) {
+    EmulatedRuntime& source = runtime();
+    std::lock_guard lock(making_plain_allocator);
+    made = the_plain_allocator.load(std::memory_order_acquire);
+    if (made == nullptr) {
+      // Leaked: tensors outlive every static destructor.
+      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source));
+      set_plain_allocator(made);
+      the_plain_allocator.store(made, std::memory_order_release);
+      pthread_atfork([] { plain_allocator().before_fork(); }, [] { plain_allocator().after_fork_in_parent(); },
+                     [] { plain_allocator().after_fork_in_child(); });
+    }
+  }
+  return *made;
+}
+
+int device_count() {
+  const EmulatedRuntime* made = the_runtime.load(std::memory_order_acquire);
+  return made != nullptr ? made->device_count() : Context::get().options().emulated.devices;
+}
+
+int checked_index(c10::DeviceIndex index) {
+  const int count = device_count();
+  TORCH_CHECK_VALUE(index >= -1 && index < count, "emu device index ", int{index}, "; there are ", count, " (0 to ",
+                    count - 1, ")");
+  return index < 0 ? current_device() : index;
+}
+
+int current_device() {
+  return thread_device;
+}
+
+void set_current_device(int device) {
+  const int count = device_count();
+  TORCH_CHECK_VALUE(device >= 0 && device < count, "emu device index ", device, "; there are ", count, " (0 to ",
+                    count - 1, ")");
+  thread_device = device;
+}
+
+int exchange_device(int device) {
+  const int previous = thread_device;
+  if (device != previous) {
+    set_current_device(device);
+  }
+  return previous;
+}
+
+Stream current_stream(int device) {
+  return Stream{device, thread_streams[static_cast<std::size_t>(device)]};
+}
+
+Stream exchange_stream(Stream stream) {
+  const Stream previous = current_stream(stream.device);
+  thread_streams[static_cast<std::size_t>(stream.device)] = stream.handle;
+  return previous;
+}
+
+c10::Stream to_torch(Stream stream) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(stream.device)),
+                     reinterpret_cast<c10::StreamId>(stream.handle));
+}
+
+Stream from_torch(const c10::Stream& stream) {
+  return Stream{stream.device_index(), reinterpret_cast<void*>(stream.id())};
+}
+
+} // namespace torch_uvm::emulated

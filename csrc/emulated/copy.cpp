@@ -1,0 +1,139 @@
+// Copies within the accelerator and across the link.
+#include <ATen/Functions.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+
+#include <array>
+
+#include "emulated/backend.h"
+#include "emulated/fallback.h"
+#include "emulated/kernels.h"
+#include "emulated/memory.h"
+#include "tensor/managed_storage.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+bool is_ours(const at::Tensor& tensor) {
+  return tensor.device().type() == kDeviceType;
+}
+
+/// Whether the bytes of one can simply become the bytes of the other.
+bool same_bytes_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.dtype() == b.dtype() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+}
+
+void* data_of(const at::Tensor& tensor, bool write) {
+  char* base = static_cast<char*>(write ? tensor.storage().mutable_data() : const_cast<void*>(tensor.storage().data()));
+  return base + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+}
+
+/// Within one device: the CPU's copy, as a kernel.
+void copy_within(const at::Tensor& self, const at::Tensor& dst) {
+  const int device = dst.device().index();
+  const std::array<Access, 2> accesses{access_of(self, false), access_of(dst, true)};
+  Operands operands(device);
+  at::Tensor to = operands.to_cpu(dst, true);
+  const at::Tensor from = operands.to_cpu(self, false);
+  runtime().begin_kernel(current_stream(device), accesses);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const AllocationScope on_device(device);
+  to.copy_(from);
+}
+
+/// Queues the copy of tensors whose bytes are laid out alike, and waits for it where the host side
+/// could change or be read unnoticed: unless it was asked not to, and that side is pinned or managed.
+void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
+  if (bytes == 0) {
+    return;
+  }
+  const at::Tensor& device_side = is_ours(self) ? self : dst;
+  const at::Tensor& host_side = is_ours(self) ? dst : self;
+  const Stream stream = current_stream(device_side.device().index());
+  runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, stream);
+  record_stream(host_side.storage().data_ptr(), stream);
+  const bool host_side_waits =
+      is_managed(host_side.storage().data_ptr()) || runtime().is_pinned_ptr(data_of(host_side, false));
+  if (!(non_blocking && host_side_waits)) {
+    runtime().synchronize_stream(stream);
+  }
+}
+
+/// Between two devices, in the order of both their current streams.
+void copy_between(const at::Tensor& self, const at::Tensor& dst) {
+  const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
+  if (bytes == 0) {
+    return;
+  }
+  EmulatedRuntime& rt = runtime();
+  const Stream from = current_stream(self.device().index());
+  const Stream to = current_stream(dst.device().index());
+  // Nobody may still use the destination, and its stream goes on only when the bytes are there.
+  const Event ready = rt.create_event(to.device, /*timing=*/false);
+  rt.record_event(ready, to);
+  rt.wait_event(from, ready);
+  rt.destroy_event(ready);
+  rt.copy_async(data_of(dst, true), data_of(self, false), bytes, from);
+  const Event done = rt.create_event(from.device, /*timing=*/false);
+  rt.record_event(done, from);
+  rt.wait_event(to, done);
+  rt.destroy_event(done);
+  record_stream(dst.storage().data_ptr(), from);
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_blocking) {
+  TORCH_CHECK(source.defined() && dst.defined(), "copy of an undefined tensor");
+  for (const at::Tensor& side : {source, dst}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_ours(side) || side.is_cpu(), "copy between ", source.device(), " and ", dst.device(),
+                                " on the emulated accelerator");
+  }
+  const at::Tensor self = source.sizes() == dst.sizes() ? source : source.expand_as(dst);
+  if (self.device() == dst.device()) {
+    copy_within(self, dst);
+    return dst;
+  }
+  // As CUDA does it: what has to be made compact or converted is so on its own side, first in the
+  // source's dtype, and the destination converts.
+  const bool direct = same_bytes_layout(self, dst);
+  const at::Tensor from = direct ? self : self.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor to =
+      direct || same_bytes_layout(from, dst) ? dst : at::empty(from.sizes(), from.options().device(dst.device()));
+  if (is_ours(self) && is_ours(dst)) {
+    copy_between(from, to);
+  } else {
+    // A temporary on the host is read at once, so its copy cannot be left pending.
+    copy_across(from, to, non_blocking && (to.is_same(dst) || is_ours(dst)));
+  }
+  if (!to.is_same(dst)) {
+    at::Tensor target = dst;
+    target.copy_(to);
+  }
+  return dst;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
+  at::Tensor target = dst;
+  target.resize_(self.sizes());
+  return target.copy_(self);
+}
+
+// Reading one number is a synchronisation: the host waits for the stream.
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  const Stream stream = current_stream(self.device().index());
+  const std::array<Access, 1> accesses{access_of(self, false)};
+  runtime().begin_kernel(stream, accesses);
+  runtime().synchronize_stream(stream);
+  Operands operands(self.device().index());
+  return at::native::_local_scalar_dense_cpu(operands.to_cpu(self, false));
+}
+
+} // namespace
+
+void register_copies(torch::Library& aten) {
+  aten.impl("_copy_from", TORCH_FN(copy_from));
+  aten.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+}
+
+} // namespace torch_uvm::emulated

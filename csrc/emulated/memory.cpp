@@ -1,0 +1,168 @@
+#include "emulated/memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "emulated/backend.h"
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+#include "tensor/switch.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+constexpr int kOrdinary = -1;
+thread_local int kernel_device = kOrdinary; // whose memory CPU allocations of this thread are
+
+void add(c10::CachingAllocator::StatArray& to, const StatArray& from) {
+  // c10's pool kinds are ours, in the same order.
+  static_assert(kPoolKinds == static_cast<std::size_t>(c10::CachingAllocator::StatType::NUM_TYPES));
+  for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
+    to[kind].current += from[kind].current;
+    to[kind].peak += from[kind].peak;
+    to[kind].allocated += from[kind].allocated;
+    to[kind].freed += from[kind].freed;
+  }
+}
+
+void add(c10::CachingDeviceAllocator::DeviceStats& to, const Statistics& from) {
+  add(to.allocation, from.allocation);
+  add(to.segment, from.segment);
+  add(to.active, from.active);
+  add(to.inactive_split, from.inactive_split);
+  add(to.allocated_bytes, from.allocated_bytes);
+  add(to.reserved_bytes, from.reserved_bytes);
+  add(to.active_bytes, from.active_bytes);
+  add(to.inactive_split_bytes, from.inactive_split_bytes);
+  add(to.requested_bytes, from.requested_bytes);
+  to.num_alloc_retries += from.num_alloc_retries;
+  to.num_ooms += from.num_ooms;
+  to.num_sync_all_streams += from.num_sync_all_streams;
+  to.num_device_alloc += from.num_device_alloc;
+  to.num_device_free += from.num_device_free;
+}
+
+// Statistics are those of plain and managed memory together. A peak is the sum of the two peaks: exact
+// while a program uses one of the two, an upper bound where it switches between them.
+struct EmuAllocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const int device = current_device();
+    return emulated::allocate(device, bytes, c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
+  }
+  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
+    const Stream stream = current_stream(current_device());
+    runtime().copy_async(dst, src, bytes, stream);
+  }
+  bool initialized() override {
+    return Context::get().in_use();
+  }
+  void emptyCache(c10::MempoolId_t /*pool*/) override {
+    plain_allocator().empty_cache();
+    Context::get().managed_allocator().empty_cache();
+  }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    record_stream(data, from_torch(stream));
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
+    const Location home = Location::device(checked_index(index));
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    add(stats, plain_allocator().statistics(home));
+    add(stats, Context::get().managed_allocator().statistics(home));
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex index) override {
+    const Location home = Location::device(checked_index(index));
+    plain_allocator().reset_accumulated_statistics(home);
+    Context::get().managed_allocator().reset_accumulated_statistics(home);
+  }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    const Location home = Location::device(checked_index(index));
+    plain_allocator().reset_peak_statistics(home);
+    Context::get().managed_allocator().reset_peak_statistics(home);
+  }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex index) override {
+    const MemoryInfo info = runtime().memory_info(checked_index(index));
+    return {info.free, info.total};
+  }
+};
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* ptr = bytes == 0 ? nullptr : runtime().allocate_pinned(bytes);
+    return {ptr, ptr, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free_pinned;
+  }
+  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
+    default_copy_data(dst, src, bytes);
+  }
+
+ private:
+  static void free_pinned(void* ptr) {
+    runtime().free_pinned(ptr); // waits for copies that still use it
+  }
+};
+
+struct DelegatingCpuAllocator final : c10::Allocator {
+  explicit DelegatingCpuAllocator(c10::Allocator* native) : native(native) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    return kernel_device == kOrdinary ? native->allocate(bytes)
+                                      : emulated::allocate(kernel_device, bytes, c10::Device(c10::DeviceType::CPU));
+  }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    return native->is_simple_data_ptr(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return native->raw_deleter(); // must never change while allocations of its kind live
+  }
+  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
+    native->copy_data(dst, src, bytes);
+  }
+
+  c10::Allocator* const native;
+};
+
+} // namespace
+
+c10::DataPtr allocate(int device, std::size_t bytes, c10::Device label) {
+  const Stream stream = current_stream(device);
+  if (managed_enabled()) {
+    return allocate_managed(bytes, Location::device(device), stream, label);
+  }
+  plain_allocator(); // made before its first use
+  c10::DataPtr data = allocate_plain(bytes, stream, c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
+  data.unsafe_set_device(label);
+  return data;
+}
+
+c10::Allocator* device_allocator() {
+  static auto* allocator = new EmuAllocator(); // leaked: storages keep raw pointers to it
+  return allocator;
+}
+
+c10::Allocator* pinned_allocator() {
+  static auto* allocator = new PinnedAllocator(); // leaked: storages keep raw pointers to it
+  return allocator;
+}
+
+void install_cpu_allocator() {
+  static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked, never uninstalled
+  c10::SetCPUAllocator(allocator, /*priority=*/1);
+}
+
+AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {}
+AllocationScope::~AllocationScope() {
+  kernel_device = previous_;
+}
+
+OrdinaryAllocationScope::OrdinaryAllocationScope() : previous_(std::exchange(kernel_device, kOrdinary)) {}
+OrdinaryAllocationScope::~OrdinaryAllocationScope() {
+  kernel_device = previous_;
+}
+
+} // namespace torch_uvm::emulated

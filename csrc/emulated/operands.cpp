@@ -1,0 +1,211 @@
+#include "emulated/operands.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "emulated/backend.h"
+#include "emulated/memory.h"
+#include "tensor/managed_storage.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+constexpr std::size_t kWalked = 16; // up to here a walk beats a hash map
+
+void release_original(void* original) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(original));
+}
+
+/// The bytes of `original` under the CPU's label; keeps it alive.
+c10::DataPtr share(c10::StorageImpl* original, void* data) {
+  c10::raw::intrusive_ptr::incref(original);
+  return {data, original, &release_original, c10::Device(c10::DeviceType::CPU)};
+}
+
+void copy_metadata(const at::Tensor& from, c10::TensorImpl* to) {
+  to->set_storage_offset(from.storage_offset());
+  to->set_sizes_and_strides(from.sizes(), from.strides());
+  if (from.is_conj()) {
+    to->_set_conj(true);
+  }
+  if (from.is_neg()) {
+    to->_set_neg(true);
+  }
+  if (from.unsafeGetTensorImpl()->is_wrapped_number()) {
+    to->set_wrapped_number(true);
+  }
+}
+
+at::Tensor make_tensor(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like) {
+  at::Tensor made =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  copy_metadata(like, made.unsafeGetTensorImpl());
+  return made;
+}
+
+template <class Entries, class Matches>
+auto* find(Entries& entries, const std::unordered_map<const void*, std::size_t>& index, const void* key,
+           Matches matches) {
+  if (!index.empty()) {
+    const auto found = index.find(key);
+    return found == index.end() ? nullptr : &entries[found->second];
+  }
+  for (auto& entry : entries) {
+    if (matches(entry)) {
+      return &entry;
+    }
+  }
+  return static_cast<decltype(&entries[0])>(nullptr);
+}
+
+} // namespace
+
+Access access_of(const at::Tensor& tensor, bool write) {
+  if (tensor.numel() == 0) {
+    return {};
+  }
+  const std::size_t item = tensor.itemsize();
+  const auto* base = static_cast<const char*>(tensor.storage().data());
+  return {base + static_cast<std::size_t>(tensor.storage_offset()) * item,
+          at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item), write};
+}
+
+at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like) {
+  return make_tensor(std::move(storage), c10::DispatchKey::PrivateUse1, like);
+}
+
+Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) {
+  Shadow* known =
+      find(shadows_, shadow_index_, original, [&](const Shadow& shadow) { return shadow.original == original; });
+  if (known != nullptr) {
+    return *known;
+  }
+  // Asking for mutable data materialises a copy-on-write storage: only where it is going to be written.
+  void* data = written ? original->mutable_data() : const_cast<void*>(original->data());
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original->nbytes(),
+                                            share(original, data), c10::GetCPUAllocator(), original->resizable());
+  shadows_.push_back({original, std::move(storage), data});
+  if (shadows_.size() > kWalked) {
+    if (shadow_index_.empty()) {
+      for (std::size_t i = 0; i + 1 < shadows_.size(); ++i) {
+        shadow_index_.emplace(shadows_[i].original, i);
+        shadow_storage_index_.emplace(shadows_[i].storage.get(), i);
+      }
+    }
+    shadow_index_.emplace(original, shadows_.size() - 1);
+    shadow_storage_index_.emplace(shadows_.back().storage.get(), shadows_.size() - 1);
+  }
+  return shadows_.back();
+}
+
+at::Tensor Operands::to_cpu(const at::Tensor& tensor, bool written) {
+  Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
+  at::Tensor cpu = make_tensor(c10::Storage(shadow.storage), c10::DispatchKey::CPU, tensor);
+  aliases_.push_back({cpu, tensor, written});
+  if (aliases_.size() > kWalked) {
+    if (alias_index_.empty()) {
+      for (std::size_t i = 0; i + 1 < aliases_.size(); ++i) {
+        alias_index_.emplace(aliases_[i].cpu.unsafeGetTensorImpl(), i);
+      }
+    }
+    alias_index_.emplace(cpu.unsafeGetTensorImpl(), aliases_.size() - 1);
+  }
+  return cpu;
+}
+
+const Operands::Alias* Operands::alias_of(const c10::TensorImpl* cpu) const {
+  return find(aliases_, alias_index_, cpu, [&](const Alias& alias) { return alias.cpu.unsafeGetTensorImpl() == cpu; });
+}
+
+const Operands::Shadow* Operands::shadow_behind(const c10::StorageImpl* storage) const {
+  return find(shadows_, shadow_storage_index_, storage,
+              [&](const Shadow& shadow) { return shadow.storage.get() == storage; });
+}
+
+// The memory that a kernel allocated becomes the accelerator's where it lies; results that share a
+// storage go on sharing it, because the storage itself changes its label.
+void Operands::label(c10::StorageImpl* storage) {
+  const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(device_));
+  if (storage->device() == device) {
+    return;
+  }
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  if (data.get() != nullptr && block_of(data) == nullptr) {
+    // Not from our allocator: made by another thread of the kernel, or handed through from elsewhere.
+    c10::DataPtr own = allocate(device_, storage->nbytes(), device);
+    std::memcpy(own.get(), data.get(), storage->nbytes());
+    storage->set_data_ptr_noswap(std::move(own));
+  } else {
+    data.unsafe_set_device(device);
+  }
+  storage->set_allocator(device_allocator());
+}
+
+at::Tensor Operands::to_device(const at::Tensor& result) {
+  if (!result.defined() || result.device().type() == kDeviceType) {
+    return result;
+  }
+  if (const Alias* alias = alias_of(result.unsafeGetTensorImpl())) {
+    return alias->original;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::Layout::Strided && result.has_storage(), "a result of layout ",
+                              result.layout(), " on the emulated accelerator, which has strided tensors only");
+  c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
+  if (const Shadow* shadow = shadow_behind(storage)) {
+    return make_device_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),
+                              result);
+  }
+  label(storage);
+  at::Tensor made = make_device_tensor(result.storage(), result);
+  fresh_.push_back(access_of(made, /*write=*/true));
+  return made;
+}
+
+at::Tensor Operands::to_device_keeping_cpu(const at::Tensor& result) {
+  c10::StorageImpl* cpu = result.storage().unsafeGetStorageImpl();
+  if (alias_of(result.unsafeGetTensorImpl()) != nullptr || shadow_behind(cpu) != nullptr) {
+    return to_device(result);
+  }
+  // The memory changes hands: the accelerator's storage owns it, and the CPU's becomes its shadow.
+  auto owner = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), cpu->nbytes(),
+                                                     std::move(cpu->_mutable_data_ptr_no_checks()), device_allocator(),
+                                                     cpu->resizable());
+  label(owner.get());
+  void* data = owner->_mutable_data_ptr_no_checks().get();
+  cpu->set_data_ptr_noswap(share(owner.get(), data));
+  at::Tensor made = make_device_tensor(c10::Storage(owner), result);
+  shadows_.push_back({owner.get(), result.storage().getWeakStorageImpl().lock(), data});
+  fresh_.push_back(access_of(made, /*write=*/true));
+  return made;
+}
+
+void Operands::write_back() {
+  for (Shadow& shadow : shadows_) {
+    c10::DataPtr& data = shadow.storage->_mutable_data_ptr_no_checks();
+    if (data.get() == shadow.data && shadow.storage->nbytes() == shadow.original->nbytes()) {
+      continue;
+    }
+    // Resized: the shadow has new memory, which is to be the original's. What it had goes with it.
+    if (data.get() != shadow.data) {
+      label(shadow.storage.get());
+      shadow.original->set_data_ptr_noswap(std::move(shadow.storage->_mutable_data_ptr_no_checks()));
+    }
+    shadow.original->set_nbytes(shadow.storage->nbytes());
+  }
+  for (const Alias& alias : aliases_) {
+    if (!alias.written) {
+      continue;
+    }
+    c10::TensorImpl* original = alias.original.unsafeGetTensorImpl();
+    if (alias.cpu.storage_offset() != original->storage_offset() || alias.cpu.sizes() != original->sizes() ||
+        alias.cpu.strides() != original->strides()) {
+      original->set_storage_offset(alias.cpu.storage_offset());
+      original->set_sizes_and_strides(alias.cpu.sizes(), alias.cpu.strides());
+    }
+  }
+}
+
+} // namespace torch_uvm::emulated

@@ -1,0 +1,72 @@
+// An operator's tensors, seen from both sides: as the accelerator's, and as CPU tensors on the same
+// bytes for the time of one CPU kernel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/emulated_runtime.h"
+
+namespace torch_uvm::emulated {
+
+/// The bytes of a tensor's storage that its sizes and strides can reach.
+Access access_of(const at::Tensor& tensor, bool write);
+
+/// Lives for one call. Tensors that share a storage share the CPU's view of it, too, so that kernels
+/// see the same overlaps on both sides.
+class Operands {
+ public:
+  explicit Operands(int device) : device_(device) {}
+
+  /// A CPU tensor on the bytes of `tensor`, which is the accelerator's.
+  /// \param written whether the kernel may change it: its bytes, or its sizes and storage (out=, resize)
+  at::Tensor to_cpu(const at::Tensor& tensor, bool written);
+
+  /// What a kernel's result is on the accelerator: the tensor that it is an alias of, a view of the
+  /// storage that it shares, or, for fresh memory, that memory under the accelerator's label.
+  at::Tensor to_device(const at::Tensor& result);
+
+  /// As to_device, but `result` stays usable, as a CPU alias of the same bytes: for results that a graph
+  /// on the CPU's side has saved.
+  at::Tensor to_device_keeping_cpu(const at::Tensor& result);
+
+  /// Carries over what the kernel changed of sizes, strides and storages of written arguments.
+  void write_back();
+
+  /// The fresh results of to_device, for the touches of the kernel's end.
+  const c10::SmallVector<Access, 4>& fresh() const {
+    return fresh_;
+  }
+
+ private:
+  struct Shadow {
+    c10::StorageImpl* original;
+    c10::intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+  };
+  struct Alias {
+    at::Tensor cpu;
+    at::Tensor original;
+    bool written;
+  };
+
+  Shadow& shadow_of(c10::StorageImpl* original, bool written);
+  const Alias* alias_of(const c10::TensorImpl* cpu) const;
+  const Shadow* shadow_behind(const c10::StorageImpl* storage) const;
+  void label(c10::StorageImpl* storage);
+
+  int device_;
+  c10::SmallVector<Shadow, 4> shadows_;
+  c10::SmallVector<Alias, 4> aliases_;
+  c10::SmallVector<Access, 4> fresh_;
+  // Filled only for long argument lists (foreach and fused optimizers), where a walk would be quadratic.
+  std::unordered_map<const void*, std::size_t> shadow_index_, shadow_storage_index_, alias_index_;
+};
+
+/// A tensor of the accelerator on `storage`, with the sizes, strides, offset and bits of `like`.
+at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like);
+
+} // namespace torch_uvm::emulated

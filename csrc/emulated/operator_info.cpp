@@ -1,0 +1,97 @@
+#include "emulated/operator_info.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torch_uvm::emulated {
+namespace {
+
+using Kind = OperatorInfo::Kind;
+
+Kind kind_of(const c10::TypePtr& type) {
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return Kind::kTensor;
+    case c10::TypeKind::GeneratorType:
+      return Kind::kGenerator;
+    case c10::TypeKind::DeviceObjType:
+      return Kind::kDevice;
+    case c10::TypeKind::OptionalType:
+      return kind_of(type->expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::ListType: {
+      const Kind element = kind_of(type->expectRef<c10::ListType>().getElementType());
+      return element == Kind::kTensor ? Kind::kTensorList : Kind::kOther;
+    }
+    default:
+      return Kind::kOther;
+  }
+}
+
+// Arguments for which CUDA kernels, too, take tensors of the CPU: indices, and lengths that are read
+// on the host anyway.
+bool may_be_cpu(std::string_view op, std::string_view argument) {
+  static const std::unordered_map<std::string_view, std::unordered_set<std::string_view>> accepted = {
+      {"aten::index", {"indices"}},
+      {"aten::_unsafe_index", {"indices"}},
+      {"aten::index_put", {"indices"}},
+      {"aten::index_put_", {"indices"}},
+      {"aten::_unsafe_index_put", {"indices"}},
+      {"aten::_index_put_impl_", {"indices"}},
+      {"aten::_pack_padded_sequence", {"lengths"}},
+      {"aten::_pack_padded_sequence_backward", {"batch_sizes"}},
+      {"aten::_pad_packed_sequence", {"batch_sizes"}},
+      {"aten::_ctc_loss", {"input_lengths", "target_lengths"}},
+      {"aten::_ctc_loss_backward", {"input_lengths", "target_lengths"}},
+      {"aten::lstm", {"batch_sizes"}},
+      {"aten::gru", {"batch_sizes"}},
+      {"aten::rnn_tanh", {"batch_sizes"}},
+      {"aten::rnn_relu", {"batch_sizes"}},
+  };
+  const auto found = accepted.find(op);
+  return found != accepted.end() && found->second.contains(argument);
+}
+
+OperatorInfo read(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  OperatorInfo info(schema.operator_name());
+  bool takes_generator = false;
+  for (const c10::Argument& argument : schema.arguments()) {
+    OperatorInfo::Argument read;
+    read.kind = kind_of(argument.type());
+    read.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    read.may_be_cpu = may_be_cpu(schema.name(), argument.name());
+    takes_generator = takes_generator || read.kind == Kind::kGenerator;
+    info.arguments.push_back(read);
+  }
+  info.returns = schema.returns().size();
+  info.is_view = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& returned) {
+    return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
+  });
+  const auto tags = op.getTags();
+  info.draws_by_default =
+      !takes_generator && std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
+  if (schema.name() == "aten::_pack_padded_sequence") {
+    info.cpu_returns = 1u << 1; // batch_sizes
+  }
+  return info;
+}
+
+} // namespace
+
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
+  // Keyed by the schema's address; the name is compared because an operator that is deregistered (a
+  // torch.library in a test) gives its address to the next one. A thread's own map needs no lock. The
+  // infos themselves are leaked: kernels run at exit, too.
+  thread_local std::unordered_map<const c10::FunctionSchema*, const OperatorInfo*> known;
+  const OperatorInfo*& info = known[&op.schema()];
+  if (info == nullptr || info->name != op.operator_name()) {
+    info = new OperatorInfo(read(op));
+  }
+  return *info;
+}
+
+} // namespace torch_uvm::emulated

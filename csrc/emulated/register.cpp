@@ -1,0 +1,94 @@
+// Puts the accelerator in place. Nothing here runs before register_accelerator(): a registered
+// PrivateUse1 device becomes PyTorch's current accelerator even beside CUDA.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "emulated/backend.h"
+#include "emulated/fallback.h"
+#include "emulated/guard.h"
+#include "emulated/hooks.h"
+#include "emulated/kernels.h"
+#include "emulated/memory.h"
+#include "tensor/context.h"
+
+namespace torch_uvm::emulated {
+
+namespace {
+
+std::atomic<bool> registered{false};
+
+/// A library of registrations. Leaked: deregistering at exit would race with what still runs then.
+torch::Library& library(const char* name_space, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+}
+
+// A backend fallback loses against composite kernels. Where the CPU has a kernel of its own, so do we,
+// or results would differ from the CPU's in the last bit (layer_norm, batch_norm) and small operators
+// would be slower. Convolutions choose their implementation by device inside a composite.
+void prefer_cpu_kernels(torch::Library& aten) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto use_fallback = [&](const c10::OperatorName& name) {
+    aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
+  };
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !name.name.starts_with("aten::") || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      continue;
+    }
+    for (const c10::DispatchKey composite :
+         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+      if (op->hasKernelForDispatchKey(composite)) {
+        use_fallback(name);
+        break;
+      }
+    }
+  }
+  use_fallback({"aten::convolution", ""});
+  use_fallback({"aten::convolution_backward", ""});
+}
+
+void register_kernels() {
+  torch::Library& aten = library("aten", c10::DispatchKey::PrivateUse1);
+  register_factories(aten);
+  register_copies(aten);
+  register_attention(aten);
+  register_recurrent(library("aten", c10::DispatchKey::AutogradPrivateUse1), aten);
+  prefer_cpu_kernels(aten);
+  library("_", c10::DispatchKey::PrivateUse1)
+      .fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
+
+  // A copy resolves conjugation and negation itself; their own fallbacks would call it again for ever.
+  for (const c10::DispatchKey lazy : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
+    library("aten", lazy).impl("_copy_from", torch::CppFunction::makeFallthrough());
+  }
+
+  library("_", c10::DispatchKey::AutocastPrivateUse1).fallback(torch::CppFunction::makeFallthrough());
+  register_autocast(library("aten", c10::DispatchKey::AutocastPrivateUse1));
+}
+
+} // namespace
+
+bool is_registered() {
+  return registered.load();
+}
+
+void register_accelerator() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    Context::get().set_backend({"emulated", &make_emulated_runtime});
+    c10::impl::device_guard_impl_registry[static_cast<std::size_t>(kDeviceType)].store(device_guard());
+    at::RegisterPrivateUse1HooksInterface(hooks());
+    c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
+    install_cpu_allocator();
+    register_kernels();
+    registered.store(true);
+  });
+}
+
+} // namespace torch_uvm::emulated

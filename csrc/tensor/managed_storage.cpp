@@ -1,0 +1,76 @@
+#include "tensor/managed_storage.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+
+#include "tensor/context.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<CachingManagedAllocator*> plain_allocator{nullptr};
+
+void delete_managed(void* block) {
+  Context::get().managed_allocator().free(static_cast<Block*>(block));
+}
+
+void delete_plain(void* block) {
+  plain_allocator.load()->free(static_cast<Block*>(block));
+}
+
+c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
+                      c10::Device device, c10::DeleterFnPtr deleter) {
+  Block* block = nullptr;
+  try {
+    block = allocator.allocate(bytes, home, stream);
+  } catch (const OutOfMemory& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  }
+  return {block == nullptr ? nullptr : allocator.data(block), block, deleter, device};
+}
+
+} // namespace
+
+c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device) {
+  Context& context = Context::get();
+  if (context.forked()) {
+    TORCH_CHECK(device.is_cpu(), "managed memory for ", device,
+                " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
+    return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  }
+  return allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+}
+
+void set_plain_allocator(CachingManagedAllocator* allocator) {
+  plain_allocator.store(allocator);
+}
+
+c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {
+  TORCH_CHECK(!Context::get().forked(), "memory of ", device,
+              " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
+  return allocate(*plain_allocator.load(), bytes, Location::device(device.index()), stream, device, &delete_plain);
+}
+
+bool is_managed(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_managed;
+}
+
+bool is_plain(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_plain;
+}
+
+Block* block_of(const c10::DataPtr& data) {
+  return is_managed(data) || is_plain(data) ? static_cast<Block*>(data.get_context()) : nullptr;
+}
+
+void record_stream(const c10::DataPtr& data, Stream stream) {
+  Block* block = block_of(data);
+  if (block == nullptr) {
+    return;
+  }
+  (is_managed(data) ? Context::get().managed_allocator() : *plain_allocator.load()).record_stream(block, stream);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,36 @@
+// Storages whose bytes come from the managed allocator, told from others by their deleter.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+
+#include "allocator/caching_managed_allocator.h"
+
+namespace torch_uvm {
+
+/// Managed memory for a storage labelled with `device`.
+/// \param home,stream who uses it first; the host and no stream for a CPU label
+/// In a process forked after first use, ordinary host memory for a CPU label; an error for any other.
+/// \throws c10::OutOfMemoryError (torch.OutOfMemoryError), with a table of where the bytes are
+c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device);
+
+/// The allocator of plain device memory, where we supply that too: on the emulated accelerator. (On
+/// CUDA plain memory is PyTorch's own.) Set once, before the first allocate_plain; never destroyed.
+void set_plain_allocator(CachingManagedAllocator* allocator);
+
+/// Plain memory of the device that `device` names, with the same error.
+c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device);
+
+/// By the deleter, so that it holds for whatever wraps the storage: views, detached tensors, what a
+/// checkpoint was loaded into. Zero-size storages count by their allocation, too.
+bool is_managed(const c10::DataPtr& data);
+bool is_plain(const c10::DataPtr& data);
+
+/// The block behind a managed or plain DataPtr; nullptr for others and for empty ones.
+Block* block_of(const c10::DataPtr& data);
+
+/// Says that `stream`, too, uses the bytes; ignored for memory that is not ours.
+void record_stream(const c10::DataPtr& data, Stream stream);
+
+} // namespace torch_uvm

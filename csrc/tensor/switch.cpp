@@ -1,0 +1,102 @@
+#include "tensor/switch.h"
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/version.h>
+
+#include <atomic>
+#include <exception>
+#include <string_view>
+
+namespace torch_uvm {
+
+// The state of one scope. It is shared by every thread that the scope was carried to, and keeps the
+// scope it is nested in: what was carried to another thread must not depend on the first one's stack.
+struct ScopeInfo : c10::DebugInfoBase, std::enable_shared_from_this<ScopeInfo> {
+  ScopeInfo(bool on, std::shared_ptr<ScopeInfo> outer) : on(on), outer(std::move(outer)) {}
+
+  const bool on;
+  std::atomic<bool> open{true};
+  const std::shared_ptr<ScopeInfo> outer;
+};
+
+namespace {
+
+std::atomic<bool> global_switch{false};
+// Threads without any scope, which are nearly all, need not look into the debug info at all.
+std::atomic<int> open_scopes{0};
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
+constexpr std::string_view kKindName = "TORCH_UVM_SCOPE";
+const c10::DebugInfoKind kKind(&kKindName);
+#else
+// An enum until torch 2.12; any value that torch itself does not use is a kind of its own.
+constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xE5);
+#endif
+
+ScopeInfo* innermost() {
+  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kKind));
+}
+
+// Infos of closed scopes that could not be popped yet, because somebody (the profiler does) pushed an
+// info of another kind on top and has not popped it. Closed, they have no effect; they only wait here.
+thread_local int unpopped = 0;
+
+void pop_closed() noexcept {
+  while (unpopped > 0) {
+    try {
+      const auto top = c10::ThreadLocalDebugInfo::_peek(kKind);
+      if (static_cast<ScopeInfo*>(top.get())->open.load(std::memory_order_relaxed)) {
+        return; // an inner scope is still open: it will take the outer ones with it
+      }
+      c10::ThreadLocalDebugInfo::_pop(kKind);
+      --unpopped;
+    } catch (const std::exception&) {
+      return; // something else is on top: the next close tries again
+    }
+  }
+}
+
+} // namespace
+
+bool managed_enabled() {
+  if (open_scopes.load(std::memory_order_relaxed) != 0) {
+    for (const ScopeInfo* info = innermost(); info != nullptr; info = info->outer.get()) {
+      if (info->open.load(std::memory_order_relaxed)) {
+        return info->on;
+      }
+    }
+  }
+  return global_switch.load(std::memory_order_relaxed);
+}
+
+void set_managed_enabled(bool on) {
+  global_switch.store(on, std::memory_order_relaxed);
+}
+
+bool managed_enabled_globally() {
+  return global_switch.load(std::memory_order_relaxed);
+}
+
+ManagedScope::ManagedScope(bool on) : thread_(std::this_thread::get_id()) {
+  pop_closed();
+  ScopeInfo* outer = innermost();
+  info_ = std::make_shared<ScopeInfo>(on, outer == nullptr ? nullptr : outer->shared_from_this());
+  c10::ThreadLocalDebugInfo::_push(kKind, info_);
+  open_scopes.fetch_add(1, std::memory_order_relaxed);
+}
+
+void ManagedScope::close() noexcept {
+  if (info_ == nullptr) {
+    return;
+  }
+  // The flag first: from here on the scope has no effect anywhere, whether or not it can be popped.
+  info_->open.store(false, std::memory_order_relaxed);
+  open_scopes.fetch_sub(1, std::memory_order_relaxed);
+  info_.reset();
+  if (thread_ == std::this_thread::get_id()) {
+    ++unpopped;
+    pop_closed();
+  }
+}
+
+} // namespace torch_uvm
