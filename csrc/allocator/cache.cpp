@@ -1,0 +1,121 @@
+// Serving a request from what is cached, or from a new segment.
+#include "allocator/state.h"
+
+namespace torch_uvm {
+
+Block* CachingManagedAllocator::State::best_fit(const Request& request, const Lane& lane) const {
+  Block* const block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes);
+  // A block that stays whole is not wasted on a request much smaller than it.
+  if (block != nullptr && stays_whole(block->bytes) && block->bytes - request.bytes >= kWholeBlockSlack) {
+    return nullptr;
+  }
+  return block;
+}
+
+Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& lock) {
+  const Lane& own = heap.lane(request.home, request.stream);
+  if (Block* const block = best_fit(request, own)) {
+    return take(block, request, lock);
+  }
+  if (pending_first != nullptr) {
+    poll_pending(true);
+    if (Block* const block = best_fit(request, own)) {
+      return take(block, request, lock);
+    }
+  }
+  // Only now another stream's: what it costs is an event, and that the streams wait for each other.
+  Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) { return best_fit(request, lane); });
+  return block == nullptr ? nullptr : take(block, request, lock);
+}
+
+Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
+  Lane& lane = heap.lane(request.home, request.stream);
+  Block* const block = heap.carve(free, stays_whole(free->bytes) ? free->bytes : request.bytes);
+  if (block->lane != &lane) {
+    try {
+      order(block->lane->stream, request.stream, request.home, lock);
+    } catch (...) {
+      heap.release(block);
+      throw;
+    }
+  }
+  return hand_out(block, request, lane);
+}
+
+void CachingManagedAllocator::State::order(Stream earlier, Stream later, Location home, Lock& lock) {
+  // The host's work is over when its code has freed the block; a stream's own order is order enough.
+  if (earlier.is_host() || earlier == later || runtime.query_stream(earlier)) {
+    return;
+  }
+  if (later.is_host()) {
+    ledger.count(Ledger::k_num_host_waits, home);
+    const Unlocked unlocked(lock);
+    runtime.synchronize_stream(earlier);
+    return;
+  }
+  const Event event = events.record(earlier);
+  ledger.count(Ledger::k_num_events_recorded, home);
+  try {
+    runtime.wait_event(later, event);
+  } catch (...) {
+    events.give(earlier, event);
+    throw;
+  }
+  events.give(earlier, event); // the stream waits for what was recorded, whatever the event does next
+}
+
+Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& request, Lane& lane) noexcept {
+  reserved->lane = &lane;
+  reserved->requested = request.requested;
+  reserved->state = BlockState::kAllocated;
+  ledger.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
+  return reserved;
+}
+
+Block* CachingManagedAllocator::State::from_new_segment(const Request& request, Lock& lock,
+                                                        std::optional<OutOfMemory>& refusal) {
+  const std::size_t bytes = segment_bytes(request.requested);
+  Lane& lane = heap.lane(request.home, request.stream);
+  Heap::Slot slot;
+  heap.prepare(slot);
+  const bool populates = options.populate && managed && !request.home.is_host();
+  void* ptr = nullptr;
+  bool populated = true;
+  {
+    // The runtime may take milliseconds; nobody knows of this segment yet.
+    const Unlocked unlocked(lock);
+    try {
+      ptr = source->allocate(bytes, request.home);
+    } catch (const OutOfMemory& error) {
+      refusal.emplace(error);
+      return nullptr;
+    }
+    if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
+      source->free(ptr);
+      throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +
+                           std::to_string(kBlockAlignment) + " bytes");
+    }
+    if (populates) {
+      populated = populate(ptr, bytes, request);
+    }
+  }
+  if (!populated) {
+    ledger.count(Ledger::k_num_populate_failures, request.home);
+  }
+  return take(heap.add_segment(slot, ptr, bytes, request.home, request.kind, lane), request, lock);
+}
+
+bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {
+  try {
+    if (runtime.device_properties(request.home.index).concurrent_managed_access) {
+      const Stream stream = request.stream.is_host() ? Stream::default_of(request.home.index) : request.stream;
+      runtime.prefetch(ptr, bytes, request.home, stream);
+    }
+    return true;
+  } catch (...) {
+    // A hint: without it the pages come by fault, at a fraction of the rate. Counted, and gone on.
+    return false;
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,260 @@
+// The public functions: what they accept, and that the mutex is held.
+#include "allocator/caching_managed_allocator.h"
+
+#include <algorithm>
+
+#include "allocator/state.h"
+
+namespace torch_uvm {
+
+namespace {
+
+void check_options(const AllocatorOptions& options) {
+  if (options.max_split_bytes && *options.max_split_bytes < kMediumSegment) {
+    throw InvalidArgument("max_split of " + format_bytes(*options.max_split_bytes) + "; at least " +
+                          format_bytes(kMediumSegment) + " is needed, or none");
+  }
+}
+
+} // namespace
+
+CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
+                                      AllocatorOptions options)
+    : runtime(runtime),
+      source(std::move(source)),
+      managed(this->source->is_managed()),
+      devices(runtime.device_count()),
+      options(options),
+      ledger(devices),
+      heap(ledger),
+      events(runtime, devices) {}
+
+void CachingManagedAllocator::State::check_location(Location home) const {
+  if (home.index >= devices || home.index < -1) {
+    throw InvalidArgument("home " + to_string(home) + "; there are the host and " + std::to_string(devices) +
+                          " devices");
+  }
+  if (!managed && home.is_host()) {
+    throw InvalidArgument("home host; this allocator has device memory only");
+  }
+}
+
+void CachingManagedAllocator::State::check_stream(Stream stream) const {
+  if (stream.device >= devices || stream.device < -1) {
+    throw InvalidArgument("a stream of device " + std::to_string(stream.device) + "; there are " +
+                          std::to_string(devices) + " devices");
+  }
+}
+
+CachingManagedAllocator::CachingManagedAllocator(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
+                                                 AllocatorOptions options) {
+  check_options(options);
+  state_ = std::make_unique<State>(runtime, std::move(source), options);
+}
+
+CachingManagedAllocator::~CachingManagedAllocator() {
+  if (state_->in_forked_child) {
+    return; // all of it is the parent's
+  }
+  try {
+    state_->wait_for_pending();
+  } catch (...) {
+    // The runtime fails; its memory is given back all the same, which waits on its own account.
+    while (Block* const block = state_->pending_first) {
+      for (const Use& use : block->uses) {
+        if (use.event) {
+          state_->events.give(use.stream, use.event);
+        }
+      }
+      block->uses.clear();
+      state_->reclaim(block);
+    }
+  }
+  state_->give_back(std::nullopt); // a segment that is in use after all is leaked: better than pulled away
+  state_->events.destroy_all();
+}
+
+Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
+  State& state = *state_;
+  state.check_location(home);
+  state.check_stream(stream);
+  if (bytes == 0) {
+    return nullptr;
+  }
+  std::unique_lock lock(state.mutex);
+  if (state.in_forked_child) {
+    throw RuntimeFailure(
+        "managed memory is not available in a forked child process: it belongs to the parent. Start the process "
+        "with the spawn method to use it there");
+  }
+  if (bytes > kLargestRequest) {
+    state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
+  }
+  const Request request(bytes, home, stream);
+  if (state.pending_first != nullptr) {
+    state.poll_pending(false);
+  }
+  if (Block* const block = state.from_cache(request, lock)) {
+    return block;
+  }
+  std::optional<OutOfMemory> refusal;
+  if (Block* const block = state.from_new_segment(request, lock, refusal)) {
+    return block;
+  }
+  return state.allocate_under_pressure(request, lock, std::move(refusal));
+}
+
+void CachingManagedAllocator::free(Block* block) noexcept {
+  if (block == nullptr) {
+    return;
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->free(block);
+}
+
+namespace {
+
+void check_allocated(const Block* block) {
+  if (block == nullptr || block->state != BlockState::kAllocated) {
+    throw InvalidArgument("a block that is not allocated");
+  }
+}
+
+void add_use(Block* block, Stream stream) {
+  const auto is_it = [stream](const Use& use) { return use.stream == stream; };
+  if (!stream.is_host() && stream != block->lane->stream && std::ranges::none_of(block->uses, is_it)) {
+    block->uses.push_back(Use{stream, Event{}});
+  }
+}
+
+} // namespace
+
+void CachingManagedAllocator::record_stream(Block* block, Stream stream) {
+  state_->check_stream(stream);
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  add_use(block, stream);
+}
+
+void CachingManagedAllocator::set_home(Block* block, Location home, Stream stream) {
+  State& state = *state_;
+  state.check_location(home);
+  state.check_stream(stream);
+  const std::lock_guard lock(state.mutex);
+  check_allocated(block);
+  if (!state.managed && home != block->lane->home) {
+    throw InvalidArgument("new home " + to_string(home) + " for device memory of " + to_string(block->lane->home) +
+                          "; only managed memory moves");
+  }
+  Lane& lane = state.heap.lane(home, stream);
+  const Stream earlier = block->lane->stream;
+  if (earlier != stream && !earlier.is_host() &&
+      std::ranges::none_of(block->uses, [=](const Use& use) { return use.stream == earlier; })) {
+    block->uses.push_back(Use{earlier, Event{}});
+  }
+  // What was queued on the new stream comes before the block's next use in its own order.
+  std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });
+  state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
+  block->lane = &lane;
+}
+
+Block* CachingManagedAllocator::find(const void* ptr) const {
+  const std::lock_guard lock(state_->mutex);
+  Block* const block = state_->heap.find(reinterpret_cast<std::uintptr_t>(ptr));
+  return block != nullptr && block->state == BlockState::kAllocated ? block : nullptr;
+}
+
+// Size and place of a block are fixed while a caller has it: no lock is needed to read them.
+
+void* CachingManagedAllocator::data(const Block* block) const {
+  return block == nullptr ? nullptr : reinterpret_cast<void*>(block->address);
+}
+
+std::size_t CachingManagedAllocator::bytes(const Block* block) const {
+  return block == nullptr ? 0 : block->bytes;
+}
+
+std::size_t CachingManagedAllocator::requested_bytes(const Block* block) const {
+  return block == nullptr ? 0 : block->requested;
+}
+
+Location CachingManagedAllocator::home(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  return block->lane->home;
+}
+
+Stream CachingManagedAllocator::stream(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  return block->lane->stream;
+}
+
+std::size_t CachingManagedAllocator::empty_cache() {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->in_forked_child) {
+    return 0;
+  }
+  state_->wait_for_pending();
+  return state_->give_back(std::nullopt);
+}
+
+Statistics CachingManagedAllocator::statistics(std::optional<Location> home) const {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  return state_->ledger.statistics(home);
+}
+
+void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->ledger.reset_peak(home);
+}
+
+void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Location> home) {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->ledger.reset_accumulated(home);
+}
+
+void CachingManagedAllocator::set_room_maker(RoomMaker* room_maker) {
+  const std::lock_guard lock(state_->mutex);
+  state_->room_maker = room_maker;
+}
+
+AllocatorOptions CachingManagedAllocator::options() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->options;
+}
+
+void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
+  check_options(options);
+  const std::lock_guard lock(state_->mutex);
+  state_->options = options;
+}
+
+std::optional<std::string> CachingManagedAllocator::check() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->check();
+}
+
+void CachingManagedAllocator::before_fork() {
+  state_->mutex.lock();
+}
+
+void CachingManagedAllocator::after_fork_in_parent() {
+  state_->mutex.unlock();
+}
+
+void CachingManagedAllocator::after_fork_in_child() {
+  state_->in_forked_child = true;
+  state_->mutex.unlock();
+}
+
+} // namespace torch_uvm

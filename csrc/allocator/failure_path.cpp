@@ -1,0 +1,138 @@
+// What is done before OutOfMemory is raised, in order of what it costs: wait for pending frees, give back
+// cached segments, merge free neighbours of other streams and homes, ask the door, try it all again.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "allocator/state.h"
+
+namespace torch_uvm {
+
+Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
+                                                               std::optional<OutOfMemory> refusal) {
+  ledger.count(Ledger::k_num_alloc_retries, request.home);
+  if (Block* const block = retry(request, lock, refusal)) {
+    return block;
+  }
+  if (RoomMaker* const door = room_maker) {
+    bool worth_it = false;
+    {
+      const Unlocked unlocked(lock); // it will free blocks, of this allocator too
+      worth_it = door->make_room(segment_bytes(request.requested), request.home);
+    }
+    if (worth_it) {
+      if (Block* const block = retry(request, lock, refusal)) {
+        return block;
+      }
+    }
+  }
+  raise(request.requested, request.home, *refusal);
+}
+
+Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal) {
+  wait_for_pending();
+  if (Block* const block = from_cache(request, lock)) {
+    return block;
+  }
+  // Managed memory of all homes is under one limit and backed by one host; a device's own memory is not.
+  give_back(managed ? std::nullopt : std::optional(request.home));
+  if (Block* const block = from_new_segment(request, lock, refusal)) {
+    return block;
+  }
+  return from_run(request, lock);
+}
+
+Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
+  const auto run = heap.best_run(request.bytes, managed ? std::nullopt : std::optional(request.home));
+  if (!run) {
+    return nullptr;
+  }
+  Lane& lane = heap.lane(request.home, request.stream);
+  // Ordered before anything is merged, and with the lock held where the host waits: the run must stay.
+  for (const Block* block = run->first;; block = block->after) {
+    const Stream earlier = block->lane->stream;
+    if (!earlier.is_host() && earlier != request.stream) {
+      if (request.stream.is_host()) {
+        if (!runtime.query_stream(earlier)) {
+          ledger.count(Ledger::k_num_host_waits, request.home);
+          runtime.synchronize_stream(earlier);
+        }
+      } else {
+        order(earlier, request.stream, request.home, lock); // waits on no host: the lock is kept
+      }
+    }
+    if (block == run->last) {
+      break;
+    }
+  }
+  const std::size_t bytes = stays_whole(run->last->bytes) ? run->bytes : request.bytes;
+  return hand_out(heap.carve_run(*run, bytes), request, lane);
+}
+
+std::size_t CachingManagedAllocator::State::give_back(std::optional<Location> home) noexcept {
+  std::size_t bytes = 0;
+  Heap::Segments& segments = heap.segments();
+  for (auto position = segments.begin(); position != segments.end();) {
+    const Segment& segment = position->second;
+    if (segment.used != 0 || (home && segment.home != *home)) {
+      ++position;
+      continue;
+    }
+    bytes += segment.bytes;
+    void* const ptr = reinterpret_cast<void*>(segment.address);
+    position = heap.remove_segment(position);
+    source->free(ptr); // waits for what its streams have still queued
+  }
+  return bytes;
+}
+
+std::string CachingManagedAllocator::State::where_the_bytes_are() const {
+  std::string table;
+  const auto row = [&table](const char* name, const std::array<std::string, 5>& cells) {
+    std::array<char, 128> line{};
+    std::snprintf(line.data(), line.size(), "  %-10s%14s%14s%14s%14s%20s\n", name, cells[0].c_str(), cells[1].c_str(),
+                  cells[2].c_str(), cells[3].c_str(), cells[4].c_str());
+    table += line.data();
+  };
+  row("home", {"allocated", "pending", "cached", "reserved", "largest free block"});
+  const auto account = [&](const char* name, std::optional<Location> home) {
+    std::size_t cached = 0;
+    std::size_t largest = 0;
+    for (const auto& [address, segment] : heap.segments()) {
+      for (const Block* block = segment.first; block != nullptr; block = block->after) {
+        if (block->state == BlockState::kFree && (!home || block->lane->home == *home)) {
+          cached += block->bytes;
+          largest = std::max(largest, block->bytes);
+        }
+      }
+    }
+    const Statistics now = ledger.statistics(home);
+    const std::int64_t allocated = now.allocated_bytes[0].current;
+    row(name, {format_bytes(static_cast<std::size_t>(allocated)),
+               format_bytes(static_cast<std::size_t>(now.active_bytes[0].current - allocated)), format_bytes(cached),
+               format_bytes(static_cast<std::size_t>(now.reserved_bytes[0].current)), format_bytes(largest)});
+  };
+  account("all", std::nullopt);
+  account("host", Location::host());
+  for (int device = 0; device < devices; ++device) {
+    account(to_string(Location::device(device)).c_str(), Location::device(device));
+  }
+  const std::optional<std::size_t> limit = runtime.limit();
+  table += "  managed memory of the process: " + format_bytes(runtime.managed_bytes()) + " reserved, limit " +
+           (limit ? format_bytes(*limit) : "none");
+  try {
+    table += "; the host has " + format_bytes(runtime.host_memory_available()) + " available";
+  } catch (const RuntimeFailure&) {
+    // The table explains a failure; it must not become another one.
+  }
+  return table;
+}
+
+void CachingManagedAllocator::State::raise(std::size_t requested, Location home, const OutOfMemory& refusal) {
+  ledger.count(Ledger::k_num_ooms, home);
+  throw OutOfMemory(refusal.cause, requested,
+                    "out of memory: " + format_bytes(requested) + " (" + std::to_string(requested) + " bytes) for " +
+                        to_string(home) + ". " + refusal.what() + ".\nWhere the bytes are:\n" + where_the_bytes_are());
+}
+
+} // namespace torch_uvm

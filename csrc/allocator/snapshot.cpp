@@ -1,0 +1,49 @@
+// The allocator's segments and blocks, as data.
+#include "allocator/state.h"
+
+namespace torch_uvm {
+
+namespace {
+
+BlockInfo::State state_of(const Block& block) {
+  switch (block.state) {
+    case BlockState::kFree:
+      return BlockInfo::State::kFree;
+    case BlockState::kPending:
+      return BlockInfo::State::kPendingFree;
+    case BlockState::kReserved: // about to be handed out
+    case BlockState::kAllocated:
+      break;
+  }
+  return BlockInfo::State::kAllocated;
+}
+
+} // namespace
+
+std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<SegmentInfo> snapshot;
+  snapshot.reserve(state_->heap.segments().size());
+  for (const auto& [address, segment] : state_->heap.segments()) {
+    SegmentInfo& info = snapshot.emplace_back();
+    info.address = address;
+    info.bytes = segment.bytes;
+    info.home = segment.home;
+    info.kind = pool_kind(segment.size_class);
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      const BlockInfo::State state = state_of(*block);
+      info.blocks.push_back(
+          BlockInfo{block->address, block->bytes, block->requested, state, block->lane->home, block->lane->stream});
+      if (state != BlockInfo::State::kFree) {
+        info.active_bytes += block->bytes;
+      }
+      if (state == BlockInfo::State::kAllocated) {
+        info.allocated_bytes += block->bytes;
+        info.requested_bytes += block->requested;
+      }
+    }
+  }
+  return snapshot;
+}
+
+} // namespace torch_uvm
