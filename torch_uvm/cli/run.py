@@ -8,6 +8,7 @@ have it, too.
 from __future__ import annotations
 
 import argparse
+import atexit
 import builtins
 import importlib.machinery
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch_uvm
 from torch_uvm import _C
+from torch_uvm.cli.stats import stats_file, write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
@@ -28,7 +30,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm run",
-        usage="python -m torch_uvm run [--limit BYTES] [--conf KEY:VALUE,...] (SCRIPT | -m MODULE) [ARG ...]",
+        usage="python -m torch_uvm run [--limit BYTES] [--conf KEY:VALUE,...] [--stats FILE] "
+        "(SCRIPT | -m MODULE) [ARG ...]",
         description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
         "with managed memory on.",
         allow_abbrev=False,
@@ -36,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
     parser.add_argument("--conf", metavar="KEY:VALUE,...", help="options, in place of TORCH_UVM_CONF")
     parser.add_argument("--budget", metavar="BYTES", help="auto or none; figures are not there yet")
+    parser.add_argument(
+        "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
+    )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
     return parser
 
@@ -52,7 +58,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:index]), list(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             return list(argv[:index]), list(argv[index:])
-        index += 2 if word in ("--limit", "--conf", "--budget") else 1
+        index += 2 if word in ("--limit", "--conf", "--budget", "--stats") else 1
     return list(argv), []
 
 
@@ -171,6 +177,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.module is None and not rest:
         parser.error("a SCRIPT or -m MODULE is needed")
     _turn_on(parser, arguments)
+    if arguments.stats is not None:
+        # Not `finally`: the program's threads may outlive its main module, and are joined before this.
+        atexit.register(write_stats, arguments.stats)
     try:
         if arguments.module is not None:
             sys.argv = ["-m", *rest]
