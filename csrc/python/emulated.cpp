@@ -1,0 +1,104 @@
+// Bindings of csrc/emulated.
+#include "emulated/backend.h"
+#include "emulated/generator.h"
+#include "emulated/operands.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings.h"
+#include "tensor/context.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+py::dict counters_dict(std::optional<int> device) {
+  const EmulatedCounters counters = emulated::runtime().counters(device);
+  py::dict dict;
+#define TORCH_UVM_COUNTER(name) dict[#name] = counters.name
+  TORCH_UVM_COUNTER(faults_on_device);
+  TORCH_UVM_COUNTER(faults_on_host);
+  TORCH_UVM_COUNTER(bytes_to_device);
+  TORCH_UVM_COUNTER(bytes_to_host);
+  TORCH_UVM_COUNTER(bytes_copied_to_device);
+  TORCH_UVM_COUNTER(bytes_copied_to_host);
+  TORCH_UVM_COUNTER(bytes_in_place);
+  TORCH_UVM_COUNTER(evicted_pages);
+  TORCH_UVM_COUNTER(dropped_pages);
+  TORCH_UVM_COUNTER(kernels);
+  TORCH_UVM_COUNTER(prefetch_calls);
+  TORCH_UVM_COUNTER(advise_calls);
+  TORCH_UVM_COUNTER(discard_calls);
+  TORCH_UVM_COUNTER(copy_calls);
+  TORCH_UVM_COUNTER(allocate_calls);
+  TORCH_UVM_COUNTER(free_calls);
+  TORCH_UVM_COUNTER(event_records);
+  TORCH_UVM_COUNTER(synchronisations);
+#undef TORCH_UVM_COUNTER
+  return dict;
+}
+
+py::dict residency_dict(const at::Tensor& tensor) {
+  py::dict dict;
+  ResidencyInfo info;
+  const Access range = emulated::access_of(tensor, false);
+  if (range.bytes != 0) {
+    info = emulated::runtime().residency(range.ptr, range.bytes);
+  } else {
+    info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
+  }
+  dict["host"] = info.host;
+  dict["devices"] = info.devices;
+  dict["untouched"] = info.untouched;
+  return dict;
+}
+
+} // namespace
+
+void bind_emulated(py::module_& module) {
+  module.def("emu_register", &emulated::register_accelerator);
+  module.def("emu_is_registered", &emulated::is_registered);
+  module.def(
+      "emu_configure",
+      [](int devices, std::size_t memory, const std::string& profile, std::optional<std::uint64_t> schedule_seed) {
+        Context::get().set_emulated({devices, memory, profile, schedule_seed});
+      },
+      py::arg("devices"), py::arg("memory"), py::arg("profile"), py::arg("schedule_seed"));
+  module.def("emu_profiles", &CostProfile::names);
+  module.def("emu_counters", &counters_dict, py::arg("device"));
+  module.def("emu_reset_counters", [] { emulated::runtime().reset_counters(); });
+  module.def(
+      "emu_resident_bytes", [](int device) { return emulated::runtime().resident_bytes(device); }, py::arg("device"));
+  module.def(
+      "emu_peak_resident_bytes", [](int device) { return emulated::runtime().peak_resident_bytes(device); },
+      py::arg("device"));
+  module.def("emu_time_us", [] { return emulated::runtime().time_us(); });
+  module.def(
+      "emu_timeline",
+      [](int device) {
+        std::vector<std::tuple<double, std::size_t, std::size_t, std::size_t>> samples;
+        for (const ResidencySample& sample : emulated::runtime().timeline(device)) {
+          samples.emplace_back(sample.time_us, sample.device_bytes, sample.plain_bytes, sample.managed_bytes);
+        }
+        return samples;
+      },
+      py::arg("device"));
+  module.def("emu_residency", &residency_dict, py::arg("tensor"));
+  module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); });
+
+  // What torch.emu is made of, beyond torch.accelerator's own functions.
+  module.def("emu_device_count", &emulated::device_count);
+  module.def("emu_plain_memory_stats", [](int device) {
+    py::dict dict;
+    for (const auto& [key, value] : emulated::plain_allocator().statistics(Location::device(device)).flatten()) {
+      dict[py::str(key)] = value;
+    }
+    return dict;
+  });
+  module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); });
+  module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); });
+  module.def("emu_in_bad_fork", [] { return Context::get().forked(); });
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,12 @@
+// The extension module torch_uvm._C.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "The C++ floors of torch_uvm.";
+  torch_uvm::register_exceptions(module);
+  torch_uvm::bind_tensor(module);
+  torch_uvm::bind_emulated(module);
+  torch_uvm::bind_floors(module);
+}

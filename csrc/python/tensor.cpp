@@ -1,0 +1,185 @@
+// Bindings of csrc/tensor: the switch, the options, managed tensors and their statistics.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "allocator/options.h"
+#include "python/bindings.h"
+#include "runtime/bytes.h"
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+#include "tensor/switch.h"
+#ifdef TORCH_UVM_WITH_CUDA
+#include "cuda/cuda_build.h"
+#endif
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+/// A home as Python names it: None for all together, a CPU device for the host.
+std::optional<Location> home_of(const std::optional<c10::Device>& device) {
+  if (!device) {
+    return std::nullopt;
+  }
+  return device->is_cpu() ? Location::host() : Location::device(std::max<int>(device->index(), 0));
+}
+
+py::dict statistics_dict(const std::optional<c10::Device>& home) {
+  py::dict dict;
+  for (const auto& [key, value] : Context::get().managed_allocator().statistics(home_of(home)).flatten()) {
+    dict[py::str(key)] = value;
+  }
+  return dict;
+}
+
+const char* state_name(BlockInfo::State state) {
+  switch (state) {
+    case BlockInfo::State::kAllocated:
+      return "active_allocated";
+    case BlockInfo::State::kPendingFree:
+      return "active_pending_free";
+    case BlockInfo::State::kFree:
+      break;
+  }
+  return "inactive";
+}
+
+int python_index(Location home) {
+  return home.index; // -1 is the host
+}
+
+py::list snapshot_list() {
+  py::list segments;
+  for (const SegmentInfo& segment : Context::get().managed_allocator().snapshot()) {
+    py::list blocks;
+    for (const BlockInfo& block : segment.blocks) {
+      py::dict described;
+      described["address"] = block.address;
+      described["size"] = block.bytes;
+      described["requested_size"] = block.requested_bytes;
+      described["state"] = state_name(block.state);
+      described["device"] = python_index(block.home);
+      described["stream"] = reinterpret_cast<std::uintptr_t>(block.stream.handle);
+      blocks.append(std::move(described));
+    }
+    py::dict described;
+    described["device"] = python_index(segment.home);
+    described["address"] = segment.address;
+    described["total_size"] = segment.bytes;
+    described["allocated_size"] = segment.allocated_bytes;
+    described["active_size"] = segment.active_bytes;
+    described["requested_size"] = segment.requested_bytes;
+    described["segment_type"] = segment.kind == PoolKind::kSmall ? "small" : "large";
+    described["blocks"] = std::move(blocks);
+    segments.append(std::move(described));
+  }
+  return segments;
+}
+
+at::Tensor empty_strided_managed(const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride,
+                                 c10::ScalarType dtype, const c10::Device& device) {
+  if (!device.is_cpu()) {
+    const ManagedScope on(true);
+    return at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
+  }
+  const std::size_t bytes = at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
+                       allocate_managed(bytes, Location::host(), Stream::host(), device), c10::GetCPUAllocator(),
+                       // Growing it would take memory from the CPU's allocator, which is not managed.
+                       /*resizable=*/false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+} // namespace
+
+void bind_tensor(py::module_& module) {
+  module.def("set_enabled", &set_managed_enabled, py::arg("on"));
+  module.def("is_enabled", &managed_enabled);
+  py::class_<ManagedScope>(module, "Scope").def(py::init<bool>(), py::arg("on")).def("close", &ManagedScope::close);
+
+  module.def("load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"));
+  module.def(
+      "set_option", [](const std::string& key, const std::string& value) { Context::get().set_option(key, value); },
+      py::arg("key"), py::arg("value"));
+  module.def("describe_options", [] {
+    py::list rows;
+    for (const OptionInfo& option : describe_options(Context::get().options())) {
+      py::dict row;
+      row["key"] = option.key;
+      row["accepted"] = option.accepted;
+      row["description"] = option.description;
+      row["default"] = option.default_value;
+      row["value"] = option.value;
+      rows.append(std::move(row));
+    }
+    return rows;
+  });
+  module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"));
+  module.def("format_bytes", &format_bytes, py::arg("count"));
+  module.def("set_limit", [](std::optional<std::size_t> limit) { Context::get().set_limit(limit); }, py::arg("limit"));
+  module.def("get_limit", [] { return Context::get().options().limit; });
+
+  module.def("built_with_cuda", [] {
+#ifdef TORCH_UVM_WITH_CUDA
+    return !cuda_toolkit_version().empty();
+#else
+    return false;
+#endif
+  });
+  module.def("backend", [] { return Context::get().backend_name(); });
+  module.def("in_use", [] { return Context::get().in_use(); });
+  module.def("managed_bytes", [] { return Context::get().runtime().managed_bytes(); });
+  module.def("peak_managed_bytes", [] { return Context::get().runtime().peak_managed_bytes(); });
+  module.def("host_memory_available", [] { return Context::get().runtime().host_memory_available(); });
+  module.def(
+      "device_properties",
+      [](int index) {
+        ManagedRuntime& runtime = Context::get().runtime();
+        const DeviceProperties properties = runtime.device_properties(index);
+        const MemoryInfo memory = runtime.memory_info(index);
+        py::dict dict;
+        dict["name"] = properties.name;
+        dict["total_memory"] = properties.total_memory;
+        dict["free_memory"] = memory.free;
+        dict["managed_memory"] = properties.managed_memory;
+        dict["concurrent_managed_access"] = properties.concurrent_managed_access;
+        dict["pageable_memory_access"] = properties.pageable_memory_access;
+        dict["page_bytes"] = properties.page_bytes;
+        return dict;
+      },
+      py::arg("index"));
+
+  module.def(
+      "is_managed",
+      [](const at::Tensor& tensor) { return tensor.has_storage() && is_managed(tensor.storage().data_ptr()); },
+      py::arg("tensor"));
+  module.def("empty_strided", &empty_strided_managed, py::arg("size"), py::arg("stride"), py::arg("dtype"),
+             py::arg("device"));
+  module.def("memory_stats", &statistics_dict, py::arg("home"));
+  module.def(
+      "reset_peak_memory_stats",
+      [](const std::optional<c10::Device>& home) {
+        Context::get().managed_allocator().reset_peak_statistics(home_of(home));
+      },
+      py::arg("home"));
+  module.def(
+      "reset_accumulated_memory_stats",
+      [](const std::optional<c10::Device>& home) {
+        Context::get().managed_allocator().reset_accumulated_statistics(home_of(home));
+      },
+      py::arg("home"));
+  module.def("memory_snapshot", &snapshot_list);
+  module.def("empty_cache", [] {
+    py::gil_scoped_release released; // may wait for pending frees
+    return Context::get().managed_allocator().empty_cache();
+  });
+  module.def("check_allocator", [] { return Context::get().managed_allocator().check(); });
+}
+
+} // namespace torch_uvm

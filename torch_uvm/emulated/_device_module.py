@@ -1,0 +1,312 @@
+"""The module `torch.emu`: what a device's module offers, for the emulated accelerator.
+
+The names and meanings are those of `torch.cuda` and `torch.accelerator`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+
+__all__ = [
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+_Device = torch.device | str | int | None
+
+
+def _index(device: _Device = None) -> int:
+    """The index that `device` means; None and an absent index mean the current device."""
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        device = torch.device(device)
+        if device.type != "emu":
+            raise ValueError(f"device {device}; expected one of type 'emu'")
+        index = device.index
+    if index is None:
+        return current_device()
+    if not 0 <= index < device_count():
+        raise ValueError(f"emu device index {index}; there are {device_count()} (0 to {device_count() - 1})")
+    return index
+
+
+# --- devices
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return bool(_C.in_use()) and not _is_in_bad_fork()
+
+
+def init() -> None:
+    """Does nothing: the accelerator is made when it is first used."""
+
+
+_lazy_init = init
+
+
+def _is_in_bad_fork() -> bool:
+    return bool(_C.emu_in_bad_fork())
+
+
+def device_count() -> int:
+    return int(_C.emu_device_count())
+
+
+def current_device() -> int:
+    return torch._C._accelerator_getDeviceIndex()
+
+
+def set_device(device: _Device) -> None:
+    torch._C._accelerator_setDeviceIndex(_index(device))
+
+
+class device:  # noqa: N801 (the name is torch.cuda's)
+    """A context in which `device` is current; None changes nothing."""
+
+    def __init__(self, device: _Device) -> None:
+        self.idx = -1 if device is None else _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        if self.idx >= 0:
+            self.prev_idx = current_device()
+            set_device(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        if self.prev_idx >= 0:
+            set_device(self.prev_idx)
+
+
+class device_of(device):  # noqa: N801
+    """A context in which the device of `obj` is current, if that is an `emu` device."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.device.index if obj.device.type == "emu" else None)
+
+
+def get_device_properties(device: _Device = None) -> dict[str, Any]:
+    return dict(_C.device_properties(_index(device)))
+
+
+def get_device_name(device: _Device = None) -> str:
+    return str(get_device_properties(device)["name"])
+
+
+def get_device_capability(device: _Device = None) -> tuple[int, int]:
+    """(0, 0): there is no hardware whose capability could be meant."""
+    _index(device)
+    return (0, 0)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+# --- streams and events
+
+
+class Stream(torch.Stream):
+    """A stream of an `emu` device."""
+
+    def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if kwargs:  # torch makes one from its parts: stream_id, device_index, device_type
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, device=torch.device("emu", _index(device)), priority=priority)
+
+
+class Event(torch.Event):
+    """An event of an `emu` device."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        if interprocess:
+            raise NotImplementedError("interprocess=True: events of the emulated accelerator are the process's own")
+        return super().__new__(cls, device=torch.device("emu"), enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: _Device = None) -> torch.Stream:
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device: _Device = None) -> torch.Stream:
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=_device_type())
+
+
+def set_stream(stream: torch.Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+@contextlib.contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """A context in which `stream` is its device's current stream, and its device current."""
+    if stream is None:
+        yield
+        return
+    device_before = current_device()
+    before = current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        set_device(device_before)
+
+
+def synchronize(device: _Device = None) -> None:
+    """Waits for all work on all streams of a device."""
+    torch.accelerator.synchronize(_index(device))
+
+
+def _device_type() -> int:
+    return int(torch._C._autograd.DeviceType.PrivateUse1.value)
+
+
+# --- random numbers
+
+
+class _DefaultGenerators:
+    """The devices' default generators, by index."""
+
+    def __len__(self) -> int:
+        return device_count()
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        if not 0 <= index < device_count():
+            raise IndexError(index)
+        return _C.emu_default_generator(index)
+
+
+default_generators = _DefaultGenerators()
+
+
+def manual_seed(seed: int) -> None:
+    default_generators[current_device()].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for generator in default_generators:
+        generator.manual_seed(int(seed))
+
+
+def seed() -> None:
+    default_generators[current_device()].seed()
+
+
+def seed_all() -> None:
+    manual_seed_all(default_generators[0].seed())
+
+
+def initial_seed() -> int:
+    return default_generators[current_device()].initial_seed()
+
+
+def get_rng_state(device: _Device = "emu") -> torch.Tensor:
+    """A CPU tensor of bytes (torch.uint8, 1-D)."""
+    return default_generators[_index(device)].get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [generator.get_state() for generator in default_generators]
+
+
+def set_rng_state(new_state: torch.Tensor, device: _Device = "emu") -> None:
+    default_generators[_index(device)].set_state(new_state)
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    for generator, state in zip(default_generators, new_states, strict=True):
+        generator.set_state(state)
+
+
+# --- memory: plain and managed together, as torch.accelerator has it
+
+
+def memory_stats(device: _Device = None) -> dict[str, Any]:
+    return dict(torch.accelerator.memory.memory_stats(_index(device)))
+
+
+def memory_allocated(device: _Device = None) -> int:
+    return torch.accelerator.memory.memory_allocated(_index(device))
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    return torch.accelerator.memory.max_memory_allocated(_index(device))
+
+
+def memory_reserved(device: _Device = None) -> int:
+    return torch.accelerator.memory.memory_reserved(_index(device))
+
+
+def max_memory_reserved(device: _Device = None) -> int:
+    return torch.accelerator.memory.max_memory_reserved(_index(device))
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    torch.accelerator.memory.reset_peak_memory_stats(_index(device))
+
+
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
+    torch.accelerator.memory.reset_accumulated_memory_stats(_index(device))
+
+
+def empty_cache() -> None:
+    torch.accelerator.memory.empty_cache()
+
+
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
+    """(free, total) bytes of a device's memory; free counts resident managed pages as used."""
+    properties = get_device_properties(device)
+    return int(properties["free_memory"]), int(properties["total_memory"])

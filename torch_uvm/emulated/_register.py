@@ -1,0 +1,40 @@
+"""Puts the emulated accelerator in place as PyTorch's device `emu`."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from torch_uvm import _C
+
+_lock = threading.Lock()
+
+
+def register() -> None:
+    """Registers the device `emu` and the module `torch.emu`. Calling it again does nothing.
+
+    PyTorch has one place for a device from outside, and makes what is there the current accelerator
+    even beside CUDA: nothing may call this where it was not asked for.
+
+    Raises:
+        RuntimeError: another extension has taken the place.
+    """
+    with _lock:
+        if _C.emu_is_registered():
+            return
+        taken = torch._C._get_privateuse1_backend_name()
+        if taken not in ("privateuseone", "emu"):
+            raise RuntimeError(
+                f"the emulated accelerator cannot be registered as 'emu': "
+                f"another extension has registered {taken!r} as this process's external device"
+            )
+        torch.utils.rename_privateuse1_backend("emu")
+        _C.emu_register()
+
+        from torch_uvm.emulated import _device_module
+
+        torch._register_device_module("emu", _device_module)
+        torch.utils.generate_methods_for_privateuse1_backend(
+            for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+        )
