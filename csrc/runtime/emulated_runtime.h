@@ -3,20 +3,22 @@
 // - Managed memory is host memory cut into 64 KiB pages; each page knows where it is resident, where it
 //   is preferred, who has a mapping. Touches (see `touch`) fault, migrate, duplicate and evict as the
 //   CUDA driver does, least recently used first.
-// - Copies, prefetches and discards are queued, one queue a stream, and done by worker threads. By
-//   default in the order queued, at once; a seeded schedule delays them until somebody waits for
-//   them, or by chance, so that a missing synchronisation shows. Kernels run on the caller's thread,
-//   after what is queued on their stream (see `begin_kernel`).
+// - Copies, prefetches and discards are queued, one queue a stream. By default bytes are copied by a
+//   worker thread a device, in the order queued, at once, while pages and clocks are brought up to date
+//   when the call is made, so that the same program always gives the same figures. A seeded schedule
+//   delays all of it until somebody waits for it, or by chance, so that a missing synchronisation shows;
+//   there the calling threads do the work, and a single-threaded program repeats exactly by its seed.
+//   Kernels run on the caller's thread, after what is queued on their stream (see `begin_kernel`).
 // - A virtual clock a stream, and one for the host, advance by the costs of a profile. The figures are
 //   modelled: they speak of memory traffic only, not of arithmetic.
 // - Touches by host code are not seen unless the caller reports them.
 //
-// Lock order: queue, then pages. Both are leaves to everything above.
+// One mutex guards queues, pages and clocks: a leaf to everything above. Bytes are copied without it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +44,7 @@ struct CostProfile {
   double in_place_rate; ///< a device using mapped host memory across the link
   double in_place_fault_rate; ///< the same without a mapping (no accessed-by)
   double discard_rate;
+  double prefetch_us; ///< fixed cost of a prefetch that moves something: small pieces are what is slow
   double launch_us; ///< a kernel's fixed cost
   double call_us; ///< any other runtime call's fixed cost
 
@@ -56,6 +59,8 @@ struct EmulatedConfig {
   std::string profile = "h200";
   /// With a seed, queued work is delayed by chance until somebody waits for it.
   std::optional<std::uint64_t> schedule_seed;
+
+  bool operator==(const EmulatedConfig&) const = default;
 };
 
 /// What the runtime has counted since it was made or since reset_counters. Of one device, or, for what

@@ -1,8 +1,6 @@
 #include "runtime/managed_runtime.h"
 
 #include <algorithm>
-#include <fstream>
-#include <limits>
 #include <sstream>
 
 #include "runtime/bytes.h"
@@ -92,21 +90,6 @@ std::size_t ManagedRuntime::managed_bytes() const {
 std::size_t ManagedRuntime::peak_managed_bytes() const {
   std::lock_guard lock(mutex_);
   return peak_managed_bytes_;
-}
-
-std::size_t operating_system_memory_available() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  std::size_t kibibytes = 0;
-  std::string rest;
-  while (meminfo >> key >> kibibytes) {
-    if (key == "MemAvailable:") {
-      return kibibytes * KiB;
-    }
-    std::getline(meminfo, rest);
-  }
-  // A kernel that does not say (before 3.14, or a sandbox): the host's own refusal is the bound then.
-  return std::numeric_limits<std::size_t>::max();
 }
 
 } // namespace torch_uvm

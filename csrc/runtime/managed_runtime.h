@@ -134,6 +134,14 @@ class ManagedRuntime {
   virtual void* do_allocate_managed(std::size_t bytes, Location home) = 0;
   virtual void do_free_managed(void* ptr, std::size_t bytes) noexcept = 0;
 
+  /// For a runtime's own fork handlers: nobody is inside the books while the process is copied.
+  void lock_for_fork() {
+    mutex_.lock();
+  }
+  void unlock_after_fork() {
+    mutex_.unlock();
+  }
+
  private:
   mutable std::mutex mutex_; // leaf: nothing is called with it held
   std::optional<std::size_t> limit_;
@@ -142,7 +150,8 @@ class ManagedRuntime {
   std::map<void*, std::size_t> managed_; // base address -> bytes, of every live managed allocation
 };
 
-/// Bytes the operating system says could be given to a new program (MemAvailable on Linux).
+/// Bytes the operating system says could be given to a new program: MemAvailable on Linux, or less where
+/// a control group bounds this process.
 std::size_t operating_system_memory_available();
 
 } // namespace torch_uvm

@@ -1,0 +1,116 @@
+#include "runtime/host_available.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <sstream>
+
+#include "runtime/bytes.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
+
+// The names that the two versions of control groups use.
+struct GroupFiles {
+  const char* mount;
+  const char* limit;
+  const char* usage;
+  const char* reclaimable; // a key of memory.stat
+};
+constexpr GroupFiles kVersion1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                               "total_inactive_file"};
+constexpr GroupFiles kVersion2{"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
+
+// The number in a file; nullopt if there is no such file, or it says "max".
+std::optional<std::size_t> read_number(const std::string& path) {
+  std::ifstream file(path);
+  std::size_t value = 0;
+  return file >> value ? std::optional(value) : std::nullopt;
+}
+
+std::size_t read_stat(const std::string& path, const std::string& wanted) {
+  std::ifstream file(path);
+  std::string key;
+  std::size_t value = 0;
+  while (file >> key >> value) {
+    if (key == wanted) {
+      return value;
+    }
+  }
+  return 0;
+}
+
+std::size_t available_in_group(const std::string& folder, const GroupFiles& files) {
+  const auto limit = read_number(folder + "/" + files.limit);
+  const auto usage = read_number(folder + "/" + files.usage);
+  if (!limit || !usage) {
+    return kUnbounded;
+  }
+  // File pages that the group has not used lately are given up before it runs out.
+  const std::size_t reclaimable = std::min(*usage, read_stat(folder + "/memory.stat", files.reclaimable));
+  const std::size_t held = *usage - reclaimable;
+  return *limit > held ? *limit - held : 0;
+}
+
+// A group is bounded by every group above it. In a container the path may be one of the host's, that is
+// not mounted here: then only the mount's own folder has the files.
+std::size_t available_on_path(const std::string& root, std::string path, const GroupFiles& files) {
+  std::size_t available = kUnbounded;
+  while (true) {
+    available = std::min(available, available_in_group(root + files.mount + path, files));
+    const std::size_t slash = path.find_last_of('/');
+    if (slash == std::string::npos) {
+      return available;
+    }
+    path.erase(slash);
+  }
+}
+
+std::size_t available_in_groups(const std::string& root) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  std::size_t available = kUnbounded;
+  std::string line; // "4:memory:/path" in version 1, "0::/path" in version 2
+  while (std::getline(groups, line)) {
+    std::istringstream fields(line);
+    std::string number, controllers, path;
+    std::getline(fields, number, ':');
+    std::getline(fields, controllers, ':');
+    std::getline(fields, path);
+    const bool version1 = ("," + controllers + ",").find(",memory,") != std::string::npos;
+    if (version1 || controllers.empty()) {
+      available = std::min(available, available_on_path(root, path, version1 ? kVersion1 : kVersion2));
+    }
+  }
+  return available;
+}
+
+std::size_t available_in_system(const std::string& root) {
+  std::ifstream meminfo(root + "/proc/meminfo");
+  std::string line; // "MemAvailable:   123 kB"
+  while (std::getline(meminfo, line)) {
+    std::istringstream fields(line);
+    std::string key;
+    std::size_t kibibytes = 0;
+    if (fields >> key >> kibibytes && key == "MemAvailable:") {
+      return kibibytes * KiB;
+    }
+  }
+  // A kernel that does not say (before 3.14, or a sandbox): the host's own refusal is the bound then.
+  return kUnbounded;
+}
+
+} // namespace
+
+std::size_t memory_available_below(const std::string& root) {
+  return std::min(available_in_system(root), available_in_groups(root));
+}
+
+std::size_t operating_system_memory_available() {
+  return memory_available_below("");
+}
+
+} // namespace torch_uvm

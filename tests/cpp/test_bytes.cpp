@@ -1,0 +1,67 @@
+// Byte counts, as they are printed and read.
+#include <limits>
+#include <string>
+
+#include "harness.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+using namespace torch_uvm;
+
+TEST(bytes_are_printed_with_two_decimals_from_kib_on) {
+  CHECK_EQ(format_bytes(0), "0 B");
+  CHECK_EQ(format_bytes(512), "512 B");
+  CHECK_EQ(format_bytes(1023), "1023 B");
+  CHECK_EQ(format_bytes(KiB), "1.00 KiB");
+  CHECK_EQ(format_bytes(1536), "1.50 KiB");
+  CHECK_EQ(format_bytes(3 * GiB / 2), "1.50 GiB");
+  CHECK_EQ(format_bytes(MiB - 1), "1.00 MiB"); // not 1024.00 KiB
+  CHECK_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
+}
+
+TEST(every_unit_is_read) {
+  CHECK_EQ(parse_bytes("4096"), 4096U);
+  CHECK_EQ(parse_bytes("0"), 0U);
+  CHECK_EQ(parse_bytes("7B"), 7U);
+  CHECK_EQ(parse_bytes("64KiB"), 64 * KiB);
+  CHECK_EQ(parse_bytes(" 512 MiB "), 512 * MiB);
+  CHECK_EQ(parse_bytes("4gib"), 4 * GiB);
+  CHECK_EQ(parse_bytes("2TiB"), 2048 * GiB);
+  CHECK_EQ(parse_bytes("1KB"), 1000U);
+  CHECK_EQ(parse_bytes("3mb"), 3000000U);
+  CHECK_EQ(parse_bytes("2GB"), 2000000000U);
+  CHECK_EQ(parse_bytes("1TB"), 1000000000000U);
+  CHECK_EQ(parse_bytes("007"), 7U);
+}
+
+TEST(fractions_are_read_if_they_are_whole_bytes) {
+  CHECK_EQ(parse_bytes("1.5GiB"), 3 * GiB / 2);
+  CHECK_EQ(parse_bytes("0.5KiB"), 512U);
+  CHECK_EQ(parse_bytes("1.000B"), 1U);
+  CHECK_EQ(parse_bytes("0.001KB"), 1U);
+  CHECK_THROWS(InvalidArgument, parse_bytes("0.5B"));
+  CHECK_THROWS(InvalidArgument, parse_bytes("1.3KiB"));
+  CHECK_THROWS(InvalidArgument, parse_bytes("1.0000000000000000000001TiB"));
+}
+
+TEST(the_largest_size_is_read_and_one_more_is_not) {
+  CHECK_EQ(parse_bytes("18446744073709551615"), std::numeric_limits<std::size_t>::max());
+  CHECK_THROWS(InvalidArgument, parse_bytes("18446744073709551616"));
+  CHECK_THROWS(InvalidArgument, parse_bytes("16777216TiB"));
+  CHECK_THROWS(InvalidArgument, parse_bytes("99999999999999999999999999999999999999999999"));
+}
+
+TEST(what_is_not_a_number_of_bytes_is_refused_by_its_text) {
+  for (const std::string text : {"", "  ", "-1", "-4GiB", "GiB", "4G", "4 Gi B", "1.5.5KiB", "1e9", "0x10", ".5GiB",
+                                 "1.GiB", "4GiB4", "none", "+4", "4,096", "1 000"}) {
+    try {
+      parse_bytes(text);
+      harness::fail(__FILE__, __LINE__, "'" + text + "' was read");
+    } catch (const InvalidArgument& error) {
+      CHECK(std::string(error.what()).find("'" + text + "'") != std::string::npos);
+      CHECK(std::string(error.what()).find("GiB") != std::string::npos);
+    }
+  }
+}
+
+HARNESS_MAIN()

@@ -1,0 +1,204 @@
+// The limit of managed bytes cannot be overrun, by any path, on any runtime.
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "harness.h"
+#include "runtime/bytes.h"
+#include "runtime/emulated_runtime.h"
+#include "runtime/host_available.h"
+#include "runtime/recording_runtime.h"
+
+using namespace torch_uvm;
+
+namespace {
+
+constexpr std::size_t kMax = std::numeric_limits<std::size_t>::max();
+
+OutOfMemory refused(ManagedRuntime& runtime, std::size_t bytes) {
+  try {
+    runtime.allocate_managed(bytes, Location::host());
+  } catch (const OutOfMemory& error) {
+    return error;
+  }
+  harness::fail(__FILE__, __LINE__, std::to_string(bytes) + " bytes were not refused");
+}
+
+void exactly_the_limit_fits(ManagedRuntime& runtime) {
+  runtime.set_limit(4 * MiB);
+  void* first = runtime.allocate_managed(3 * MiB, Location::device(0));
+  CHECK_EQ(refused(runtime, MiB + 1).bytes, MiB + 1);
+  CHECK_EQ(runtime.managed_bytes(), 3 * MiB);
+  void* second = runtime.allocate_managed(MiB, Location::host());
+  CHECK_EQ(runtime.managed_bytes(), 4 * MiB);
+  const OutOfMemory error = refused(runtime, 1);
+  CHECK(error.cause == OutOfMemory::Cause::kLimit);
+  CHECK(std::string(error.what()).find("4.00 MiB") != std::string::npos);
+  runtime.free_managed(first);
+  runtime.free_managed(second);
+  CHECK_EQ(runtime.managed_bytes(), 0U);
+  CHECK_EQ(runtime.peak_managed_bytes(), 4 * MiB);
+}
+
+// A folder with the files of an operating system in it.
+struct FakeSystem {
+  std::filesystem::path root;
+  FakeSystem() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "host_available_XXXXXX").string();
+    CHECK(mkdtemp(pattern.data()) != nullptr);
+    root = pattern;
+  }
+  ~FakeSystem() {
+    std::error_code ignored;
+    std::filesystem::remove_all(root, ignored);
+  }
+  void write(const std::string& path, const std::string& text) const {
+    const auto file = root / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  std::size_t available() const {
+    return memory_available_below(root.string());
+  }
+};
+
+} // namespace
+
+TEST(exactly_the_limit_fits_and_one_byte_more_does_not) {
+  RecordingRuntime recording;
+  exactly_the_limit_fits(recording);
+  EmulatedRuntime emulated;
+  exactly_the_limit_fits(emulated);
+}
+
+TEST(the_runtime_is_not_asked_for_what_the_limit_refuses) {
+  RecordingRuntime runtime;
+  runtime.set_limit(MiB);
+  refused(runtime, MiB + 1);
+  CHECK_EQ(runtime.count("allocate_managed"), 0U);
+}
+
+TEST(a_limit_of_zero_refuses_everything_and_none_lifts_it) {
+  RecordingRuntime runtime;
+  runtime.set_limit(0);
+  refused(runtime, 1);
+  runtime.set_limit(std::nullopt);
+  CHECK(!runtime.limit());
+  runtime.free_managed(runtime.allocate_managed(1, Location::host()));
+}
+
+TEST(a_limit_below_what_is_in_use_only_refuses_more) {
+  RecordingRuntime runtime;
+  void* ptr = runtime.allocate_managed(4 * MiB, Location::host());
+  runtime.set_limit(MiB);
+  refused(runtime, 1);
+  runtime.free_managed(ptr);
+  runtime.free_managed(runtime.allocate_managed(MiB, Location::host()));
+}
+
+TEST(sizes_that_overflow_are_refused) {
+  RecordingRuntime runtime;
+  void* ptr = runtime.allocate_managed(MiB, Location::host());
+  runtime.set_limit(kMax - 1);
+  CHECK(refused(runtime, kMax).cause == OutOfMemory::Cause::kLimit);
+  CHECK(refused(runtime, kMax - MiB).cause == OutOfMemory::Cause::kLimit); // the sum is the largest number
+  runtime.set_limit(std::nullopt);
+  refused(runtime, kMax);
+  CHECK_EQ(runtime.managed_bytes(), MiB);
+  runtime.free_managed(ptr);
+  EmulatedRuntime emulated;
+  refused(emulated, kMax);
+  CHECK_THROWS(OutOfMemory, emulated.allocate_device(kMax, 0));
+  CHECK_EQ(emulated.managed_bytes(), 0U);
+}
+
+TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
+  RecordingRuntime runtime;
+  runtime.set_host_memory_available(2 * MiB);
+  const OutOfMemory error = refused(runtime, 2 * MiB + 1);
+  CHECK(error.cause == OutOfMemory::Cause::kHost);
+  runtime.free_managed(runtime.allocate_managed(2 * MiB, Location::host()));
+}
+
+TEST(a_call_that_fails_gives_its_reservation_back) {
+  RecordingRuntime runtime;
+  runtime.set_limit(MiB);
+  runtime.fail("allocate_managed", 1);
+  CHECK(refused(runtime, MiB).cause == OutOfMemory::Cause::kRuntime);
+  CHECK_EQ(runtime.managed_bytes(), 0U);
+  CHECK_EQ(runtime.peak_managed_bytes(), 0U);
+  runtime.free_managed(runtime.allocate_managed(MiB, Location::host()));
+}
+
+TEST(threads_that_race_for_the_remainder_never_overrun_it) {
+  constexpr int kRounds = 200;
+  constexpr int kThreads = 4;
+  RecordingRuntime runtime;
+  runtime.set_limit(3 * MiB); // room for one of them, twice
+  std::atomic<int> won{0};
+  std::atomic<bool> overrun{false};
+  std::barrier start(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        start.arrive_and_wait();
+        void* ptr = nullptr;
+        try {
+          ptr = runtime.allocate_managed(2 * MiB, Location::host());
+          ++won;
+        } catch (const OutOfMemory&) {
+        }
+        overrun = overrun || runtime.managed_bytes() > 3 * MiB;
+        start.arrive_and_wait();
+        runtime.free_managed(ptr);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(!overrun);
+  CHECK_EQ(won.load(), kRounds); // exactly one each round
+  CHECK_EQ(runtime.managed_bytes(), 0U);
+  CHECK_EQ(runtime.peak_managed_bytes(), 2 * MiB);
+}
+
+TEST(available_memory_is_what_the_system_says) {
+  FakeSystem system;
+  CHECK_EQ(system.available(), kMax); // it says nothing
+  system.write("proc/meminfo", "MemTotal:  900 kB\nHugePages_Total:   0\nMemAvailable:   500 kB\nOther: 1 kB\n");
+  CHECK_EQ(system.available(), 500 * KiB);
+  CHECK(operating_system_memory_available() > 0);
+}
+
+TEST(a_control_group_of_either_version_bounds_it) {
+  FakeSystem system;
+  system.write("proc/meminfo", "MemAvailable:   500 kB\n");
+  system.write("proc/self/cgroup", "0::/outer/inner\n");
+  system.write("sys/fs/cgroup/outer/inner/memory.max", "max\n");
+  system.write("sys/fs/cgroup/outer/inner/memory.current", "1024\n");
+  CHECK_EQ(system.available(), 500 * KiB);
+  system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the group above
+  system.write("sys/fs/cgroup/outer/memory.current", "204800\n");
+  CHECK_EQ(system.available(), 200 * KiB);
+  system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // can be given up
+  CHECK_EQ(system.available(), 300 * KiB);
+  system.write("sys/fs/cgroup/outer/memory.current", "1000000\n");
+  CHECK_EQ(system.available(), 0U);
+
+  system.write("proc/self/cgroup", "5:cpu:/x\n4:memory:/not/mounted/here\n0::/\n");
+  system.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "102400\n");
+  system.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "51200\n");
+  CHECK_EQ(system.available(), 50 * KiB);
+}
+
+HARNESS_MAIN()
