@@ -88,8 +88,8 @@ inline int run(int argc, char** argv) {
 /// Compares with ==, and prints both sides (they must be streamable).
 #define CHECK_EQ(left, right)                                                              \
   do {                                                                                     \
-    const auto& left_value = (left);                                                       \
-    const auto& right_value = (right);                                                     \
+    const auto left_value = (left);                                                        \
+    const auto right_value = (right);                                                      \
     if (!(left_value == right_value)) {                                                    \
       std::ostringstream shown;                                                            \
       shown << #left " == " #right " is not so: " << left_value << " and " << right_value; \

@@ -1,0 +1,238 @@
+// What allocate + free of a cached size costs, in C++, warm.
+//
+//   bench_allocator [--json FILE] [--quick]
+//
+// The pattern: with `live` blocks of mixed sizes in place, and holes between them, one thread (or two at
+// once, each on its own stream) allocates and frees one block over and over. Figures are nanoseconds for
+// the pair, the median of several runs.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/caching_managed_allocator.h"
+#include "runtime/bytes.h"
+#include "runtime/managed_runtime.h"
+
+namespace {
+
+using namespace torch_uvm;
+
+/// Addresses without memory behind them: the allocator never touches what it hands out, so that a heap
+/// of 10^5 blocks costs the machine nothing.
+class AddressesOnly final : public SegmentSource {
+ public:
+  void* allocate(std::size_t bytes, Location /*home*/) override {
+    return reinterpret_cast<void*>(next_.fetch_add(round_up(bytes, 2 * MiB)));
+  }
+  void free(void* /*ptr*/) noexcept override {}
+  bool is_managed() const override {
+    return true;
+  }
+
+ private:
+  std::atomic<std::uintptr_t> next_{std::uintptr_t{1} << 40};
+};
+
+/// A runtime with two devices and nothing to do: the warm path makes no runtime call.
+class IdleRuntime final : public ManagedRuntime {
+ public:
+  std::string name() const override {
+    return "idle";
+  }
+  void prefetch(void*, std::size_t, Location, Stream) override {}
+  void advise(void*, std::size_t, Advice, Location) override {}
+  void discard(void*, std::size_t, Stream) override {}
+  RangeAttributes range_attributes(const void*, std::size_t) const override {
+    return {};
+  }
+  void* allocate_pinned(std::size_t) override {
+    throw RuntimeFailure("an idle runtime has no memory");
+  }
+  void free_pinned(void*) noexcept override {}
+  void* allocate_device(std::size_t, int) override {
+    throw RuntimeFailure("an idle runtime has no memory");
+  }
+  void free_device(void*) noexcept override {}
+  void copy_async(void*, const void*, std::size_t, Stream) override {}
+  Stream create_stream(int device, int) override {
+    return Stream{device, this};
+  }
+  void destroy_stream(Stream) noexcept override {}
+  bool query_stream(Stream) override {
+    return true;
+  }
+  void synchronize_stream(Stream) override {}
+  void synchronize_device(int) override {}
+  Event create_event(int, bool) override {
+    return Event{this};
+  }
+  void destroy_event(Event) noexcept override {}
+  void record_event(Event, Stream) override {}
+  bool query_event(Event) override {
+    return true;
+  }
+  void synchronize_event(Event) override {}
+  void wait_event(Stream, Event) override {}
+  double elapsed_ms(Event, Event) override {
+    return 0;
+  }
+  int device_count() const override {
+    return 2;
+  }
+  DeviceProperties device_properties(int) const override {
+    return {};
+  }
+  MemoryInfo memory_info(int) const override {
+    return {};
+  }
+  std::size_t host_memory_available() const override {
+    return std::size_t{1} << 50;
+  }
+
+ protected:
+  void* do_allocate_managed(std::size_t, Location) override {
+    throw RuntimeFailure("an idle runtime has no memory");
+  }
+  void do_free_managed(void*, std::size_t) noexcept override {}
+};
+
+struct Figure {
+  std::size_t bytes;
+  int threads;
+  std::size_t live;
+  double ns; ///< a pair, median
+};
+
+double pairs_ns(CachingManagedAllocator& allocator, std::size_t bytes, Stream stream, int pairs) {
+  const Location home = Location::device(stream.device);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < pairs; ++i) {
+    allocator.free(allocator.allocate(bytes, home, stream));
+  }
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+  return took.count() / pairs;
+}
+
+/// Fills the heap with `live` blocks of the sizes that models have, with as many holes left by freed ones.
+void populate(CachingManagedAllocator& allocator, std::size_t live, std::vector<Block*>& blocks) {
+  std::mt19937_64 random(20);
+  const auto size = [&]() -> std::size_t {
+    const std::uint64_t roll = random() % 100;
+    return roll < 70   ? 512 + random() % (64 * KiB)
+           : roll < 90 ? 64 * KiB + random() % MiB
+           : roll < 98 ? MiB + random() % (8 * MiB)
+                       : 10 * MiB + random() % (64 * MiB);
+  };
+  std::vector<Block*> holes;
+  for (std::size_t i = 0; i < live; ++i) {
+    blocks.push_back(allocator.allocate(size(), Location::device(0), Stream::default_of(0)));
+    if (i % 4 == 0) {
+      holes.push_back(allocator.allocate(size(), Location::device(0), Stream::default_of(0)));
+    }
+  }
+  for (Block* const block : holes) {
+    allocator.free(block);
+  }
+}
+
+double measure(std::size_t bytes, int threads, std::size_t live, int runs, int pairs) {
+  IdleRuntime runtime;
+  CachingManagedAllocator allocator(runtime, std::make_unique<AddressesOnly>());
+  std::vector<Block*> blocks;
+  populate(allocator, live, blocks);
+  std::vector<double> figures;
+  for (int run = 0; run < runs; ++run) {
+    std::vector<double> ns(static_cast<std::size_t>(threads));
+    std::vector<std::thread> workers;
+    std::atomic<int> ready = 0;
+    for (int i = 0; i < threads; ++i) {
+      workers.emplace_back([&, i] {
+        const Stream stream =
+            i == 0 ? Stream::default_of(0) : Stream{0, reinterpret_cast<void*>(static_cast<std::uintptr_t>(i))};
+        pairs_ns(allocator, bytes, stream, pairs / 10); // warm
+        ++ready;
+        while (ready != threads) {
+          std::this_thread::yield();
+        }
+        ns[static_cast<std::size_t>(i)] = pairs_ns(allocator, bytes, stream, pairs);
+      });
+    }
+    for (std::thread& worker : workers) {
+      worker.join();
+    }
+    figures.push_back(*std::ranges::max_element(ns));
+  }
+  for (Block* const block : blocks) {
+    allocator.free(block);
+  }
+  if (const auto wrong = allocator.check()) {
+    throw std::logic_error(*wrong);
+  }
+  std::ranges::nth_element(figures, figures.begin() + runs / 2);
+  return figures[static_cast<std::size_t>(runs / 2)];
+}
+
+void write_json(const std::string& path, const std::vector<Figure>& figures) {
+  std::ofstream file(path);
+  file << "{\"benchmark\": \"allocator\", \"unit\": \"ns for allocate + free, cached\", \"figures\": [";
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    const Figure& figure = figures[i];
+    file << (i == 0 ? "\n" : ",\n") << "  {\"bytes\": " << figure.bytes << ", \"threads\": " << figure.threads
+         << ", \"live_blocks\": " << figure.live << ", \"ns\": " << figure.ns << "}";
+  }
+  file << "\n]}\n";
+  if (!file.flush()) {
+    throw std::runtime_error("cannot write " + path);
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::string json;
+  bool quick = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
+      json = argv[++i];
+    } else if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else {
+      std::fprintf(stderr, "%s: \"%s\" is not accepted; [--json FILE] [--quick] are\n", argv[0], argv[i]);
+      return 2;
+    }
+  }
+  const int runs = quick ? 3 : 7;
+  const int pairs = quick ? 20'000 : 200'000;
+  const std::vector<std::size_t> lives = {100, 1'000, 10'000, 100'000};
+  std::vector<Figure> figures;
+  std::printf("allocate + free of a cached size, ns for the pair (median of %d runs)\n", runs);
+  std::printf("%12s %8s", "size", "threads");
+  for (const std::size_t live : lives) {
+    std::printf(" %7zu live", live);
+  }
+  std::printf("\n");
+  for (const int threads : {1, 2}) {
+    for (const std::size_t bytes : {std::size_t{512}, 4 * KiB, 64 * KiB, 1 * MiB, 4 * MiB, 16 * MiB, 64 * MiB}) {
+      std::printf("%12s %8d", format_bytes(bytes).c_str(), threads);
+      for (const std::size_t live : lives) {
+        const double ns = measure(bytes, threads, live, runs, pairs);
+        figures.push_back(Figure{bytes, threads, live, ns});
+        std::printf(" %12.1f", ns);
+        std::fflush(stdout);
+      }
+      std::printf("\n");
+    }
+  }
+  if (!json.empty()) {
+    write_json(json, figures);
+  }
+  return 0;
+}
