@@ -58,7 +58,7 @@ struct EmulatedConfig {
   std::size_t memory = std::size_t{256} << 20; ///< bytes of each device
   std::string profile = "h200";
   /// With a seed, queued work is delayed by chance until somebody waits for it.
-  std::optional<std::uint64_t> schedule_seed;
+  std::optional<std::uint64_t> schedule_seed = std::nullopt;
 
   bool operator==(const EmulatedConfig&) const = default;
 };
