@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torch_uvm import _C
-from torch_uvm.arguments import Device, exact_keywords, resolve_home
+from torch_uvm.arguments import Device, accelerator, exact_keywords, resolve_home
 
 
 @exact_keywords
@@ -65,16 +67,26 @@ def max_memory_reserved(device: Device | None = None) -> int:
     return _level(device, "reserved_bytes", "peak")
 
 
+def _reset_homes(device: Device | None) -> list[torch.device | None]:
+    if device is not None:
+        return [resolve_home(device)]
+    here = accelerator()
+    count = 0 if here is None else torch.accelerator.device_count()
+    return [None, *map(resolve_home, ["cpu", *range(count)])]
+
+
 @exact_keywords
 def reset_peak_memory_stats(device: Device | None = None) -> None:
-    """Makes the present levels the peaks. None: those of every home and of the sum."""
-    _C.reset_peak_memory_stats(resolve_home(device))
+    """Makes the present levels the peaks; None: of every home and of their sum."""
+    for home in _reset_homes(device):
+        _C.reset_peak_memory_stats(home)
 
 
 @exact_keywords
 def reset_accumulated_memory_stats(device: Device | None = None) -> None:
     """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay."""
-    _C.reset_accumulated_memory_stats(resolve_home(device))
+    for home in _reset_homes(device):
+        _C.reset_accumulated_memory_stats(home)
 
 
 @exact_keywords
