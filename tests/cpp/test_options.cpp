@@ -1,0 +1,140 @@
+// The option table: what it takes, what it refuses, and with which words.
+#include "allocator/options.h"
+
+#include "harness.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+using namespace torch_uvm;
+
+namespace {
+
+std::string refusal(std::string_view text) {
+  try {
+    parse_options(text);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != text.npos;
+}
+
+std::string value_of(const Options& options, std::string_view key) {
+  for (const OptionInfo& option : describe_options(options)) {
+    if (option.key == key) {
+      return option.value;
+    }
+  }
+  return "?";
+}
+
+} // namespace
+
+TEST(nothing_is_the_defaults) {
+  for (const char* text : {"", "  "}) {
+    const Options options = parse_options(text);
+    CHECK(!options.limit);
+    CHECK(options.allocator.populate);
+    CHECK(!options.allocator.max_split_bytes);
+    CHECK_EQ(options.emulated.devices, 1);
+    CHECK_EQ(options.emulated.memory, 256 * MiB);
+  }
+}
+
+TEST(every_option_is_read) {
+  const Options options = parse_options(
+      "limit:4GiB, populate : off ,max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
+      "emulated_schedule_seed:18446744073709551615");
+  CHECK_EQ(*options.limit, 4 * GiB);
+  CHECK(!options.allocator.populate);
+  CHECK_EQ(*options.allocator.max_split_bytes, 32 * MiB);
+  CHECK_EQ(options.emulated.devices, 2);
+  CHECK_EQ(options.emulated.memory, 1 * GiB);
+  CHECK_EQ(options.emulated.profile, "h200");
+  CHECK_EQ(*options.emulated.schedule_seed, ~std::uint64_t{0});
+}
+
+TEST(none_takes_a_value_away) {
+  Options options = parse_options("limit:1GiB,max_split:1GiB,emulated_schedule_seed:3");
+  for (const char* key : {"limit", "max_split", "emulated_schedule_seed"}) {
+    set_option(options, key, "None");
+    CHECK_EQ(value_of(options, key), "none");
+  }
+}
+
+TEST(booleans_have_six_spellings) {
+  for (const char* text : {"true", "1", "on", "ON"}) {
+    CHECK(parse_options(std::string("populate:") + text).allocator.populate);
+  }
+  for (const char* text : {"false", "0", "off", "False"}) {
+    CHECK(!parse_options(std::string("populate:") + text).allocator.populate);
+  }
+  const std::string message = refusal("populate:maybe");
+  CHECK(has(message, "populate") && has(message, "maybe") && has(message, "true, false, 1, 0, on, off"));
+}
+
+TEST(a_typo_names_the_nearest_key) {
+  CHECK(has(refusal("limt:4GiB"), "\"limt\""));
+  CHECK(has(refusal("limt:4GiB"), "did you mean limit?"));
+  CHECK(has(refusal("emulated_device:2"), "did you mean emulated_devices?"));
+  CHECK(has(refusal("MaxSplit:4GiB"), "did you mean max_split?"));
+  CHECK(!has(refusal("garbage_collection:1"), "did you mean"));
+  CHECK(has(refusal("garbage_collection:1"), "limit, populate, max_split"));
+}
+
+TEST(malformed_texts_are_refused) {
+  CHECK(has(refusal("limit:1GiB,limit:2GiB"), "limit is given twice"));
+  CHECK(has(refusal("limit"), "\"limit\" has no colon"));
+  CHECK(has(refusal("limit:1GiB,"), "an empty part"));
+  CHECK(has(refusal(",limit:1GiB"), "an empty part"));
+  CHECK(has(refusal("limit:1GiB,,populate:on"), "an empty part"));
+  CHECK(has(refusal(":1GiB"), "unknown option \"\""));
+  CHECK(has(refusal("limit:"), "option limit: \"\" is not accepted"));
+  CHECK(has(refusal("limit:1GiB:2GiB"), "1GiB:2GiB"));
+}
+
+TEST(values_out_of_range_are_refused) {
+  for (const char* text :
+       {"limit:-1", "limit:4 elephants", "limit:1.5", "max_split:1MiB", "max_split:0", "emulated_devices:0",
+        "emulated_devices:65", "emulated_devices:2.5", "emulated_devices:-1", "emulated_devices:", "emulated_memory:1",
+        "emulated_memory:none", "emulated_profile:abacus", "emulated_schedule_seed:-1", "emulated_schedule_seed:x",
+        "emulated_schedule_seed:18446744073709551616"}) {
+    const std::string message = refusal(text);
+    const std::string_view pair(text);
+    CHECK(has(message, pair.substr(0, pair.find(':'))));
+    CHECK(has(message, pair.substr(pair.find(':') + 1)));
+    CHECK(has(message, "it takes"));
+  }
+  CHECK(has(refusal("emulated_profile:abacus"), "h200"));
+}
+
+TEST(a_refused_value_changes_nothing) {
+  Options options = parse_options("emulated_devices:3,max_split:64MiB,emulated_schedule_seed:9");
+  CHECK_THROWS(InvalidArgument, set_option(options, "emulated_devices", "900"));
+  CHECK_THROWS(InvalidArgument, set_option(options, "max_split", "1KiB"));
+  CHECK_THROWS(InvalidArgument, set_option(options, "emulated_schedule_seed", "nine"));
+  CHECK_EQ(options.emulated.devices, 3);
+  CHECK_EQ(*options.allocator.max_split_bytes, 64 * MiB);
+  CHECK_EQ(*options.emulated.schedule_seed, std::uint64_t{9});
+}
+
+TEST(the_dump_can_be_read_back) {
+  const Options options =
+      parse_options("limit:1536MiB,populate:0,emulated_memory:3000001,emulated_devices:4,emulated_schedule_seed:5");
+  std::string text;
+  for (const OptionInfo& option : describe_options(options)) {
+    CHECK(!option.accepted.empty() && !option.description.empty() && !option.default_value.empty());
+    text += (text.empty() ? "" : ",") + option.key + ":" + option.value;
+  }
+  const Options again = parse_options(text);
+  for (const OptionInfo& option : describe_options(options)) {
+    CHECK_EQ(value_of(again, option.key), option.value);
+  }
+  CHECK_EQ(value_of(again, "limit"), "1536MiB");
+  CHECK_EQ(value_of(again, "emulated_memory"), "3000001");
+}
+
+HARNESS_MAIN()
