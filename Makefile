@@ -17,8 +17,8 @@ EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu
 FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 TYPED = $(wildcard *.py) scripts torch_uvm tests $(wildcard examples benchmarks)
 
-# CMake and ninja are those of the virtual environment.
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# CMake and ninja are those of the virtual environment. Not for all commands: PYTHON must not be found there.
+WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -55,23 +55,23 @@ $(STAMPS)/flavour: $(STAMPS)/installed FORCE
 # The folders stand for files that are taken away.
 $(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $(FLOORS) $(EXTENSION_FILES)
 	@$(VENV_PY) setup.py -q flavour
-	$(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
+	$(WITH_TOOLS) $(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
 	@touch $@
 
 cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ floors
-	@cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	@cmake --build build/cpp -j $(JOBS)
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
 
 test-cpp: cpp ## run the tests of the C++ floors alone
 	$(VENV_PY) -m pytest tests/test_cpp_floors.py
 
 sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and UBSAN, then under TSAN
-	cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined
-	cmake --build build/cpp-address -j $(JOBS)
+	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined
+	$(WITH_TOOLS) cmake --build build/cpp-address -j $(JOBS)
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-address
-	cmake -S tests/cpp -B build/cpp-thread -G Ninja -DSANITIZE=thread
-	cmake --build build/cpp-thread -j $(JOBS)
+	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-thread -G Ninja -DSANITIZE=thread
+	$(WITH_TOOLS) cmake --build build/cpp-thread -j $(JOBS)
 	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-thread
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing

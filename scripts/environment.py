@@ -57,6 +57,8 @@ def create(environment: Path, keep: bool) -> None:
     origin = environment / "stamps" / "origin"
     if keep and origin.exists():
         return
+    if Path(sys.prefix).resolve() == environment.resolve():
+        sys.exit(f"{sys.executable} belongs to {environment}, which cannot be made from itself")
     if sys.version_info < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         sys.exit(
