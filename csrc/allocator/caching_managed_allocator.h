@@ -10,12 +10,19 @@
 //   event is recorded only when somebody needs one: a second stream that used the block
 //   (record_stream), another stream that takes it, or the host that takes a block which device work
 //   may still touch; then the host waits before it gets the block.
-// - A fresh segment homed on a device is populated by one prefetch.
+// - Another stream's block is taken only when nothing of the stream's own fits, and before a new segment
+//   is made. Neighbours are merged only if they are filed alike; under failure whatever their filing is.
+// - A fresh segment homed on a device is populated by one prefetch. One that fails is counted and
+//   forgotten: it is a hint, and its pages come by fault instead.
 // - Under failure: wait for pending frees, give back cached segments, ask the door to make room, try
 //   again, and only then raise OutOfMemory with a table of where the bytes are.
 //
-// Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held. No
-// Python is called and no GIL is taken here; callers may or may not hold it.
+// Streams outlive the blocks that are filed under them: before a stream is destroyed, its blocks are
+// freed and empty_cache is called.
+//
+// Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held, and so
+// are the source, the prefetch, and the host's wait for one block; a wait for all pending blocks holds
+// the mutex. No Python is called and no GIL is taken here; callers may or may not hold it.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +41,7 @@ namespace torch_uvm {
 /// Tunables of the policy; the option table (allocator/options.h) reads and prints them.
 struct AllocatorOptions {
   bool populate = true; ///< prefetch a fresh segment to its device
-  std::optional<std::size_t> max_split_bytes; ///< blocks larger than this are never split
+  std::optional<std::size_t> max_split_bytes; ///< blocks larger than this are never split; at least 20 MiB
 };
 
 /// What the residency floor gives the allocator to call when memory runs short.
@@ -72,9 +79,10 @@ struct SegmentInfo {
 /// free static workspaces at exit.
 class CachingManagedAllocator {
  public:
+  /// \throws InvalidArgument for options that set_options refuses
   CachingManagedAllocator(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
                           AllocatorOptions options = {});
-  ~CachingManagedAllocator(); ///< gives every segment back; no block may be in use
+  ~CachingManagedAllocator(); ///< gives every segment back; one with a block in use, after all, is leaked
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
@@ -82,24 +90,29 @@ class CachingManagedAllocator {
   /// \param bytes 0 gives nullptr: there is nothing to point at
   /// \param home where it will be used first
   /// \param stream the stream that will use it first; Stream::host() when home is the host
-  /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home
+  /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home or
+  ///         stream; RuntimeFailure where a runtime call failed, and in a forked child. Nothing has changed
   Block* allocate(std::size_t bytes, Location home, Stream stream);
 
   /// Gives a block back, in the order of the stream it belongs to. Never throws: a runtime that fails
-  /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored.
+  /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored; a
+  /// block that is freed already aborts the program, as it does in malloc.
   void free(Block* block) noexcept;
 
   /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
-  /// time of `free` is done.
+  /// time of `free` is done. The host's own work needs no record. \throws InvalidArgument
   void record_stream(Block* block, Stream stream);
 
   /// Says that the block's pages have moved: it belongs to `home` and `stream` from now on, and will be
   /// filed there when it is freed. Work queued on the stream it had is still waited for.
+  /// \throws InvalidArgument, also for a new home of memory that cannot move
   void set_home(Block* block, Location home, Stream stream);
 
   /// The block that a caller has and that holds this address; nullptr if there is none.
   Block* find(const void* ptr) const;
 
+  // Of a block that the caller has. The first three take no lock and accept nullptr; of a moved block,
+  // home and stream are the new ones.
   void* data(const Block* block) const;
   std::size_t bytes(const Block* block) const; ///< of the block, after rounding
   std::size_t requested_bytes(const Block* block) const;
@@ -117,9 +130,9 @@ class CachingManagedAllocator {
 
   std::vector<SegmentInfo> snapshot() const;
 
-  void set_room_maker(RoomMaker* room_maker); ///< not owned; nullptr takes it away
+  void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
   AllocatorOptions options() const;
-  void set_options(const AllocatorOptions& options);
+  void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument for max_split_bytes below 20 MiB
 
   /// Walks every structure: blocks tile segments, neighbours are coalesced where they may be, free
   /// lists and counters agree. nullopt: all is well; else what is wrong.
@@ -128,8 +141,9 @@ class CachingManagedAllocator {
     return !check();
   }
 
-  /// For pthread_atfork: the mutex is held across the fork, and in the child nothing is ever given
-  /// back to the runtime again (its memory belongs to the parent).
+  /// For pthread_atfork: the mutex is held across the fork, and in the child the runtime is never called
+  /// again (its memory belongs to the parent): free only keeps the books, empty_cache gives back nothing,
+  /// allocate throws RuntimeFailure. `before_fork` comes before the runtime's own handler (lock order).
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();

@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -131,7 +132,10 @@ constexpr std::array kTable{
         [] { return profile_names(); },
         "costs that the emulated device's clock uses",
         [](const Options& o) { return o.emulated.profile; },
-        [](Options& o, std::string_view text) { return !(o.emulated.profile = CostProfile::named(text).name).empty(); }},
+        [](Options& o, std::string_view text) {
+          o.emulated.profile = CostProfile::named(text).name;
+          return true;
+        }},
     Row{"emulated_schedule_seed",
         [] { return "0 to " + std::to_string(std::numeric_limits<std::uint64_t>::max()) + ", or none"; },
         "delay emulated queued work by chance, with this seed",

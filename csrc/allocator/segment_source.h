@@ -7,7 +7,9 @@
 
 namespace torch_uvm {
 
-/// A supplier of segments. Thread-safe. `allocate` throws OutOfMemory; `free` does not throw.
+/// A supplier of segments, aligned to 512 bytes at least (2 MiB for those that large). Thread-safe.
+/// `allocate` throws OutOfMemory; `free` does not throw, and waits for device work that may still touch
+/// the segment.
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;

@@ -1,6 +1,9 @@
 // Every runtime call fails once, at each place where the allocator makes it: nothing is lost, nothing
 // leaks, and a request that threw has changed nothing.
-#include "allocator_contract.h"
+#include <functional>
+#include <string>
+
+#include "allocator_rig.h"
 #include "runtime/recording_runtime.h"
 
 using namespace contract;

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
+#include <string>
 #include <thread>
 
-#include "allocator_contract.h"
+#include "allocator_rig.h"
 #include "runtime/recording_runtime.h"
 
 using namespace contract;

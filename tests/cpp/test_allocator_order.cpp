@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "allocator_contract.h"
+#include "allocator_rig.h"
 #include "runtime/emulated_runtime.h"
 
 using namespace contract;

@@ -1,7 +1,8 @@
 // Which runtime calls the allocator makes, and which it does not: events, waits, prefetches, retries.
 #include <utility>
 
-#include "allocator_contract.h"
+#include "allocator/size_classes.h"
+#include "allocator_rig.h"
 #include "runtime/recording_runtime.h"
 
 using namespace contract;

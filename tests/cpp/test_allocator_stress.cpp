@@ -1,9 +1,11 @@
 // Random use, seeded: every structure is walked after each step of one thread, and at the end of many.
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
+#include <utility>
 
-#include "allocator_contract.h"
+#include "allocator_rig.h"
 #include "runtime/emulated_runtime.h"
 #include "runtime/recording_runtime.h"
 
