@@ -103,6 +103,17 @@ void record_stream_of(at::Tensor& self, c10::Stream stream) {
   record_stream(self.storage().data_ptr(), from_torch(stream));
 }
 
+// Asked by `parameter.data = other`, and so by Module.to: with yes, parameters keep their identity and
+// their ties, as between the CPU and CUDA; PyTorch's own answer for a PrivateUse1 device is no.
+bool can_take_the_place_of(const at::Tensor& self, const at::Tensor& from) {
+  static constexpr c10::DispatchKeySet kDense({c10::BackendComponent::CPUBit, c10::BackendComponent::PrivateUse1Bit});
+  const auto plain = [](const at::Tensor& tensor) {
+    const c10::DispatchKeySet keys = tensor.key_set();
+    return keys.has_any(kDense) && keys.has(c10::DispatchKey::Dense);
+  };
+  return (plain(self) && plain(from)) || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
 } // namespace
 
 void register_factories(torch::Library& aten) {
@@ -114,6 +125,7 @@ void register_factories(torch::Library& aten) {
   aten.impl("set_.source_Storage", TORCH_FN(set_storage));
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   aten.impl("set_", TORCH_FN(set_nothing));
+  aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(can_take_the_place_of));
   aten.impl("record_stream", TORCH_FN(record_stream_of));
 }
 

@@ -69,7 +69,7 @@ struct EmuHooks final : at::PrivateUse1HooksInterface {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
     const int device = checked_index(impl->device().index());
-    c10::DataPtr grown = allocate(device, bytes, impl->device());
+    c10::DataPtr grown = allocate(device, bytes);
     if (const std::size_t kept = std::min(bytes, impl->nbytes()); kept != 0) {
       runtime().copy_async(grown.get(), impl->data(), kept, current_stream(device));
     }

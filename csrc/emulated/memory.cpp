@@ -3,7 +3,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <algorithm>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
 #include <utility>
 
 #include "emulated/backend.h"
@@ -16,6 +18,48 @@ namespace {
 
 constexpr int kOrdinary = -1;
 thread_local int kernel_device = kOrdinary; // whose memory CPU allocations of this thread are
+
+// What CPU kernels allocate.
+//
+// c10::Allocator::raw_allocate, which oneDNN's scratch memory comes from, takes any allocation for one
+// whose context is its address and whose deleter is the allocator's one raw_deleter(). So kernel memory
+// looks like that, and is found again by its address: among the thread's own of the running kernel,
+// which is where nearly all of it ends, else by a search.
+struct KernelMemory {
+  void* ptr;
+  Block* block;
+  bool managed;
+};
+
+thread_local c10::SmallVector<KernelMemory, 16> kernel_memory;
+
+std::optional<KernelMemory> take_kernel_memory(void* ptr) {
+  for (auto entry = kernel_memory.rbegin(); entry != kernel_memory.rend(); ++entry) {
+    if (entry->ptr == ptr) {
+      const KernelMemory taken = *entry;
+      *entry = kernel_memory.back();
+      kernel_memory.pop_back();
+      return taken;
+    }
+  }
+  return std::nullopt;
+}
+
+c10::DeleterFnPtr native_deleter = nullptr; // of the CPU allocator that was there before
+
+void delete_cpu_memory(void* ptr) {
+  // Ours goes back through a DataPtr as any other.
+  const c10::Device cpu(c10::DeviceType::CPU);
+  c10::DataPtr freed;
+  if (const auto mine = take_kernel_memory(ptr)) {
+    freed = mine->managed ? managed_data(mine->block, cpu) : plain_data(mine->block, cpu);
+  } else {
+    freed = data_by_address(ptr, cpu);
+  }
+  if (freed.get() == nullptr && native_deleter != nullptr) {
+    native_deleter(ptr);
+  }
+}
 
 void add(c10::CachingAllocator::StatArray& to, const StatArray& from) {
   // c10's pool kinds are ours, in the same order.
@@ -49,8 +93,7 @@ void add(c10::CachingDeviceAllocator::DeviceStats& to, const Statistics& from) {
 // while a program uses one of the two, an upper bound where it switches between them.
 struct EmuAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    const int device = current_device();
-    return emulated::allocate(device, bytes, c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
+    return emulated::allocate(current_device(), bytes);
   }
   void copy_data(void* dst, const void* src, std::size_t bytes) const override {
     const Stream stream = current_stream(current_device());
@@ -111,14 +154,22 @@ struct DelegatingCpuAllocator final : c10::Allocator {
   explicit DelegatingCpuAllocator(c10::Allocator* native) : native(native) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    return kernel_device == kOrdinary ? native->allocate(bytes)
-                                      : emulated::allocate(kernel_device, bytes, c10::Device(c10::DeviceType::CPU));
+    if (kernel_device == kOrdinary) {
+      return native->allocate(bytes);
+    }
+    c10::DataPtr data = emulated::allocate(kernel_device, bytes);
+    void* ptr = data.get();
+    if (ptr != nullptr) {
+      kernel_memory.push_back({ptr, block_of(data), is_managed(data)});
+      data.release_context();
+    }
+    return {ptr, ptr, &delete_cpu_memory, c10::Device(c10::DeviceType::CPU)};
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
     return native->is_simple_data_ptr(data);
   }
   c10::DeleterFnPtr raw_deleter() const override {
-    return native->raw_deleter(); // must never change while allocations of its kind live
+    return &delete_cpu_memory; // for native memory, too: what it is shows when it is freed
   }
   void copy_data(void* dst, const void* src, std::size_t bytes) const override {
     native->copy_data(dst, src, bytes);
@@ -129,15 +180,31 @@ struct DelegatingCpuAllocator final : c10::Allocator {
 
 } // namespace
 
-c10::DataPtr allocate(int device, std::size_t bytes, c10::Device label) {
+c10::DataPtr allocate(int device, std::size_t bytes) {
   const Stream stream = current_stream(device);
+  const c10::Device label(kDeviceType, static_cast<c10::DeviceIndex>(device));
   if (managed_enabled()) {
     return allocate_managed(bytes, Location::device(device), stream, label);
   }
   plain_allocator(); // made before its first use
-  c10::DataPtr data = allocate_plain(bytes, stream, c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
-  data.unsafe_set_device(label);
-  return data;
+  return allocate_plain(bytes, stream, label);
+}
+
+bool is_kernel_memory(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_cpu_memory;
+}
+
+c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device) {
+  const c10::Device label(kDeviceType, static_cast<c10::DeviceIndex>(device));
+  if (const auto mine = take_kernel_memory(data.get())) {
+    data.release_context();
+    return mine->managed ? managed_data(mine->block, label) : plain_data(mine->block, label);
+  }
+  c10::DataPtr adopted = data_by_address(data.get(), label);
+  if (adopted.get() != nullptr) {
+    data.release_context();
+  }
+  return adopted;
 }
 
 c10::Allocator* device_allocator() {
@@ -151,11 +218,16 @@ c10::Allocator* pinned_allocator() {
 }
 
 void install_cpu_allocator() {
+  native_deleter = c10::GetCPUAllocator()->raw_deleter();
   static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked, never uninstalled
   c10::SetCPUAllocator(allocator, /*priority=*/1);
 }
 
-AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {}
+AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {
+  if (previous_ == kOrdinary) {
+    kernel_memory.clear(); // what an earlier kernel left is somebody's, and is found by its address
+  }
+}
 AllocationScope::~AllocationScope() {
   kernel_device = previous_;
 }

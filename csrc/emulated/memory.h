@@ -6,8 +6,8 @@
 namespace torch_uvm::emulated {
 
 /// Memory of `device` for the calling thread's current stream there: managed while the switch is on,
-/// else plain. `label` is what the DataPtr says it is: the device, or the CPU inside a kernel.
-c10::DataPtr allocate(int device, std::size_t bytes, c10::Device label);
+/// else plain.
+c10::DataPtr allocate(int device, std::size_t bytes);
 
 /// The allocator that PyTorch's allocator table has for PrivateUse1; a c10::DeviceAllocator. Leaked.
 c10::Allocator* device_allocator();
@@ -30,6 +30,12 @@ class AllocationScope {
  private:
   int previous_;
 };
+
+/// Whether `data` is memory that the CPU's allocator made in an AllocationScope.
+bool is_kernel_memory(const c10::DataPtr& data);
+
+/// The same memory as `device`'s own; `data` is kernel memory, and loses it.
+c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device);
 
 /// The reverse, inside a kernel: ordinary CPU memory for what must outlive it on the CPU.
 class OrdinaryAllocationScope {

@@ -133,9 +133,11 @@ void Operands::label(c10::StorageImpl* storage) {
     return;
   }
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
-  if (data.get() != nullptr && block_of(data) == nullptr) {
+  if (is_kernel_memory(data)) {
+    storage->set_data_ptr_noswap(data.get() != nullptr ? adopt_kernel_memory(data, device_) : allocate(device_, 0));
+  } else if (data.get() != nullptr && block_of(data) == nullptr) {
     // Not from our allocator: made by another thread of the kernel, or handed through from elsewhere.
-    c10::DataPtr own = allocate(device_, storage->nbytes(), device);
+    c10::DataPtr own = allocate(device_, storage->nbytes());
     std::memcpy(own.get(), data.get(), storage->nbytes());
     storage->set_data_ptr_noswap(std::move(own));
   } else {

@@ -1,7 +1,8 @@
-// LSTM and GRU.
+// LSTM, GRU and plain recurrent layers.
 //
 // PyTorch picks their implementation by device inside composite operators: the CPU's own (oneDNN for
-// LSTM, plain cells for GRU), and for any PrivateUse1 device fused cells that no CPU kernel exists for.
+// LSTM; cells whose input products are made beforehand for the others), and for any PrivateUse1 device
+// fused cells that no CPU kernel exists for.
 // To run what the CPU runs, to the last bit, the whole operator runs on CPU aliases with a graph of its
 // own there, and one node on our side hands gradients across. Like cuDNN's, these operators can be
 // differentiated once.
@@ -65,7 +66,7 @@ struct CpuGraphBackward final : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !at::GradMode::is_enabled(),
-        "LSTM and GRU on the emulated accelerator can be differentiated once only (as with cuDNN)");
+        "Recurrent layers on the emulated accelerator can be differentiated once only (as with cuDNN)");
     TORCH_CHECK(!cpu_outputs.empty(), "Trying to backward through the graph a second time, but its buffers were freed");
     const Stream stream = current_stream(device);
     Operands operands(device);
@@ -181,8 +182,10 @@ void run_on_cpu_graph(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   runtime().end_kernel(stream, {forward.operands.fresh().data(), forward.operands.fresh().size()});
 }
 
-constexpr std::array<const char*, 6> kOperators = {"aten::lstm.input", "aten::lstm.data", "aten::gru.input",
-                                                   "aten::gru.data",   "aten::lstm_cell", "aten::gru_cell"};
+constexpr std::array<const char*, 12> kOperators = {
+    "aten::lstm.input",    "aten::lstm.data",      "aten::lstm_cell",      "aten::gru.input",
+    "aten::gru.data",      "aten::gru_cell",       "aten::rnn_tanh.input", "aten::rnn_tanh.data",
+    "aten::rnn_tanh_cell", "aten::rnn_relu.input", "aten::rnn_relu.data",  "aten::rnn_relu_cell"};
 
 } // namespace
 

@@ -65,6 +65,27 @@ Block* block_of(const c10::DataPtr& data) {
   return is_managed(data) || is_plain(data) ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
+c10::DataPtr managed_data(Block* block, c10::Device device) {
+  return {Context::get().managed_allocator().data(block), block, &delete_managed, device};
+}
+
+c10::DataPtr plain_data(Block* block, c10::Device device) {
+  return {plain_allocator.load()->data(block), block, &delete_plain, device};
+}
+
+c10::DataPtr data_by_address(void* ptr, c10::Device device) {
+  if (ptr != nullptr && Context::get().in_use()) {
+    if (Block* block = Context::get().managed_allocator().find(ptr)) {
+      return managed_data(block, device);
+    }
+    CachingManagedAllocator* plain = plain_allocator.load();
+    if (Block* block = plain == nullptr ? nullptr : plain->find(ptr)) {
+      return plain_data(block, device);
+    }
+  }
+  return {};
+}
+
 void record_stream(const c10::DataPtr& data, Stream stream) {
   Block* block = block_of(data);
   if (block == nullptr) {

@@ -30,6 +30,13 @@ bool is_plain(const c10::DataPtr& data);
 /// The block behind a managed or plain DataPtr; nullptr for others and for empty ones.
 Block* block_of(const c10::DataPtr& data);
 
+/// A DataPtr for a block that is known by its handle, as allocate_managed and allocate_plain make them.
+c10::DataPtr managed_data(Block* block, c10::Device device);
+c10::DataPtr plain_data(Block* block, c10::Device device);
+
+/// The same, of memory of which only the address is known, by searching for it; empty if it is not ours.
+c10::DataPtr data_by_address(void* ptr, c10::Device device);
+
 /// Says that `stream`, too, uses the bytes; ignored for memory that is not ours.
 void record_stream(const c10::DataPtr& data, Stream stream);
 
