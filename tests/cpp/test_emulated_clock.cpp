@@ -161,16 +161,32 @@ TEST(a_wait_carries_time_from_stream_to_stream) {
 }
 
 TEST(pages_on_their_way_to_the_host_stop_every_launch) {
-  EmulatedRuntime runtime(large());
+  EmulatedRuntime runtime(devices(2)); // 16 pages each
   const Stream side = runtime.create_stream(0, 0);
+  Managed memory(runtime, 32);
+  memory.use(0, 16, 0, true);
+  runtime.synchronize_device(0);
+  const double before = runtime.time_us();
+  memory.prefetch(16, 16, Location::device(0)); // writes 16 pages back
+  const double written_back = us(16 * kPage, costs().prefetch_to_host_rate);
+  runtime.begin_kernel(side, {});
+  CHECK(close(runtime.stream_time_us(side),
+              before + costs().call_us + written_back + costs().launch_us + costs().prefetch_us));
+  runtime.begin_kernel(Stream::default_of(1), {}); // another device goes on
+  CHECK(runtime.stream_time_us(Stream::default_of(1)) < before + written_back);
+  runtime.destroy_stream(side);
+}
+
+TEST(a_prefetch_to_the_host_blocks_the_caller) {
+  EmulatedRuntime runtime(large());
   Managed memory(runtime, 1024);
   memory.prefetch(0, 1024, Location::device(0));
   memory.prefetch(0, 1024, Location::host());
   const double stopped = runtime.stream_time_us(stream0());
-  runtime.begin_kernel(side, {});
-  CHECK(runtime.stream_time_us(side) >= stopped);
   CHECK(stopped > us(1024 * kPage, costs().prefetch_to_host_rate));
-  runtime.destroy_stream(side);
+  const double before = runtime.time_us();
+  memory.use_on_host(0, 1, true);
+  CHECK(runtime.time_us() > before); // the host's clock had got there, too
 }
 
 TEST(evictions_cost_their_write_back) {
