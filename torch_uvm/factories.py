@@ -26,14 +26,16 @@ from torch_uvm.arguments import (
 _MAX_TENSOR_BYTES = 2**63 - 1
 
 
-def _sizes(args: tuple[Any, ...], what: str) -> tuple[int, ...]:
-    if not args:
-        raise TypeError(
-            f"{what}() needs a size; accepted: ints, or one sequence of them (() for 0 dimensions)"
-        )
-    given = args[0] if len(args) == 1 and isinstance(args[0], (Sequence, torch.Size)) else args
+def _sizes(args: tuple[Any, ...], size: Any, what: str) -> tuple[int, ...]:
+    accepted = "accepted: ints of at least 0, or one sequence of them (() for 0 dimensions)"
+    if (not args) == (size is None):
+        problem = "needs a size" if size is None else f"has two sizes, {show(args)} and {show(size)}"
+        raise TypeError(f"{what}() {problem}; {accepted}")
+    given = args or (size,)
+    if len(given) == 1 and isinstance(given[0], (Sequence, torch.Size)):
+        given = given[0]
     if isinstance(given, str):
-        raise TypeError(f"{what}() size is {show(given)}; accepted: ints of at least 0")
+        raise TypeError(f"{what}() size is {show(given)}; {accepted}")
     sizes = []
     for item in given:
         try:
@@ -41,10 +43,10 @@ def _sizes(args: tuple[Any, ...], what: str) -> tuple[int, ...]:
                 raise TypeError
             sizes.append(operator.index(item))
         except TypeError:
-            raise TypeError(f"{what}() size has {show(item)}; accepted: ints of at least 0") from None
-    for size in sizes:
-        if size < 0:
-            raise ValueError(f"{what}() size {tuple(sizes)} has {size}; accepted: ints of at least 0")
+            raise TypeError(f"{what}() size has {show(item)}; {accepted}") from None
+    for number in sizes:
+        if number < 0:
+            raise ValueError(f"{what}() size {tuple(sizes)} has {number}; {accepted}")
     return tuple(sizes)
 
 
@@ -62,10 +64,8 @@ def _check_dtype(dtype: object, what: str) -> torch.dtype:
         return torch.get_default_dtype()
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{what}() dtype is {show(dtype)}; accepted: a torch.dtype, or None for the default")
-    try:
-        torch.empty(0, dtype=dtype, device="meta")
-    except RuntimeError:  # quantised types need a scale that we have no word for
-        raise ValueError(f"{what}() dtype is {dtype}; accepted: dtypes that torch.empty takes") from None
+    if str(dtype).startswith("torch.q"):
+        raise ValueError(f"{what}() dtype is {dtype}; accepted: dtypes that are not quantised")
     return dtype
 
 
@@ -116,6 +116,7 @@ def _meta(sizes: tuple[int, ...], dtype: torch.dtype, memory_format: object, wha
 
 def _new(
     args: tuple[Any, ...],
+    size: Any,
     what: str,
     dtype: torch.dtype | None,
     layout: torch.layout | None,
@@ -125,7 +126,7 @@ def _new(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
     kind = _check_dtype(dtype, what)
-    sizes = _sizes(args, what)
+    sizes = _sizes(args, size, what)
     _check_options(layout, pin_memory, requires_grad, kind, what)
     meta = _meta(sizes, kind, memory_format, what)
     return _make(meta, _device(device, what))
@@ -133,7 +134,8 @@ def _new(
 
 @exact_keywords
 def empty(
-    *size: Any,
+    *sizes: Any,
+    size: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = torch.strided,
     device: Device | None = None,
@@ -144,7 +146,7 @@ def empty(
     """A managed tensor of that size; its values are whatever was in the memory.
 
     Args:
-        size: ints, or one sequence of them; `()` for 0 dimensions. 0 is a size, too.
+        sizes, size: ints, or one sequence of them; `()` for 0 dimensions. 0 is a size, too.
         dtype: None for torch's default.
         device: None for the current accelerator; a device, a string or the accelerator's index;
             "cpu" for a managed CPU tensor.
@@ -158,13 +160,14 @@ def empty(
     >>> torch_uvm.empty(2, 3, device="cpu").shape
     torch.Size([2, 3])
     """
-    made = _new(size, "empty", dtype, layout, device, requires_grad, pin_memory, memory_format)
+    made = _new(sizes, size, "empty", dtype, layout, device, requires_grad, pin_memory, memory_format)
     return made.requires_grad_(requires_grad)
 
 
 @exact_keywords
 def zeros(
-    *size: Any,
+    *sizes: Any,
+    size: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = torch.strided,
     device: Device | None = None,
@@ -176,13 +179,14 @@ def zeros(
     >>> torch_uvm.zeros(2, device="cpu")
     tensor([0., 0.])
     """
-    made = _new(size, "zeros", dtype, layout, device, requires_grad, pin_memory)
+    made = _new(sizes, size, "zeros", dtype, layout, device, requires_grad, pin_memory)
     return made.zero_().requires_grad_(requires_grad)
 
 
 @exact_keywords
 def ones(
-    *size: Any,
+    *sizes: Any,
+    size: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = torch.strided,
     device: Device | None = None,
@@ -194,7 +198,7 @@ def ones(
     >>> torch_uvm.ones(2, device="cpu")
     tensor([1., 1.])
     """
-    made = _new(size, "ones", dtype, layout, device, requires_grad, pin_memory)
+    made = _new(sizes, size, "ones", dtype, layout, device, requires_grad, pin_memory)
     return made.fill_(1).requires_grad_(requires_grad)
 
 
@@ -232,7 +236,7 @@ def full(
     except RuntimeError as error:
         accepted = f"values that {kind} holds" if kind else "values that torch.full takes"
         raise ValueError(f"full() fill_value is {show(fill_value)}: {error}; accepted: {accepted}") from None
-    made = _new((size,), "full", value.dtype, layout, device, requires_grad, pin_memory)
+    made = _new((), size, "full", value.dtype, layout, device, requires_grad, pin_memory)
     return made.fill_(fill_value).requires_grad_(requires_grad)
 
 

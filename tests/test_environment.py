@@ -1,0 +1,169 @@
+"""What the environment variables do, and that nothing happens without them. Each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from _spawn import Spawn
+
+ROOT = Path(__file__).resolve().parent.parent
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, spawn: Spawn) -> Spawn:
+    """`spawn` where the entry point of pyproject.toml is installed, whether torch_uvm is or not."""
+    declared = re.search(
+        r'^\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n',
+        (ROOT / "pyproject.toml").read_text(),
+        re.M | re.S,
+    )
+    assert declared
+    site = tmp_path / "site"
+    metadata = site / "torch_uvm-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_uvm\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + declared[1].replace('"', "") + "\n")
+
+    class Installed(Spawn):
+        def __call__(self, code=None, *, env=None, **rest):  # type: ignore[no-untyped-def]
+            path = {"PYTHONPATH": f"{site}:{ROOT}", "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
+            return super().__call__(code, env={**path, **(env or {})}, **rest)
+
+    return Installed(tmp_path)
+
+
+MANAGED = """
+    import torch
+    device = torch.accelerator.current_accelerator()
+    made = torch.ones(4, device=device)
+    import torch_uvm
+    assert torch_uvm.is_managed(made) and torch_uvm.is_enabled(), device
+"""
+
+
+class TestEntryPoint:
+    @pytest.mark.parametrize("env", [{}, {"TORCH_UVM": "0", "PYTORCH_ENABLE_UNIFIED_MEMORY": "off"}])
+    def test_does_nothing_unless_asked(self, installed: Spawn, env: dict[str, str]) -> None:
+        installed(
+            """
+            import sys, torch
+            assert "torch_uvm_autoload" in sys.modules, "the entry point was not found"
+            assert "torch_uvm" not in sys.modules
+            assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+            """,
+            env=env,
+        )
+
+    @pytest.mark.parametrize(
+        "variable", ["TORCH_UVM=1", "TORCH_UVM=ON", "PYTORCH_ENABLE_UNIFIED_MEMORY=true"]
+    )
+    def test_turns_an_unchanged_script_on(self, installed: Spawn, variable: str) -> None:
+        name, _, value = variable.partition("=")
+        installed(MANAGED, env={name: value, **EMU})
+
+    def test_registers_the_device_alone_if_that_is_asked_for(self, installed: Spawn) -> None:
+        installed(
+            """
+            import torch
+            assert torch.accelerator.current_accelerator() == torch.device("emu")
+            made = torch.ones(4, device="emu")
+            import torch_uvm
+            assert not torch_uvm.is_enabled() and not torch_uvm.is_managed(made)
+            """,
+            env=EMU,
+        )
+
+    def test_gets_along_with_our_import_coming_first(self, installed: Spawn) -> None:
+        """Then torch, imported by torch_uvm, calls the entry point, which imports torch_uvm."""
+        installed("import torch_uvm" + MANAGED.replace("\n    ", "\n"), env={"TORCH_UVM": "1", **EMU})
+
+    def test_fails_the_import_of_torch_by_name(self, installed: Spawn) -> None:
+        done = installed("import torch", env={"TORCH_UVM": "yes"}, check=False)
+        assert done.returncode == 1
+        assert "TORCH_UVM='yes'" in done.stderr and "1, true, on" in done.stderr
+
+
+class TestSwitches:
+    def test_ours_has_the_last_word(self, spawn: Spawn) -> None:
+        spawn(
+            "import torch_uvm; assert not torch_uvm.is_enabled()",
+            env={"TORCH_UVM": "0", "PYTORCH_ENABLE_UNIFIED_MEMORY": "1", **EMU},
+        )
+
+    def test_empty_is_not_set(self, spawn: Spawn) -> None:
+        spawn(
+            "import torch_uvm; assert torch_uvm.is_enabled()",
+            env={"TORCH_UVM": "", "PYTORCH_ENABLE_UNIFIED_MEMORY": "1", "TORCH_UVM_CONF": "", **EMU},
+        )
+
+
+class TestOptions:
+    def test_feed_the_table_and_the_accelerator(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            values = {option["key"]: option["value"] for option in torch_uvm._C.describe_options()}
+            assert values["limit"] == "96MiB" and values["emulated_devices"] == "3", values
+            assert torch.accelerator.device_count() == 3
+            assert torch_uvm._C.device_properties(2)["total_memory"] == 8 * 1024**2
+            torch_uvm.enable()  # and leaves the limit in force
+            torch.ones(8, 1024, 1024, device="emu:2")  # 32 MiB
+            try:
+                torch.ones(32, 1024, 1024, device="emu:2")  # 128 MiB
+            except torch.OutOfMemoryError as error:
+                assert "96.00 MiB" in str(error), error
+            else:
+                raise AssertionError("the limit was overrun")
+            """,
+            env={"TORCH_UVM_CONF": "limit:96MiB, emulated_devices:3,emulated_memory:8MiB", **EMU},
+        )
+
+    def test_configure_sets_all_that_is_the_emulators(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            torch_uvm.emulated.configure(devices=2, memory="16MiB", seed=7)
+            values = {option["key"]: option["value"] for option in torch_uvm._C.describe_options()}
+            assert values["emulated_devices"] == "2" and values["emulated_schedule_seed"] == "7", values
+            assert values["limit"] == "1GiB", values
+            torch.ones(4, device="emu:1")
+            assert torch_uvm._C.device_properties(1)["total_memory"] == 16 * 1024**2
+            """,
+            env={"TORCH_UVM_CONF": "limit:1GiB,emulated_devices:5,emulated_memory:8MiB", **EMU},
+        )
+
+
+class TestDevice:
+    def test_cuda_needs_a_cuda_device(self, spawn: Spawn) -> None:
+        done = spawn(
+            """
+            import torch
+            torch.cuda.is_available = lambda: False
+            import torch_uvm
+            """,
+            env={"TORCH_UVM_DEVICE": "cuda"},
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "TORCH_UVM_DEVICE='cuda'" in done.stderr and "emu" in done.stderr
+
+    def test_one_log_line_says_that_the_figures_are_modelled(self, spawn: Spawn) -> None:
+        done = spawn(
+            """
+            import logging
+            logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+            import torch_uvm
+            """,
+            env=EMU,
+        )
+        lines = [line for line in done.stderr.splitlines() if line.startswith("torch_uvm ")]
+        assert len(lines) == 1
+        assert "INFO" in lines[0] and "emulated" in lines[0] and "modelled" in lines[0]
+        assert "TORCH_UVM_DEVICE=emu" in lines[0]
+
+    def test_is_quiet_by_default(self, spawn: Spawn) -> None:
+        done = spawn("import torch_uvm", env=EMU)
+        assert done.stdout == "" and "torch_uvm" not in done.stderr
