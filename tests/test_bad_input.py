@@ -239,7 +239,7 @@ BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
         ["PYTORCH_ENABLE_UNIFIED_MEMORY='2'", "1, true, on"],
     ),
     ({"TORCH_UVM_DEVICE": "emulated"}, "ValueError", ["TORCH_UVM_DEVICE='emulated'", "emu, cuda"]),
-    ({"TORCH_UVM_CONF": "limti:4GiB"}, "ValueError", ["TORCH_UVM_CONF", "limti", "limit"]),
+    ({"TORCH_UVM_CONF": "limt:4GiB"}, "ValueError", ["TORCH_UVM_CONF", "limt", "limit"]),
     ({"TORCH_UVM_CONF": "limit:4GiB,limit:8GiB"}, "ValueError", ["limit", "twice"]),
     ({"TORCH_UVM_CONF": "limit:four"}, "ValueError", ["limit", "four", "bytes such as 4GiB, or none"]),
     ({"TORCH_UVM_CONF": "limit"}, "ValueError", ["limit", "key:value"]),

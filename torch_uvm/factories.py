@@ -31,7 +31,7 @@ def _sizes(args: tuple[Any, ...], size: Any, what: str) -> tuple[int, ...]:
     if (not args) == (size is None):
         problem = "needs a size" if size is None else f"has two sizes, {show(args)} and {show(size)}"
         raise TypeError(f"{what}() {problem}; {accepted}")
-    given = args or (size,)
+    given: Any = args or (size,)
     if len(given) == 1 and isinstance(given[0], (Sequence, torch.Size)):
         given = given[0]
     if isinstance(given, str):

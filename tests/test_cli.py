@@ -1,0 +1,264 @@
+"""`python -m torch_uvm`: a program it runs cannot tell it from python, but that memory is managed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import cli
+
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+RUN = ["-m", "torch_uvm", "run"]
+
+#: Says all that a program can see of how it was started.
+LOOK = """
+import json, sys
+import __main__
+names = sorted(name for name in globals() if name not in ("json", "sys", "__main__"))
+print(json.dumps({
+    "argv": sys.argv,
+    "path0": sys.path[0],
+    "globals": names,
+    "name": __name__,
+    "file": __file__,
+    "package": __package__,
+    "doc": __doc__,
+    "spec": __spec__ and __spec__.name,
+    "loader": type(__loader__).__name__ if not isinstance(__loader__, type) else __loader__.__name__,
+    "main": __main__.__dict__ is globals() and sys.modules["__main__"] is __main__,
+    "builtins": type(__builtins__).__name__,
+}))
+"""
+
+
+def _both(spawn: Spawn, *args: str, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
+    """The program by itself, and run by us."""
+    return [spawn(args=[*start, *args], env=EMU, check=check) for start in ([], RUN)]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """LOOK as a script, a module, a folder and an archive."""
+    (tmp_path / "sub" / "package").mkdir(parents=True)
+    (tmp_path / "sub" / "look.py").write_text('"""A docstring."""\n' + LOOK)
+    (tmp_path / "link.py").symlink_to(tmp_path / "sub" / "look.py")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "look.py").write_text(LOOK)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(LOOK)
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", LOOK)
+    return tmp_path
+
+
+class TestRunLooksLikePython:
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ["sub/look.py", "--limit", "x", "-m", "--", "a b"],
+            ["./link.py"],
+            ["-m", "package.look", "--conf", "x"],
+            ["folder", "x"],
+            ["archive.zip", "x"],
+        ],
+        ids=lambda args: args[0],
+    )
+    def test_to_the_program(self, spawn: Spawn, programs: Path, args: list[str]) -> None:
+        python, ours = _both(spawn, *args)
+        assert json.loads(ours.stdout) == json.loads(python.stdout)
+
+    def test_to_the_shell(self, spawn: Spawn, tmp_path: Path) -> None:
+        """Exit status, standard output and standard error, tracebacks included."""
+        program = tmp_path / "end.py"
+        program.write_text(
+            """
+import atexit, sys, threading
+if __name__ == "__main__":
+    atexit.register(lambda: print("at exit", __name__, sys.modules["__main__"].__name__))
+def inner(how):
+    if how == "status":
+        sys.exit(3)
+    if how == "message":
+        raise SystemExit("a message")
+    if how == "error":
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise ValueError("wrong") from error
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "thread":
+        same = lambda: print("thread", inner.__module__, sys.modules["__main__"].inner is inner)
+        threading.Timer(0.01, same).start()
+    if how == "hook":
+        sys.excepthook = lambda kind, value, traceback: print("hook", kind, traceback.tb_frame.f_code.co_name)
+        raise ValueError
+inner(sys.argv[1])
+"""
+        )
+        for how in ("nothing", "status", "message", "error", "interrupt", "thread", "hook"):
+            python, ours = _both(spawn, "end.py", how, check=False)
+            assert (ours.returncode, ours.stdout, ours.stderr) == (
+                python.returncode,
+                python.stdout,
+                python.stderr,
+            ), how
+            if how == "interrupt":
+                assert ours.returncode == -signal.SIGINT
+            if how == "error":
+                assert "torch_uvm" not in ours.stderr and "runpy" not in ours.stderr
+
+    @pytest.mark.parametrize("args", [["missing.py"], ["-m", "missing"], ["broken.py"], ["-m", "broken"]])
+    def test_where_there_is_nothing_to_run(self, spawn: Spawn, tmp_path: Path, args: list[str]) -> None:
+        (tmp_path / "broken.py").write_text("def :\n")
+        python, ours = _both(spawn, *args, check=False)
+        assert ours.returncode == python.returncode != 0
+        assert ours.stderr == python.stderr
+
+
+class TestRun:
+    def test_manages_memory_under_the_limit(self, spawn: Spawn, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text(
+            """
+import torch
+x = torch.ones(8, 1024, 1024, device=torch.accelerator.current_accelerator())  # 32 MiB on a device of 8
+try:
+    torch.empty(64, 1024, 1024, device=x.device)
+except torch.OutOfMemoryError as error:
+    print(error)
+import sys
+import torch_uvm
+print(torch_uvm.is_managed(x), torch_uvm.emulated.counters()["evicted_pages"] > 0, sys.argv)
+"""
+        )
+        done = spawn(
+            args=[*RUN, "--limit=100MiB", "--conf", "emulated_memory:8MiB", "script.py", "--limit", "1"],
+            env={**EMU, "TORCH_UVM_CONF": "emulated_memory:16MiB"},
+        )
+        assert "100.00 MiB" in done.stdout
+        assert done.stdout.splitlines()[-1] == "True True ['script.py', '--limit', '1']"
+
+    def test_passes_it_on_to_processes_and_pickles_its_classes(self, spawn: Spawn, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text(
+            """
+import multiprocessing, pickle, sys
+import torch, torch_uvm
+
+class Here:
+    value = 7
+
+def work(queue, thing):
+    import os
+    queue.put((type(thing).__module__, thing.value, os.environ["TORCH_UVM"], os.environ["TORCH_UVM_CONF"],
+               torch_uvm.is_enabled(), torch_uvm._C.get_limit()))
+
+if __name__ == "__main__":
+    assert type(pickle.loads(pickle.dumps(Here()))) is Here
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue, Here()))
+    process.start()
+    print(queue.get(timeout=240))
+    process.join()
+    sys.exit(process.exitcode)
+"""
+        )
+        done = spawn(args=[*RUN, "--conf", "limit:1GiB", "script.py"], env=EMU)
+        assert done.stdout.strip() == str(("__mp_main__", 7, "1", "limit:1GiB", True, 1024**3))
+
+
+def _main(*argv: str) -> int:
+    return cli.main(argv)
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("argv", "named"),
+        [
+            (["rnu"], ["'rnu'", "info, run"]),
+            (["info", "--jsno"], ["--jsno"]),
+            (["run"], ["SCRIPT", "-m MODULE"]),
+            (["run", "--lmit", "4GiB", "script.py"], ["--lmit", "--limit"]),
+            (["run", "--limit"], ["--limit", "expected one argument"]),
+            (["run", "-m"], ["-m", "expected one argument"]),
+            (["run", "--limit", "lots", "script.py"], ["lots", "4GiB"]),
+            (["run", "--limit", "-1", "script.py"], ["-1", "4GiB"]),
+            (["run", "--budget", "4GiB", "script.py"], ["budget", "4GiB", "not there yet", "auto"]),
+            (["run", "--conf", "limt:4GiB", "script.py"], ["limt", "limit"]),
+        ],
+        ids=" ".join,
+    )
+    def test_errors_name_the_word_and_what_is_accepted(
+        self, capsys: pytest.CaptureFixture[str], argv: list[str], named: list[str]
+    ) -> None:
+        before = torch_uvm._C.describe_options()
+        with pytest.raises(SystemExit) as caught:
+            _main(*argv)
+        assert caught.value.code == 2
+        message = capsys.readouterr().err
+        assert message.startswith("usage: python -m torch_uvm")
+        for part in named:
+            assert part in message
+        assert not torch_uvm.is_enabled() and torch_uvm._C.describe_options() == before
+
+    def test_without_a_command_it_lists_them(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert _main() == 2
+        listed = capsys.readouterr().err
+        assert all(f"  {name} " in listed for name in ("info", "run"))
+
+    @pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["run", "--help"]], ids=" ".join)
+    def test_help(self, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            _main(*argv)
+        assert not caught.value.code
+        assert "python -m torch_uvm" in capsys.readouterr().out
+
+
+class TestInfo:
+    def _facts(self, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+        assert _main("info", "--json") == 0
+        facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return facts
+
+    def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        torch_uvm.enable(limit="3GiB")
+        facts = self._facts(capsys)
+        assert facts["torch"] == torch.__version__
+        assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None and facts["accelerator"] == accelerator.type
+        assert facts["emulated"] == (accelerator.type == "emu")
+        assert len(facts["devices"]) == torch.accelerator.device_count()
+        assert facts["devices"][0]["total_memory"] > 0
+        assert (facts["enabled"], facts["limit"]) == (True, 3 * 1024**3)
+        assert facts["options"] == torch_uvm._C.describe_options()
+        torch_uvm.disable()
+        assert not self._facts(capsys)["enabled"]
+
+    def test_text(self, capsys: pytest.CaptureFixture[str]) -> None:
+        torch_uvm.set_limit("3GiB")
+        assert _main("info") == 0
+        text = capsys.readouterr().out
+        assert torch.__version__ in text and "limit           3.00 GiB" in text
+        assert re.search(r"^switch +off$", text, re.M)
+        for option in torch_uvm._C.describe_options():
+            row = " +".join(re.escape(option[column]) for column in ("key", "value", "description"))
+            assert re.search(f"^  {row}$", text, re.M), option["key"]
+            assert option["accepted"] in text
+
+    def test_as_a_command(self, spawn: Spawn) -> None:
+        done = spawn(args=["-m", "torch_uvm", "info", "--json"], env={**EMU, "TORCH_UVM": "1"})
+        facts = json.loads(done.stdout)
+        assert facts["enabled"] and facts["emulated"] and facts["managed_bytes"] == 0
