@@ -10,12 +10,19 @@ import matplotlib
 matplotlib.use("Agg")  # no display needed
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 MIB = 1 << 20
+MANAGED, RESIDENT, CAPACITY = "#c9d7e8", "#2a6f97", "#c1121f"
+
+
+def growth_end(seconds: list[float], managed: list[float]) -> float:
+    """When managed memory first was what it is at its peak."""
+    return seconds[managed.index(max(managed))]
 
 
 def plot_residency(stats: dict[str, Any], path: Path) -> None:
-    """Draws managed bytes, resident bytes and the capacity of device 0.
+    """Draws managed bytes, resident bytes and the capacity of device 0: the beginning, and the whole run.
 
     Args:
         stats: what ``python -m torch_uvm run --stats`` wrote on the emulated accelerator.
@@ -28,26 +35,30 @@ def plot_residency(stats: dict[str, Any], path: Path) -> None:
     resident_mib = [each / MIB for each in resident]
     managed_mib = [each / MIB for each in managed]
 
-    figure, axes = plt.subplots(figsize=(8, 4), dpi=130, layout="constrained")
-    axes.fill_between(seconds, managed_mib, step="post", color="#c9d7e8", label="managed, anywhere")
-    axes.fill_between(seconds, resident_mib, step="post", color="#2a6f97", label="resident on the device")
-    axes.axhline(capacity, color="#c1121f", linewidth=1.4, linestyle="--")
-    axes.annotate(
-        f"device memory, {capacity:.0f} MiB",
-        (seconds[-1], capacity),
-        xytext=(-6, 4),
-        textcoords="offset points",
-        ha="right",
-        color="#c1121f",
+    def draw(axes: Axes, until: float, title: str) -> None:
+        axes.fill_between(seconds, managed_mib, step="post", color=MANAGED, label="managed, wherever it is")
+        axes.fill_between(seconds, resident_mib, step="post", color=RESIDENT, label="resident on the device")
+        axes.axhline(
+            capacity, color=CAPACITY, linewidth=1.5, label=f"the device's memory, {capacity:.0f} MiB"
+        )
+        axes.set_xlim(0, until)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("modelled time, s")
+        axes.spines[["top", "right"]].set_visible(False)
+
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9, 4), dpi=130, layout="constrained", sharey=True, width_ratios=[2, 3]
     )
-    axes.set_xlim(0, seconds[-1])
-    axes.set_ylim(0, max(managed_mib) * 1.12)
-    axes.set_xlabel("modelled time of memory traffic, s")
-    axes.set_ylabel("MiB")
-    axes.set_title(
-        "A GPT trains in four times its device's memory (modelled, emulated accelerator)", fontsize=11
+    draw(left, min(seconds[-1], 1.6 * growth_end(seconds, managed_mib)), "the first steps")
+    draw(right, seconds[-1], "the whole run")
+    left.set_ylabel("MiB")
+    left.set_ylim(0, max(*managed_mib, capacity) * 1.05)
+    ratio = max(managed_mib) / capacity
+    figure.suptitle(
+        f"Training with {ratio:.1f} times the device's memory: residency on the emulated accelerator (modelled)",
+        fontsize=11,
     )
-    axes.legend(loc="upper right", ncols=2, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
     plt.close(figure)

@@ -45,6 +45,8 @@ def clean_environment(**extra: str) -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith("TORCH_UVM") and key != "PYTORCH_ENABLE_UNIFIED_MEMORY"
     }
+    # Idle OpenMP threads that spin slow each other down several times wherever the cores are shared.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not sys.stderr.isatty():
         environment["TQDM_MININTERVAL"] = "5"  # a log has no use for ten lines of progress a second
     return environment | extra
