@@ -25,7 +25,17 @@ def run(*command: str) -> None:
 def allocator(build: Path) -> None:
     """Allocate and free in C++, without torch."""
     run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
-    run("cmake", "--build", str(build), "--target", "bench_allocator", "-j", str(os.cpu_count() or 1))
+    run(
+        "cmake",
+        "--build",
+        str(build),
+        "--target",
+        "bench_allocator",
+        "-j",
+        str(os.cpu_count() or 1),
+        "--",
+        "--quiet",
+    )
     environment = describe([str(Path("build/cpp/bench_allocator")), "--json", "FILE"])
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "allocator.json"

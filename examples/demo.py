@@ -25,6 +25,7 @@ SCRIPT = "examples/train_gpt.py"
 MIB = 1 << 20
 AMPLE = "emulated_memory:8GiB"  # so that a short run shows the working set, whole
 NOTHING = "-"
+ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt))\b", flags=re.MULTILINE)
 
 
 @dataclass
@@ -109,13 +110,19 @@ def last_step(errors: str) -> int | None:
 
 def last_error(errors: str) -> str | None:
     """The name, without its module, of the exception that a traceback ends in."""
-    found = re.findall(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt))\b", errors, flags=re.MULTILINE)
+    found = ERROR.findall(errors)
     return found[-1].rpartition(".")[2] if found else None
 
 
-def tail(text: str, lines: int) -> str:
-    """The last lines, indented; a progress bar counts as the last thing it showed."""
-    shown = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
+def ending(errors: str, lines: int = 12) -> str:
+    """The message of the exception that the text ends in, or else its last lines; indented.
+
+    A progress bar, which overwrites its line, counts as the last thing it showed.
+    """
+    found = list(ERROR.finditer(errors))
+    if found:
+        errors = errors[found[-1].start() :]
+    shown = [line.rpartition("\r")[2].rstrip() for line in errors.split("\n")]
     return "\n".join("    " + line for line in [line for line in shown if line][-lines:])
 
 
@@ -190,7 +197,7 @@ def working_set(arguments: Sequence[str], folder: Path) -> int:
         capture=True,
     )
     if done.stats is None or done.returncode:
-        sys.exit(f"the working set could not be measured:\n{tail(done.errors, 20)}")
+        sys.exit(f"the working set could not be measured:\n{ending(done.errors)}")
     return int(done.stats["memory"]["allocated_bytes.all.peak"])
 
 
@@ -231,7 +238,7 @@ def main() -> None:
         capture=True,
         environment=emulated | {"TORCH_UVM_CONF": memory},
     )
-    print(tail(plain.errors, 12))
+    print(ending(plain.errors))
 
     print("\n4. The same script with torch_uvm.")
     launcher = ["-m", "torch_uvm", "run", "--conf", memory]

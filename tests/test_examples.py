@@ -187,8 +187,10 @@ class TestDemoFunctions:
         assert demo.last_step("nothing") is None
         assert demo.last_error("nothing") is None
 
-    def test_tail_shows_a_progress_bar_once(self) -> None:
-        assert demo.tail("one\n\rbar 1\rbar 2\nthree\n\n", 2) == "    bar 2\n    three"
+    def test_ending_is_the_last_exception_or_the_last_lines(self) -> None:
+        errors = "\rbar 1\rbar 2\nKeyError: 1\n\nAgain\ntorch.OutOfMemoryError: no room\n  table\n"
+        assert demo.ending(errors) == "    torch.OutOfMemoryError: no room\n      table"
+        assert demo.ending("one\n\rbar 1\rbar 2\nthree\n\n", 2) == "    bar 2\n    three"
 
     def test_ended_says_how(self) -> None:
         assert demo.how_it_ended(demo.Run(0, 1.0, "", None, None)) == "trained"
