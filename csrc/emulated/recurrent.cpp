@@ -128,7 +128,9 @@ struct Forward {
     accesses.push_back(access_of(tensor, false));
     at::Tensor cpu = operands.to_cpu(tensor, false);
     // One version counter: the CPU's graph notices when somebody writes to what it saved.
-    cpu.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+    if (!tensor.is_inference()) {
+      cpu.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+    }
     if (at::GradMode::is_enabled() && tensor.requires_grad()) {
       cpu.set_requires_grad(true);
       differentiable.push_back(tensor);

@@ -42,7 +42,8 @@ void prefer_cpu_kernels(torch::Library& aten) {
       continue;
     }
     for (const c10::DispatchKey composite :
-         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+          c10::DispatchKey::CompositeImplicitAutograd}) {
       if (op->hasKernelForDispatchKey(composite)) {
         use_fallback(name);
         break;
@@ -58,7 +59,9 @@ void register_kernels() {
   register_factories(aten);
   register_copies(aten);
   register_attention(aten);
-  register_recurrent(library("aten", c10::DispatchKey::AutogradPrivateUse1), aten);
+  torch::Library& autograd = library("aten", c10::DispatchKey::AutogradPrivateUse1);
+  register_recurrent(autograd, aten);
+  register_dropout(autograd, aten);
   prefer_cpu_kernels(aten);
   library("_", c10::DispatchKey::PrivateUse1)
       .fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());

@@ -87,6 +87,13 @@ def is_initialized() -> bool:
     return bool(_C.in_use()) and not _is_in_bad_fork()
 
 
+def __getattr__(name: str) -> Any:
+    # Checkpointing keeps a device's random state only if its module's `_initialized` is true.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.emu' has no attribute {name!r}")
+
+
 def init() -> None:
     """Does nothing: the accelerator is made when it is first used."""
 
@@ -110,7 +117,7 @@ def set_device(device: _Device) -> None:
     torch._C._accelerator_setDeviceIndex(_index(device))
 
 
-class device:  # noqa: N801 (the name is torch.cuda's)
+class device:
     """A context in which `device` is current; None changes nothing."""
 
     def __init__(self, device: _Device) -> None:
@@ -127,7 +134,7 @@ class device:  # noqa: N801 (the name is torch.cuda's)
             set_device(self.prev_idx)
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """A context in which the device of `obj` is current, if that is an `emu` device."""
 
     def __init__(self, obj: torch.Tensor) -> None:
@@ -171,10 +178,16 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """An event of an `emu` device."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
         if interprocess:
-            raise NotImplementedError("interprocess=True: events of the emulated accelerator are the process's own")
-        return super().__new__(cls, device=torch.device("emu"), enable_timing=enable_timing, blocking=blocking)
+            raise NotImplementedError(
+                "interprocess=True: events of the emulated accelerator are the process's own"
+            )
+        return super().__new__(
+            cls, device=torch.device("emu"), enable_timing=enable_timing, blocking=blocking
+        )
 
 
 def current_stream(device: _Device = None) -> torch.Stream:
