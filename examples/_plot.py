@@ -55,7 +55,7 @@ def plot_residency(stats: dict[str, Any], path: Path) -> None:
     left.set_ylim(0, max(*managed_mib, capacity) * 1.05)
     ratio = max(managed_mib) / capacity
     figure.suptitle(
-        f"Training with {ratio:.1f} times the device's memory: on the emulated accelerator (modelled)",
+        f"Training with {ratio:.1f} times the device's memory, on the emulated accelerator (modelled)",
         fontsize=11,
     )
     handles, labels = right.get_legend_handles_labels()
