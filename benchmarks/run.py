@@ -46,7 +46,12 @@ def allocator(build: Path) -> None:
 
 def operators(build: Path) -> None:
     """Operators on the emulated accelerator against the CPU."""
-    run(sys.executable, "benchmarks/bench_operators.py", "--json", str(RESULTS / "operators.json"))
+    run(
+        sys.executable,
+        "benchmarks/bench_operators.py",
+        "--json",
+        str(RESULTS.relative_to(ROOT) / "operators.json"),
+    )
 
 
 BENCHMARKS = {"allocator": allocator, "operators": operators}
