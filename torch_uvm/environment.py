@@ -68,7 +68,10 @@ def apply_environment() -> None:
         from torch_uvm.emulated._register import register
 
         register()
-        log.info(
+        # Who installed a CUDA build expects a GPU: that one must see this line without setting up logging.
+        surprising = device is None and torch.version.cuda is not None
+        log.log(
+            logging.WARNING if surprising else logging.INFO,
             "using the emulated accelerator 'emu': %s; its figures are modelled",
             _why_emulated(device == "emu"),
         )
