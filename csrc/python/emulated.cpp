@@ -1,5 +1,6 @@
 // Bindings of csrc/emulated.
 #include "emulated/backend.h"
+#include "emulated/exit.h"
 #include "emulated/generator.h"
 #include "emulated/operands.h"
 
@@ -98,6 +99,8 @@ void bind_emulated(py::module_& module) {
   });
   module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); });
   module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); });
+  module.def("emu_finish_backward_threads", &emulated::finish_backward_threads,
+             py::call_guard<py::gil_scoped_release>());
   module.def("emu_in_bad_fork", [] { return Context::get().forked(); });
 }
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 
 import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
 from torch_uvm import _C
 
@@ -29,12 +34,13 @@ def register() -> None:
                 f"the emulated accelerator cannot be registered as 'emu': "
                 f"another extension has registered {taken!r} as this process's external device"
             )
-        torch.utils.rename_privateuse1_backend("emu")
+        rename_privateuse1_backend("emu")
         _C.emu_register()
+        atexit.register(_C.emu_finish_backward_threads)
 
         from torch_uvm.emulated import _device_module
 
         torch._register_device_module("emu", _device_module)
-        torch.utils.generate_methods_for_privateuse1_backend(
+        generate_methods_for_privateuse1_backend(
             for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
         )

@@ -1,0 +1,53 @@
+#include "emulated/exit.h"
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "emulated/backend.h"
+#include "tensor/context.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+constexpr std::chrono::seconds kPatience(5); // somebody's backward may hang; then exit is not ours to hold up
+
+// A device's thread takes one task after the other, so a pass of no bytes is done when those before it are
+// gone. Made on a thread of its own it carries no Python object itself.
+void pass_through_every_device() {
+  for (int device = 0; device < device_count(); ++device) {
+    const auto options = at::TensorOptions().device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
+    const at::Tensor input = at::empty({0}, options).set_requires_grad(true);
+    torch::autograd::backward({input.view({0, 1})}, {at::empty({0, 1}, options)});
+  }
+}
+
+} // namespace
+
+void finish_backward_threads() noexcept {
+  try {
+    if (!Context::get().in_use() || Context::get().forked()) {
+      return;
+    }
+    auto done = std::make_shared<std::promise<void>>();
+    std::future<void> finished = done->get_future();
+    std::thread([done] {
+      try {
+        pass_through_every_device();
+      } catch (const std::exception&) {
+        // Nothing to be done about it at exit.
+      }
+      done->set_value();
+    }).detach();
+    finished.wait_for(kPatience);
+  } catch (const std::exception&) {
+    // No thread to be had: exit goes on as it would have.
+  }
+}
+
+} // namespace torch_uvm::emulated
