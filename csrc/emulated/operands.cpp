@@ -155,6 +155,9 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::Layout::Strided && result.has_storage(), "a result of layout ",
                               result.layout(), " on the emulated accelerator, which has strided tensors only");
+  // Its scales would be lost: a plain tensor has no place for them.
+  TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), "a result of dtype ", result.dtype(),
+                              " on the emulated accelerator, which has no quantised tensors");
   c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
   if (const Shadow* shadow = shadow_behind(storage)) {
     return make_device_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),

@@ -175,19 +175,25 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=torch.device("emu", _index(device)), priority=priority)
 
 
-class Event(torch.Event):
-    """An event of an `emu` device."""
+class _EventType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "emu"
 
-    def __new__(
+
+class Event(torch.Event, metaclass=_EventType):
+    """An event of an `emu` device.
+
+    What is made is a torch.Event: streams and other events take no subclass of it.
+    """
+
+    def __new__(  # type: ignore[misc]
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> Event:
+    ) -> torch.Event:
         if interprocess:
             raise NotImplementedError(
                 "interprocess=True: events of the emulated accelerator are the process's own"
             )
-        return super().__new__(
-            cls, device=torch.device("emu"), enable_timing=enable_timing, blocking=blocking
-        )
+        return torch.Event(device="emu", enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: _Device = None) -> torch.Stream:
@@ -240,6 +246,9 @@ class _DefaultGenerators:
         if not 0 <= index < device_count():
             raise IndexError(index)
         return _C.emu_default_generator(index)
+
+    def __iter__(self) -> Iterator[torch.Generator]:
+        return (self[index] for index in range(len(self)))
 
 
 default_generators = _DefaultGenerators()
