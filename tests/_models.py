@@ -32,7 +32,8 @@ class Convolutional(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(images).flatten(1))
+        scores: torch.Tensor = self.head(self.features(images).flatten(1))
+        return scores
 
 
 class Recurrent(nn.Module):
@@ -45,7 +46,8 @@ class Recurrent(nn.Module):
         self(torch.zeros(1, 2, 12))  # gives the lazy head its size
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(sequences)[0][:, -1])
+        scores: torch.Tensor = self.head(self.layer(sequences)[0][:, -1])
+        return scores
 
 
 class Gpt(nn.Module):
@@ -68,7 +70,8 @@ class Gpt(nn.Module):
                 x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x)
-        return self.head(self.norm(x)).flatten(0, 1)
+        scores: torch.Tensor = self.head(self.norm(x))
+        return scores.flatten(0, 1)
 
 
 class Block(nn.Module):
@@ -87,7 +90,8 @@ class Block(nn.Module):
         )
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+        result: torch.Tensor = x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return result
 
 
 class Encoder(nn.Module):
@@ -100,7 +104,8 @@ class Encoder(nn.Module):
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.encoder(x).mean(1))
+        scores: torch.Tensor = self.head(self.encoder(x).mean(1))
+        return scores
 
 
 def images() -> torch.Tensor:

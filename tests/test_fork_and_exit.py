@@ -47,7 +47,7 @@ class TestExit:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_while_a_thread_allocates(self, spawn: Spawn) -> None:
-        """Not a daemon thread: the interpreter kills those in mid-call, which aborts PyTorch on any device."""
+        """Not a daemon thread: killed in mid-call by the interpreter, those abort PyTorch on any device."""
         done = spawn(
             PRELUDE
             + """
