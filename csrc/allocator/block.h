@@ -72,6 +72,7 @@ class BlockPool {
   }
 
   void give(Block* block) noexcept {
+    block->state = BlockState::kFree; // merged into a neighbour or not: who frees it again is found out
     block->after = unused_;
     unused_ = block;
   }

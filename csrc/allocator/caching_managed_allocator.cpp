@@ -120,9 +120,9 @@ void check_allocated(const Block* block) {
   }
 }
 
+/// Besides the block's own stream; the host's work needs no record.
 void add_use(Block* block, Stream stream) {
-  const auto is_it = [stream](const Use& use) { return use.stream == stream; };
-  if (!stream.is_host() && stream != block->lane->stream && std::ranges::none_of(block->uses, is_it)) {
+  if (!stream.is_host() && std::ranges::find(block->uses, stream, &Use::stream) == block->uses.end()) {
     block->uses.push_back(Use{stream, Event{}});
   }
 }
@@ -133,7 +133,9 @@ void CachingManagedAllocator::record_stream(Block* block, Stream stream) {
   state_->check_stream(stream);
   const std::lock_guard lock(state_->mutex);
   check_allocated(block);
-  add_use(block, stream);
+  if (stream != block->lane->stream) {
+    add_use(block, stream);
+  }
 }
 
 void CachingManagedAllocator::set_home(Block* block, Location home, Stream stream) {
@@ -147,10 +149,8 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
                           "; only managed memory moves");
   }
   Lane& lane = state.heap.lane(home, stream);
-  const Stream earlier = block->lane->stream;
-  if (earlier != stream && !earlier.is_host() &&
-      std::ranges::none_of(block->uses, [=](const Use& use) { return use.stream == earlier; })) {
-    block->uses.push_back(Use{earlier, Event{}});
+  if (stream != block->lane->stream) {
+    add_use(block, block->lane->stream);
   }
   // What was queued on the new stream comes before the block's next use in its own order.
   std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });

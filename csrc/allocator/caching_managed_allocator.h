@@ -21,8 +21,9 @@
 // freed and empty_cache is called.
 //
 // Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held, and so
-// are the source, the prefetch, and the host's wait for one block; a wait for all pending blocks holds
-// the mutex. No Python is called and no GIL is taken here; callers may or may not hold it.
+// are the source for a new segment, its prefetch, and the host's wait for one block. The failure path and
+// empty_cache hold the mutex while they wait for pending blocks and give segments back: what they have
+// found must stay. No Python is called and no GIL is taken here; callers may or may not hold it.
 #pragma once
 
 #include <cstddef>
@@ -96,7 +97,7 @@ class CachingManagedAllocator {
 
   /// Gives a block back, in the order of the stream it belongs to. Never throws: a runtime that fails
   /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored; a
-  /// block that is freed already aborts the program, as it does in malloc.
+  /// block that is freed already, and not in use again, aborts the program, as it does in malloc.
   void free(Block* block) noexcept;
 
   /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
@@ -108,11 +109,12 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument, also for a new home of memory that cannot move
   void set_home(Block* block, Location home, Stream stream);
 
-  /// The block that a caller has and that holds this address; nullptr if there is none.
+  /// The block that a caller has and that holds this address; nullptr if there is none. Walks the blocks
+  /// of one segment, up to some thousand small ones: not for every operator.
   Block* find(const void* ptr) const;
 
-  // Of a block that the caller has. The first three take no lock and accept nullptr; of a moved block,
-  // home and stream are the new ones.
+  // Of a block that the caller has. The first three take no lock and accept nullptr, which has address
+  // nullptr and 0 bytes; home and stream throw InvalidArgument for it. Of a moved block, they are the new ones.
   void* data(const Block* block) const;
   std::size_t bytes(const Block* block) const; ///< of the block, after rounding
   std::size_t requested_bytes(const Block* block) const;
@@ -120,15 +122,16 @@ class CachingManagedAllocator {
   Stream stream(const Block* block) const;
 
   /// Gives back every segment that no block is in use of, after waiting for pending frees.
-  /// \return bytes given back
+  /// \return bytes given back; 0 in a forked child
+  /// \throws RuntimeFailure where the wait failed: what was waited for until then is cached
   std::size_t empty_cache();
 
-  /// Of one home, or of all together: peaks of the sum, not sums of peaks.
+  // Of one home, or of all together: peaks of the sum, not sums of peaks. \throws InvalidArgument
   Statistics statistics(std::optional<Location> home = std::nullopt) const;
   void reset_peak_statistics(std::optional<Location> home = std::nullopt);
   void reset_accumulated_statistics(std::optional<Location> home = std::nullopt);
 
-  std::vector<SegmentInfo> snapshot() const;
+  std::vector<SegmentInfo> snapshot() const; ///< of one moment, by address
 
   void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
   AllocatorOptions options() const;

@@ -80,10 +80,10 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
 
 void count_block(const Block& block, const Segment& segment, Recounts& recounts) {
   Recount& recount = recounts[{block.lane->home, pool_kind(segment.size_class)}];
-  const auto bytes = static_cast<std::int64_t>(block.bytes);
+  const std::int64_t bytes = as_signed(block.bytes);
   if (block.state == BlockState::kAllocated) {
     recount.allocation += 1, recount.allocated_bytes += bytes;
-    recount.requested_bytes += static_cast<std::int64_t>(block.requested);
+    recount.requested_bytes += as_signed(block.requested);
   }
   if (block.state == BlockState::kAllocated || block.state == BlockState::kPending) {
     recount.active += 1, recount.active_bytes += bytes;
@@ -168,7 +168,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
     findings.expect(used == segment.used, "the segment at ", address, " counts ", segment.used, " blocks in use, not ",
                     used);
     Recount& recount = recounts[{segment.home, pool_kind(segment.size_class)}];
-    recount.segment += 1, recount.reserved_bytes += static_cast<std::int64_t>(segment.bytes);
+    recount.segment += 1, recount.reserved_bytes += as_signed(segment.bytes);
   }
   for (const auto& [key, lane] : heap.lanes()) {
     findings.expect(key.first == lane.home && key.second == lane.stream, "a lane is under the wrong key");

@@ -46,10 +46,6 @@ Block* FreeIndex::best_fit(std::size_t bytes) const noexcept {
   return found == blocks_.end() ? nullptr : found->block;
 }
 
-Block* FreeIndex::largest() const noexcept {
-  return blocks_.empty() ? nullptr : std::prev(blocks_.end())->block;
-}
-
 bool FreeIndex::holds(const Block* block) const noexcept {
   const auto found = blocks_.find(Key{block->bytes, block->address, nullptr});
   return found != blocks_.end() && found->block == block && block->entry.filed() &&

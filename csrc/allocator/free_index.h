@@ -51,7 +51,6 @@ class FreeIndex {
   /// The smallest block of at least `bytes`, the lowest address among equals; nullptr: none.
   Block* best_fit(std::size_t bytes) const noexcept;
 
-  Block* largest() const noexcept;
   std::size_t size() const noexcept {
     return blocks_.size();
   }

@@ -4,10 +4,6 @@ namespace torch_uvm {
 
 namespace {
 
-std::int64_t as_signed(std::size_t bytes) {
-  return static_cast<std::int64_t>(bytes);
-}
-
 /// Puts `block` in front of `next` in the chain of a segment.
 void link_before(Block* block, Block* next) {
   block->before = next->before;

@@ -4,14 +4,6 @@
 
 namespace torch_uvm {
 
-namespace {
-
-std::int64_t as_signed(std::size_t bytes) {
-  return static_cast<std::int64_t>(bytes);
-}
-
-} // namespace
-
 Stat Ledger::Track::stat() const {
   return Stat{current, peak, gained - gained_at_reset, gained - current - lost_at_reset};
 }

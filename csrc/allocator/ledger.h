@@ -20,6 +20,11 @@
 
 namespace torch_uvm {
 
+/// Of a size, which is never that large (see kLargestRequest).
+constexpr std::int64_t as_signed(std::size_t bytes) {
+  return static_cast<std::int64_t>(bytes);
+}
+
 class Ledger {
  public:
   /// For the host and devices 0 to `devices` - 1.

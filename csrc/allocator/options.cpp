@@ -15,8 +15,6 @@ namespace torch_uvm {
 
 namespace {
 
-constexpr int kMaxEmulatedDevices = 64;
-constexpr std::size_t kMinEmulatedMemory = 1 * MiB;
 constexpr std::string_view kNone = "none";
 
 std::string lower(std::string_view text) {
@@ -113,20 +111,20 @@ constexpr std::array kTable{
                  o.allocator.max_split_bytes.value_or(kMediumSegment) >= kMediumSegment;
         }},
     Row{"emulated_devices",
-        [] { return "1 to " + std::to_string(kMaxEmulatedDevices); },
+        [] { return "1 to " + std::to_string(EmulatedConfig::kMaxDevices); },
         "devices of the emulated accelerator",
         [](const Options& o) { return std::to_string(o.emulated.devices); },
         [](Options& o, std::string_view text) {
           return read_number(text, o.emulated.devices) && o.emulated.devices >= 1 &&
-                 o.emulated.devices <= kMaxEmulatedDevices;
+                 o.emulated.devices <= EmulatedConfig::kMaxDevices;
         }},
     Row{"emulated_memory",
-        [] { return "bytes of at least " + exact_bytes(kMinEmulatedMemory); },
+        [] { return "bytes of at least " + exact_bytes(EmulatedConfig::kMinMemory); },
         "memory of each emulated device",
         [](const Options& o) { return exact_bytes(o.emulated.memory); },
         [](Options& o, std::string_view text) {
           o.emulated.memory = parse_bytes(text);
-          return o.emulated.memory >= kMinEmulatedMemory;
+          return o.emulated.memory >= EmulatedConfig::kMinMemory;
         }},
     Row{"emulated_profile",
         [] { return profile_names(); },

@@ -8,8 +8,8 @@
 namespace torch_uvm {
 
 /// A supplier of segments, aligned to 512 bytes at least (2 MiB for those that large). Thread-safe.
-/// `allocate` throws OutOfMemory; `free` does not throw, and waits for device work that may still touch
-/// the segment.
+/// `allocate` throws OutOfMemory where memory is refused, RuntimeFailure for all else that goes wrong;
+/// `free` does not throw, and waits for device work that may still touch the segment.
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;

@@ -8,10 +8,10 @@ namespace {
 BlockInfo::State state_of(const Block& block) {
   switch (block.state) {
     case BlockState::kFree:
+    case BlockState::kReserved: // about to be handed out, and not counted as anybody's yet
       return BlockInfo::State::kFree;
     case BlockState::kPending:
       return BlockInfo::State::kPendingFree;
-    case BlockState::kReserved: // about to be handed out
     case BlockState::kAllocated:
       break;
   }

@@ -2,31 +2,6 @@
 
 namespace torch_uvm {
 
-namespace {
-
-template <typename Reset>
-void each_level(Statistics& statistics, Reset reset) {
-#define TORCH_UVM_EACH(name)           \
-  for (Stat& stat : statistics.name) { \
-    reset(stat);                       \
-  }
-  TORCH_UVM_STAT_ARRAYS(TORCH_UVM_EACH)
-#undef TORCH_UVM_EACH
-}
-
-} // namespace
-
-void Statistics::reset_peak() {
-  each_level(*this, [](Stat& stat) { stat.peak = stat.current; });
-}
-
-void Statistics::reset_accumulated() {
-  each_level(*this, [](Stat& stat) { stat.allocated = stat.freed = 0; });
-#define TORCH_UVM_CLEAR(name) name = 0;
-  TORCH_UVM_STAT_COUNTS(TORCH_UVM_CLEAR)
-#undef TORCH_UVM_CLEAR
-}
-
 std::vector<std::pair<std::string, std::int64_t>> Statistics::flatten() const {
   constexpr std::array<const char*, kPoolKinds> kPools{"all", "small_pool", "large_pool"};
   std::vector<std::pair<std::string, std::int64_t>> flat;

@@ -1,8 +1,7 @@
-// What an allocator counts. Declared once, here: the struct, its sums and its flat dictionary with the
-// keys of torch.cuda.memory_stats are all made from these lists.
+// What an allocator counts. Declared once, here: the struct and its flat dictionary with the keys of
+// torch.cuda.memory_stats are made from these lists.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -17,16 +16,6 @@ struct Stat {
   std::int64_t peak = 0;
   std::int64_t allocated = 0;
   std::int64_t freed = 0;
-
-  void increase(std::int64_t amount) {
-    current += amount;
-    peak = std::max(peak, current);
-    allocated += amount;
-  }
-  void decrease(std::int64_t amount) {
-    current -= amount;
-    freed += amount;
-  }
 };
 
 /// Which pool a figure belongs to; every change counts for kAll and for one of the other two.
@@ -67,10 +56,6 @@ struct Statistics {
   TORCH_UVM_STAT_COUNTS(TORCH_UVM_DECLARE)
 #undef TORCH_UVM_DECLARE
 
-  /// Peaks become the current levels.
-  void reset_peak();
-  /// Sums and counts become 0; levels stay.
-  void reset_accumulated();
   /// ("allocated_bytes.large_pool.peak", 1234), ... , ("num_ooms", 0), in the order declared.
   std::vector<std::pair<std::string, std::int64_t>> flatten() const;
 };

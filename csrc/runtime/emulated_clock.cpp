@@ -74,7 +74,7 @@ double EmulatedClock::prefetch(int device, double stream_us, double queued_us, L
   if (to.is_host()) {
     now += time_of(traffic.populated, profile_.host_memory_rate);
     for (std::size_t source = 0; source < links_.size(); ++source) {
-      if ((traffic.sources >> source & 1) != 0) {
+      if ((traffic.sources & bit(static_cast<int>(source))) != 0) {
         now = write_back(static_cast<int>(source), now, traffic.moved);
       }
     }
@@ -132,7 +132,7 @@ void EmulatedClock::host_touch(const Traffic& traffic) {
   const double faulting = time_of(traffic.moved, profile_.fault_to_host_rate);
   double end = now + faulting;
   for (std::size_t source = 0; source < links_.size(); ++source) {
-    if ((traffic.sources >> source & 1) != 0) {
+    if ((traffic.sources & bit(static_cast<int>(source))) != 0) {
       end = std::max(end, occupy(links_[source].to_host_us, now, faulting));
     }
   }

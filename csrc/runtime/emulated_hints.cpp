@@ -4,10 +4,6 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr std::uint64_t bit(int device) {
-  return std::uint64_t{1} << device;
-}
-
 std::optional<Location> location_of(std::int8_t index) {
   return index == Page::kNone ? std::nullopt : std::optional(Location{index});
 }

@@ -22,7 +22,7 @@ void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Access> access
   }
   ++state_->counters.of(stream.device).kernels;
   on->time_us = state_->clock.kernel(stream.device, on->time_us, traffic);
-  state_->sample(stream.device, on->time_us);
+  state_->sample(Location::device(stream.device), traffic, on->time_us);
   state_->queue.tick();
 }
 
@@ -35,7 +35,7 @@ void EmulatedRuntime::end_kernel(Stream stream, std::span<const Access> accesses
       state_->pages.touch(Location::device(stream.device), access.ptr, access.bytes, access.write, traffic);
     }
     on.time_us = state_->clock.more_of_kernel(stream.device, on.time_us, traffic);
-    state_->sample(stream.device, on.time_us);
+    state_->sample(Location::device(stream.device), traffic, on.time_us);
   }
   state_->queue.tick();
 }
@@ -47,11 +47,7 @@ void EmulatedRuntime::touch_from_host(std::span<const Access> accesses) {
     state_->pages.touch(Location::host(), access.ptr, access.bytes, access.write, traffic);
   }
   state_->clock.host_touch(traffic);
-  for (int device = 0; device < state_->config.devices; ++device) {
-    if ((traffic.sources >> device & 1) != 0) {
-      state_->sample(device, state_->clock.host());
-    }
-  }
+  state_->sample(Location::host(), traffic, state_->clock.host());
 }
 
 ResidencyInfo EmulatedRuntime::residency(const void* ptr, std::size_t bytes) const {

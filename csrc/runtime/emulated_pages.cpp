@@ -10,10 +10,6 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr std::uint64_t bit(int device) {
-  return std::uint64_t{1} << device;
-}
-
 void unlink(LruNode& node) {
   node.previous->next = node.next;
   node.next->previous = node.previous;

@@ -22,8 +22,13 @@
 
 namespace torch_uvm::emulated {
 
-constexpr int kMaxDevices = 64; // a bit each in Page::devices
 constexpr std::size_t kPageBytes = EmulatedRuntime::kPageBytes;
+
+/// A device, in a set of them.
+constexpr std::uint64_t bit(int device) {
+  return std::uint64_t{1} << device;
+}
+static_assert(EmulatedConfig::kMaxDevices <= 64, "a set of devices is one word");
 
 /// What one call moved or used, in bytes, by what it costs.
 struct Traffic {

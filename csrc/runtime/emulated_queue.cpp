@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <string>
+#include <system_error>
 
 #include "runtime/bytes.h"
 
@@ -151,51 +153,65 @@ void EmulatedQueue::enqueue(StreamState& stream, Operation operation) {
     return;
   }
 
-  account_(stream, operation);
-  const bool at_once = idle(stream);
-  switch (operation.kind) {
-    case Kind::kPrefetch:
-    case Kind::kDiscard:
-      return; // there are no bytes to copy
-    case Kind::kCopy:
-      if (at_once && operation.bytes <= kCopyAtOnceBytes) {
-        std::memmove(operation.ptr, operation.source, operation.bytes);
-        return;
-      }
-      break;
-    case Kind::kRecord:
-      if (at_once) {
-        operation.mark->reached = true;
-        return;
-      }
-      operation.mark->position = stream.queued + 1;
-      break;
-    case Kind::kWait:
-      if (operation.mark->reached) {
-        return;
-      }
-      break;
+  const bool was_idle = idle(stream);
+  if (over_at_once(stream, operation)) {
+    account_(stream, operation);
+    if (operation.kind == Kind::kCopy) {
+      std::memmove(operation.ptr, operation.source, operation.bytes);
+    } else if (operation.kind == Kind::kRecord) {
+      operation.mark->reached = true;
+    }
+    return;
   }
-  Device& device = devices_[static_cast<std::size_t>(stream.device)];
-  if (!device.worker) {
-    device.worker = std::make_unique<std::thread>([this, index = stream.device] { work(index); });
+  start_worker(stream.device); // first, because it may fail
+  account_(stream, operation);
+  if (operation.kind == Kind::kRecord) {
+    operation.mark->position = stream.queued + 1;
   }
   stream.operations.push_back(std::move(operation));
   ++stream.queued;
-  if (at_once) {
+  if (was_idle) {
     work_->notify_all(); // else the worker comes to it by itself
   }
 }
 
+bool EmulatedQueue::over_at_once(const StreamState& stream, const Operation& operation) {
+  switch (operation.kind) {
+    case Operation::Kind::kPrefetch:
+    case Operation::Kind::kDiscard:
+      return true; // there are no bytes to copy
+    case Operation::Kind::kCopy:
+      return idle(stream) && operation.bytes <= kCopyAtOnceBytes;
+    case Operation::Kind::kRecord:
+      return idle(stream);
+    case Operation::Kind::kWait:
+      break;
+  }
+  return operation.mark->reached;
+}
+
+void EmulatedQueue::start_worker(int device) {
+  std::unique_ptr<std::thread>& worker = devices_[static_cast<std::size_t>(device)].worker;
+  if (worker) {
+    return;
+  }
+  try {
+    worker = std::make_unique<std::thread>([this, device] { work(device); });
+  } catch (const std::system_error& error) {
+    throw RuntimeFailure("emulated device " + std::to_string(device) +
+                         " needs a worker thread, and gets none: " + error.what());
+  }
+}
+
 void EmulatedQueue::record(EventState& event, const std::shared_ptr<StreamState>& stream, double queued_us) {
-  auto mark = std::make_shared<Mark>();
+  const auto mark = std::make_shared<Mark>();
   mark->stream = stream;
-  event.mark = mark;
   Operation operation;
   operation.kind = Operation::Kind::kRecord;
-  operation.mark = std::move(mark);
+  operation.mark = mark;
   operation.queued_us = queued_us;
   enqueue(*stream, std::move(operation));
+  event.mark = mark; // only now: nobody waits for what could not be queued
 }
 
 void EmulatedQueue::wait_for(StreamState& stream, const EventState& event, double queued_us) {

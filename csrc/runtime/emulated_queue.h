@@ -127,13 +127,16 @@ class EmulatedQueue {
     std::unique_ptr<std::thread> worker;
   };
 
+  /// Under the default schedule: whether nothing of it has to wait in the stream's queue.
+  static bool over_at_once(const StreamState& stream, const Operation& operation);
+  /// Unless it runs. \throws RuntimeFailure where the system has no thread for it
+  void start_worker(int device);
   void work(int device);
   StreamState* next_ready(int device);
   void finish_first(StreamState& stream);
   void perform_first(StreamState& stream); // seeded: accounts and performs, under the mutex
   void force(StreamState& stream, std::uint64_t position);
   void complete(Lock& lock, const std::shared_ptr<StreamState>& stream, std::uint64_t position);
-  void wake_workers();
   bool chance(unsigned one_in);
 
   std::mutex& mutex_;

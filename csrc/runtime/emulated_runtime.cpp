@@ -17,19 +17,18 @@ using emulated::Operation;
 using emulated::StreamState;
 using emulated::Traffic;
 
-constexpr std::size_t kMinDeviceBytes = MiB;
 constexpr std::size_t kManagedAlignment = 2 * MiB;
 constexpr std::size_t kPlainAlignment = 4 * KiB;
 constexpr std::size_t kPlainGranularity = 512; // as a device's allocator rounds
 
 const EmulatedConfig& checked(const EmulatedConfig& config) {
-  if (config.devices < 1 || config.devices > emulated::kMaxDevices) {
+  if (config.devices < 1 || config.devices > EmulatedConfig::kMaxDevices) {
     throw InvalidArgument(std::to_string(config.devices) + " emulated devices; accepted are 1 to " +
-                          std::to_string(emulated::kMaxDevices));
+                          std::to_string(EmulatedConfig::kMaxDevices));
   }
-  if (config.memory < kMinDeviceBytes) {
+  if (config.memory < EmulatedConfig::kMinMemory) {
     throw InvalidArgument("emulated devices with " + format_bytes(config.memory) + " of memory; at least " +
-                          format_bytes(kMinDeviceBytes) + " is needed");
+                          format_bytes(EmulatedConfig::kMinMemory) + " is needed");
   }
   CostProfile::named(config.profile);
   return config;
@@ -66,7 +65,7 @@ void EmulatedRuntime::State::check_device(int device) const {
 }
 
 void EmulatedRuntime::State::check_location(Location location) const {
-  if (!location.is_host()) {
+  if (location != Location::host()) {
     check_device(location.index);
   }
 }
@@ -83,7 +82,13 @@ const EmulatedRuntime::State::PlainAllocation* EmulatedRuntime::State::find_plai
 
 void* EmulatedRuntime::State::add_plain(std::size_t bytes, int device, std::size_t reserved) {
   void* ptr = map_host_memory(bytes, kPlainAlignment);
-  plain.emplace(reinterpret_cast<std::uintptr_t>(ptr), PlainAllocation{bytes, device, reserved});
+  try {
+    plain.emplace(reinterpret_cast<std::uintptr_t>(ptr),
+                  PlainAllocation{reinterpret_cast<std::uintptr_t>(ptr), bytes, device, reserved});
+  } catch (...) {
+    unmap_host_memory(ptr, bytes);
+    throw;
+  }
   ++counters.of(Location{device}).allocate_calls;
   clock.call();
   return ptr;
@@ -109,22 +114,23 @@ void EmulatedRuntime::State::free_plain(void* ptr, bool pinned) {
 }
 
 void EmulatedRuntime::State::check_copy_range(const char* side, const void* ptr, std::size_t bytes) const {
-  std::ostringstream message;
-  message << "copy of " << bytes << " bytes, " << side << " " << ptr << ": ";
+  const auto refuse = [&](const std::string& why) {
+    std::ostringstream message;
+    message << "copy of " << bytes << " bytes, " << side << " " << ptr << ": " << why;
+    throw InvalidArgument(message.str());
+  };
   if (ptr == nullptr) {
-    throw InvalidArgument(message.str() + "an address is needed");
+    refuse("an address is needed");
   }
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
-  const auto next = plain.upper_bound(address);
   std::size_t left = bytes; // ordinary host memory: it is the caller who knows
   if (const auto* allocation = pages.find(ptr)) {
     left = allocation->bytes - (address - allocation->base);
-  } else if (find_plain(ptr) != nullptr) {
-    left = std::prev(next)->second.bytes - (address - std::prev(next)->first);
+  } else if (const PlainAllocation* allocation = find_plain(ptr)) {
+    left = allocation->bytes - (address - allocation->base);
   }
   if (bytes > left) {
-    message << "the allocation there ends after " << left << " bytes";
-    throw InvalidArgument(message.str());
+    refuse("the allocation there ends after " + std::to_string(left) + " bytes");
   }
 }
 
@@ -139,11 +145,7 @@ void EmulatedRuntime::State::account(StreamState& stream, const Operation& opera
       pages.prefetch(pages.require(operation.ptr, operation.bytes), operation.ptr, operation.bytes, operation.to,
                      traffic);
       stream.time_us = clock.prefetch(stream.device, stream.time_us, queued_us, operation.to, traffic);
-      for (int device = 0; device < config.devices; ++device) {
-        if (device == operation.to.index || (traffic.sources >> device & 1) != 0) {
-          sample(device, stream.time_us);
-        }
-      }
+      sample(operation.to, traffic, stream.time_us);
       break;
     }
     case Operation::Kind::kDiscard:
@@ -205,6 +207,15 @@ void EmulatedRuntime::State::account_copy(StreamState& stream, const Operation& 
 void EmulatedRuntime::State::sample(int device, double time_us) {
   timelines[static_cast<std::size_t>(device)].add(
       {time_us, pages.resident_bytes(device), pages.plain_bytes(device), pages.managed_bytes()});
+}
+
+void EmulatedRuntime::State::sample(Location user, const Traffic& traffic, double time_us) {
+  const std::uint64_t changed = traffic.sources | (user.is_host() ? 0 : emulated::bit(user.index));
+  for (int device = 0; device < config.devices; ++device) {
+    if ((changed & emulated::bit(device)) != 0) {
+      sample(device, time_us);
+    }
+  }
 }
 
 void EmulatedRuntime::State::sample_all() {

@@ -54,8 +54,11 @@ struct CostProfile {
 };
 
 struct EmulatedConfig {
-  int devices = 1; ///< 1 to 64
-  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device
+  static constexpr int kMaxDevices = 64;
+  static constexpr std::size_t kMinMemory = std::size_t{1} << 20;
+
+  int devices = 1; ///< 1 to kMaxDevices
+  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device, kMinMemory at least
   std::string profile = "h200";
   /// With a seed, queued work is delayed by chance until somebody waits for it.
   std::optional<std::uint64_t> schedule_seed = std::nullopt;
@@ -63,27 +66,34 @@ struct EmulatedConfig {
   bool operator==(const EmulatedConfig&) const = default;
 };
 
-/// What the runtime has counted since it was made or since reset_counters. Of one device, or, for what
-/// no device does, of all.
+// clang-format off
+// X(name): a count since the runtime was made or since reset_counters
+#define TORCH_UVM_EMULATED_COUNTERS(X) \
+  X(faults_on_device)       /* pages */ \
+  X(faults_on_host)         /* pages */ \
+  X(bytes_to_device)        /* by migration, prefetch and duplication */ \
+  X(bytes_to_host)          /* by migration, prefetch and eviction */ \
+  X(bytes_copied_to_device) /* by copy_async */ \
+  X(bytes_copied_to_host) \
+  X(bytes_in_place)         /* used across the link without moving */ \
+  X(evicted_pages) \
+  X(dropped_pages)          /* duplicates, and discarded pages, that were dropped for free */ \
+  X(kernels) \
+  X(prefetch_calls) \
+  X(advise_calls) \
+  X(discard_calls) \
+  X(copy_calls) \
+  X(allocate_calls) \
+  X(free_calls) \
+  X(event_records) \
+  X(synchronisations)       /* the host waited for a stream, an event or a device */
+// clang-format on
+
+/// What the runtime has counted, of one device or of all. What no device does counts for all alone.
 struct EmulatedCounters {
-  std::uint64_t faults_on_device = 0; ///< pages
-  std::uint64_t faults_on_host = 0; ///< pages
-  std::uint64_t bytes_to_device = 0; ///< by migration, prefetch and duplication
-  std::uint64_t bytes_to_host = 0; ///< by migration, prefetch and eviction
-  std::uint64_t bytes_copied_to_device = 0; ///< by copy_async
-  std::uint64_t bytes_copied_to_host = 0;
-  std::uint64_t bytes_in_place = 0; ///< used across the link without moving
-  std::uint64_t evicted_pages = 0;
-  std::uint64_t dropped_pages = 0; ///< duplicates that were dropped for free
-  std::uint64_t kernels = 0;
-  std::uint64_t prefetch_calls = 0;
-  std::uint64_t advise_calls = 0;
-  std::uint64_t discard_calls = 0;
-  std::uint64_t copy_calls = 0;
-  std::uint64_t allocate_calls = 0;
-  std::uint64_t free_calls = 0;
-  std::uint64_t event_records = 0;
-  std::uint64_t synchronisations = 0; ///< the host waited for a stream, an event or a device
+#define TORCH_UVM_DECLARE(name) std::uint64_t name = 0;
+  TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_DECLARE)
+#undef TORCH_UVM_DECLARE
 };
 
 /// Bytes that are where, now. A page that is duplicated counts in each place.
@@ -112,7 +122,7 @@ class EmulatedRuntime final : public ManagedRuntime {
  public:
   static constexpr std::size_t kPageBytes = 64 * 1024;
 
-  /// \throws InvalidArgument for a device count, memory size (at least 1 MiB) or profile it does not take
+  /// \throws InvalidArgument for a device count, memory size or profile it does not take
   explicit EmulatedRuntime(const EmulatedConfig& config = {});
   ~EmulatedRuntime() override;
 
@@ -162,13 +172,13 @@ class EmulatedRuntime final : public ManagedRuntime {
 
   ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
 
-  /// Whether the address lies in managed, pinned or plain device memory of this runtime.
+  // Whether the address lies in managed memory of this runtime, in pinned memory, in plain memory of a device.
   bool is_managed_ptr(const void* ptr) const;
   bool is_pinned_ptr(const void* ptr) const;
-  /// The device of a plain device allocation; nullopt if it is none.
-  std::optional<int> device_of(const void* ptr) const;
+  std::optional<int> device_of(const void* ptr) const; ///< nullopt: in no device's
 
-  EmulatedCounters counters(std::optional<int> device = std::nullopt) const;
+  EmulatedCounters counters(std::optional<int> device = std::nullopt) const; ///< \throws InvalidArgument
+  /// Counters become 0, peaks the current levels, timelines empty. The clocks go on.
   void reset_counters();
 
   std::size_t resident_bytes(int device) const; ///< managed, on that device, now

@@ -19,6 +19,7 @@ struct EmulatedRuntime::State {
 
   /// Pinned host memory, or plain memory of a device.
   struct PlainAllocation {
+    std::uintptr_t base = 0;
     std::size_t bytes = 0;
     int device = -1; ///< -1: pinned
     std::size_t reserved = 0; ///< of the device's capacity
@@ -39,7 +40,9 @@ struct EmulatedRuntime::State {
   void account(emulated::StreamState& stream, const emulated::Operation& operation);
   void account_copy(emulated::StreamState& stream, const emulated::Operation& operation);
 
+  // Points of the timelines: of one device; of the one that used memory and those it came from; of all.
   void sample(int device, double time_us);
+  void sample(Location user, const emulated::Traffic& traffic, double time_us);
   void sample_all();
 
   const EmulatedConfig config;

@@ -4,13 +4,6 @@
 #include "runtime/emulated_pages.h"
 
 namespace torch_uvm::emulated {
-namespace {
-
-constexpr std::uint64_t bit(int device) {
-  return std::uint64_t{1} << device;
-}
-
-} // namespace
 
 void PageTable::touch(Location who, const void* ptr, std::size_t bytes, bool write, Traffic& traffic) {
   if (bytes == 0) {

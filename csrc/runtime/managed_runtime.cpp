@@ -11,7 +11,7 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
   if (bytes == 0) {
     throw InvalidArgument("managed allocation of 0 bytes; at least 1 is needed");
   }
-  if (home.index >= device_count()) {
+  if (home.index >= device_count() || home.index < Location::host().index) {
     throw InvalidArgument("managed allocation for " + to_string(home) + "; there are " +
                           std::to_string(device_count()) + " devices");
   }

@@ -68,8 +68,10 @@ class ManagedRuntime {
 
   /// Allocates managed memory that `home` is going to use first. Every managed allocation of the
   /// process goes through here, on every runtime: the limit and the host's available memory are
-  /// checked before the runtime is asked, so that no path can overrun them.
+  /// checked before the runtime is asked, so that no path can overrun them. What the host has available is
+  /// a figure of that moment: memory that was given out and not touched yet is still part of it.
   /// \param bytes at least 1
+  /// \return an address that is aligned to 512 bytes at least, and to 2 MiB if that many bytes are asked for
   /// \throws OutOfMemory, and nothing has changed
   void* allocate_managed(std::size_t bytes, Location home);
 
@@ -95,6 +97,7 @@ class ManagedRuntime {
 
   // --- pinned host memory and plain device memory ----------------------------------------------------
 
+  // At least 1 byte; aligned to 512. Like managed memory it is given back after the work that may touch it.
   virtual void* allocate_pinned(std::size_t bytes) = 0;
   virtual void free_pinned(void* ptr) noexcept = 0;
   /// Memory that stays on one device and that only that device may touch.
@@ -107,7 +110,9 @@ class ManagedRuntime {
 
   // --- streams and events ----------------------------------------------------------------------------
 
-  virtual Stream create_stream(int device, int priority) = 0;
+  // `Stream::host()` is always done, and no call that queues takes it.
+
+  virtual Stream create_stream(int device, int priority) = 0; ///< lower is more urgent; a runtime may ignore it
   virtual void destroy_stream(Stream stream) noexcept = 0;
   virtual bool query_stream(Stream stream) = 0; ///< true: all that was queued is done
   virtual void synchronize_stream(Stream stream) = 0;
@@ -151,7 +156,7 @@ class ManagedRuntime {
 };
 
 /// Bytes the operating system says could be given to a new program: MemAvailable on Linux, or less where
-/// a control group bounds this process.
+/// a control group bounds this process; the largest number where it does not say. Does not fail.
 std::size_t operating_system_memory_available();
 
 } // namespace torch_uvm

@@ -99,7 +99,7 @@ struct RecordingRuntime::State {
   }
 
   void check_location(Location location) const {
-    if (!location.is_host()) {
+    if (location != Location::host()) {
       check_device(location.index);
     }
   }

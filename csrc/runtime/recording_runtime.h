@@ -67,7 +67,8 @@ class RecordingRuntime final : public ManagedRuntime {
   void clear_calls();
 
   /// The `nth` call named `name` from now on (1: the next) fails: allocations with OutOfMemory, destroy
-  /// and free functions not at all, the others with RuntimeFailure. Name "*" counts every call.
+  /// and free functions not at all, the others with RuntimeFailure. Name "*" counts every call that can fail.
+  /// \throws InvalidArgument for a name that cannot fail, and for the 0th call
   void fail(std::string_view name, std::size_t nth);
   /// No call is made to fail any more.
   void clear_failures();

@@ -1,5 +1,9 @@
 // Every runtime call fails once, at each place where the allocator makes it: nothing is lost, nothing
 // leaks, and a request that threw has changed nothing.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <functional>
 #include <string>
 
@@ -210,6 +214,32 @@ TEST(the_destructor_bears_a_runtime_that_fails) {
     runtime.destroy_stream(other);
   }
   CHECK_EQ(runtime.live_objects(), std::size_t{0});
+}
+
+TEST(a_block_freed_twice_ends_the_program) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  // Of the three, the second stays a block when it is freed, the first is merged with what is behind it, and
+  // the third with what is before it: their handles name no block any more.
+  Block* const blocks[] = {rig.allocate(512), rig.allocate(512), rig.allocate(512)};
+  for (int twice = 0; twice < 3; ++twice) {
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+      std::signal(SIGABRT, SIG_DFL);
+      rig.allocator->free(blocks[1]);
+      rig.allocator->free(blocks[0]);
+      rig.allocator->free(blocks[2]);
+      rig.allocator->free(blocks[twice]);
+      _exit(0);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  }
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+  rig.check();
 }
 
 TEST(a_door_that_throws_changes_nothing) {

@@ -2,6 +2,8 @@
 // queued copies back by chance, and a missing wait shows as a wrong byte.
 #include <algorithm>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "allocator_rig.h"
 #include "runtime/emulated_runtime.h"
@@ -117,6 +119,33 @@ TEST(a_moved_block_is_reused_after_the_work_of_its_old_stream) {
       rig.allocator->free(next);
     }
     rig.finish();
+    rig.check();
+  }
+}
+
+TEST(a_block_of_two_streams_that_moved_to_the_host_and_was_freed_by_another_thread_is_waited_for) {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    Delayed rig(seed);
+    Block* const first = rig.allocate(kBytes, rig.a);
+    const std::uintptr_t at = rig.address(first);
+    rig.fill(first, 'a', rig.a);
+    rig.allocator->record_stream(first, rig.b);
+    rig.fill(first, 'b', rig.b);
+    rig.allocator->set_home(first, Location::host(), Stream::host());
+    std::thread([&] { rig.allocator->free(first); }).join();
+    CHECK_EQ(rig.allocator->statistics().allocated_bytes[0].current, 0);
+    // Blocks of the host, until the one comes back that both streams were writing to.
+    std::vector<Block*> blocks;
+    do {
+      blocks.push_back(rig.allocator->allocate(kBytes, Location::host(), Stream::host()));
+      std::memset(rig.allocator->data(blocks.back()), 'h', kBytes);
+      rig.check();
+    } while (rig.address(blocks.back()) != at && blocks.size() < 64);
+    rig.finish();
+    for (Block* const block : blocks) {
+      CHECK(rig.holds_only(block, 'h'));
+      rig.allocator->free(block);
+    }
     rig.check();
   }
 }

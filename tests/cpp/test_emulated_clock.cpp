@@ -298,6 +298,16 @@ TEST(a_runtimes_timeline_shows_residency_rise_and_fall) {
   CHECK(runtime.timeline(0).empty());
 }
 
+TEST(a_kernel_shows_on_the_timeline_of_the_device_it_takes_pages_from) {
+  EmulatedRuntime runtime(devices(2));
+  Managed memory(runtime, 8);
+  memory.use(0, 8, 0, true);
+  CHECK_EQ(runtime.timeline(0).back().device_bytes, 8 * kPage);
+  memory.use(0, 6, 1, true);
+  CHECK_EQ(runtime.timeline(1).back().device_bytes, 6 * kPage);
+  CHECK_EQ(runtime.timeline(0).back().device_bytes, 2 * kPage);
+}
+
 TEST(counters_can_be_reset_and_add_up) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 20);

@@ -449,12 +449,14 @@ TEST(what_does_not_exist_is_refused_and_changes_nothing) {
   bad([&] { runtime.prefetch(nullptr, kPage, Location::device(0), stream); });
   bad([&] { runtime.advise(memory.ptr, 3 * kPage, Advice::kSetReadMostly, Location::host()); });
   bad([&] { runtime.advise(memory.ptr, kPage, Advice::kSetAccessedBy, Location::device(7)); });
+  bad([&] { runtime.advise(memory.ptr, kPage, Advice::kSetPreferredLocation, Location{-2}); });
   bad([&] { runtime.discard(memory.ptr, 3 * kPage, stream); });
   bad([&] { runtime.discard(memory.ptr, kPage, Stream{1, memory.ptr}); });
   bad([&] { static_cast<void>(runtime.range_attributes(memory.ptr, ~std::size_t{0})); });
   bad([&] { static_cast<void>(runtime.residency(memory.ptr, 3 * kPage)); });
   bad([&] { runtime.allocate_managed(0, Location::host()); });
   bad([&] { runtime.allocate_managed(1, Location::device(2)); });
+  bad([&] { runtime.allocate_managed(1, Location{-2}); });
   bad([&] { runtime.allocate_device(0, 0); });
   bad([&] { runtime.allocate_device(1, 2); });
   bad([&] { runtime.allocate_device(1, -1); });
