@@ -171,6 +171,9 @@ class AllocatorModel(RuleBasedStateMachine):
     def disarm(self) -> None:
         """No call fails any more. The model's own calls never fail."""
 
+    def note_reset(self) -> None:
+        """The allocator's counts are 0 again."""
+
     # --- model -------------------------------------------------------------------------------------------
 
     def stream_for(self, home: int, pick: int) -> Any:
@@ -371,6 +374,7 @@ class AllocatorModel(RuleBasedStateMachine):
             self.note_peak()
         elif what == "sums":
             self.allocator.reset_accumulated_statistics()
+            self.note_reset()
             self.allocations = self.frees = self.ooms = 0
         else:
             self.allocator.set_options(*options)
@@ -533,6 +537,9 @@ class EmulatedModel(AllocatorModel):
             # The runtime has waited for what might touch those segments, and new ones may lie there.
             self.forget(list(self.hazards))
         self.given_back = given_back
+
+    def note_reset(self) -> None:
+        self.given_back = 0
 
     def write(self, live: Live) -> None:
         count = min(live.requested, PATTERN)
