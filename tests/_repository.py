@@ -93,6 +93,17 @@ def unpinned(files: Files) -> list[str]:
     return complaints
 
 
+def tests_without_a_line(files: Files) -> list[str]:
+    """Files of tests that tests/README.md does not name."""
+    map_of_tests = files["tests/README.md"]
+    tests = (
+        path.removeprefix("tests/")
+        for path in files
+        if re.fullmatch(r"tests/(cpp/)?test_\w+\.(py|cpp)", path)
+    )
+    return [f"tests/README.md: {test} has no line" for test in tests if f"`{test}`" not in map_of_tests]
+
+
 def readme_too_long(files: Files) -> list[str]:
     lines = len(files["README.md"].splitlines())
     return [] if lines < README_LINES else [f"README.md has {lines} lines; it may have {README_LINES - 1}"]

@@ -33,6 +33,7 @@ RULES = [
     rules.hooks_that_disagree,
     rules.unpinned,
     rules.readme_too_long,
+    rules.tests_without_a_line,
 ]
 
 
@@ -45,7 +46,7 @@ def test_managed_memory_is_allocated_in_one_place(tracked: dict[str, str]) -> No
     assert len(rules.files_that_allocate_managed(tracked)) <= 1
 
 
-HOOKS = {".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n"}
+OTHERS = {".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n", "tests/test_a.py": ""}
 
 # A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
 BREACHES = [
@@ -64,6 +65,7 @@ BREACHES = [
     (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.2", "ruff==1.2\nmypy==3"),
     (rules.unpinned, "requirements/a.txt", "-c b.txt\nnumpy>=2  # 17 MB", "-c b.txt\nnumpy==2.4  # 17 MB"),
     (rules.readme_too_long, "README.md", "x\n" * 200, "x\n" * 199),
+    (rules.tests_without_a_line, "tests/README.md", "| b | `cpp/test_a.py` |", "| a | `test_a.py` |"),
 ]
 
 
@@ -71,5 +73,5 @@ BREACHES = [
 def test_rule_sees_a_breach(
     rule: Callable[[rules.Files], list[str]], path: str, broken: str, kept: str
 ) -> None:
-    assert len(rule({**HOOKS, path: broken})) == 1
-    assert rule({**HOOKS, path: kept}) == []
+    assert len(rule({**OTHERS, path: broken})) == 1
+    assert rule({**OTHERS, path: kept}) == []

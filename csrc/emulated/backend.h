@@ -13,7 +13,7 @@
 namespace torch_uvm::emulated {
 
 constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
-constexpr int kMaxDevices = 64;
+constexpr int kMaxDevices = EmulatedConfig::kMaxDevices;
 
 /// Puts the accelerator in place: backend, guard, hooks, allocators, kernels, autocast. Once.
 void register_accelerator();

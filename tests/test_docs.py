@@ -1,0 +1,88 @@
+"""The documents under docs/ against what they describe, so that neither changes alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import torch_uvm
+from torch_uvm import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+DOCUMENTS = sorted(DOCS.glob("*.md"))
+
+
+def table(document: Path, column: str) -> dict[str, list[str]]:
+    """The rows of the table whose first column has this heading, by their first cell, without backticks."""
+    rows: dict[str, list[str]] = {}
+    inside = False
+    for line in document.read_text().splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip().strip("|").split(" | ")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[0] == column:
+            inside = True
+        elif inside and not cells[0].startswith("---"):
+            assert cells[0] not in rows, f"{document.name} has {cells[0]} twice"
+            rows[cells[0]] = cells[1:]
+    return rows
+
+
+def test_every_option_is_there_as_the_table_has_it() -> None:
+    written = table(DOCS / "options.md", "option")
+    real = {
+        option["key"]: [option["default"], option["accepted"], option["description"]]
+        for option in _C.describe_options()
+    }
+    assert written == real
+    assert list(written) == list(real)  # in the same order
+
+
+def test_every_cost_is_there_as_the_profile_has_it() -> None:
+    source = (ROOT / "csrc" / "runtime" / "cost_profile.cpp").read_text()
+    fields = re.findall(r"^ +\.(\w+) = ([\d.]+)", source, re.MULTILINE)
+    assert len(fields) == 19
+    assert {name: cells[0] for name, cells in table(DOCS / "emulated.md", "field").items()} == dict(fields)
+
+
+def test_what_is_said_to_be_assumed_is_so_in_the_source() -> None:
+    source = (ROOT / "csrc" / "runtime" / "cost_profile.cpp").read_text()
+    assumed = set(re.findall(r"^ +\.(\w+) = .*// assumed", source, re.MULTILINE))
+    rows = table(DOCS / "emulated.md", "field")
+    assert {name for name, cells in rows.items() if cells[1].startswith("assumed")} == assumed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_names_of_the_package_exist(document: Path) -> None:
+    for name in sorted(set(re.findall(r"\btorch_uvm((?:\.[a-z_]+)+)\(", document.read_text()))):
+        found: object = torch_uvm
+        for part in name.strip(".").split("."):
+            assert hasattr(found, part), f"{document.name} names torch_uvm{name}"
+            found = getattr(found, part)
+
+
+def test_the_index_has_every_document() -> None:
+    index = (DOCS / "index.md").read_text()
+    assert [
+        document.name
+        for document in DOCUMENTS
+        if document.name != "index.md" and f"({document.name})" not in index
+    ] == []
+
+
+def test_counters_that_the_document_names_are_what_there_is() -> None:
+    """`counters` documents its keys in its docstring; both come from one list in the runtime."""
+    said = set(
+        re.findall(r"[a-z]+(?:_[a-z]+)+|kernels|synchronisations", torch_uvm.emulated.counters.__doc__ or "")
+    )
+    assert set(_C.emu_counters(None)) <= said
