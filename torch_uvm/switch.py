@@ -106,12 +106,14 @@ class SwitchScope(ContextDecorator):
     """What `enabled()` and `disabled()` return: a context manager and a decorator.
 
     One object can be entered again while it is open, also by other threads; each entry is a scope of
-    the thread that made it.
+    the thread that made it. Leaving closes the calling thread's last entry; where it has none, the last
+    of any thread: a generator may be entered by one thread and be closed, or collected, by another.
     """
 
     def __init__(self, on: bool) -> None:
         self._on = on
-        self._here = threading.local()  # .open: the calling thread's scopes, innermost last
+        self._lock = threading.Lock()
+        self._open: list[tuple[int, _C.Scope]] = []  # with the threads that entered, oldest first
 
     def _recreate_cm(self) -> SwitchScope:
         return SwitchScope(self._on)
@@ -129,9 +131,9 @@ class SwitchScope(ContextDecorator):
     def __enter__(self) -> SwitchScope:
         if self._on:
             _check_runtime("enabled()")
-        if not hasattr(self._here, "open"):
-            self._here.open = []
-        self._here.open.append(_C.Scope(self._on))
+        entry = threading.get_ident(), _C.Scope(self._on)
+        with self._lock:
+            self._open.append(entry)
         return self
 
     def __exit__(
@@ -140,7 +142,13 @@ class SwitchScope(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._here.open.pop().close()
+        with self._lock:
+            if not self._open:
+                raise RuntimeError(f"{self!r} is left, but not open")
+            me = threading.get_ident()
+            mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
+            _, scope = self._open.pop(next(mine, -1))
+        scope.close()
 
     def __repr__(self) -> str:
         return "torch_uvm.enabled()" if self._on else "torch_uvm.disabled()"

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "emulated/backend.h"
 #include "emulated/fallback.h"
@@ -53,11 +54,47 @@ class AutocastOnCpu {
   c10::ScalarType dtype_;
 };
 
+/// A tensor of ours whose bytes the CPU's graph may have saved under the CPU's label.
+class Saved {
+ public:
+  Saved(const at::Tensor& ours, const at::Tensor& cpu) : ours_(ours.storage()), cpu_(cpu.storage()) {
+    const Access access = access_of(ours, false);
+    if (access.bytes != 0) {
+      offset_ = static_cast<const char*>(access.ptr) - static_cast<const char*>(ours_.data());
+      bytes_ = access.bytes;
+    }
+  }
+
+  /// Between forward and backward a storage may get other memory: programs that shard parameters free and
+  /// fill it again. Whoever saved the tensor itself sees that; a pointer to its bytes has to be told.
+  void follow() {
+    if (ours_.data() == cpu_.data()) {
+      return;
+    }
+    TORCH_CHECK(ours_.nbytes() >= cpu_.nbytes(), "a tensor that a recurrent layer saved for backward had ",
+                cpu_.nbytes(), " bytes, and now its storage has ", ours_.nbytes());
+    cpu_.unsafeGetStorageImpl()->set_data_ptr_noswap({const_cast<void*>(ours_.data()), new c10::Storage(ours_),
+                                                      [](void* kept) { delete static_cast<c10::Storage*>(kept); },
+                                                      c10::Device(c10::DeviceType::CPU)});
+  }
+
+  Access access() const {
+    return bytes_ == 0 ? Access{} : Access{static_cast<const char*>(ours_.data()) + offset_, bytes_, false};
+  }
+
+ private:
+  c10::Storage ours_;
+  c10::Storage cpu_;
+  std::ptrdiff_t offset_ = 0;
+  std::size_t bytes_ = 0;
+};
+
 struct CpuGraphBackward final : torch::autograd::Node {
   int device = 0;
   variable_list cpu_inputs; ///< leaves of the CPU's graph, one for each edge of this node
   variable_list cpu_outputs;
-  c10::SmallVector<Access, 8> saved; ///< the inputs' bytes, which backward reads again
+  std::vector<Saved> saved_inputs;
+  std::vector<Saved> saved_outputs;
 
   std::string name() const override {
     return "EmuRecurrentBackward";
@@ -70,7 +107,14 @@ struct CpuGraphBackward final : torch::autograd::Node {
     TORCH_CHECK(!cpu_outputs.empty(), "Trying to backward through the graph a second time, but its buffers were freed");
     const Stream stream = current_stream(device);
     Operands operands(device);
-    c10::SmallVector<Access, 8> accesses(saved);
+    c10::SmallVector<Access, 8> accesses;
+    for (Saved& output : saved_outputs) {
+      output.follow();
+    }
+    for (Saved& input : saved_inputs) {
+      input.follow();
+      accesses.push_back(input.access());
+    }
     variable_list outputs;
     variable_list cpu_gradients;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -100,6 +144,8 @@ struct CpuGraphBackward final : torch::autograd::Node {
   void release_variables() override {
     cpu_inputs.clear();
     cpu_outputs.clear();
+    saved_inputs.clear();
+    saved_outputs.clear();
   }
 };
 
@@ -118,6 +164,7 @@ struct Forward {
   c10::SmallVector<Access, 8> accesses;
   variable_list differentiable; ///< our tensors that want a gradient
   variable_list cpu_inputs; ///< their CPU aliases
+  std::vector<Saved> saved;
 
   explicit Forward(int device) : operands(device) {}
 
@@ -127,6 +174,7 @@ struct Forward {
     }
     accesses.push_back(access_of(tensor, false));
     at::Tensor cpu = operands.to_cpu(tensor, false);
+    saved.emplace_back(tensor, cpu);
     // One version counter: the CPU's graph notices when somebody writes to what it saved.
     if (!tensor.is_inference()) {
       cpu.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
@@ -170,13 +218,14 @@ void run_on_cpu_graph(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     node->device = device;
     node->set_next_edges(torch::autograd::collect_next_edges(forward.differentiable));
     node->cpu_inputs = forward.cpu_inputs;
-    node->saved = forward.accesses;
+    node->saved_inputs = std::move(forward.saved);
   }
   for (std::size_t i = stack->size() - info.returns; i < stack->size(); ++i) {
     const at::Tensor cpu = (*stack)[i].toTensor();
     at::Tensor ours = forward.operands.to_device_keeping_cpu(cpu);
     if (node != nullptr) {
       node->cpu_outputs.push_back(cpu);
+      node->saved_outputs.emplace_back(ours, cpu);
       torch::autograd::set_history(ours, node);
     }
     (*stack)[i] = std::move(ours);

@@ -28,17 +28,46 @@ std::atomic<int> open_scopes{0};
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
 constexpr std::string_view kKindName = "TORCH_UVM_SCOPE";
 const c10::DebugInfoKind kKind(&kKindName);
+const c10::DebugInfoKind& kProfiler = c10::DebugInfoKind::PROFILER_STATE;
 #else
 // An enum until torch 2.12; any value that torch itself does not use is a kind of its own.
 constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xE5);
+constexpr auto kProfiler = c10::DebugInfoKind::PROFILER_STATE;
 #endif
 
 ScopeInfo* innermost() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kKind));
 }
 
-// Infos of closed scopes that could not be popped yet, because somebody (the profiler does) pushed an
-// info of another kind on top and has not popped it. Closed, they have no effect; they only wait here.
+// The profiler's info on top of the stack, taken off for the time of our own pushing and popping: the
+// profiler pops nothing but its own from the top, and programs start and stop it where they like between
+// the two ends of a scope.
+class UnderTheProfiler {
+ public:
+  UnderTheProfiler() {
+    if (c10::ThreadLocalDebugInfo::get(kProfiler) == nullptr) {
+      return; // nearly always; looking at the top for it would throw
+    }
+    try {
+      profiler_ = c10::ThreadLocalDebugInfo::_pop(kProfiler);
+    } catch (const std::exception&) {
+      // Something else is on top: then it is in nobody's way but ours.
+    }
+  }
+  ~UnderTheProfiler() {
+    if (profiler_ != nullptr) {
+      c10::ThreadLocalDebugInfo::_push(kProfiler, std::move(profiler_));
+    }
+  }
+  UnderTheProfiler(const UnderTheProfiler&) = delete;
+  UnderTheProfiler& operator=(const UnderTheProfiler&) = delete;
+
+ private:
+  std::shared_ptr<c10::DebugInfoBase> profiler_;
+};
+
+// Infos of closed scopes that could not be popped yet, because somebody pushed an info of another kind on
+// top and has not popped it. Closed, they have no effect; they only wait here.
 thread_local int unpopped = 0;
 
 void pop_closed() noexcept {
@@ -78,6 +107,7 @@ bool managed_enabled_globally() {
 }
 
 ManagedScope::ManagedScope(bool on) : thread_(std::this_thread::get_id()) {
+  const UnderTheProfiler under;
   pop_closed();
   ScopeInfo* outer = innermost();
   info_ = std::make_shared<ScopeInfo>(on, outer == nullptr ? nullptr : outer->shared_from_this());
@@ -95,6 +125,7 @@ void ManagedScope::close() noexcept {
   info_.reset();
   if (thread_ == std::this_thread::get_id()) {
     ++unpopped;
+    const UnderTheProfiler under;
     pop_closed();
   }
 }
