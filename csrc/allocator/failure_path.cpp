@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 
 #include "allocator/state.h"
 
@@ -121,7 +122,10 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
   table += "  managed memory of the process: " + format_bytes(runtime.managed_bytes()) + " reserved, limit " +
            (limit ? format_bytes(*limit) : "none");
   try {
-    table += "; the host has " + format_bytes(runtime.host_memory_available()) + " available";
+    const std::size_t available = runtime.host_memory_available();
+    if (available != std::numeric_limits<std::size_t>::max()) { // which means that the system does not say
+      table += "; the host has " + format_bytes(available) + " available";
+    }
   } catch (const RuntimeFailure&) {
     // The table explains a failure; it must not become another one.
   }

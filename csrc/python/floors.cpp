@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "allocator/caching_managed_allocator.h"
 #include "python/bindings.h"
@@ -49,7 +50,7 @@ class PythonRoomMaker final : public RoomMaker {
 /// An allocator with what it stands on. Members go in the reverse order: the allocator first.
 struct OwnedAllocator {
   std::shared_ptr<ManagedRuntime> runtime;
-  std::unique_ptr<PythonRoomMaker> room_maker;
+  std::vector<std::unique_ptr<PythonRoomMaker>> room_makers; ///< those taken away too: one may be in a call
   std::unique_ptr<CachingManagedAllocator> allocator;
 };
 
@@ -352,10 +353,10 @@ void bind_allocator(py::module_& floors) {
       .def(
           "set_room_maker",
           [](OwnedAllocator& self, std::optional<py::function> function) {
-            // The old one may be running on another thread until the allocator has let go of it.
-            auto made = function ? std::make_unique<PythonRoomMaker>(std::move(*function)) : nullptr;
-            self.allocator->set_room_maker(made.get());
-            self.room_maker = std::move(made);
+            if (function) {
+              self.room_makers.push_back(std::make_unique<PythonRoomMaker>(std::move(*function)));
+            }
+            self.allocator->set_room_maker(function ? self.room_makers.back().get() : nullptr);
           },
           arg("function"), "function(bytes, home) -> bool is called when memory runs short; None takes it away.")
       .def("check", [](const OwnedAllocator& self) { return self.allocator->check(); });

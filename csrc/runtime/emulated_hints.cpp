@@ -23,16 +23,12 @@ void PageTable::advise(ManagedAllocation& allocation, const void* ptr, std::size
       case Advice::kSetReadMostly:
         page.read_mostly = true;
         break;
-      case Advice::kUnsetReadMostly: {
+      case Advice::kUnsetReadMostly:
         page.read_mostly = false;
         if (page.copies() > 1) {
-          // The preferred location's copy stays, or else the host's, or else that of the first device.
-          const bool preferred_has_it = page.preferred >= 0 && (page.devices & bit(page.preferred)) != 0;
-          const int first = page.host ? -1 : std::countr_zero(page.devices);
-          keep_only(allocation, index, Location{preferred_has_it ? page.preferred : first});
+          keep_only(allocation, index, page.main_copy());
         }
         break;
-      }
       case Advice::kSetPreferredLocation:
         page.preferred = static_cast<std::int8_t>(location.index);
         break;

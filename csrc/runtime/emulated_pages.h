@@ -67,6 +67,12 @@ struct Page {
   int copies() const {
     return std::popcount(devices) + (host ? 1 : 0);
   }
+  /// Of several copies the one that stays: the preferred location's, or else the host's, or else that of the
+  /// first device.
+  Location main_copy() const {
+    const bool preferred_has_it = preferred >= 0 && (devices & bit(preferred)) != 0;
+    return Location{preferred_has_it ? preferred : host ? -1 : std::countr_zero(devices)};
+  }
 };
 
 /// A page's place in a device's list.

@@ -88,6 +88,9 @@ void PageTable::miss_on_device(ManagedAllocation& allocation, std::size_t index,
     return;
   }
   if (!make_room(device, traffic)) {
+    if (write && page.copies() > 1) {
+      keep_only(allocation, index, page.main_copy());
+    }
     use_in_place(page, bytes, device, write, true, traffic);
     return;
   }

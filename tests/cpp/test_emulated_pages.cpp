@@ -390,6 +390,23 @@ TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) 
   CHECK_EQ(memory.where(), "device 0 16");
 }
 
+TEST(a_write_in_place_for_want_of_room_drops_duplicates) {
+  EmulatedRuntime runtime(devices(2));
+  Managed memory(runtime, 1);
+  memory.use_on_host(0, 1, true);
+  runtime.advise(memory.ptr, kPage, Advice::kSetReadMostly, Location::host());
+  memory.use(0, 1, 1, false);
+  CHECK_EQ(memory.where(), "host 1, device 1 1");
+  void* all = runtime.allocate_device(kDeviceBytes, 0); // device 0 cannot have the page
+  memory.use(0, 1, 0, false);
+  CHECK_EQ(memory.where(), "host 1, device 1 1");
+  memory.use(0, 1, 0, true);
+  CHECK_EQ(memory.where(), "host 1");
+  CHECK_EQ(runtime.counters(0).bytes_in_place, 2 * kPage);
+  CHECK_EQ(runtime.counters(1).dropped_pages, 1U);
+  runtime.free_device(all);
+}
+
 TEST(freed_memory_leaves_nothing_behind) {
   EmulatedRuntime runtime(devices(2));
   {
