@@ -50,7 +50,8 @@ void prefer_cpu_kernels(torch::Library& aten) {
       }
     }
   }
-  use_fallback({"aten::convolution", ""});
+  // Not aten::convolution, which calls it: torch.jit.trace records this one alone.
+  use_fallback({"aten::_convolution", ""});
   use_fallback({"aten::convolution_backward", ""});
 }
 
