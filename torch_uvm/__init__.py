@@ -45,6 +45,7 @@ from torch_uvm.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from torch_uvm.moves import accept_managed_keyword, to
 from torch_uvm.switch import disable, disabled, enable, enabled, is_enabled
 from torch_uvm.tensors import is_managed
 
@@ -71,6 +72,7 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "set_limit",
+    "to",
     "zeros",
 ]
 
@@ -80,4 +82,5 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
     __version__ = "0+unknown"
 
 apply_environment()
-del apply_environment, importlib
+accept_managed_keyword()
+del accept_managed_keyword, apply_environment, importlib

@@ -63,6 +63,11 @@ at::Tensor efficient_zeros(c10::IntArrayRef size, std::optional<c10::ScalarType>
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> memory_format) {
   const CurrentDevice current(self.device());
+  // PyTorch's own sets the sizes first and then finds that the storage cannot grow.
+  const std::size_t needed = at::detail::computeStorageNbytesContiguous(
+      size, self.itemsize(), static_cast<std::size_t>(self.storage_offset()));
+  TORCH_CHECK(self.storage().resizable() || needed <= self.storage().nbytes(),
+              "Trying to resize storage that is not resizable");
   return at::native::resize_(self, size, memory_format);
 }
 

@@ -15,6 +15,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/context.h"
+#include "tensor/moves.h"
 
 namespace torch_uvm::emulated {
 
@@ -91,6 +92,7 @@ void register_accelerator() {
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
     register_kernels();
+    register_moves();
     registered.store(true);
   });
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "tensor/context.h"
+#include "tensor/labels.h"
 
 namespace torch_uvm {
 namespace {
@@ -54,7 +55,7 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_managed;
+  return data.get_deleter() == &delete_managed || has_owner(data);
 }
 
 bool is_plain(const c10::DataPtr& data) {
@@ -62,6 +63,9 @@ bool is_plain(const c10::DataPtr& data) {
 }
 
 Block* block_of(const c10::DataPtr& data) {
+  if (has_owner(data)) {
+    return block_of_owner(data);
+  }
   return is_managed(data) || is_plain(data) ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 

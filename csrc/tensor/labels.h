@@ -1,0 +1,27 @@
+// Several labels of the same bytes: what a move makes.
+//
+// A managed block starts with one storage. The first move gives the block to an owner, which every
+// storage on it then shares; each storage has one device label. The owner knows all its labels, weakly:
+// storages live as their tensors want, and the block as long as any of them.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include "allocator/caching_managed_allocator.h"
+
+namespace torch_uvm {
+
+/// A storage on the bytes of `storage`, labelled with `device`: the one that there is, or a new one.
+/// While bytes carry several labels none of their storages can be resized.
+/// \param storage managed; it may have been labelled before
+c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator);
+
+/// How many live storages share these bytes; 1 for managed memory that was never moved, 0 for other memory.
+std::size_t label_count(const c10::Storage& storage);
+
+/// The deleter of labelled storages, and the block behind one.
+bool has_owner(const c10::DataPtr& data);
+Block* block_of_owner(const c10::DataPtr& data);
+
+} // namespace torch_uvm

@@ -1,0 +1,201 @@
+"""Moves and marking: another device label for the same bytes, and managed copies.
+
+A *move* is asked for by name, `torch_uvm.to(x, device)` or `t.to(device, managed=True)`, and shares the
+bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning: a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar, overload
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torch_uvm import _C
+from torch_uvm.arguments import Device, exact_keywords, resolve_device, show
+from torch_uvm.switch import disabled, enabled
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+# PyTorch's own, before `managed=` was added to it.
+_plain_to = torch.Tensor.to
+
+
+def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
+    """Not so for meta, sparse and quantised tensors, and for wrappers around others."""
+    return (
+        x.layout == torch.strided
+        and x.device.type != "meta"
+        and not x.is_quantized
+        and not is_traceable_wrapper_subclass(x)
+    )
+
+
+def _managed_copy(
+    x: torch.Tensor, device: torch.device, dtype: torch.dtype, non_blocking: bool, memory_format: Any
+) -> torch.Tensor:
+    if device.type != "cpu":
+        with enabled():
+            return _plain_to(
+                x, device, dtype, non_blocking=non_blocking, copy=True, memory_format=memory_format
+            )
+    shape = torch.empty_like(x, device="meta", dtype=dtype, memory_format=memory_format)
+    made = _C.empty_strided(shape.shape, shape.stride(), dtype, device)
+    return made.copy_(x, non_blocking=non_blocking)
+
+
+def _tensor_to(
+    x: torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    managed: bool | None,
+    copy: bool,
+    non_blocking: bool,
+    memory_format: Any,
+) -> torch.Tensor:
+    dtype = x.dtype if dtype is None else dtype
+    if not _has_bytes_of_its_own(x):
+        if managed:
+            raise ValueError(
+                f"managed=True for a tensor of layout {x.layout} on {x.device} ({type(x).__name__}); "
+                f"accepted: strided tensors with memory of their own"
+            )
+        return _plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+    is_managed = _C.is_managed(x)
+    if managed is None and not is_managed:
+        return _plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+    if managed is False:
+        with disabled():
+            return _plain_to(
+                x,
+                device,
+                dtype,
+                non_blocking=non_blocking,
+                copy=copy or is_managed,
+                memory_format=memory_format,
+            )
+    same_bytes = dtype == x.dtype and (
+        memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
+    )
+    if copy or not is_managed or not same_bytes:
+        return _managed_copy(x, device, dtype, non_blocking, memory_format)
+    if x.device == device:
+        return x
+    return torch.ops.torch_uvm.move(x, device, non_blocking)  # type: ignore[no-any-return]
+
+
+def _check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
+    if not any(value is flag for flag in accepted):
+        listed = ", ".join(map(repr, accepted))
+        raise TypeError(f"{name} is {show(value)}; accepted: {listed}")
+
+
+@overload
+def to(
+    tensor_or_module: torch.Tensor,
+    device: Device | None,
+    dtype: torch.dtype | None = None,
+    *,
+    managed: bool | None = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> torch.Tensor: ...
+@overload
+def to(
+    tensor_or_module: _Module,
+    device: Device | None,
+    dtype: torch.dtype | None = None,
+    *,
+    managed: bool | None = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> _Module: ...
+
+
+@exact_keywords
+def to(
+    tensor_or_module: Any,
+    device: Device | None,
+    dtype: torch.dtype | None = None,
+    *,
+    managed: bool | None = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Any:
+    """Moves a tensor, or every parameter and buffer of a module, to `device`.
+
+    Of a managed tensor, where only the device changes, the result is a view of it labelled with
+    `device`: same address, sizes, strides and offset, one version counter; the tensor stays usable. To
+    autograd it is a view whose backward moves the gradient back; writing to it in place raises where
+    the tensor requires grad. Everything else is a copy: where `dtype` or `memory_format` changes the
+    bytes, with `copy=True`, and where the tensor is not managed.
+
+    A module keeps the identity of its parameters, their ties, hooks and places in optimizers;
+    gradients go along. `dtype` is for its floating-point and complex tensors only.
+
+    Args:
+        tensor_or_module: a tensor of any shape, or a module (changed in place and returned).
+        device: a torch.device, a string, the accelerator's index, or None for the device it is on.
+        dtype: None keeps it.
+        managed: True: managed memory, a copy if it is not yet. False: ordinary memory, a copy if it is
+            managed. None: managed if it is managed now; for other tensors, as the switch says.
+        copy: new memory in any case.
+        non_blocking: a move to the CPU does not wait for the device's pending work: that is the
+            caller's duty then. For copies, as in torch.Tensor.to.
+        memory_format: as in torch.Tensor.to.
+
+    Raises:
+        TypeError: neither a tensor nor a module; a flag that is none.
+        ValueError: an unknown device; managed=True for a meta, sparse, quantised or wrapping tensor.
+        torch.OutOfMemoryError: a copy's memory was refused.
+
+    >>> x = torch_uvm.ones(3)
+    >>> torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()
+    True
+    """
+    _check_flag("managed", managed, (True, False, None))
+    _check_flag("copy", copy, (True, False))
+    _check_flag("non_blocking", non_blocking, (True, False))
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is {show(dtype)}; accepted: a torch.dtype, or None")
+    target = None if device is None else resolve_device(device)
+    if isinstance(tensor_or_module, torch.nn.Module):
+
+        def convert(t: torch.Tensor) -> torch.Tensor:
+            wanted = dtype if t.is_floating_point() or t.is_complex() else None
+            where = t.device if target is None else target
+            return _tensor_to(t, where, wanted, managed, copy, non_blocking, memory_format)
+
+        return tensor_or_module._apply(convert)
+    if not isinstance(tensor_or_module, torch.Tensor):
+        raise TypeError(f"to() takes a torch.Tensor or a torch.nn.Module; received {show(tensor_or_module)}")
+    where = tensor_or_module.device if target is None else target
+    return _tensor_to(tensor_or_module, where, dtype, managed, copy, non_blocking, memory_format)
+
+
+def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What a call of Tensor.to means: device, dtype, copy, non_blocking, memory_format."""
+    copy = kwargs.pop("copy", False)
+    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    where = x.device if device is None else resolve_device(device)
+    return where, dtype, copy, non_blocking, memory_format or torch.preserve_format
+
+
+@functools.wraps(_plain_to)
+def _to_with_managed(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    managed = kwargs.pop("managed", None)
+    if managed is None:
+        return _plain_to(self, *args, **kwargs)
+    _check_flag("managed", managed, (True, False, None))
+    device, dtype, copy, non_blocking, memory_format = _parse(self, args, dict(kwargs))
+    return _tensor_to(self, device, dtype, managed, copy, non_blocking, memory_format)
+
+
+def accept_managed_keyword() -> None:
+    """Adds `managed=` to torch.Tensor.to, whatever the switch says; called by `import torch_uvm`."""
+    if torch.Tensor.to is not _to_with_managed:
+        torch.Tensor.to = _to_with_managed  # type: ignore[method-assign, assignment]
