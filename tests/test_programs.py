@@ -70,7 +70,8 @@ def resnet_channels_last(device: str) -> Results:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
-    ).to(device, memory_format=torch.channels_last)
+    ).to(device)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=True)
     losses = []
     for _ in range(3):
@@ -98,7 +99,8 @@ class Unet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         high = self.down(x)
-        return self.out(torch.cat([high, self.up(self.low(high))], 1))
+        output: torch.Tensor = self.out(torch.cat([high, self.up(self.low(high))], 1))
+        return output
 
 
 @program
@@ -152,19 +154,19 @@ def lbfgs(device: str) -> Results:
     matrix, weights = torch.randn(20, 20).to(device), torch.randn(20).to(device).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], line_search_fn="strong_wolfe", history_size=5)
 
-    def closure() -> float:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = (matrix @ weights - 1).square().sum() + weights.abs().sum()
         loss.backward()
         return loss
 
-    return [*[optimizer.step(closure).item() for _ in range(4)], weights]
+    return [*[optimizer.step(closure) for _ in range(4)], weights]
 
 
 @program
 def function_transforms(device: str) -> Results:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     x, target = torch.randn(10, 8).to(device), torch.randint(0, 3, (10,)).to(device)
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -177,7 +179,7 @@ def function_transforms(device: str) -> Results:
     return [*each.values(), *jacobians, hessian, *torch.func.jvp(model, (x,), (x,))]
 
 
-class Scale(torch.autograd.Function):
+class ScaleFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, w)
@@ -189,6 +191,9 @@ class Scale(torch.autograd.Function):
         return gradient * w, (gradient * x).sum(0)
 
 
+scale: Any = ScaleFunction.apply
+
+
 @program
 def hooks_and_a_custom_function(device: str) -> Results:
     x, w = torch.randn(5, 4).to(device).requires_grad_(), torch.randn(4).to(device).requires_grad_()
@@ -196,12 +201,13 @@ def hooks_and_a_custom_function(device: str) -> Results:
     seen: Results = []
     x.register_hook(lambda gradient: gradient * 2)
     w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
-    layer.register_full_backward_hook(lambda _, inputs, __: seen.append(inputs[0].clone()))
+    see: Any = lambda _, inputs, __: seen.append(inputs[0].clone())  # noqa: E731
+    layer.register_full_backward_hook(see)
     layer.register_forward_hook(lambda _, __, output: output * 1.5)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.cpu(), lambda t: t.to(device)):
-        first = layer(Scale.apply(x, w)).tanh().square().sum()
+        first = layer(scale(x, w)).tanh().square().sum()
     with torch.autograd.graph.save_on_cpu():
-        second = layer(Scale.apply(x, w)).sigmoid().sum()
+        second = layer(scale(x, w)).sigmoid().sum()
     (first + second).backward()
     return [x.grad, w.grad, *seen, *[p.grad for p in layer.parameters()]]
 
@@ -283,7 +289,9 @@ def four_threads(device: str) -> Results:
 @program
 def a_model_on_three_devices(device: str) -> Results:
     places = three(device)
-    parts = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(place) for place in places]
+    parts: list[Any] = [
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(place) for place in places
+    ]
     parameters = [p for part in parts for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, foreach=True)
     losses = []
@@ -326,7 +334,7 @@ def resumed_from_a_checkpoint(device: str) -> Results:
     return results
 
 
-class Fails(torch.autograd.Function):
+class FailsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 1
@@ -334,6 +342,9 @@ class Fails(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
+
+
+fails: Any = FailsFunction.apply
 
 
 @program
@@ -345,7 +356,7 @@ def errors_and_on(device: str) -> Results:
     for _ in range(3):
         output = layer(torch.randn(3, 2, 8).to(device))[0]
         with contextlib.suppress(KeyboardInterrupt):
-            Fails.apply(output).sum().backward()
+            fails(output).sum().backward()
         for wrong in (
             lambda: torch.ones(2, 2, device=device) @ torch.ones(3, 3, device=device),
             lambda: ones[torch.tensor([5], device=device)],
@@ -428,7 +439,7 @@ def test_a_difference_is_noticed() -> None:
 class TestOutOfMemory:
     def test_retried_with_smaller_batches(self) -> None:
         torch_uvm.enable(limit="40MiB")
-        layer = nn.Linear(256, 256).to("emu")
+        layer: Any = nn.Linear(256, 256).to("emu")
         batch, failures = 1 << 17, 0
         while True:
             try:
@@ -447,14 +458,15 @@ class TestSavedByARecurrentLayer:
     @pytest.mark.parametrize("refilled", [True, False])
     def test_storage_with_other_memory(self, refilled: bool) -> None:
         torch.manual_seed(0)
-        layer, x = nn.LSTM(64, 64).to("emu"), torch.randn(10, 8, 64).to("emu").requires_grad_()
+        layer: Any = nn.LSTM(64, 64).to("emu")
+        x: Any = torch.randn(10, 8, 64).to("emu").requires_grad_()
         layer(x)[0].sum().backward()
         expected, x.grad = x.grad, None
         weights, kept = layer.weight_ih_l0, layer.weight_ih_l0.detach().clone()
         loss = layer(x)[0].sum()
         storage = weights.untyped_storage()
         size = storage.nbytes()
-        with torch.autograd._unsafe_preserve_version_counter(weights):
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(weights):
             storage.resize_(0)
             in_its_place = torch.full((size // 4,), torch.nan, device="emu")
             if refilled:
