@@ -190,6 +190,8 @@ class TestMixedDevices:
             lambda here, there: torch.add(here, here, out=there),
             lambda here, there: torch.mm(here, here, out=there),
             lambda here, there: torch.cat([there, there], out=torch.empty(0)),
+            lambda here, there: there.index_select(0, torch.tensor(0)),  # where to read is no number
+            lambda here, there: there.take(torch.tensor(0)),
             lambda here, there: here + there[0, 0],  # a number may come to the device, not from it
             lambda here, there: here[there.long()],
             lambda here, there: there.index_put_((torch.tensor([0]),), here[0]),

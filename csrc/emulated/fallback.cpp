@@ -82,8 +82,7 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
         } else {
           common = tensor.device();
         }
-      } else if (!(tensor.device().is_cpu() && (argument.may_be_cpu || (tensor.dim() == 0 && !argument.written)))) {
-        // A 0-dim CPU tensor is a number, which kernels take from anywhere.
+      } else if (!tensor.device().is_cpu() || !(argument.may_be_cpu || (argument.may_be_number && tensor.dim() == 0))) {
         stranger = tensor.device();
       }
     });

@@ -64,6 +64,9 @@ OperatorInfo read(const c10::OperatorHandle& op) {
     read.kind = kind_of(argument.type());
     read.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     read.may_be_cpu = may_be_cpu(schema.name(), argument.name());
+    // A 0-dim CPU tensor is a number, which kernels take from anywhere; but not what they write to, nor
+    // what says where to read.
+    read.may_be_number = !read.written && argument.name() != "index";
     takes_generator = takes_generator || read.kind == Kind::kGenerator;
     info.arguments.push_back(read);
   }
