@@ -137,6 +137,10 @@ def work():
         kept = [torch.ones(n, device="emu") for n in (10, 1000, 100000)]
         kept[0].cpu()
 
+# PyTorch chooses a kernel at its first call, under a lock of its own that a child could inherit.
+torch.ones(10, device="emu").cpu()
+torch_uvm.ones(8, device="cpu")
+
 threads = [threading.Thread(target=work) for _ in range(3)]
 for thread in threads:
     thread.start()
