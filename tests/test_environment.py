@@ -167,3 +167,41 @@ class TestDevice:
     def test_is_quiet_by_default(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env=EMU)
         assert done.stdout == "" and "torch_uvm" not in done.stderr
+
+
+def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
+    """As on a machine with a GPU, before there is a CUDA floor: nothing is registered, questions are
+    answered, and what cannot be had is refused by name."""
+    spawn(
+        """
+        import json, io, contextlib
+        import torch
+        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+        import torch_uvm
+        from torch_uvm.cli import info
+        assert torch_uvm._C.backend() == "none" and not hasattr(torch, "emu")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            info.main(["--json"])
+        assert json.loads(out.getvalue())["backend"] == "none"
+        assert torch_uvm.memory_allocated() == 0 and torch_uvm.memory_snapshot() == []
+        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.empty_cache()
+        for call in (torch_uvm.enable, lambda: torch_uvm.zeros(3, device="cpu")):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "TORCH_UVM_DEVICE=emu" in str(error), error
+            else:
+                raise AssertionError("it was not refused")
+        """
+    )
+
+
+def test_statistics_are_no_first_use(spawn: Spawn) -> None:
+    spawn(
+        """
+        import torch_uvm
+        assert torch_uvm.memory_stats()["num_ooms"] == 0
+        torch_uvm.emulated.configure(devices=2)
+        """
+    )

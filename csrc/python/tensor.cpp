@@ -27,9 +27,17 @@ std::optional<Location> home_of(const std::optional<c10::Device>& device) {
   return device->is_cpu() ? Location::host() : Location::device(std::max<int>(device->index(), 0));
 }
 
+/// nullptr before first use. There is nothing to tell then, and to ask must not settle what the runtime
+/// is made from, nor fail where there is no backend.
+CachingManagedAllocator* allocator_in_use() {
+  return Context::get().in_use() ? &Context::get().managed_allocator() : nullptr;
+}
+
 py::dict statistics_dict(const std::optional<c10::Device>& home) {
   py::dict dict;
-  for (const auto& [key, value] : Context::get().managed_allocator().statistics(home_of(home)).flatten()) {
+  const CachingManagedAllocator* allocator = allocator_in_use();
+  const Statistics statistics = allocator == nullptr ? Statistics{} : allocator->statistics(home_of(home));
+  for (const auto& [key, value] : statistics.flatten()) {
     dict[py::str(key)] = value;
   }
   return dict;
@@ -53,7 +61,11 @@ int python_index(Location home) {
 
 py::list snapshot_list() {
   py::list segments;
-  for (const SegmentInfo& segment : Context::get().managed_allocator().snapshot()) {
+  const CachingManagedAllocator* allocator = allocator_in_use();
+  if (allocator == nullptr) {
+    return segments;
+  }
+  for (const SegmentInfo& segment : allocator->snapshot()) {
     py::list blocks;
     for (const BlockInfo& block : segment.blocks) {
       py::dict described;
@@ -82,6 +94,9 @@ py::list snapshot_list() {
 at::Tensor empty_strided_managed(const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride,
                                  c10::ScalarType dtype, const c10::Device& device) {
   if (!device.is_cpu()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(Context::get().backend_name() == "emulated" && device.is_privateuseone(),
+                                "managed memory on ", device,
+                                ": there is none for CUDA yet; accepted: the CPU, and the emulated accelerator");
     const ManagedScope on(true);
     return at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
   }
@@ -134,9 +149,10 @@ void bind_tensor(py::module_& module) {
   });
   module.def("backend", [] { return Context::get().backend_name(); });
   module.def("in_use", [] { return Context::get().in_use(); });
-  module.def("managed_bytes", [] { return Context::get().runtime().managed_bytes(); });
-  module.def("peak_managed_bytes", [] { return Context::get().runtime().peak_managed_bytes(); });
-  module.def("host_memory_available", [] { return Context::get().runtime().host_memory_available(); });
+  module.def("managed_bytes", [] { return Context::get().in_use() ? Context::get().runtime().managed_bytes() : 0; });
+  module.def("peak_managed_bytes",
+             [] { return Context::get().in_use() ? Context::get().runtime().peak_managed_bytes() : 0; });
+  module.def("host_memory_available", &operating_system_memory_available);
   module.def(
       "device_properties",
       [](int index) {
@@ -165,21 +181,29 @@ void bind_tensor(py::module_& module) {
   module.def(
       "reset_peak_memory_stats",
       [](const std::optional<c10::Device>& home) {
-        Context::get().managed_allocator().reset_peak_statistics(home_of(home));
+        if (CachingManagedAllocator* allocator = allocator_in_use()) {
+          allocator->reset_peak_statistics(home_of(home));
+        }
       },
       py::arg("home"));
   module.def(
       "reset_accumulated_memory_stats",
       [](const std::optional<c10::Device>& home) {
-        Context::get().managed_allocator().reset_accumulated_statistics(home_of(home));
+        if (CachingManagedAllocator* allocator = allocator_in_use()) {
+          allocator->reset_accumulated_statistics(home_of(home));
+        }
       },
       py::arg("home"));
   module.def("memory_snapshot", &snapshot_list);
   module.def("empty_cache", [] {
     py::gil_scoped_release released; // may wait for pending frees
-    return Context::get().managed_allocator().empty_cache();
+    CachingManagedAllocator* allocator = allocator_in_use();
+    return allocator == nullptr ? 0 : allocator->empty_cache();
   });
-  module.def("check_allocator", [] { return Context::get().managed_allocator().check(); });
+  module.def("check_allocator", []() -> std::optional<std::string> {
+    const CachingManagedAllocator* allocator = allocator_in_use();
+    return allocator == nullptr ? std::nullopt : allocator->check();
+  });
 }
 
 } // namespace torch_uvm
