@@ -72,9 +72,8 @@ Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& 
   return reserved;
 }
 
-Block* CachingManagedAllocator::State::from_new_segment(const Request& request, Lock& lock,
+Block* CachingManagedAllocator::State::from_new_segment(const Request& request, std::size_t bytes, Lock& lock,
                                                         std::optional<OutOfMemory>& refusal) {
-  const std::size_t bytes = segment_bytes(request.requested);
   Lane& lane = heap.lane(request.home, request.stream);
   Heap::Slot slot;
   heap.prepare(slot);

@@ -98,7 +98,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return block;
   }
   std::optional<OutOfMemory> refusal;
-  if (Block* const block = state.from_new_segment(request, lock, refusal)) {
+  if (Block* const block = state.from_new_segment(request, segment_bytes(request.requested), lock, refusal)) {
     return block;
   }
   return state.allocate_under_pressure(request, lock, std::move(refusal));

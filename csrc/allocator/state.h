@@ -59,7 +59,7 @@ struct CachingManagedAllocator::State {
 
   // cache.cpp: nullptr means that it cannot be served this way
   Block* from_cache(const Request& request, Lock& lock);
-  Block* from_new_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* best_fit(const Request& request, const Lane& lane) const;
   /// Takes a free block, orders it after its lane's work, and hands it out.
   Block* take(Block* free, const Request& request, Lock& lock);

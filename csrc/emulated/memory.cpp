@@ -5,6 +5,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -37,8 +38,7 @@ std::optional<KernelMemory> take_kernel_memory(void* ptr) {
   for (auto entry = kernel_memory.rbegin(); entry != kernel_memory.rend(); ++entry) {
     if (entry->ptr == ptr) {
       const KernelMemory taken = *entry;
-      *entry = kernel_memory.back();
-      kernel_memory.pop_back();
+      kernel_memory.erase(std::next(entry).base()); // in order: of two at one address the newer is meant
       return taken;
     }
   }
@@ -51,7 +51,9 @@ void delete_cpu_memory(void* ptr) {
   // Ours goes back through a DataPtr as any other.
   const c10::Device cpu(c10::DeviceType::CPU);
   c10::DataPtr freed;
-  if (const auto mine = take_kernel_memory(ptr)) {
+  // Outside a kernel the list is old: what it names may have been freed by another thread, and be another's.
+  const auto mine = kernel_device == kOrdinary ? std::nullopt : take_kernel_memory(ptr);
+  if (mine) {
     freed = mine->managed ? managed_data(mine->block, cpu) : plain_data(mine->block, cpu);
   } else {
     freed = data_by_address(ptr, cpu);

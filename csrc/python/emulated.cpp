@@ -17,25 +17,8 @@ namespace py = pybind11;
 py::dict counters_dict(std::optional<int> device) {
   const EmulatedCounters counters = emulated::runtime().counters(device);
   py::dict dict;
-#define TORCH_UVM_COUNTER(name) dict[#name] = counters.name
-  TORCH_UVM_COUNTER(faults_on_device);
-  TORCH_UVM_COUNTER(faults_on_host);
-  TORCH_UVM_COUNTER(bytes_to_device);
-  TORCH_UVM_COUNTER(bytes_to_host);
-  TORCH_UVM_COUNTER(bytes_copied_to_device);
-  TORCH_UVM_COUNTER(bytes_copied_to_host);
-  TORCH_UVM_COUNTER(bytes_in_place);
-  TORCH_UVM_COUNTER(evicted_pages);
-  TORCH_UVM_COUNTER(dropped_pages);
-  TORCH_UVM_COUNTER(kernels);
-  TORCH_UVM_COUNTER(prefetch_calls);
-  TORCH_UVM_COUNTER(advise_calls);
-  TORCH_UVM_COUNTER(discard_calls);
-  TORCH_UVM_COUNTER(copy_calls);
-  TORCH_UVM_COUNTER(allocate_calls);
-  TORCH_UVM_COUNTER(free_calls);
-  TORCH_UVM_COUNTER(event_records);
-  TORCH_UVM_COUNTER(synchronisations);
+#define TORCH_UVM_COUNTER(name) dict[#name] = counters.name;
+  TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_COUNTER)
 #undef TORCH_UVM_COUNTER
   return dict;
 }

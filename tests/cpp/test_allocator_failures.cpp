@@ -256,4 +256,18 @@ TEST(a_door_that_throws_changes_nothing) {
   rig.allocator->free(rig.allocate(12 * MiB)); // the lock is not left held
 }
 
+TEST(a_medium_request_fits_where_a_shared_segment_does_not) {
+  RecordingRuntime runtime(1);
+  runtime.set_limit(4 * MiB);
+  CachingManagedAllocator allocator(runtime, std::make_unique<ManagedSegmentSource>(runtime));
+  Block* const block = allocator.allocate(3 * MiB / 2, Location::device(0), Stream::default_of(0));
+  CHECK_EQ(runtime.managed_bytes(), 2 * MiB);
+  Block* const other = allocator.allocate(3 * MiB / 2, Location::device(0), Stream::default_of(0));
+  CHECK_EQ(runtime.managed_bytes(), 4 * MiB);
+  CHECK_THROWS(OutOfMemory, allocator.allocate(3 * MiB / 2, Location::device(0), Stream::default_of(0)));
+  CHECK(allocator.is_valid());
+  allocator.free(block);
+  allocator.free(other);
+}
+
 HARNESS_MAIN()
