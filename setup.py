@@ -101,6 +101,9 @@ def extension() -> Extension:
         depends=files("*.h"),
         include_dirs=[str(ROOT / "csrc")],
         extra_compile_args={"cxx": flags} if with_cuda else flags,
+        # By its file: some tool chains have the static library only, and a second copy of it in the
+        # process breaks what crosses to torch's (seen: streams that read nothing, exceptions that crash).
+        extra_link_args=["-l:libstdc++.so.6"],
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 # What would turn torch_uvm on, or change it, in a child that did not ask for it.
 OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
+DEVICE = "TORCH_UVM_DEVICE"
 
 
 class Spawn:
@@ -36,6 +37,8 @@ class Spawn:
         timeout: seconds
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+        if DEVICE in os.environ:  # who asks for the emulator beside a GPU asks for it in children, too
+            environment[DEVICE] = os.environ[DEVICE]
         for key, value in (env or {}).items():
             if value is None:
                 environment.pop(key, None)
