@@ -42,6 +42,12 @@ def memory_snapshot() -> list[dict[str, Any]]: ...  # segments, as torch.cuda.me
 def empty_cache() -> int: ...
 def check_allocator() -> str | None: ...  # None: all is well
 
+# --- hints (csrc/tensor/hints.h)
+
+# --- host tensors (csrc/tensor/host_tensors.h)
+
+# --- exchange (csrc/tensor/dlpack.h)
+
 # --- the emulated accelerator (csrc/emulated)
 def emu_register() -> None: ...
 def emu_configure(devices: int, memory: int, profile: str, schedule_seed: int | None) -> None: ...

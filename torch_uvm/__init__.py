@@ -45,7 +45,8 @@ from torch_uvm.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
-from torch_uvm.moves import accept_managed_keyword, to
+from torch_uvm.moves import to
+from torch_uvm.plain_calls import accept_managed_keyword
 from torch_uvm.switch import disable, disabled, enable, enabled, is_enabled
 from torch_uvm.tensors import is_managed
 

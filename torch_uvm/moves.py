@@ -6,7 +6,6 @@ bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning: a copy.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, TypeVar, overload
 
 import torch
@@ -19,7 +18,7 @@ from torch_uvm.switch import disabled, enabled
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 # PyTorch's own, before `managed=` was added to it.
-_plain_to = torch.Tensor.to
+plain_to = torch.Tensor.to
 
 
 def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
@@ -37,7 +36,7 @@ def _managed_copy(
 ) -> torch.Tensor:
     if device.type != "cpu":
         with enabled():
-            return _plain_to(
+            return plain_to(
                 x, device, dtype, non_blocking=non_blocking, copy=True, memory_format=memory_format
             )
     shape = torch.empty_like(x, device="meta", dtype=dtype, memory_format=memory_format)
@@ -45,7 +44,7 @@ def _managed_copy(
     return made.copy_(x, non_blocking=non_blocking)
 
 
-def _tensor_to(
+def tensor_to(
     x: torch.Tensor,
     device: torch.device,
     dtype: torch.dtype | None,
@@ -61,13 +60,13 @@ def _tensor_to(
                 f"managed=True for a tensor of layout {x.layout} on {x.device} ({type(x).__name__}); "
                 f"accepted: strided tensors with memory of their own"
             )
-        return _plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+        return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
     is_managed = _C.is_managed(x)
     if managed is None and not is_managed:
-        return _plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+        return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
     if managed is False:
         with disabled():
-            return _plain_to(
+            return plain_to(
                 x,
                 device,
                 dtype,
@@ -85,7 +84,7 @@ def _tensor_to(
     return torch.ops.torch_uvm.move(x, device, non_blocking)  # type: ignore[no-any-return]
 
 
-def _check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
+def check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
     if not any(value is flag for flag in accepted):
         listed = ", ".join(map(repr, accepted))
         raise TypeError(f"{name} is {show(value)}; accepted: {listed}")
@@ -157,9 +156,9 @@ def to(
     >>> torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()
     True
     """
-    _check_flag("managed", managed, (True, False, None))
-    _check_flag("copy", copy, (True, False))
-    _check_flag("non_blocking", non_blocking, (True, False))
+    check_flag("managed", managed, (True, False, None))
+    check_flag("copy", copy, (True, False))
+    check_flag("non_blocking", non_blocking, (True, False))
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {show(dtype)}; accepted: a torch.dtype, or None")
     target = None if device is None else resolve_device(device)
@@ -168,34 +167,10 @@ def to(
         def convert(t: torch.Tensor) -> torch.Tensor:
             wanted = dtype if t.is_floating_point() or t.is_complex() else None
             where = t.device if target is None else target
-            return _tensor_to(t, where, wanted, managed, copy, non_blocking, memory_format)
+            return tensor_to(t, where, wanted, managed, copy, non_blocking, memory_format)
 
         return tensor_or_module._apply(convert)
     if not isinstance(tensor_or_module, torch.Tensor):
         raise TypeError(f"to() takes a torch.Tensor or a torch.nn.Module; received {show(tensor_or_module)}")
     where = tensor_or_module.device if target is None else target
-    return _tensor_to(tensor_or_module, where, dtype, managed, copy, non_blocking, memory_format)
-
-
-def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a call of Tensor.to means: device, dtype, copy, non_blocking, memory_format."""
-    copy = kwargs.pop("copy", False)
-    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    where = x.device if device is None else resolve_device(device)
-    return where, dtype, copy, non_blocking, memory_format or torch.preserve_format
-
-
-@functools.wraps(_plain_to)
-def _to_with_managed(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    managed = kwargs.pop("managed", None)
-    if managed is None:
-        return _plain_to(self, *args, **kwargs)
-    _check_flag("managed", managed, (True, False, None))
-    device, dtype, copy, non_blocking, memory_format = _parse(self, args, dict(kwargs))
-    return _tensor_to(self, device, dtype, managed, copy, non_blocking, memory_format)
-
-
-def accept_managed_keyword() -> None:
-    """Adds `managed=` to torch.Tensor.to, whatever the switch says; called by `import torch_uvm`."""
-    if torch.Tensor.to is not _to_with_managed:
-        torch.Tensor.to = _to_with_managed  # type: ignore[method-assign, assignment]
+    return tensor_to(tensor_or_module, where, dtype, managed, copy, non_blocking, memory_format)

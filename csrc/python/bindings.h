@@ -8,6 +8,9 @@ namespace torch_uvm {
 void register_exceptions(pybind11::module_& module); ///< exceptions.cpp
 void bind_floors(pybind11::module_& module); ///< floors.cpp: submodule `floors`, for tests
 void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, managed tensors, statistics
+void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
+void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
+void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
 
 } // namespace torch_uvm

@@ -7,6 +7,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ floors of torch_uvm.";
   torch_uvm::register_exceptions(module);
   torch_uvm::bind_tensor(module);
+  torch_uvm::bind_hints(module);
+  torch_uvm::bind_host_tensors(module);
+  torch_uvm::bind_exchange(module);
   torch_uvm::bind_emulated(module);
   torch_uvm::bind_floors(module);
 }
