@@ -60,16 +60,17 @@ BAD: dict[str, Bad] = {
     "enable budget not there yet": Bad(
         lambda: enable(budget="4GiB"), NotImplementedError, ("budget", "4GiB", '"auto" or None')
     ),
-    "enable moves word": Bad(lambda: enable(moves="alais"), ValueError, ("moves", "alais", '"copy"')),
-    "enable moves type": Bad(lambda: enable(moves=True), TypeError, ("moves", "True (bool)", '"copy"')),
-    "enable moves not there yet": Bad(
-        lambda: enable(moves="alias"), NotImplementedError, ("moves", "alias", '"copy"')
+    "enable moves word": Bad(
+        lambda: enable(moves="alais"), ValueError, ("moves", "alais", '"copy" or "alias"')
+    ),
+    "enable moves type": Bad(
+        lambda: enable(moves=True), TypeError, ("moves", "True (bool)", '"copy" or "alias"')
     ),
     "enable host_tensors type": Bad(
-        lambda: enable(host_tensors="yes"), TypeError, ("host_tensors", "'yes' (str)", "False")
+        lambda: enable(host_tensors="yes"), TypeError, ("host_tensors", "'yes' (str)", "True, False")
     ),
-    "enable host_tensors not there yet": Bad(
-        lambda: enable(host_tensors=True), NotImplementedError, ("host_tensors", "True", "False")
+    "enable host_tensors none": Bad(
+        lambda: enable(host_tensors=None), TypeError, ("host_tensors", "None", "True, False")
     ),
     "enable limit text": Bad(lambda: enable(limit="4 gigs"), ValueError, ("limit", "4 gigs", "4GiB")),
     "enable limit beside a wrong value": Bad(

@@ -47,7 +47,8 @@ from torch_uvm.memory import (
 )
 from torch_uvm.moves import to
 from torch_uvm.plain_calls import accept_managed_keyword
-from torch_uvm.switch import disable, disabled, enable, enabled, is_enabled
+from torch_uvm.scopes import disabled, enabled, is_enabled
+from torch_uvm.switch import disable, enable
 from torch_uvm.tensors import is_managed
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_uvm import _C
 from torch_uvm.arguments import Device, exact_keywords, resolve_device, show
-from torch_uvm.switch import disabled, enabled
+from torch_uvm.scopes import disabled, enabled
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 

@@ -1,4 +1,9 @@
-"""PyTorch's own calls that change a tensor's device, and what they mean here: `Tensor.to(managed=)`."""
+"""PyTorch's own calls that change a tensor's device, and what they mean here.
+
+`Tensor.to` takes `managed=` from `import torch_uvm` on. With `enable(moves="alias")`, while the switch is
+on, `Tensor.to`, `.cpu()` and the accelerator's own call (`.cuda()`) move managed tensors, and so do
+`Module.to`, `.cpu()` and `.cuda()`, which are made of them.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,85 @@ from typing import Any
 
 import torch
 
-from torch_uvm.arguments import resolve_device
+from torch_uvm import _C
+from torch_uvm.arguments import accelerator, resolve_device
 from torch_uvm.moves import check_flag, plain_to, tensor_to
+
+_alias = False  # what enable(moves=) said last
 
 
 def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a call of Tensor.to means: device, dtype, copy, non_blocking, memory_format."""
     copy = kwargs.pop("copy", False)
     device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    where = x.device if device is None else resolve_device(device)
-    return where, dtype, copy, non_blocking, memory_format or torch.preserve_format
+    return device, dtype, copy, non_blocking, memory_format or torch.preserve_format
+
+
+def _moves(x: torch.Tensor, device: torch.device | None) -> bool:
+    """Whether a plain call that asks for `device` is a move; of managed tensors, if at all."""
+    here = accelerator()
+    return (
+        device is not None
+        and here is not None
+        and device.type in ("cpu", here.type)
+        and _C.is_managed(x)
+        and resolve_device(device) != x.device
+    )
 
 
 @functools.wraps(plain_to)
-def _to_with_managed(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     managed = kwargs.pop("managed", None)
-    if managed is None:
+    if managed is None and not (_alias and _C.is_enabled()):
         return plain_to(self, *args, **kwargs)
     check_flag("managed", managed, (True, False, None))
     device, dtype, copy, non_blocking, memory_format = _parse(self, args, dict(kwargs))
-    return tensor_to(self, device, dtype, managed, copy, non_blocking, memory_format)
+    if managed is None and not _moves(self, device):
+        return plain_to(self, *args, **kwargs)
+    where = self.device if device is None else resolve_device(device)
+    return tensor_to(self, where, dtype, managed, copy, non_blocking, memory_format)
+
+
+def _aliasing(name: str) -> None:
+    """Makes `Tensor.name(...)` move where plain calls do; `name` is "cpu" or the accelerator's type."""
+    plain = getattr(torch.Tensor, name)
+
+    @functools.wraps(plain)
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not (_alias and _C.is_enabled() and _C.is_managed(self)):
+            return plain(self, *args, **kwargs)  # type: ignore[no-any-return]
+        # cpu(memory_format=) or cuda(device=None, non_blocking=False, memory_format=): as `to` has them.
+        options = dict(kwargs)
+        device = torch.device(name)
+        if name != "cpu":
+            asked = args[0] if args else options.pop("device", None)
+            if asked is not None:
+                device = resolve_device(asked)
+            if len(args) > 1:
+                options["non_blocking"] = args[1]
+        if device.type != name or len(args) > 2 or (name == "cpu" and args):
+            return plain(self, *args, **kwargs)  # type: ignore[no-any-return]  # which says what is wrong
+        return _to(self, device, **options)
+
+    setattr(torch.Tensor, name, call)
+
+
+def choose_moves(alias: bool) -> None:
+    """What plain calls do from now on: move (`alias`), or copy."""
+    global _alias
+    if alias:
+        here = accelerator()
+        for name in ("cpu", *([] if here is None else [here.type])):
+            if name not in _wrapped:
+                _aliasing(name)
+                _wrapped.add(name)
+    _alias = alias
+
+
+_wrapped: set[str] = set()
 
 
 def accept_managed_keyword() -> None:
     """Adds `managed=` to torch.Tensor.to, whatever the switch says; called by `import torch_uvm`."""
-    if torch.Tensor.to is not _to_with_managed:
-        torch.Tensor.to = _to_with_managed  # type: ignore[method-assign, assignment]
+    if torch.Tensor.to is not _to:
+        torch.Tensor.to = _to  # type: ignore[method-assign, assignment]
