@@ -1,6 +1,6 @@
 """`enable(moves="alias")`: plain calls move managed tensors, row by row as RFC-0023's review left it."""
 
-# mypy: disable-error-code="attr-defined, index, arg-type, call-arg, call-overload, no-untyped-call, union-attr"
+# mypy: disable-error-code="attr-defined, index, arg-type, call-arg, call-overload, no-untyped-call"
 
 from __future__ import annotations
 
