@@ -45,8 +45,14 @@ def check_allocator() -> str | None: ...  # None: all is well
 # --- hints (csrc/tensor/hints.h)
 
 # --- host tensors (csrc/tensor/host_tensors.h)
+def set_host_tensors(on: bool) -> None: ...  # process-wide; RuntimeError without a backend
+def host_tensors() -> bool: ...
 
-# --- exchange (csrc/tensor/dlpack.h)
+# --- exchange (csrc/tensor/dlpack.h, labels.h); a capsule is a DLPack one, refusals are BufferError
+def label_count(storage: torch.UntypedStorage) -> int: ...  # storages on the same bytes; 0: not managed
+def dlpack_device(capsule: object) -> tuple[int, int]: ...  # device type and index, of an unconsumed capsule
+def dlpack_export(tensor: torch.Tensor, device_id: int, versioned: bool, copied: bool) -> object: ...
+def dlpack_import(capsule: object, device: torch.device, read_only_too: bool) -> torch.Tensor: ...
 
 # --- the emulated accelerator (csrc/emulated)
 def emu_register() -> None: ...

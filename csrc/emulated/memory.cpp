@@ -11,6 +11,7 @@
 
 #include "emulated/backend.h"
 #include "tensor/context.h"
+#include "tensor/host_tensors.h"
 #include "tensor/managed_storage.h"
 #include "tensor/switch.h"
 
@@ -220,6 +221,7 @@ c10::Allocator* pinned_allocator() {
 }
 
 void install_cpu_allocator() {
+  install_host_tensors(); // below ours: what kernels allocate is the device's, however large
   native_deleter = c10::GetCPUAllocator()->raw_deleter();
   static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked, never uninstalled
   c10::SetCPUAllocator(allocator, /*priority=*/1);

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "tensor/context.h"
+#include "tensor/host_tensors.h"
 #include "tensor/labels.h"
 
 namespace torch_uvm {
@@ -55,7 +56,7 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_managed || has_owner(data);
+  return data.get_deleter() == &delete_managed || has_owner(data) || is_host_tensor(data);
 }
 
 bool is_plain(const c10::DataPtr& data) {
@@ -65,6 +66,9 @@ bool is_plain(const c10::DataPtr& data) {
 Block* block_of(const c10::DataPtr& data) {
   if (has_owner(data)) {
     return block_of_owner(data);
+  }
+  if (is_host_tensor(data)) {
+    return Context::get().managed_allocator().find(data.get());
   }
   return is_managed(data) || is_plain(data) ? static_cast<Block*>(data.get_context()) : nullptr;
 }
