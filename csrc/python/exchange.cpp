@@ -1,10 +1,100 @@
 // Bindings of csrc/tensor/dlpack.h: tensors that leave PyTorch's hands, and come back.
-#include "python/bindings.h"
-
+#include <ATen/DLConvertor.h>
 #include <torch/csrc/utils/pybind.h>
 
-namespace torch_uvm {
+#include <cstring>
+#include <utility>
 
-void bind_exchange(pybind11::module_& /*module*/) {}
+#include "python/bindings.h"
+#include "tensor/dlpack.h"
+#include "tensor/labels.h"
+#include "tensor/resize.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+/// What a capsule of a DLPack tensor holds, if nobody has taken it: nullptr for a capsule of something else.
+template <class T>
+T* held_by(PyObject* capsule) {
+  using Names = at::DLPackTraits<T>;
+  return PyCapsule_IsValid(capsule, Names::capsule) != 0
+             ? static_cast<T*>(PyCapsule_GetPointer(capsule, Names::capsule))
+             : nullptr;
+}
+
+template <class T>
+void delete_capsule(PyObject* capsule) {
+  if (T* held = held_by<T>(capsule); held != nullptr && held->deleter != nullptr) {
+    held->deleter(held);
+  }
+}
+
+template <class T>
+py::object export_capsule(const at::Tensor& tensor, std::int32_t device_id, bool copied) {
+  T* given = export_managed<T>(tensor, device_id, copied);
+  PyObject* capsule = PyCapsule_New(given, at::DLPackTraits<T>::capsule, &delete_capsule<T>);
+  if (capsule == nullptr) {
+    given->deleter(given);
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+template <class T>
+at::Tensor import_capsule(PyObject* capsule, T* held, c10::Device device, bool read_only_too) {
+  at::Tensor tensor = import_managed<T>(held, device, read_only_too);
+  PyCapsule_SetName(capsule, at::DLPackTraits<T>::used); // its destructor leaves the tensor alone now
+  return tensor;
+}
+
+/// Calls `use` with what an untaken capsule holds. \throws as Python's TypeError or BufferError
+template <class Use>
+auto with_capsule(const py::object& capsule, Use use) {
+  if (auto* held = held_by<DLManagedTensorVersioned>(capsule.ptr())) {
+    return use(held);
+  }
+  if (auto* held = held_by<DLManagedTensor>(capsule.ptr())) {
+    return use(held);
+  }
+  if (PyCapsule_CheckExact(capsule.ptr()) == 0) {
+    throw py::type_error("no DLPack capsule: " + py::repr(capsule).cast<std::string>());
+  }
+  const char* name = PyCapsule_GetName(capsule.ptr());
+  const std::string named = name == nullptr ? "no name" : "the name '" + std::string(name) + "'";
+  throw py::buffer_error("a capsule with " + named + "; accepted: 'dltensor' and 'dltensor_versioned', " +
+                         (named.find("used_") == std::string::npos ? "DLPack's" : "and this one has been consumed"));
+}
+
+} // namespace
+
+void bind_exchange(py::module_& module) {
+  register_resize_check();
+  module.def("label_count", &label_count, py::arg("storage"));
+  module.def(
+      "dlpack_device",
+      [](const py::object& capsule) {
+        return with_capsule(capsule, [](auto* held) {
+          const DLDevice device = held->dl_tensor.device;
+          return std::pair(static_cast<int>(device.device_type), static_cast<int>(device.device_id));
+        });
+      },
+      py::arg("capsule"));
+  module.def(
+      "dlpack_export",
+      [](const at::Tensor& tensor, std::int32_t device_id, bool versioned, bool copied) {
+        return versioned ? export_capsule<DLManagedTensorVersioned>(tensor, device_id, copied)
+                         : export_capsule<DLManagedTensor>(tensor, device_id, copied);
+      },
+      py::arg("tensor"), py::arg("device_id"), py::arg("versioned"), py::arg("copied"));
+  module.def(
+      "dlpack_import",
+      [](const py::object& capsule, const c10::Device& device, bool read_only_too) {
+        return with_capsule(capsule,
+                            [&](auto* held) { return import_capsule(capsule.ptr(), held, device, read_only_too); });
+      },
+      py::arg("capsule"), py::arg("device"), py::arg("read_only_too"));
+}
 
 } // namespace torch_uvm

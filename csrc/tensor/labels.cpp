@@ -11,39 +11,58 @@
 namespace torch_uvm {
 namespace {
 
-struct Owner final : c10::intrusive_ptr_target {
-  struct Label {
-    c10::Device device;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  };
+using Storages = std::vector<c10::intrusive_ptr<c10::StorageImpl>>;
 
+struct Owner;
+Owner* owner_of(const c10::DataPtr& data);
+
+struct Owner final : c10::intrusive_ptr_target {
   explicit Owner(c10::DataPtr data, bool resizable) : data(std::move(data)), resizable(resizable) {}
 
   c10::DataPtr data; ///< frees the block
   const bool resizable; ///< what the first storage was before it was shared
   std::mutex mutex; // leaf
-  std::vector<Label> labels;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> labels;
 
-  /// The live storages, dead ones forgotten. With the mutex held.
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> live() {
-    std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
-    std::erase_if(labels, [&](Label& label) {
-      auto storage = label.storage.lock();
-      if (storage) {
-        storages.push_back(std::move(storage));
-        return false;
+  /// The live storages. Dead ones are forgotten, and those whose bytes PyTorch has replaced by others:
+  /// share_memory_(), a resize, another storage's bytes swapped in. With the mutex held, but `keep` outlives
+  /// that: a storage that only this call kept alive comes back here when it is let go.
+  /// \param known one that is on these bytes, listed or not: it may have come by them in such a swap
+  std::vector<c10::StorageImpl*> live(Storages& keep, c10::StorageImpl* known = nullptr) {
+    std::vector<c10::StorageImpl*> storages;
+    std::erase_if(labels, [&](const auto& label) {
+      keep.push_back(label.lock());
+      c10::StorageImpl* storage = keep.back().get();
+      if (storage == nullptr || owner_of(storage->_mutable_data_ptr_no_checks()) != this) {
+        return true;
       }
-      return true;
+      storages.push_back(storage);
+      return false;
     });
+    if (known != nullptr && std::find(storages.begin(), storages.end(), known) == storages.end()) {
+      list(known);
+      storages.push_back(known);
+    }
     return storages;
+  }
+
+  void list(c10::StorageImpl* storage) {
+    labels.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
 };
 
+void release_owner(void* pointer);
+
+Owner* owner_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &release_owner ? static_cast<Owner*>(data.get_context()) : nullptr;
+}
+
 void release_owner(void* pointer) {
   auto* owner = static_cast<Owner*>(pointer);
+  Storages keep;
   {
     std::lock_guard lock(owner->mutex);
-    const auto live = owner->live();
+    const auto live = owner->live(keep);
     if (live.size() == 1) {
       live.front()->set_resizable(owner->resizable); // the last one may grow again
     }
@@ -54,10 +73,6 @@ void release_owner(void* pointer) {
 c10::DataPtr labelled(Owner* owner, c10::Device device) {
   c10::raw::intrusive_ptr::incref(owner);
   return {owner->data.get(), owner, &release_owner, device};
-}
-
-Owner* owner_of(const c10::DataPtr& data) {
-  return has_owner(data) ? static_cast<Owner*>(data.get_context()) : nullptr;
 }
 
 // Two threads may move one tensor for the first time.
@@ -71,8 +86,7 @@ Owner* make_owner(c10::StorageImpl* storage) {
   }
   const c10::Device device = data.device();
   auto owner = c10::make_intrusive<Owner>(std::move(data), storage->resizable());
-  owner->labels.push_back(
-      {device, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage))});
+  owner->list(storage);
   storage->set_data_ptr_noswap(labelled(owner.get(), device));
   return owner.get(); // kept by the storage
 }
@@ -91,18 +105,20 @@ Block* block_of_owner(const c10::DataPtr& data) {
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   Owner* owner = make_owner(impl);
+  Storages keep;
   std::lock_guard lock(owner->mutex);
-  for (const auto& live : owner->live()) {
-    if (live->device() == device) {
-      return c10::Storage(live);
+  const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);
+  for (c10::StorageImpl* storage_there : live) {
+    if (storage_there->device() == device) {
+      return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_there));
     }
   }
   auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
                                                     labelled(owner, device), allocator, /*resizable=*/false);
-  owner->labels.push_back({device, c10::weak_intrusive_ptr<c10::StorageImpl>(made)});
+  owner->list(made.get());
   // Growing one would leave the others with the old bytes, or over-run them.
-  for (const auto& live : owner->live()) {
-    live->set_resizable(false);
+  for (c10::StorageImpl* storage_there : live) {
+    storage_there->set_resizable(false);
   }
   return c10::Storage(std::move(made));
 }
@@ -113,8 +129,9 @@ std::size_t label_count(const c10::Storage& storage) {
   if (owner == nullptr) {
     return is_managed(data) ? 1 : 0;
   }
+  Storages keep;
   std::lock_guard lock(owner->mutex);
-  return owner->live().size();
+  return owner->live(keep, storage.unsafeGetStorageImpl()).size();
 }
 
 } // namespace torch_uvm

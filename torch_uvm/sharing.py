@@ -1,0 +1,77 @@
+"""Tensors on their way to other processes, through torch.multiprocessing and `share_memory_()`.
+
+PyTorch shares CPU memory by putting shared memory in a storage's place. Under a managed storage that
+would take the bytes away from every other label, with nothing said. So what is sent is a copy in shared
+memory, made when the message is pickled; the sender's tensor stays as it is. Memory of the emulated
+accelerator has no handle that another process could open, and goes the same way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import weakref
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+
+# What is sent as an argument of a new process must stay open until that process has started.
+_held_for_children: weakref.WeakKeyDictionary[Any, list[torch.UntypedStorage]] = weakref.WeakKeyDictionary()
+
+
+def _in_shared_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    if storage.nbytes() == 0:
+        return torch.UntypedStorage(0)
+    staged = torch.UntypedStorage._new_shared(storage.nbytes())
+    staged.copy_(storage, non_blocking=False)
+    child: Any = multiprocessing.context.get_spawning_popen()
+    if child is not None:
+        _held_for_children.setdefault(child, []).append(staged)
+    return staged
+
+
+def _on_device(staged: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
+    """In the process that receives: memory of its own on `device`, as its switch says."""
+    storage = torch.UntypedStorage(staged.nbytes(), device=device)
+    storage.copy_(staged, non_blocking=False)
+    return storage
+
+
+def _copying(plain: Callable[[Any], Any]) -> Callable[[torch.UntypedStorage], Any]:
+    def reduce(storage: torch.UntypedStorage) -> Any:
+        # One pickler meets a storage once: views of it are views of one copy.
+        if storage.device.type == "emu":
+            return _on_device, (_in_shared_memory(storage), str(storage.device))
+        if storage.device.type == "cpu" and _C.label_count(storage) > 0:
+            return plain(_in_shared_memory(storage))
+        return plain(storage)
+
+    return reduce
+
+
+def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def share(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        labels = _C.label_count(self) if self.device.type == "cpu" else 0
+        if labels > 1:
+            raise RuntimeError(
+                f"sharing managed memory that carries {labels} labels with other processes would take the "
+                f"bytes away from the others; share a copy: t.to('cpu', managed=False).share_memory_()"
+            )
+        return plain(self, *args, **kwargs)
+
+    share.__name__ = plain.__name__
+    return share
+
+
+def send_copies() -> None:
+    """Puts the above in place; called by `import torch_uvm`. Calling it again does nothing."""
+    storage: Any = torch.UntypedStorage
+    if storage._share_fd_cpu_.__module__ == __name__:
+        return
+    storage._share_fd_cpu_ = _refusing(storage._share_fd_cpu_)
+    storage._share_filename_cpu_ = _refusing(storage._share_filename_cpu_)
+    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    ForkingPickler.register(torch.UntypedStorage, _copying(reducers[torch.UntypedStorage]))
