@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "tensor/advice.h"
 #include "tensor/context.h"
 #include "tensor/host_tensors.h"
 #include "tensor/labels.h"
@@ -15,6 +16,7 @@ namespace {
 std::atomic<CachingManagedAllocator*> plain_allocator{nullptr};
 
 void delete_managed(void* block) {
+  forget_hints(static_cast<Block*>(block));
   Context::get().managed_allocator().free(static_cast<Block*>(block));
 }
 

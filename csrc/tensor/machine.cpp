@@ -1,0 +1,43 @@
+#include "tensor/machine.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "tensor/context.h"
+
+namespace torch_uvm {
+
+const Machine& Machine::get() {
+  static const auto* machine = [] {
+    auto* made = new Machine(); // leaked: a block may be freed after every static destructor
+    const ManagedRuntime& runtime = Context::get().runtime();
+    for (int device = 0; device < runtime.device_count(); ++device) {
+      const DeviceProperties properties = runtime.device_properties(device);
+      made->page_bytes = std::max(made->page_bytes, properties.page_bytes);
+      made->concurrent.push_back(properties.concurrent_managed_access);
+    }
+    return made;
+  }();
+  return *machine;
+}
+
+bool Machine::takes_hints(int device) const {
+  if (concurrent.at(static_cast<std::size_t>(device))) {
+    return true;
+  }
+  TORCH_WARN_ONCE("hints about managed memory do nothing here: device ", device,
+                  " cannot touch it at the same time as the host");
+  return false;
+}
+
+bool Machine::takes_hints() const {
+  for (std::size_t device = 0; device < concurrent.size(); ++device) {
+    if (!takes_hints(static_cast<int>(device))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,21 @@
+// What hints need to know of the runtime's devices, asked once.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace torch_uvm {
+
+struct Machine {
+  std::size_t page_bytes = 0; ///< the largest granularity of migration of any device
+  std::vector<bool> concurrent; ///< by device: host and device may touch managed memory at the same time
+
+  /// Makes the runtime, if there is none yet; a runtime does not change.
+  static const Machine& get();
+
+  /// Whether managed memory of a device takes hints. Warns once in a process where it does not.
+  bool takes_hints(int device) const;
+  bool takes_hints() const; ///< of every device
+};
+
+} // namespace torch_uvm
