@@ -31,6 +31,7 @@ except ImportError as error:
 
 from torch_uvm import emulated
 from torch_uvm.environment import apply_environment
+from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
 from torch_uvm.limits import set_limit
 from torch_uvm.memory import (
@@ -48,6 +49,7 @@ from torch_uvm.memory import (
 from torch_uvm.moves import to
 from torch_uvm.plain_calls import accept_managed_keyword
 from torch_uvm.scopes import disabled, enabled, is_enabled
+from torch_uvm.sharing import send_copies
 from torch_uvm.switch import disable, enable
 from torch_uvm.tensors import is_managed
 
@@ -60,6 +62,7 @@ __all__ = [
     "emulated",
     "enable",
     "enabled",
+    "from_dlpack",
     "full",
     "is_enabled",
     "is_managed",
@@ -85,4 +88,6 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
 
 apply_environment()
 accept_managed_keyword()
-del accept_managed_keyword, apply_environment, importlib
+export_managed_memory()
+send_copies()
+del accept_managed_keyword, apply_environment, export_managed_memory, importlib, send_copies

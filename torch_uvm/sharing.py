@@ -25,7 +25,7 @@ _held_for_children: weakref.WeakKeyDictionary[Any, list[torch.UntypedStorage]] =
 def _in_shared_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     if storage.nbytes() == 0:
         return torch.UntypedStorage(0)
-    staged = torch.UntypedStorage._new_shared(storage.nbytes())
+    staged: torch.UntypedStorage = torch.UntypedStorage._new_shared(storage.nbytes())
     staged.copy_(storage, non_blocking=False)
     child: Any = multiprocessing.context.get_spawning_popen()
     if child is not None:
