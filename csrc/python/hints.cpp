@@ -1,10 +1,86 @@
-// Bindings of csrc/tensor/hints.h.
+// Bindings of csrc/tensor/hints.h and ranges.h. The hints themselves are called as operators.
 #include "python/bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
 
-namespace torch_uvm {
+#include "tensor/context.h"
+#include "tensor/hints.h"
+#include "tensor/managed_storage.h"
+#include "tensor/ranges.h"
 
-void bind_hints(pybind11::module_& /*module*/) {}
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+using Pairs = std::vector<std::pair<std::uintptr_t, std::size_t>>;
+
+Pairs pairs(const Ranges& ranges) {
+  Pairs made;
+  for (const Range& range : ranges) {
+    made.emplace_back(range.begin, range.bytes());
+  }
+  return made;
+}
+
+py::object place(const std::optional<Location>& location) {
+  return location ? py::object(py::int_(location->index)) : py::none();
+}
+
+py::dict attributes_dict(std::uintptr_t address, std::size_t bytes) {
+  const RangeAttributes attributes =
+      Context::get().runtime().range_attributes(reinterpret_cast<const void*>(address), bytes);
+  std::vector<int> accessed_by;
+  for (const Location location : attributes.accessed_by) {
+    accessed_by.push_back(location.index);
+  }
+  py::dict dict;
+  dict["uniform"] = attributes.uniform;
+  dict["read_mostly"] = attributes.read_mostly;
+  dict["preferred_location"] = place(attributes.preferred_location);
+  dict["accessed_by"] = accessed_by;
+  dict["last_prefetch"] = place(attributes.last_prefetch);
+  return dict;
+}
+
+py::object block_pair(const at::Tensor& tensor) {
+  Block* const block = is_managed(tensor.storage().data_ptr()) ? block_of(tensor.storage().data_ptr()) : nullptr;
+  if (block == nullptr) {
+    return py::none();
+  }
+  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  return py::make_tuple(reinterpret_cast<std::uintptr_t>(allocator.data(block)), allocator.bytes(block),
+                        allocator.home(block).index);
+}
+
+} // namespace
+
+void bind_hints(py::module_& module) {
+  register_hints();
+  module.def("has_bytes", &has_bytes, py::arg("tensor"));
+  module.def(
+      "residency",
+      [](const std::vector<at::Tensor>& tensors) {
+        py::dict dict;
+        for (const auto& [device, bytes] : residency(tensors)) {
+          dict[py::cast(device)] = bytes;
+        }
+        return dict;
+      },
+      py::arg("tensors"));
+
+  // What the hints go by, for tests: (address, bytes).
+  module.def(
+      "byte_runs", [](const at::Tensor& tensor, std::size_t gap) { return pairs(runs_of(tensor, gap)); },
+      py::arg("tensor"), py::arg("gap") = 0);
+  module.def(
+      "page_ranges",
+      [](const std::vector<at::Tensor>& tensors, std::size_t page, std::size_t gap) {
+        return pairs(page_ranges(owned_bytes(tensors, gap), page));
+      },
+      py::arg("tensors"), py::arg("page"), py::arg("gap") = 0);
+  module.def("range_attributes", &attributes_dict, py::arg("address"), py::arg("bytes"));
+  module.def("block_of", &block_pair, py::arg("tensor"));
+}
 
 } // namespace torch_uvm

@@ -54,6 +54,15 @@ Block* managed_block(const at::Tensor& tensor) {
              : nullptr;
 }
 
+/// Waits on the host for what is queued on a stream now.
+void wait_for(Stream stream) {
+  ManagedRuntime& runtime = Context::get().runtime();
+  const Event event = runtime.create_event(stream.device, /*timing=*/false);
+  runtime.record_event(event, stream);
+  runtime.synchronize_event(event);
+  runtime.destroy_event(event);
+}
+
 /// What goes to one place on one stream, and so in common calls.
 struct Journey {
   Location to;
@@ -129,6 +138,40 @@ void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device>
       // has used is ordered by the stream that its pages travel on.
       const Stream owner = allocator.stream(block);
       allocator.set_home(block, journey.to, owner.is_host() && !journey.to.is_host() ? journey.stream : owner);
+    }
+  }
+}
+
+void discard(const std::vector<at::Tensor>& tensors) {
+  std::vector<Journey> journeys; // to nowhere: host() stands for the CPU's label, which waits
+  for (const at::Tensor& tensor : tensors) {
+    if (Block* const block = managed_block(tensor); block != nullptr && tensor.numel() != 0) {
+      const bool host = tensor.device().is_cpu();
+      const int device = host ? device_of(block, tensor) : tensor.device().index();
+      add_to(journeys, host ? Location::host() : Location::device(device), current_stream(device), tensor);
+    }
+  }
+  ManagedRuntime& runtime = Context::get().runtime();
+  for (const Journey& journey : journeys) {
+    if (!Machine::get().takes_hints(journey.stream.device)) {
+      continue;
+    }
+    // No gap is covered: what is in one is somebody's contents.
+    const std::vector<Owned> owned = owned_bytes(journey.tensors);
+    const Ranges pages = page_ranges(owned, Machine::get().page_bytes);
+    for (const Range& range : pages) {
+      runtime.discard(range.data(), range.bytes(), journey.stream);
+    }
+    if (pages.empty()) {
+      continue;
+    }
+    if (journey.to.is_host()) {
+      wait_for(journey.stream); // the host writes next, and no stream orders that
+      continue;
+    }
+    // Not after the block is another's.
+    for (const Owned& one : owned) {
+      Context::get().managed_allocator().record_stream(one.block, journey.stream);
     }
   }
 }

@@ -8,8 +8,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <map>
+#include <cstddef>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "runtime/location.h"
@@ -29,8 +30,12 @@ void prefetch_range_of(const at::Tensor& tensor, Location to, Stream stream);
 void discard(const std::vector<at::Tensor>& tensors);
 
 /// Bytes of the tensors by where the library last put them: whatever faults moved since is not told.
-/// What is not managed is where its label says.
-std::map<c10::Device, std::size_t> residency(const std::vector<at::Tensor>& tensors);
+/// What is not managed is where its label says. Each byte once, however many of the tensors reach it.
+/// \return places that have some, in the order they were met
+std::vector<std::pair<c10::Device, std::size_t>> residency(const std::vector<at::Tensor>& tensors);
+
+/// Whether a tensor has bytes of its own that can be asked about: strided, and neither meta nor fake.
+bool has_bytes(const at::Tensor& tensor);
 
 /// Registers the operators torch_uvm::prefetch, advise and discard; calling it again does nothing.
 void register_hints();

@@ -23,6 +23,9 @@ const Machine& Machine::get() {
 }
 
 bool Machine::takes_hints(int device) const {
+  if (Context::get().forked()) {
+    return false; // the pages are the parent's
+  }
   if (concurrent.at(static_cast<std::size_t>(device))) {
     return true;
   }

@@ -13,7 +13,8 @@ struct Machine {
   /// Makes the runtime, if there is none yet; a runtime does not change.
   static const Machine& get();
 
-  /// Whether managed memory of a device takes hints. Warns once in a process where it does not.
+  /// Whether managed memory of a device takes hints: not where the device cannot touch it while the host
+  /// does, which is warned of once, and not in a forked child.
   bool takes_hints(int device) const;
   bool takes_hints() const; ///< of every device
 };

@@ -82,12 +82,19 @@ Range rounded_outwards(Range range, std::size_t page) {
   return {range.begin / page * page, (range.end + page - 1) / page * page};
 }
 
-Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
-  if (tensor.numel() == 0) {
-    return {};
-  }
+namespace {
+
+/// Runs of `run` bytes, one for each position in the dimensions: none of them closes the gaps.
+struct Grid {
+  std::size_t run = 0;
+  std::size_t count = 1; ///< or kMostRuns + 1, where there are more than that many
+  c10::SmallVector<Dimension, 8> dimensions; ///< smallest stride first
+};
+
+Grid grid_of(const at::Tensor& tensor, std::size_t gap) {
+  Grid grid;
   const std::size_t itemsize = tensor.itemsize();
-  c10::SmallVector<Dimension, 8> dimensions;
+  auto& dimensions = grid.dimensions;
   for (std::int64_t index = 0; index < tensor.dim(); ++index) {
     if (tensor.size(index) > 1 && tensor.stride(index) != 0) { // others reach nothing more
       dimensions.push_back(
@@ -95,30 +102,38 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
     }
   }
   std::ranges::sort(dimensions, {}, &Dimension::stride);
-
   // While what is reached is one run, a dimension whose steps leave no gap makes a longer one of it.
-  std::size_t run = itemsize;
+  grid.run = itemsize;
   auto outer = dimensions.begin();
-  for (; outer != dimensions.end() && outer->stride < run + std::max<std::size_t>(gap, 1); ++outer) {
-    run += (outer->size - 1) * outer->stride;
+  for (; outer != dimensions.end() && outer->stride < grid.run + std::max<std::size_t>(gap, 1); ++outer) {
+    grid.run += (outer->size - 1) * outer->stride;
   }
-  std::size_t count = 1;
-  for (auto dimension = outer; dimension != dimensions.end(); ++dimension) {
-    count *= std::min(dimension->size, kMostRuns);
-    count = std::min(count, kMostRuns);
+  dimensions.erase(dimensions.begin(), outer);
+  for (const Dimension& dimension : dimensions) {
+    grid.count = std::min(grid.count * std::min(dimension.size, kMostRuns + 1), kMostRuns + 1);
   }
+  return grid;
+}
 
+} // namespace
+
+Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
+  if (tensor.numel() == 0) {
+    return {};
+  }
+  const Grid grid = grid_of(tensor, gap);
   const auto storage = reinterpret_cast<std::uintptr_t>(tensor.storage().data());
   const Range all{storage, storage + tensor.storage().nbytes()};
-  std::uintptr_t begin = storage + static_cast<std::size_t>(tensor.storage_offset()) * itemsize;
-  c10::SmallVector<std::size_t, 8> position(static_cast<std::size_t>(dimensions.end() - outer), 0);
+  std::uintptr_t begin = storage + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+  c10::SmallVector<std::size_t, 8> position(grid.dimensions.size(), 0);
+  const std::size_t count = std::min(grid.count, kMostRuns);
   Ranges runs;
   runs.reserve(count);
   for (std::size_t made = 0; made < count; ++made) {
     // A storage can be made smaller under a tensor.
-    runs.push_back({std::max(begin, all.begin), std::min(begin + run, all.end)});
+    runs.push_back({std::max(begin, all.begin), std::min(begin + grid.run, all.end)});
     for (std::size_t index = 0; index < position.size(); ++index) {
-      const Dimension& dimension = outer[static_cast<std::ptrdiff_t>(index)];
+      const Dimension& dimension = grid.dimensions[index];
       begin += dimension.stride;
       if (++position[index] < dimension.size) {
         break;
@@ -129,6 +144,10 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
   }
   normalise(runs); // overlapping windows are neither sorted nor apart
   return runs;
+}
+
+bool has_too_many_runs(const at::Tensor& tensor) {
+  return tensor.numel() != 0 && grid_of(tensor, 0).count > kMostRuns;
 }
 
 std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size_t gap) {

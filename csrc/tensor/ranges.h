@@ -52,6 +52,8 @@ inline constexpr std::size_t kMostRuns = std::size_t{1} << 16;
 /// \param gap gaps of fewer bytes are covered, too; with the page's size no page is covered of which
 ///        nothing is reached. 0 or 1: none
 Ranges runs_of(const at::Tensor& tensor, std::size_t gap = 0);
+/// Whether runs were left out.
+bool has_too_many_runs(const at::Tensor& tensor);
 
 /// What a set of tensors has of one block, padding included.
 struct Owned {
