@@ -48,6 +48,7 @@ struct Block {
   Block* after = nullptr; ///< in a pool of unused blocks: the next one
   Lane* lane = nullptr; ///< home, and the stream whose order it follows
   BlockState state = BlockState::kFree;
+  bool read_by_host = false; ///< its home is, or was since it was handed out, the host
   FreeIndex::Entry entry; ///< its place in the free index, made beforehand: filing cannot fail
   std::vector<Use> uses;
   Block* pending_before = nullptr; ///< neighbours in the list of pending blocks

@@ -68,6 +68,7 @@ Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& 
   reserved->lane = &lane;
   reserved->requested = request.requested;
   reserved->state = BlockState::kAllocated;
+  reserved->read_by_host = request.home.is_host();
   ledger.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
   return reserved;
 }

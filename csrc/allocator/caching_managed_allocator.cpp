@@ -156,6 +156,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });
   state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
   block->lane = &lane;
+  block->read_by_host = block->read_by_host || home.is_host();
 }
 
 Block* CachingManagedAllocator::find(const void* ptr) const {
@@ -242,19 +243,6 @@ void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
 std::optional<std::string> CachingManagedAllocator::check() const {
   const std::lock_guard lock(state_->mutex);
   return state_->check();
-}
-
-void CachingManagedAllocator::before_fork() {
-  state_->mutex.lock();
-}
-
-void CachingManagedAllocator::after_fork_in_parent() {
-  state_->mutex.unlock();
-}
-
-void CachingManagedAllocator::after_fork_in_child() {
-  state_->in_forked_child = true;
-  state_->mutex.unlock();
 }
 
 } // namespace torch_uvm

@@ -144,12 +144,18 @@ class CachingManagedAllocator {
     return !check();
   }
 
-  /// For pthread_atfork: the mutex is held across the fork, and in the child the runtime is never called
-  /// again (its memory belongs to the parent): free only keeps the books, empty_cache gives back nothing,
-  /// allocate throws RuntimeFailure. `before_fork` comes before the runtime's own handler (lock order).
+  // For pthread_atfork. The mutex is held across the fork, and in the child the runtime is never called
+  // again (its memory belongs to the parent): free only keeps the books, empty_cache gives back nothing,
+  // allocate throws RuntimeFailure. The child has no managed memory; what host code may read of it, which is
+  // the blocks whose home is the host, or was since they were handed out, is there as a copy.
+
+  /// Takes the mutex and plans the copies; before the runtime's own handler (lock order).
   void before_fork();
-  void after_fork_in_parent();
-  void after_fork_in_child();
+  /// Makes the copies; after the runtime's own handler, which may finish what is being written.
+  /// Memory that cannot be had for them is said on stderr: the child will not be able to read those bytes.
+  void copy_for_child() noexcept;
+  void after_fork_in_parent() noexcept;
+  void after_fork_in_child() noexcept;
 
  private:
   struct State;

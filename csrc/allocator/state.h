@@ -4,6 +4,7 @@
 //   cache.cpp                      serving a request from what is cached, or from a new segment
 //   pending.cpp                    blocks that were freed while other streams' work may touch them
 //   failure_path.cpp               what is done before OutOfMemory is raised
+//   fork_copies.h, fork.cpp        what a forked child gets
 //   snapshot.cpp, check.cpp        looking at it all
 #pragma once
 
@@ -13,6 +14,7 @@
 
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
+#include "allocator/fork_copies.h"
 #include "allocator/heap.h"
 #include "allocator/ledger.h"
 
@@ -108,6 +110,8 @@ struct CachingManagedAllocator::State {
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
   bool in_forked_child = false;
+  ForkCopies fork_copies; ///< empty but while a fork is under way
+  std::size_t available_to_child = 0; ///< bytes that they may take
 };
 
 } // namespace torch_uvm

@@ -71,6 +71,12 @@ int checked_index(c10::DeviceIndex index) {
   return index < 0 ? current_device() : index;
 }
 
+void check_not_forked() {
+  TORCH_CHECK(!Context::get().forked(),
+              "work of the emulated accelerator in a forked process: its devices belong to the parent; start workers "
+              "with 'spawn' or 'forkserver'");
+}
+
 int current_device() {
   return thread_device;
 }

@@ -31,6 +31,10 @@ CachingManagedAllocator& plain_allocator();
 /// How many devices there are, without making the runtime.
 int device_count();
 
+/// For what touches the bytes of the accelerator's tensors: in a forked process they are the parent's, and
+/// managed ones are not even mapped. \throws c10::Error there
+void check_not_forked();
+
 // --- the calling thread's current device and streams
 
 int current_device();

@@ -84,6 +84,7 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_blocking) {
   TORCH_CHECK(source.defined() && dst.defined(), "copy of an undefined tensor");
+  check_not_forked();
   for (const at::Tensor& side : {source, dst}) {
     TORCH_CHECK_NOT_IMPLEMENTED(is_ours(side) || side.is_cpu(), "copy between ", source.device(), " and ", dst.device(),
                                 " on the emulated accelerator");
@@ -120,6 +121,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 
 // Reading one number is a synchronisation: the host waits for the stream.
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  check_not_forked();
   const Stream stream = current_stream(self.device().index());
   const std::array<Access, 1> accesses{access_of(self, false)};
   runtime().begin_kernel(stream, accesses);

@@ -160,6 +160,7 @@ void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack
   c10::SmallVector<Access, 8> accesses;
   arguments_to_cpu(info, device, stack, operands, accesses);
   if (!info.is_view) {
+    check_not_forked();
     runtime().begin_kernel(stream, std::span<const Access>(accesses.data(), accesses.size()));
   }
   {

@@ -127,6 +127,7 @@ struct CpuGraphBackward final : torch::autograd::Node {
     if (outputs.empty()) {
       return variable_list(cpu_inputs.size());
     }
+    check_not_forked();
     runtime().begin_kernel(stream, view(accesses));
     variable_list results;
     {
@@ -205,6 +206,7 @@ void run_on_cpu_graph(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = std::move(converted);
     }
   }
+  check_not_forked();
   runtime().begin_kernel(stream, view(forward.accesses));
   {
     const AllocationScope on_device(device);

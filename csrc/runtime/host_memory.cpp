@@ -53,4 +53,60 @@ void unmap_host_memory(void* ptr, std::size_t bytes) noexcept {
   munmap(ptr, round_up(bytes, system_page()));
 }
 
+AddressRange pages_within(AddressRange range) noexcept {
+  const std::size_t page = system_page();
+  return {round_up(range.begin, page), range.end / page * page};
+}
+
+AddressRange pages_around(AddressRange range) noexcept {
+  const std::size_t page = system_page();
+  return {range.begin / page * page, round_up(range.end, page)};
+}
+
+namespace {
+
+void advise_pages(void* ptr, std::size_t bytes, int advice) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(ptr);
+  const AddressRange pages = pages_within({begin, begin + bytes});
+  if (pages.bytes() > 0) {
+    const int kept = errno;
+    madvise(reinterpret_cast<void*>(pages.begin), pages.bytes(), advice);
+    errno = kept;
+  }
+}
+
+} // namespace
+
+void keep_from_children(void* ptr, std::size_t bytes) noexcept {
+  advise_pages(ptr, bytes, MADV_DONTFORK);
+}
+
+void leave_to_children(void* ptr, std::size_t bytes) noexcept {
+  advise_pages(ptr, bytes, MADV_DOFORK);
+}
+
+void* copy_pages(AddressRange pages) noexcept {
+  // Reserved, unlike managed memory: it is written at once.
+  void* copy = mmap(nullptr, pages.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) {
+    return nullptr;
+  }
+  std::memcpy(copy, reinterpret_cast<const void*>(pages.begin), pages.bytes());
+  return copy;
+}
+
+bool move_pages(void* copy, AddressRange to) noexcept {
+  void* const target = reinterpret_cast<void*>(to.begin);
+  // mremap would silently replace what somebody else's fork handler may have put there.
+  void* const taken =
+      mmap(target, to.bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (taken != target) {
+    if (taken != MAP_FAILED) {
+      munmap(taken, to.bytes()); // a kernel before 4.17, which took the address for a wish
+    }
+    return false;
+  }
+  return mremap(copy, to.bytes(), to.bytes(), MREMAP_MAYMOVE | MREMAP_FIXED, target) == target;
+}
+
 } // namespace torch_uvm

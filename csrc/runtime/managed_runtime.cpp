@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "runtime/bytes.h"
+#include "runtime/host_memory.h"
 
 namespace torch_uvm {
 
@@ -38,11 +39,14 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
   void* ptr = nullptr;
   try {
     ptr = do_allocate_managed(bytes, home);
+    // A driver takes its pages from under a forking parent, or lets the child wreck what both share.
+    keep_from_children(ptr, bytes);
     std::lock_guard lock(mutex_);
     managed_.emplace(ptr, bytes);
     peak_managed_bytes_ = std::max(peak_managed_bytes_, managed_bytes_);
   } catch (...) {
     if (ptr != nullptr) {
+      leave_to_children(ptr, bytes);
       do_free_managed(ptr, bytes);
     }
     std::lock_guard lock(mutex_);
@@ -66,6 +70,7 @@ void ManagedRuntime::free_managed(void* ptr) noexcept {
     bytes = found->second;
     managed_.erase(found);
   }
+  leave_to_children(ptr, bytes); // who gets these addresses next knows nothing of the mark
   do_free_managed(ptr, bytes);
   // Counted as free only once it is: the limit holds in between, too.
   std::lock_guard lock(mutex_);

@@ -70,6 +70,7 @@ class ManagedRuntime {
   /// process goes through here, on every runtime: the limit and the host's available memory are
   /// checked before the runtime is asked, so that no path can overrun them. What the host has available is
   /// a figure of that moment: memory that was given out and not touched yet is still part of it.
+  /// Its whole pages are kept from processes forked later (MADV_DONTFORK), until it is freed.
   /// \param bytes at least 1
   /// \return an address that is aligned to 512 bytes at least, and to 2 MiB if that many bytes are asked for
   /// \throws OutOfMemory, and nothing has changed

@@ -47,6 +47,18 @@ void Context::make_runtime_locked() {
         "torch_uvm has no device to manage memory for: no backend is registered "
         "(set TORCH_UVM_DEVICE=emu to use the emulated accelerator)");
   }
+  // Handlers before a fork run in the reverse order: this one last, when the runtime's own has finished what
+  // it writes, and with every lock held.
+  static std::once_flag copies;
+  std::call_once(copies, [] {
+    pthread_atfork(
+        [] {
+          if (Made* made = get().made_.load()) {
+            made->allocator.copy_for_child();
+          }
+        },
+        nullptr, nullptr);
+  });
   auto made = std::make_unique<Made>(backend_.make_runtime(options_), options_.allocator);
   made->runtime->set_limit(options_.limit);
   made_.store(made.release(), std::memory_order_release);

@@ -104,6 +104,8 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   TORCH_CHECK_VALUE(
       self.layout() == c10::kStrided && is_managed(self.storage().data_ptr()),
       "a move of a tensor that is not managed; torch_uvm.to(t, device, managed=True) makes a managed copy");
+  TORCH_CHECK(!Context::get().forked(),
+              "a move in a forked process: its devices belong to the parent, and it has the bytes of CPU labels only");
   const c10::Device device = resolve(to);
   try {
     synchronise(self, device, non_blocking);
