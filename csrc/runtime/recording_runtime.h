@@ -25,7 +25,7 @@ struct RecordedCall {
 /// Events and streams finish when the test says so: by default at once; after `hold(stream)` work
 /// recorded on that stream stays unfinished until `release(stream)`. A synchronisation with held work
 /// releases it, as waiting does.
-class RecordingRuntime final : public ManagedRuntime {
+class RecordingRuntime : public ManagedRuntime {
  public:
   explicit RecordingRuntime(int devices = 1);
   ~RecordingRuntime() override;

@@ -1,40 +1,22 @@
-// A forked child holds blocks whose memory is its parent's: it may forget them, and no more.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// A forked child has no managed memory: of its parent's blocks it may forget what it holds, and read a copy
+// of what host code may read.
+#include <array>
 #include <atomic>
-#include <functional>
+#include <cstring>
 #include <string>
 #include <thread>
 
-#include "allocator_rig.h"
+#include "fork_helpers.h"
+#include "runtime/emulated_runtime.h"
 #include "runtime/recording_runtime.h"
 
 using namespace contract;
 
 namespace {
 
-/// Forks as a process with the handlers installed would. \return the child's exit code
-int in_child(CachingManagedAllocator& allocator, const std::function<int()>& body) {
-  allocator.before_fork();
-  const pid_t pid = fork();
-  if (pid == 0) {
-    allocator.after_fork_in_child();
-    int code = 99;
-    try {
-      code = body();
-    } catch (...) { // 99
-    }
-    _exit(code);
-  }
-  allocator.after_fork_in_parent();
-  if (pid < 0) {
-    throw harness::Failure("fork failed");
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 100;
-}
+const std::array<std::unique_ptr<ManagedRuntime> (*)(), 2> kRuntimes{
+    [] { return std::unique_ptr<ManagedRuntime>(std::make_unique<RecordingRuntime>(2)); },
+    [] { return std::unique_ptr<ManagedRuntime>(std::make_unique<EmulatedRuntime>(EmulatedConfig{.devices = 2})); }};
 
 } // namespace
 
@@ -83,9 +65,10 @@ TEST(forking_while_threads_allocate_does_not_hang_the_child) {
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&] {
+    threads.emplace_back([&, i] {
+      const Location home = i == 0 ? kDevice : Location::host();
       while (!stop) {
-        rig.allocator->free(rig.allocate(4096));
+        rig.allocator->free(rig.allocator->allocate(4096, home, i == 0 ? kStream : Stream::host()));
       }
     });
   }
@@ -104,6 +87,120 @@ TEST(forking_while_threads_allocate_does_not_hang_the_child) {
   CHECK_EQ(code, 0);
   rig.allocator->free(block);
   rig.check();
+}
+
+TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
+  for (const auto make : kRuntimes) {
+    Rig rig(make(), true);
+    constexpr std::size_t kBig = 64 * MiB;
+    Block* const big = filled(rig, kBig, Location::host(), 1);
+    Block* const small = filled(rig, 700, Location::host(), 2);
+    Block* const odd = filled(rig, 3 * MiB + 5, Location::host(), 3);
+    Block* const device = filled(rig, kBig, kDevice, 4);
+    Block* const small_device = filled(rig, 700, kDevice, 5);
+    const int code = in_child(*rig.allocator, [&] {
+      if (!holds(rig, big, kBig, 1) || !holds(rig, small, 700, 2) || !holds(rig, odd, 3 * MiB + 5, 3)) {
+        return 1;
+      }
+      if (is_mapped(rig.address(device)) || is_mapped(rig.address(device) + kBig - 1) ||
+          is_mapped(rig.address(small_device))) {
+        return 2;
+      }
+      std::memset(rig.allocator->data(big), 6, kBig); // its own
+      return 0;
+    });
+    CHECK_EQ(code, 0);
+    CHECK(holds(rig, big, kBig, 1));
+    CHECK(holds(rig, device, kBig, 4));
+    for (Block* const block : {big, small, odd, device, small_device}) {
+      rig.allocator->free(block);
+    }
+    rig.check();
+  }
+}
+
+TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
+  Rig rig(std::make_unique<RecordingRuntime>(2), true);
+  constexpr std::size_t kBytes = 12 * MiB;
+  Block* const left = filled(rig, kBytes, Location::host(), 1); // went to a device: its first label may live
+  rig.allocator->set_home(left, kDevice, kStream);
+  Block* const came = filled(rig, kBytes, kDevice, 2);
+  rig.allocator->set_home(came, Location::host(), Stream::host());
+  Block* const passed = filled(rig, kBytes, kDevice, 3); // to the host and on
+  rig.allocator->set_home(passed, Location::host(), Stream::host());
+  rig.allocator->set_home(passed, Location::device(1), Stream::default_of(1));
+  Block* const moved = filled(rig, kBytes, kDevice, 4); // from device to device
+  rig.allocator->set_home(moved, Location::device(1), Stream::default_of(1));
+  Block* const freed = filled(rig, kBytes, Location::host(), 5);
+  const std::uintptr_t freed_at = rig.address(freed);
+  rig.allocator->set_home(freed, kDevice, kStream);
+  rig.allocator->free(freed);
+  const auto check = [&](bool reused) {
+    return in_child(*rig.allocator, [&] {
+      if (!holds(rig, left, kBytes, 1) || !holds(rig, came, kBytes, 2) || !holds(rig, passed, kBytes, 3)) {
+        return 1;
+      }
+      return is_mapped(rig.address(moved)) ? 2 : is_mapped(freed_at) ? reused ? 4 : 3 : 0;
+    });
+  };
+  CHECK_EQ(check(false), 0);
+  Block* const reused = rig.allocate(kBytes);
+  CHECK_EQ(rig.address(reused), freed_at);
+  CHECK_EQ(check(true), 0);
+  for (Block* const block : {left, came, passed, moved, reused}) {
+    rig.allocator->free(block);
+  }
+  rig.check();
+}
+
+TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  std::vector<Block*> blocks; // 512 bytes each, eight to a page; every 64th lives on
+  for (int i = 0; i < 1024; ++i) {
+    blocks.push_back(filled(rig, 512, Location::host(), i % 251));
+  }
+  for (int i = 0; i < 1024; ++i) {
+    if (i % 64 != 5) {
+      rig.allocator->free(blocks[static_cast<std::size_t>(i)]);
+    }
+  }
+  const int code = in_child(*rig.allocator, [&] {
+    for (std::size_t i = 5; i < 1024; i += 64) {
+      if (!holds(rig, blocks[i], 512, static_cast<int>(i) % 251)) {
+        return 1;
+      }
+      if (is_mapped(rig.address(blocks[i]) + 4 * 4096)) { // half way to the next
+        return 2;
+      }
+    }
+    return 0;
+  });
+  CHECK_EQ(code, 0);
+  for (std::size_t i = 5; i < 1024; i += 64) {
+    rig.allocator->free(blocks[i]);
+  }
+  rig.check();
+}
+
+TEST(a_child_of_a_child_reads_what_the_child_has) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  constexpr std::size_t kBytes = 8 * MiB;
+  Block* const block = filled(rig, kBytes, Location::host(), 1);
+  const int code = in_child(*rig.allocator, [&] {
+    std::memset(rig.allocator->data(block), 2, kBytes);
+    const int inner = in_child(*rig.allocator, [&] {
+      if (!holds(rig, block, kBytes, 2)) {
+        return 1;
+      }
+      std::memset(rig.allocator->data(block), 3, kBytes);
+      rig.allocator->free(block);
+      return 0;
+    });
+    return inner != 0 ? 10 + inner : holds(rig, block, kBytes, 2) ? 0 : 2;
+  });
+  CHECK_EQ(code, 0);
+  CHECK(holds(rig, block, kBytes, 1));
+  rig.allocator->free(block);
 }
 
 HARNESS_MAIN()

@@ -441,12 +441,11 @@ TEST(waiting_never_deadlocks) {
 
 // --- fork -------------------------------------------------------------------------------------------------
 
-TEST(a_child_has_the_memory_and_working_queues) {
+TEST(a_child_has_pinned_memory_and_working_queues) {
   for (const auto seed : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(5)}) {
     EmulatedRuntime runtime(devices(1, seed));
     Pinned source(runtime, kBig), target(runtime, kBig);
     auto* memory = static_cast<int*>(runtime.allocate_managed(64 * MiB, Location::device(0)));
-    memory[64 * MiB / sizeof(int) - 1] = 77;
     std::memset(source.ptr, 3, kBig);
     runtime.copy_async(target.ptr, source.ptr, kBig, stream0()); // starts the worker
     const Event event = runtime.create_event(0, false);
@@ -456,7 +455,6 @@ TEST(a_child_has_the_memory_and_working_queues) {
     if (child == 0) {
       runtime.after_fork_in_child();
       bool right = runtime.pending_operations() == 0 && runtime.query_event(event);
-      right = right && memory[64 * MiB / sizeof(int) - 1] == 77;
       right = right && (seed || std::memcmp(target.ptr, source.ptr, kBig) == 0);
       std::memset(source.ptr, 4, kBig);
       runtime.copy_async(target.ptr, source.ptr, kBig, stream0());

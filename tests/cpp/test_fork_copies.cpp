@@ -1,0 +1,177 @@
+// The copies that forked children get: where there is no memory for them, or no place, what the parent keeps
+// of them, and the mark that makes them necessary.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "fork_helpers.h"
+#include "runtime/host_memory.h"
+#include "runtime/recording_runtime.h"
+
+using namespace contract;
+
+namespace {
+
+/// Writes to stderr go to a file for a while; `text` ends that and says what they were.
+class CapturedStderr {
+ public:
+  CapturedStderr() : file_(std::tmpfile()), kept_(dup(STDERR_FILENO)) {
+    dup2(fileno(file_), STDERR_FILENO);
+  }
+  ~CapturedStderr() {
+    static_cast<void>(text());
+    std::fclose(file_);
+  }
+  CapturedStderr(const CapturedStderr&) = delete;
+  CapturedStderr& operator=(const CapturedStderr&) = delete;
+
+  std::string text() {
+    if (kept_ >= 0) {
+      dup2(kept_, STDERR_FILENO);
+      close(std::exchange(kept_, -1));
+    }
+    std::rewind(file_);
+    std::string all(1000, '\0');
+    all.resize(std::fread(all.data(), 1, all.size(), file_));
+    return all;
+  }
+
+ private:
+  std::FILE* file_;
+  int kept_;
+};
+
+} // namespace
+
+TEST(what_there_is_no_memory_for_is_left_out_and_said) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
+  Block* const first = filled(rig, 12 * MiB, Location::host(), 1);
+  Block* const device = filled(rig, 12 * MiB, kDevice, 2); // two host blocks side by side would be one copy
+  Block* const second = filled(rig, 32 * MiB, Location::host(), 3);
+  runtime.set_host_memory_available(20 * MiB);
+  CapturedStderr captured;
+  const int code = in_child(*rig.allocator, [&] {
+    if (!holds(rig, first, 12 * MiB, 1)) {
+      return 1;
+    }
+    return is_mapped(rig.address(second)) ? 2 : 0;
+  });
+  const std::string said = captured.text();
+  CHECK_EQ(code, 0);
+  CHECK(said.find("cannot read " + std::to_string(32 * MiB) + " bytes") != std::string::npos);
+  CHECK_EQ(std::count(said.begin(), said.end(), '\n'), 1);
+  CHECK(holds(rig, second, 32 * MiB, 3));
+  for (Block* const block : {first, device, second}) {
+    rig.allocator->free(block);
+  }
+}
+
+TEST(what_took_a_blocks_address_in_the_child_is_not_overwritten) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  Block* const block = filled(rig, 12 * MiB, Location::host(), 1);
+  CapturedStderr captured;
+  rig.allocator->before_fork();
+  rig.allocator->copy_for_child();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    // As another library's handler might, which runs before ours.
+    void* const at = rig.allocator->data(block);
+    void* const taken = mmap(at, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    static_cast<char*>(taken)[0] = 9;
+    rig.allocator->after_fork_in_child();
+    _exit(taken != at ? 1 : static_cast<char*>(taken)[0] != 9 ? 2 : 0);
+  }
+  rig.allocator->after_fork_in_parent();
+  int status = 0;
+  waitpid(pid, &status, 0);
+  const std::string said = captured.text();
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 0);
+  CHECK(said.find("cannot read " + std::to_string(12 * MiB) + " bytes") != std::string::npos);
+  rig.allocator->free(block);
+}
+
+TEST(forks_leave_nothing_behind_in_the_parent) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  Block* const block = filled(rig, 32 * MiB, Location::host(), 1);
+  const auto pages = [] { // of virtual memory: copies that stayed would be there
+    std::ifstream file("/proc/self/statm");
+    std::size_t count = 0;
+    file >> count;
+    return count;
+  };
+  CHECK_EQ(in_child(*rig.allocator, [] { return 0; }), 0);
+  const std::size_t before = pages();
+  CHECK(before > 0);
+  for (int i = 0; i < 20; ++i) {
+    CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, block, 32 * MiB, 1) ? 0 : 1; }), 0);
+  }
+  CHECK(pages() < before + 32 * MiB / 4096);
+  rig.allocator->free(block);
+  rig.check();
+}
+
+TEST(plain_memory_is_not_copied) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  static_cast<RecordingRuntime&>(*rig.runtime).set_host_memory_available(0); // a copy would be refused aloud
+  Block* const block = rig.allocate(12 * MiB);
+  CapturedStderr captured;
+  const int code = in_child(*rig.allocator, [&] { return is_mapped(rig.address(block)) ? 0 : 1; });
+  CHECK_EQ(code, 0);
+  CHECK_EQ(captured.text(), "");
+  rig.allocator->free(block);
+}
+
+TEST(freed_memory_goes_back_unmarked) {
+  // A driver may hand the addresses out again for something that children are to have.
+  struct Reused final : RecordingRuntime {
+    Reused() : RecordingRuntime(1), kept(map_host_memory(4 * MiB, 2 * MiB)) {}
+    ~Reused() override {
+      unmap_host_memory(kept, 4 * MiB);
+    }
+    void* do_allocate_managed(std::size_t /*bytes*/, Location /*home*/) override {
+      return kept;
+    }
+    void do_free_managed(void* /*ptr*/, std::size_t /*bytes*/) noexcept override {}
+    void* const kept;
+  };
+  Reused runtime;
+  const auto at = reinterpret_cast<std::uintptr_t>(runtime.kept);
+  const auto mapped_in_child = [&](std::uintptr_t address) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      _exit(is_mapped(address) ? 1 : 0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+  };
+  void* const ptr = runtime.allocate_managed(4 * MiB - 100, Location::host());
+  CHECK(!mapped_in_child(at));
+  CHECK(!mapped_in_child(at + 4 * MiB - 4097)); // the last whole page
+  CHECK(mapped_in_child(at + 4 * MiB - 1)); // shared with what is none of ours
+  runtime.free_managed(ptr);
+  CHECK(mapped_in_child(at));
+  CHECK(mapped_in_child(at + 4 * MiB - 4097));
+}
+
+TEST(memory_that_cannot_be_marked_is_left_as_it_is) {
+  int local = 7; // no whole page of it
+  keep_from_children(&local, sizeof local);
+  leave_to_children(&local, sizeof local);
+  CHECK_EQ(local, 7);
+  void* const gone = map_host_memory(MiB, 4096);
+  unmap_host_memory(gone, MiB);
+  errno = 0;
+  keep_from_children(gone, MiB);
+  leave_to_children(gone, MiB);
+  CHECK_EQ(errno, 0);
+}
+
+HARNESS_MAIN()
