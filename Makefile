@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo test test-cpp lint format bench stubs sanitize sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,11 @@ help: ## say what there is
 
 demo: build ## train beyond the memory of an emulated accelerator, and show it
 	$(VENV_PY) examples/demo.py
+
+# A few steps of the demo's script: `make demo` has the whole of it.
+examples: build ## run the other examples: tensors on both sides, the GPT script by itself, in short
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) examples/both_sides.py
+	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) -m torch_uvm run examples/train_gpt.py --steps 5 --validation-batches 1
 
 test: build cpp ## run all tests, those of the C++ floors included
 	$(VENV_PY) -m pytest tests
