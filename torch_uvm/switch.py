@@ -71,6 +71,7 @@ def enable(
     if figure is not None:
         _C.set_limit(figure)
     plain_calls.choose_moves(moves == "alias")
+    _C.set_host_tensors(host_tensors)
     _C.set_enabled(True)
 
 
