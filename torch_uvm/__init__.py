@@ -33,6 +33,7 @@ from torch_uvm import emulated
 from torch_uvm.environment import apply_environment
 from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
+from torch_uvm.hints import advise, discard, prefetch, residency
 from torch_uvm.limits import set_limit
 from torch_uvm.memory import (
     empty_cache,
@@ -54,8 +55,10 @@ from torch_uvm.switch import disable, enable
 from torch_uvm.tensors import is_managed
 
 __all__ = [
+    "advise",
     "disable",
     "disabled",
+    "discard",
     "empty",
     "empty_cache",
     "empty_like",
@@ -74,8 +77,10 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "ones",
+    "prefetch",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "residency",
     "set_limit",
     "to",
     "zeros",
