@@ -116,11 +116,9 @@ class TestMove:
         x = torch_uvm.zeros(8, device=source)
         y = torch_uvm.to(x, target)
         for label in (x, y):
-            with pytest.raises(RuntimeError, match="not resizable"):
+            with pytest.raises(RuntimeError, match="resiz"):
                 label.resize_(1 << 20)
-            assert label.untyped_storage().nbytes() == 32
-            if label.device.type != "cpu":  # there PyTorch has set the sizes by then, as for any storage
-                assert label.shape == (8,)
+            assert label.untyped_storage().nbytes() == 32 and label.shape == (8,)
         assert y.data_ptr() == x.data_ptr()
 
     def test_bytes_of_one_label_can_be_resized_again(self, source: str, target: str) -> None:
