@@ -49,6 +49,7 @@ def byte_runs(tensor: torch.Tensor, gap: int = 0) -> list[tuple[int, int]]: ...
 def page_ranges(tensors: list[torch.Tensor], page: int, gap: int = 0) -> list[tuple[int, int]]: ...
 def range_attributes(address: int, bytes: int) -> dict[str, Any]: ...  # locations: -1 is the host
 def block_of(tensor: torch.Tensor) -> tuple[int, int, int] | None: ...  # address, bytes, home
+def pretend_not_concurrent(pretend: bool) -> None: ...  # as where managed memory takes no hints
 
 # --- host tensors (csrc/tensor/host_tensors.h)
 def set_host_tensors(on: bool) -> None: ...  # process-wide; RuntimeError without a backend

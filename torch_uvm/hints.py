@@ -39,6 +39,11 @@ def _discard_fake(tensors: Any) -> None:
     return None
 
 
+# They return nothing, so that a compiler would take them for dead code.
+for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
+    torch.fx.node.has_side_effect(_operator)
+
+
 def _check_stream(stream: object) -> list[int] | None:
     if stream is None:
         return None

@@ -5,6 +5,7 @@
 
 #include "tensor/context.h"
 #include "tensor/hints.h"
+#include "tensor/machine.h"
 #include "tensor/managed_storage.h"
 #include "tensor/ranges.h"
 
@@ -81,6 +82,7 @@ void bind_hints(py::module_& module) {
       py::arg("tensors"), py::arg("page"), py::arg("gap") = 0);
   module.def("range_attributes", &attributes_dict, py::arg("address"), py::arg("bytes"));
   module.def("block_of", &block_pair, py::arg("tensor"));
+  module.def("pretend_not_concurrent", &Machine::pretend_not_concurrent, py::arg("pretend"));
 }
 
 } // namespace torch_uvm

@@ -3,10 +3,20 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "tensor/context.h"
 
 namespace torch_uvm {
+namespace {
+
+std::atomic<bool> pretending{false};
+
+} // namespace
+
+void Machine::pretend_not_concurrent(bool pretend) {
+  pretending.store(pretend);
+}
 
 const Machine& Machine::get() {
   static const auto* machine = [] {
@@ -26,7 +36,7 @@ bool Machine::takes_hints(int device) const {
   if (Context::get().forked()) {
     return false; // the pages are the parent's
   }
-  if (concurrent.at(static_cast<std::size_t>(device))) {
+  if (concurrent.at(static_cast<std::size_t>(device)) && !pretending.load(std::memory_order_relaxed)) {
     return true;
   }
   TORCH_WARN_ONCE("hints about managed memory do nothing here: device ", device,

@@ -17,6 +17,9 @@ struct Machine {
   /// does, which is warned of once, and not in a forked child.
   bool takes_hints(int device) const;
   bool takes_hints() const; ///< of every device
+
+  /// For tests: as if no device could touch managed memory while the host does.
+  static void pretend_not_concurrent(bool pretend);
 };
 
 } // namespace torch_uvm
