@@ -176,6 +176,104 @@ class TestPickleAndCopy:
             assert twin.data_ptr() != storage.data_ptr()
 
 
+def _both_labels() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch_uvm.empty(2, 3, device="emu").copy_(torch.arange(6.0).view(2, 3))
+    return x, torch_uvm.to(x, "cpu")
+
+
+class TestLabels:
+    """Tensors that were moved: two labels of the same bytes are two storages to who saves or copies them."""
+
+    @pytest.mark.parametrize("weights_only", [True, False])
+    @pytest.mark.parametrize(
+        ("where", "devices"),
+        [
+            (None, ["emu", "cpu"]),
+            ("cpu", ["cpu", "cpu"]),
+            ("emu", ["emu", "emu"]),
+            ({"emu:0": "cpu"}, ["cpu", "cpu"]),
+            (lambda storage, location: None, ["emu", "cpu"]),
+        ],
+    )
+    def test_both_in_one_file_become_two_copies(
+        self, where: Any, devices: list[str], weights_only: bool, memory: bool
+    ) -> None:
+        x, y = _both_labels()
+        loaded = torch.load(_saved([x, y, x.t()]), map_location=where, weights_only=weights_only)
+        assert [t.device.type for t in loaded[:2]] == devices
+        assert all(torch.equal(t.cpu(), y) for t in loaded[:2])
+        assert [torch_uvm.is_managed(t) for t in loaded[:2]] == [memory and d == "emu" for d in devices]
+        loaded[0].add_(1)
+        assert torch.equal(loaded[1].cpu(), y), "the other label's copy"
+        assert torch.equal(loaded[2].cpu(), (y + 1).t()), "a view of the same label"
+        assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    def test_mmap_and_the_old_format(self, tmp_path: Path) -> None:
+        labels = _both_labels()
+        torch.save(labels, tmp_path / "new.pt")
+        torch.save(labels, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+        mapped = torch.load(tmp_path / "new.pt", mmap=True)
+        old = torch.load(tmp_path / "old.pt")
+        assert all(torch.equal(t.cpu(), labels[1]) for t in (*mapped, *old))
+
+    def test_pickle_copy_and_deepcopy(self, memory: bool) -> None:
+        labels = x, y = _both_labels()
+        for twins in (pickle.loads(pickle.dumps(labels)), copy.deepcopy(labels)):
+            here, there = twins
+            assert torch_uvm.is_managed(here) == memory and not torch_uvm.is_managed(there)
+            here.zero_()
+            assert torch.equal(there, y) and x.sum() == 15
+        again = copy.copy(y)
+        assert again.data_ptr() == x.data_ptr() and torch_uvm.is_managed(again)
+
+    def test_forms_of_the_cpus_label(self) -> None:
+        _, y = _both_labels()
+        parameter = torch.nn.Parameter(y)
+        loaded = torch.load(_saved([y.t()[1:], y[:, ::2], y[0, 1], parameter, y.detach().requires_grad_()]))
+        assert [t.stride() for t in loaded] == [(1, 3), (3, 2), (), (3, 1), (3, 1)]
+        assert loaded[0].tolist() == [[1, 4], [2, 5]] and loaded[2].item() == 1
+        assert isinstance(loaded[3], torch.nn.Parameter) and loaded[4].requires_grad
+
+    def test_modules_moved_in_place(self, memory: bool) -> None:
+        model = torch_uvm.to(_model(), "emu", managed=True)
+        labels = {key: torch_uvm.to(value, "cpu") for key, value in model.state_dict().items()}
+        addresses = [value.data_ptr() for value in labels.values()]
+        other = {key: value + 1 for key, value in _model().state_dict().items()}
+        model.load_state_dict(torch.load(_saved(other)))
+        assert [value.data_ptr() for value in model.state_dict().values()] == addresses
+        assert all(torch.equal(labels[key], other[key]) for key in other), "filled where they were"
+        model.load_state_dict(torch.load(_saved(other), map_location="emu"), assign=True)
+        assert all(value.data_ptr() not in addresses for value in model.state_dict().values())
+        assert {torch_uvm.is_managed(value) for value in model.state_dict().values()} == {memory}
+
+    @pytest.mark.parametrize("trained", ["emu", "cpu"])
+    def test_optimizers_resume_with_state_beside_their_parameters(self, trained: str, memory: bool) -> None:
+        def step(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+            optimizer.zero_grad()
+            model(torch.arange(8.0).view(2, 4).to(trained)).square().sum().backward()
+            optimizer.step()
+            return [value.double().sum().item() for value in model.state_dict().values()]
+
+        torch.manual_seed(0)
+        model = torch_uvm.to(torch_uvm.to(_model(), "emu", managed=True), trained)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        step(model, optimizer)
+        saved = _saved([model.state_dict(), optimizer.state_dict()])
+        expected = step(model, optimizer)
+
+        twin = torch_uvm.to(torch_uvm.to(_model(), "emu", managed=True), trained)
+        resumed = torch.optim.Adam(twin.parameters(), lr=0.1)
+        weights, state = torch.load(saved, map_location="cpu")
+        twin.load_state_dict(weights)
+        resumed.load_state_dict(state)
+        moments = [resumed.state[parameter]["exp_avg"] for parameter in twin.parameters()]
+        assert {moment.device.type for moment in moments} == {trained}
+        # What is managed shows in the storage: loaded state is where the switch puts new memory.
+        assert {torch_uvm.is_managed(moment) for moment in moments} == {memory and trained == "emu"}
+        assert all(torch_uvm.is_managed(parameter) for parameter in twin.parameters())
+        assert step(twin, resumed) == expected
+
+
 class TestModules:
     def test_parameters_keep_their_identity(self) -> None:
         model = _model()

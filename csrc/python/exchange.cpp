@@ -44,9 +44,16 @@ py::object export_capsule(const at::Tensor& tensor, std::int32_t device_id, bool
 
 template <class T>
 at::Tensor import_capsule(PyObject* capsule, T* held, c10::Device device, bool read_only_too) {
-  at::Tensor tensor = import_managed<T>(held, device, read_only_too);
-  PyCapsule_SetName(capsule, at::DLPackTraits<T>::used); // its destructor leaves the tensor alone now
-  return tensor;
+  // Taken before others may run: of two threads with one capsule the second finds it consumed. Its
+  // destructor leaves the tensor alone from here on.
+  PyCapsule_SetName(capsule, at::DLPackTraits<T>::used);
+  try {
+    const py::gil_scoped_release released; // a label of the CPU's waits for the device
+    return import_managed<T>(held, device, read_only_too);
+  } catch (...) {
+    PyCapsule_SetName(capsule, at::DLPackTraits<T>::capsule);
+    throw;
+  }
 }
 
 /// Calls `use` with what an untaken capsule holds. \throws as Python's TypeError or BufferError
