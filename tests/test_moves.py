@@ -13,6 +13,7 @@ import pytest
 import torch
 from _spawn import Spawn
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_uvm
 
@@ -290,6 +291,14 @@ class TestModules:
         model(torch.randn(8, 4)).sum().backward()
         assert len(seen) == 2
 
+    def test_buffers_move_with_the_parameters(self) -> None:
+        model = self.model()
+        buffers = dict(model.named_buffers())
+        assert {"1.running_mean", "1.num_batches_tracked"} <= set(buffers)
+        torch_uvm.to(model, "cpu")
+        for name, moved in model.named_buffers():
+            assert (moved.device.type, moved.data_ptr()) == ("cpu", buffers[name].data_ptr())
+
     def test_dtype_is_for_floating_point_only(self) -> None:
         model = self.model()
         torch_uvm.to(model, "cpu", torch.float64)
@@ -301,6 +310,100 @@ class TestModules:
         twin = copy.deepcopy(model)
         twin[0].weight.data.zero_()
         assert model[0].weight.abs().sum() > 0
+
+
+class TestPlainCalls:
+    """New memory, by PyTorch's rules: managed while the switch is on."""
+
+    @pytest.mark.parametrize("switch", [True, False])
+    def test_new_memory_as_the_switch_says(self, switch: bool) -> None:
+        x = managed(8, device="cpu")
+        with torch_uvm.enabled() if switch else torch_uvm.disabled():
+            y = x.to("emu")
+        assert torch_uvm.is_managed(y) is switch
+        assert y.data_ptr() != x.data_ptr()
+        assert not torch_uvm.is_managed(y.cpu())
+
+    def test_module_to_copies(self) -> None:
+        model = nn.Linear(4, 4)
+        torch_uvm.to(model, "emu", managed=True)
+        address, weight = model.weight.data_ptr(), model.weight
+        model.to("cpu")
+        assert model.weight is weight
+        assert weight.data_ptr() != address
+        assert not torch_uvm.is_managed(weight)
+
+    def test_to_the_cpu_waits_and_non_blocking_into_pinned_memory_does_not(self) -> None:
+        x = managed(1 << 16)
+        pinned = torch.empty(1 << 16, pin_memory=True)
+
+        def waits(call: Callable[[], object]) -> int:
+            before = torch_uvm.emulated.counters()["synchronisations"]
+            call()
+            return torch_uvm.emulated.counters()["synchronisations"] - before
+
+        pageable = torch.empty(1 << 16)
+        assert waits(lambda: x.cpu()) == 1
+        assert waits(lambda: pageable.copy_(x, non_blocking=True)) == 1
+        assert waits(lambda: pinned.copy_(x, non_blocking=True)) == 0
+        assert waits(lambda: x.to("cpu", non_blocking=True)) == 0  # for which PyTorch takes pinned memory
+        torch.accelerator.synchronize()
+        assert torch.equal(pinned, x.cpu())
+
+
+class TestOtherKinds:
+    """Meta, sparse and quantised tensors and wrapper subclasses: as PyTorch does, `managed=True` raises."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.ones(3, device="meta"),
+            lambda: torch.eye(3).to_sparse(),
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            lambda: TwoTensor(torch.ones(3), torch.zeros(3)),
+        ],
+        ids=["meta", "sparse", "quantised", "wrapper subclass"],
+    )
+    def test_as_pytorch_does_and_managed_raises(self, make: Callable[[], torch.Tensor]) -> None:
+        x = make()
+        assert not torch_uvm.is_managed(x)
+        for managed_too in (False, None):
+            y = torch_uvm.to(x, None, managed=managed_too)
+            assert type(y) is type(x)
+            assert (y.device, y.layout, y.shape) == (x.device, x.layout, x.shape)
+        for call in (lambda: x.to("cpu", managed=True), lambda: torch_uvm.to(x, "emu", managed=True)):
+            with pytest.raises(ValueError, match="strided tensors with memory of their own"):
+                call()
+
+
+class TestGradients:
+    """`.grad` of what was moved, and moves of `.grad`."""
+
+    def test_of_a_moved_leaf_is_on_the_leafs_device(self) -> None:
+        x = managed(4).requires_grad_()
+        torch_uvm.to(x, "cpu").sum().backward()
+        (torch_uvm.to(x, "cpu") * 2).sum().backward()  # accumulates
+        assert x.grad is not None
+        assert (x.grad.device, x.grad.tolist()) == (EMU, [3.0] * 4)
+
+    def test_can_be_moved_itself(self) -> None:
+        with torch_uvm.enabled():
+            x = managed(4).requires_grad_()
+            (x * x).sum().backward()
+        assert x.grad is not None
+        on_cpu = torch_uvm.to(x.grad, "cpu")
+        assert on_cpu.data_ptr() == x.grad.data_ptr()
+        on_cpu.clamp_(max=1.0)
+        assert x.grad.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+    def test_a_leaf_stays_a_leaf_and_its_view_is_none(self) -> None:
+        x = managed(4).requires_grad_()
+        y = torch_uvm.to(x, "cpu")
+        assert x.is_leaf
+        assert not y.is_leaf
+        assert y._base is x
+        parameter = nn.Parameter(managed(4))
+        assert not isinstance(torch_uvm.to(parameter, "cpu"), nn.Parameter)
 
 
 class TestSynchronisation:
