@@ -1,4 +1,4 @@
-"""Processes that end, and processes that fork, with tensors alive."""
+"""Processes that end, and processes that fork, with tensors alive. Children have no managed memory."""
 
 from __future__ import annotations
 
@@ -34,13 +34,24 @@ class TestExit:
             "x = torch.ones(1 << 20, device='emu')",
             "torch_uvm.disable(); x = torch.ones(1 << 20, device='emu')",
             "x = torch_uvm.ones(1 << 20, device='cpu')",
+            "x = torch_uvm.to(torch.ones(1 << 20, device='emu'), 'cpu')",
             "x = torch.ones(8, device='emu', requires_grad=True); loss = x.exp().sum(); loss.backward()",
             "x = torch.ones(1 << 20).pin_memory(); y = x.to('emu', non_blocking=True)",
             "s = torch.emu.Stream(); e = torch.Event('emu'); e.record(s); g = torch.Generator('emu')",
             "sys.modules['kept'] = torch.ones(1 << 20, device='emu')",
             "scope = torch_uvm.enabled(); scope.__enter__()",
         ],
-        ids=["managed", "plain", "host", "graph", "pending-copy", "streams", "in-modules", "open-scope"],
+        ids=[
+            "managed",
+            "plain",
+            "host",
+            "moved",
+            "graph",
+            "pending-copy",
+            "streams",
+            "in-modules",
+            "open-scope",
+        ],
     )
     def test_with_live_objects(self, spawn: Spawn, alive: str) -> None:
         done = spawn(PRELUDE + alive)
@@ -69,21 +80,104 @@ for _ in range(3):
 
 
 class TestFork:
-    def test_child_reads_what_the_parent_has(self, spawn: Spawn) -> None:
-        """64 MiB on the host's label and 64 MiB on the device's, copied on write as any memory."""
+    def test_child_reads_what_the_parent_has_on_the_host(self, spawn: Spawn) -> None:
+        """64 MiB that were made on the host's label, and 64 MiB that moved there; copied on write."""
+        done = spawn(
+            PRELUDE
+            + """
+count = 16 << 20
+host = torch_uvm.full((count,), 3.0, device="cpu")
+device = torch.full((count,), 4.0, device="emu")
+moved = torch_uvm.to(device, "cpu")
+small = torch_uvm.full((10,), 5.0, device="cpu")
+
+def body():
+    assert host.sum().item() == 3.0 * count
+    assert moved.sum().item() == 4.0 * count and moved.data_ptr() == device.data_ptr()
+    assert small.tolist() == [5.0] * 10
+    assert host.numpy()[-1] == 3.0
+    host.zero_()
+    moved.add_(1.0)
+    assert host.sum().item() == 0 and moved[-1].item() == 5.0
+
+assert in_child(body) == 0
+assert host[0].item() == 3.0 and moved[-1].item() == 4.0 and device.sum().item() == 4.0 * count
+"""
+        )
+        assert done.stderr == ""
+
+    def test_child_reads_what_was_the_hosts_and_moved_on(self, spawn: Spawn) -> None:
+        """The label that the CPU had is still there, and so are its bytes."""
         spawn(
             PRELUDE
             + """
-host = torch_uvm.full((16 << 20,), 3.0, device="cpu")
-device = torch.full((16 << 20,), 4.0, device="emu")
+host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+device = torch_uvm.to(host, "emu")
+device += 1
+torch.emu.synchronize()
 
 def body():
-    assert host.sum().item() == 3.0 * (16 << 20)
-    assert device.cpu().sum().item() == 4.0 * (16 << 20)
-    host.zero_()
+    assert host.sum().item() == 4.0 * (1 << 20)
 
 assert in_child(body) == 0
-assert host[0].item() == 3.0 and device.sum().item() == 4.0 * (16 << 20)
+"""
+        )
+
+    @pytest.mark.parametrize(
+        "touch",
+        [
+            "x.cpu()",
+            "x.sum().item()",
+            "x[0].item()",
+            "repr(x)",
+            "x.add_(1)",
+            "x.copy_(torch.zeros(1 << 20))",
+            "x.zero_()",
+            "torch.zeros(1 << 20).copy_(x)",
+            "x.clone()",
+            "pickle.dumps(x)",
+            "copy.deepcopy(x)",
+            "x.tolist()",
+            "torch_uvm.to(x, 'cpu')",
+            "torch_uvm.to(host, 'emu')",
+            "host.to('emu')",
+            "torch.ones(8, device='emu')",
+            "lstm(x[:8].view(1, 1, 8))",
+        ],
+    )
+    def test_child_is_refused_the_devices_bytes_by_name(self, spawn: Spawn, touch: str) -> None:
+        """They are not mapped there: who got past the refusal would die of a signal."""
+        spawn(
+            PRELUDE
+            + f"""
+import copy, pickle
+x = torch.ones(1 << 20, device="emu")
+host = torch_uvm.ones(1 << 20, device="cpu")
+lstm = torch.nn.LSTM(8, 8).to("emu")
+
+def body():
+    try:
+        {touch}
+    except RuntimeError as error:
+        assert "forked process" in str(error), error
+    else:
+        raise AssertionError("the child had the device")
+
+assert in_child(body) == 0
+assert x.sum().item() == 1 << 20
+"""
+        )
+
+    def test_child_makes_views_of_what_it_cannot_read(self, spawn: Spawn) -> None:
+        spawn(
+            PRELUDE
+            + """
+x = torch.ones(1 << 20, device="emu")
+
+def body():
+    assert x[3:].view(-1, 1).shape == ((1 << 20) - 3, 1) and torch_uvm.is_managed(x[5])
+
+assert in_child(body) == 0
 """
         )
 
@@ -115,13 +209,36 @@ torch.ones(8, device="emu")
             PRELUDE
             + """
 tensors = [torch.full((1 << 20,), float(i), device="emu") for i in range(16)]
+host = [torch_uvm.full((1 << 20,), float(i), device="cpu") for i in range(16)]
 
 def body():
     tensors.clear()
+    host.clear()
     torch_uvm.empty_cache()
 
 assert in_child(body) == 0
 assert [t[0].item() for t in tensors] == list(range(16))
+assert [t[0].item() for t in host] == list(range(16))
+"""
+        )
+
+    def test_child_of_a_child(self, spawn: Spawn) -> None:
+        spawn(
+            PRELUDE
+            + """
+host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+
+def inner():
+    assert host.sum().item() == 5.0 * (1 << 20)
+    host.zero_()
+
+def body():
+    host.fill_(5.0)
+    assert in_child(inner) == 0
+    assert host[0].item() == 5.0
+
+assert in_child(body) == 0
+assert host[-1].item() == 3.0
 """
         )
 
@@ -136,9 +253,12 @@ def work():
     while not stop.is_set():
         kept = [torch.ones(n, device="emu") for n in (10, 1000, 100000)]
         kept[0].cpu()
+        torch_uvm.to(kept[2], "cpu").fill_(1.0)
+        torch_uvm.ones(1000, device="cpu")
 
 # PyTorch chooses a kernel at its first call, under a lock of its own that a child could inherit.
 torch.ones(10, device="emu").cpu()
+torch_uvm.to(torch.ones(100000, device="emu"), "cpu").fill_(1.0)
 torch_uvm.ones(8, device="cpu")
 
 threads = [threading.Thread(target=work) for _ in range(3)]
@@ -157,17 +277,116 @@ assert statuses == [0] * 40, statuses
 """
         )
 
-    def test_data_loader_workers(self, spawn: Spawn) -> None:
+    def test_twenty_forks_do_not_grow_the_parent(self, spawn: Spawn) -> None:
+        """Each child gets a copy of 32 MiB, and the parent keeps none of them."""
+        spawn(
+            PRELUDE
+            + """
+data = torch_uvm.ones(8 << 20, device="cpu")
+
+def virtual():
+    return int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+def body():
+    assert data[-1].item() == 1.0
+
+assert in_child(body) == 0
+before = virtual()
+for _ in range(20):
+    assert in_child(body) == 0
+assert virtual() - before < 32 << 20, (before, virtual())
+"""
+        )
+
+    def test_delayed_work_of_the_parent_stays_its_own(self, spawn: Spawn) -> None:
+        """A copy that is not done yet is done in the parent; the child sees what was there."""
+        spawn(
+            PRELUDE
+            + """
+device = torch.full((1 << 20,), 7.0, device="emu")
+host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+host.copy_(device, non_blocking=True)
+
+def body():
+    assert host.unique().tolist() in ([3.0], [7.0])
+
+assert in_child(body) == 0
+torch.emu.synchronize()
+assert host.sum().item() == 7.0 * (1 << 20)
+""",
+            env={"TORCH_UVM_CONF": "emulated_schedule_seed:3"},
+        )
+
+    def test_other_programs_start_as_ever(self, spawn: Spawn) -> None:
+        spawn(
+            PRELUDE
+            + """
+import subprocess
+data = torch_uvm.ones(8 << 20, device="cpu")
+for preexec in (None, lambda: None):  # vfork, fork
+    command = [sys.executable, "-c", "print(6 * 7)"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\\n", ""), done
+assert os.system("true") == 0
+assert data.sum().item() == 8 << 20
+"""
+        )
+
+
+class TestDataLoader:
+    def test_two_forked_workers_read_a_managed_dataset(self, spawn: Spawn) -> None:
+        """64 MiB, half of it moved from the device; what workers make is ordinary memory."""
+        spawn(
+            PRELUDE
+            + """
+from torch.utils.data import DataLoader, Dataset
+rows, columns = 64, 1 << 17
+
+def filled(tensor):
+    return tensor.copy_(torch.arange(float(rows))[:, None].expand(-1, columns))
+
+alive = torch.ones(16 << 20, device="emu")
+made = filled(torch_uvm.empty(rows, columns, device="cpu"))
+moved = torch_uvm.to(filled(torch.empty(rows, columns, device="emu")), "cpu")
+assert made.nbytes + moved.nbytes == 64 << 20
+assert torch_uvm.is_managed(made) and torch_uvm.is_managed(moved)
+
+class Rows(Dataset):
+    def __len__(self):
+        return rows
+
+    def __getitem__(self, index):
+        new = torch_uvm.ones(1 << 19, device="cpu")
+        doubled = made[index] * 2
+        assert not torch_uvm.is_managed(new) and not torch_uvm.is_managed(doubled)
+        return made[index], moved[index], os.getpid()
+
+loader = DataLoader(Rows(), batch_size=8, num_workers=2, multiprocessing_context="fork")
+workers = set()
+for number, (a, b, pids) in enumerate(loader):
+    expected = torch.arange(8.0 * number, 8.0 * number + 8)
+    assert a.shape == b.shape == (8, columns)
+    assert torch.equal(a, expected[:, None].expand(-1, columns)) and torch.equal(a, b)
+    assert not torch_uvm.is_managed(a)
+    assert torch.equal(a.to("emu").cpu(), a)
+    workers.update(pids.tolist())
+assert number == 7 and len(workers) == 2 and os.getpid() not in workers
+assert alive.sum().item() == 16 << 20
+"""
+        )
+
+    def test_dataset_under_the_devices_label_fails_by_name(self, spawn: Spawn) -> None:
         spawn(
             PRELUDE
             + """
 from torch.utils.data import DataLoader, TensorDataset
-alive = torch.ones(16 << 20, device="emu")
-data = torch_uvm.empty(64, 1 << 18, device="cpu").copy_(torch.arange(64.0)[:, None].expand(-1, 1 << 18))
-assert data.untyped_storage().nbytes() == 64 << 20 and torch_uvm.is_managed(data)
-loader = DataLoader(TensorDataset(data), batch_size=8, num_workers=2, multiprocessing_context="fork")
-total = sum(batch.to("emu").double().mean().item() for (batch,) in loader)
-assert total == sum(range(64)) / 8, total
-assert alive.sum().item() == 16 << 20
+data = torch.ones(64, 1 << 10, device="emu")
+loader = DataLoader(TensorDataset(data), batch_size=8, num_workers=1, multiprocessing_context="fork")
+try:
+    next(iter(loader))
+except RuntimeError as error:
+    assert "forked process" in str(error) and "DataLoader worker" in str(error), error
+else:
+    raise AssertionError("the worker had the device")
 """
         )
