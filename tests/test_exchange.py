@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,31 @@ class TestImport:
         del view
         gc.collect()
         assert producer.deleted == 1
+
+    def test_the_deleter_is_called_when_queued_work_is_done(self, spawn: Spawn) -> None:
+        code = f"""
+            import sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            import numpy as np, torch, torch_uvm
+            from _dlpack import Producer
+
+            class Watching(Producer):
+                def _delete(self, pointer):
+                    super()._delete(pointer)
+                    self.sum = self.array.sum()
+
+            source = torch.ones(1 << 18).pin_memory()
+            for _ in range(5):
+                producer = Watching(np.zeros(1 << 18, np.float32))
+                x = torch_uvm.from_dlpack(producer)
+                x.copy_(source, non_blocking=True)
+                pending = torch_uvm._C.emu_pending_operations()
+                del x
+                assert producer.deleted == 1 and producer.sum == 1 << 18, producer.sum
+            print(pending)
+        """
+        done = spawn(code, env={"TORCH_UVM_CONF": "emulated_schedule_seed:3"})
+        assert int(done.stdout) > 0, "there was something to wait for"
 
     @pytest.mark.parametrize("version", [(1, 0), None])
     def test_strides_offsets_and_their_absence(self, version: tuple[int, int] | None) -> None:

@@ -4,13 +4,17 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <exception>
 #include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tensor/context.h"
 #include "tensor/managed_storage.h"
 #include "tensor/moves.h"
 
@@ -34,10 +38,33 @@ void delete_export(T* given) {
 }
 
 template <class T>
+struct Borrowed {
+  T* source;
+  c10::Device device; // whose current stream may still use the bytes
+};
+
+/// The producer knows nothing of our streams: what is queued must be done before it has the bytes back.
+void finish_work(c10::Device device) noexcept {
+  if (device.is_cpu() || Context::get().forked()) {
+    return;
+  }
+  try {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream stream = guard.getStream(device);
+    if (!guard.queryStream(stream)) {
+      guard.synchronizeStream(stream);
+    }
+  } catch (const std::exception&) {
+    // Nothing to be done about it where memory is freed.
+  }
+}
+
+template <class T>
 void release_source(void* pointer) {
-  auto* source = static_cast<T*>(pointer);
-  if (source->deleter != nullptr) {
-    source->deleter(source);
+  const std::unique_ptr<Borrowed<T>> borrowed(static_cast<Borrowed<T>*>(pointer));
+  finish_work(borrowed->device);
+  if (borrowed->source->deleter != nullptr) {
+    borrowed->source->deleter(borrowed->source);
   }
 }
 
@@ -160,7 +187,8 @@ at::Tensor import_managed(T* source, c10::Device device, bool read_only_too) {
       c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   // Last, when nothing can throw any more: from here on the storage releases the source.
-  storage->set_data_ptr_noswap(c10::DataPtr(data, source, &release_source<T>, device));
+  auto borrowed = std::make_unique<Borrowed<T>>(Borrowed<T>{source, device});
+  storage->set_data_ptr_noswap(c10::DataPtr(data, borrowed.release(), &release_source<T>, device));
   return tensor;
 }
 

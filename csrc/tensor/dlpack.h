@@ -22,7 +22,7 @@ T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied)
 
 /// A tensor on the producer's bytes under the label `device`, with its index, or the CPU's; it cannot be
 /// resized. `source` is the tensor's from now on: its deleter is called when the last tensor on the bytes
-/// is gone. On an exception it is still the caller's.
+/// is gone and the current stream's work on them is done. On an exception it is still the caller's.
 ///
 /// It is not managed: its bytes are the producer's, not the allocator's. What export_managed made is no
 /// import: it gives the tensor that was exported, under the label `device`.
