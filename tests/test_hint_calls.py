@@ -1,0 +1,401 @@
+"""The hints as calls: what they refuse, as operators, in compiled code, on streams and several devices."""
+
+# torch has no stub for torch.emu; wrong arguments are the point of some tests.
+# mypy: disable-error-code="arg-type, attr-defined, call-arg, misc"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from _spawn import Spawn
+from torch import nn
+
+import torch_uvm
+from torch_uvm import _C, emulated
+from torch_uvm.hints import advise, discard, prefetch, residency
+
+EMU = torch.device("emu:0")
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+class Bad(NamedTuple):
+    call: Callable[[torch.Tensor], Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+
+
+class Stranger:
+    """Neither a tensor nor what holds one."""
+
+    def __repr__(self) -> str:
+        return "stranger"
+
+
+PLAIN = torch.zeros(3)
+CASES = {
+    "prefetch an int": Bad(lambda x: prefetch(3), TypeError, ("prefetch(): x is 3 (int)", "nested lists")),
+    "prefetch None": Bad(lambda x: prefetch(None), TypeError, ("x is None (NoneType)",)),
+    "prefetch a string": Bad(lambda x: prefetch("x"), TypeError, ("x is 'x' (str)",)),
+    "prefetch a set": Bad(lambda x: prefetch({1}), TypeError, ("x is {1} (set)",)),
+    "prefetch a generator": Bad(lambda x: prefetch(t for t in [x]), TypeError, ("(generator)", "lists")),
+    "prefetch a class": Bad(lambda x: prefetch(nn.Linear), TypeError, ("x is <class", "(type)")),
+    "prefetch a storage": Bad(
+        lambda x: prefetch(torch.zeros(1).untyped_storage()), TypeError, ("(UntypedStorage)",)
+    ),
+    "prefetch nested": Bad(lambda x: prefetch([x, {"a": 3}]), TypeError, ("x[1]['a'] is 3 (int)",)),
+    "prefetch None inside": Bad(lambda x: prefetch((x, None)), TypeError, ("x[1] is None (NoneType)",)),
+    "prefetch deep": Bad(
+        lambda x: prefetch({"p": [[x], ({2: Stranger()},)]}), TypeError, ("x['p'][1][0][2] is stranger",)
+    ),
+    "prefetch not managed": Bad(
+        lambda x: prefetch(PLAIN), ValueError, ("prefetch()", "cpu", "torch_uvm.to(x, device, managed=True)")
+    ),
+    "prefetch plain device memory": Bad(
+        lambda x: prefetch(torch.zeros(3, device="emu")), ValueError, ("emu:0", "managed=True")
+    ),
+    "prefetch a meta tensor": Bad(
+        lambda x: prefetch(torch.zeros(3, device="meta")), ValueError, ("on meta", "not managed")
+    ),
+    "prefetch a sparse tensor": Bad(
+        lambda x: prefetch(torch.eye(3).to_sparse()), ValueError, ("layout torch.sparse_coo", "not managed")
+    ),
+    "prefetch to an unknown device": Bad(lambda x: prefetch(x, "gpu"), ValueError, ("'gpu' (str)", "emu")),
+    "prefetch to another backend": Bad(lambda x: prefetch(x, "xla"), ValueError, ("'xla'", "'cpu', 'emu'")),
+    "prefetch to meta": Bad(lambda x: prefetch(x, "meta"), ValueError, ("'meta'", "'cpu', 'emu'")),
+    "prefetch to index 9": Bad(lambda x: prefetch(x, 9), ValueError, ("device is 9 (int)",)),
+    "prefetch to index -1": Bad(lambda x: prefetch(x, -1), ValueError, ("device is -1 (int)",)),
+    "prefetch to True": Bad(lambda x: prefetch(x, True), TypeError, ("device is True (bool)",)),
+    "prefetch to a tensor": Bad(lambda x: prefetch(x, x[:0]), TypeError, ("device is tensor",)),
+    "prefetch with a wrong stream": Bad(
+        lambda x: prefetch(x, stream=0), TypeError, ("stream is 0 (int)", "a torch.Stream, or None")
+    ),
+    "prefetch with a wrong keyword": Bad(
+        lambda x: prefetch(x, non_blocking=True), TypeError, ("'non_blocking'", "x, device, stream")
+    ),
+    "advise about an int": Bad(lambda x: advise([x, 3], True), TypeError, ("advise(): x[1] is 3 (int)",)),
+    "advise not managed": Bad(lambda x: advise(PLAIN, True), ValueError, ("advise()", "not managed")),
+    "advise read_mostly": Bad(
+        lambda x: advise(x, read_mostly=1), TypeError, ("read_mostly is 1 (int)", "True, False, None")
+    ),
+    "advise preferred_location": Bad(
+        lambda x: advise(x, True, "gpu"), ValueError, ("preferred_location is 'gpu'", "'cpu'")
+    ),
+    "advise preferred_location type": Bad(
+        lambda x: advise(x, True, ["cpu"]), TypeError, ("preferred_location is ['cpu'] (list)",)
+    ),
+    "advise accessed_by": Bad(
+        lambda x: advise(x, True, 0, accessed_by=["cpu", 7]), ValueError, ("accessed_by[1] is 7 (int)",)
+    ),
+    "advise accessed_by type": Bad(
+        lambda x: advise(x, True, 0, accessed_by=1.5), TypeError, ("accessed_by is 1.5 (float)",)
+    ),
+    "advise with a wrong keyword": Bad(
+        lambda x: advise(x, preferred="cpu"), TypeError, ("'preferred'", "preferred_location")
+    ),
+    "discard a string inside": Bad(
+        lambda x: discard({"a": x, "b": "s"}), TypeError, ("discard(): x['b'] is 's' (str)",)
+    ),
+    "discard not managed": Bad(lambda x: discard(PLAIN), ValueError, ("discard()", "not managed")),
+    "discard a leaf": Bad(
+        lambda x: discard([x, nn.Parameter(x)]), RuntimeError, ("leaf Variable that requires grad",)
+    ),
+    "residency of an int": Bad(lambda x: residency([x, 3]), TypeError, ("residency(): x[1] is 3 (int)",)),
+    "residency of a meta tensor": Bad(
+        lambda x: residency(x.to("meta")), ValueError, ("on meta", "memory of their own")
+    ),
+    "residency of a sparse tensor": Bad(
+        lambda x: residency(torch.eye(3).to_sparse()), ValueError, ("torch.sparse_coo", "strided")
+    ),
+    "operator with half a stream": Bad(
+        lambda x: torch.ops.torch_uvm.prefetch([x], EMU, stream=[0]), ValueError, ("a stream of 1 numbers",)
+    ),
+    "operator with an unknown device": Bad(
+        lambda x: torch.ops.torch_uvm.prefetch([x], torch.device("emu:9")), ValueError, ("emu:9", "1 devices")
+    ),
+    "operator with two places": Bad(
+        lambda x: torch.ops.torch_uvm.advise([x], preferred_location=[0, -1]), ValueError, ("2 preferred",)
+    ),
+    "operator with an unknown place": Bad(
+        lambda x: torch.ops.torch_uvm.advise([x], read_mostly=True, accessed_by=[-1, 5]), ValueError, ("5",)
+    ),
+    "operator with an impossible place": Bad(
+        lambda x: torch.ops.torch_uvm.advise([x], accessed_by=[-2]),
+        ValueError,
+        ("location -2", "-1 for the CPU"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_bad_input_is_refused_by_name_and_changes_nothing(case: Bad) -> None:
+    x = torch_uvm.ones(MIB, device="cpu")
+
+    def state() -> tuple[Any, ...]:
+        counters = emulated.counters()
+        made = [counters[f"{name}_calls"] for name in ("prefetch", "advise", "discard")]
+        block = _C.block_of(x)
+        assert block is not None
+        attributes = _C.range_attributes(block[0], block[1])
+        return made, block, attributes, residency(x), emulated.residency(x), x._version, x.requires_grad
+
+    before = state()
+    with pytest.raises(case.error) as refused:
+        case.call(x)
+    for words in case.words:
+        assert words in str(refused.value)
+    assert state() == before
+
+
+OPERATOR_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "prefetch": ("prefetch", (CPU,), {}),
+    "prefetch to the label": ("prefetch", (), {}),
+    "advise": ("advise", (), {"read_mostly": True, "preferred_location": [], "accessed_by": [0, -1]}),
+    "discard": ("discard", (), {}),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "emu"])
+@pytest.mark.parametrize("call", OPERATOR_CALLS.values(), ids=OPERATOR_CALLS)
+def test_operators_pass_opcheck(call: tuple[str, tuple[Any, ...], dict[str, Any]], device: str) -> None:
+    name, arguments, keywords = call
+    operator = getattr(torch.ops.torch_uvm, name).default
+    tensors = [torch_uvm.ones(1000, device=device), torch_uvm.ones(4, 5, device=device).t()]
+    results = torch.library.opcheck(operator, (tensors, *arguments), keywords)
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def test_fake_tensors_take_hints() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    emulated.reset_counters()
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.ones(MIB))
+        prefetch([x], "cpu")
+        advise([x], read_mostly=True)
+        discard([x])
+        torch.ops.torch_uvm.prefetch([x], EMU)
+        with pytest.raises(ValueError, match="not managed"):
+            prefetch(x)
+        with pytest.raises(ValueError, match="memory of their own"):
+            residency(x)
+    assert emulated.counters()["prefetch_calls"] == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+class TestCompiled:
+    def test_public_functions(self, backend: str) -> None:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            prefetch(y, "cpu")
+            advise(y, read_mostly=True)
+            return y + 1
+
+        self.check(step, backend, fullgraph=False)
+
+    def test_operators_are_traced_and_kept(self, backend: str) -> None:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            torch.ops.torch_uvm.prefetch([y], CPU)
+            torch.ops.torch_uvm.advise([y], read_mostly=True)
+            return y + 1
+
+        self.check(step, backend, fullgraph=True)
+
+    def test_discard(self, backend: str) -> None:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            torch.ops.torch_uvm.discard([y])
+            y.copy_(x)
+            return y + 1
+
+        x = torch_uvm.ones(MIB)
+        with torch_uvm.enabled():
+            assert torch.equal(torch.compile(step, backend=backend)(x).cpu(), step(x).cpu())
+
+    def check(self, step: Callable[[torch.Tensor], torch.Tensor], backend: str, fullgraph: bool) -> None:
+        torch.compiler.reset()
+        with torch_uvm.enabled():
+            for requires_grad in (False, True):
+                x = torch_uvm.ones(MIB).requires_grad_(requires_grad)
+                expected = step(x)
+                compiled = torch.compile(step, backend=backend, fullgraph=fullgraph)
+                result = compiled(x)
+                emulated.reset_counters()
+                assert torch.equal(compiled(x).cpu(), expected.cpu())
+                counters = emulated.counters()
+                assert counters["prefetch_calls"] >= 1 and counters["advise_calls"] >= 1
+                if requires_grad:
+                    result.sum().backward()
+                    assert x.grad is not None and bool((x.grad.cpu() == 2).all())
+
+
+def test_importing_does_not_load_the_compiler(spawn: Spawn) -> None:
+    spawn("""
+        import sys, torch
+        before = set(sys.modules)
+        import torch_uvm.hints
+        loaded = {name for name in set(sys.modules) - before if name.startswith("torch.")}
+        assert not any("_dynamo" in name or "_inductor" in name for name in loaded), loaded
+    """)
+
+
+class TestStreams:
+    def test_prefetch_is_ordered_on_the_given_stream(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            from torch_uvm import _C, emulated
+            from torch_uvm.hints import prefetch
+            emu = torch.device("emu:0")
+            xs = [torch_uvm.ones(1 << 19, device="cpu") for _ in range(12)]
+            stream = torch.Stream("emu")
+            for x in xs:
+                prefetch(x, emu, stream=stream)
+            assert _C.emu_pending_operations() > 0
+            stream.synchronize()
+            assert _C.emu_pending_operations() == 0
+            for x in xs:
+                assert emulated.residency(x) == {emu: 1 << 21}
+            with stream:  # the current one, where none is given; to the host that of the device
+                for x in xs:
+                    prefetch(x, "cpu")
+            stream.synchronize()
+            assert _C.emu_pending_operations() == 0
+            assert all(emulated.residency(x) == {torch.device("cpu"): 1 << 21} for x in xs)
+            """,
+            env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
+        )
+
+    def test_prefetch_takes_no_wait_away(self, spawn: Spawn) -> None:
+        """A move to the CPU still waits for the stream that wrote, whatever stream a hint was on."""
+        spawn(
+            """
+            import torch, torch_uvm
+            from torch_uvm.hints import prefetch
+            source = torch.arange(1 << 20, dtype=torch.float32).pin_memory("emu")
+            for _ in range(12):
+                writer, other = torch.Stream("emu"), torch.Stream("emu")
+                with writer:
+                    x = torch_uvm.empty(1 << 20)
+                    x.copy_(source, non_blocking=True)
+                prefetch(x, "cpu", stream=other)
+                prefetch(x, "emu", stream=other)
+                assert torch.equal(torch_uvm.to(x, "cpu"), source)
+            """,
+            env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
+        )
+
+    def test_discard_of_a_cpu_label_is_over_when_it_returns(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            from torch_uvm import _C
+            from torch_uvm.hints import discard
+            xs = [torch_uvm.ones(1 << 19) for _ in range(12)]
+            torch.accelerator.synchronize()
+            for x in xs:
+                discard(x)
+            assert _C.emu_pending_operations() > 0
+            torch.accelerator.synchronize()
+            for y in [torch_uvm.to(x, "cpu") for x in xs]:
+                discard(y)
+                assert _C.emu_pending_operations() == 0
+            """,
+            env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
+        )
+
+    def test_discard_never_reaches_the_next_tensor(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            from torch_uvm import _C
+            from torch_uvm.hints import discard
+            other = torch.Stream("emu")
+            held = 0
+            for _ in range(12):
+                x = torch_uvm.ones(1 << 19)
+                torch.accelerator.synchronize()
+                with other:
+                    discard(x)
+                address, pending = x.data_ptr(), _C.emu_pending_operations()
+                del x
+                y = torch_uvm.ones(1 << 19)
+                assert y.data_ptr() != address or _C.emu_pending_operations() == 0
+                held += pending > 0
+                del y
+            assert held > 0
+            """,
+            env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
+        )
+
+    def test_stream_of_something_else(self, spawn: Spawn) -> None:
+        x = torch_uvm.ones(MIB)
+
+        class Foreign(torch.Stream):
+            @property
+            def device(self) -> torch.device:
+                return torch.device("xpu:0")
+
+        with pytest.raises(ValueError, match=r"xpu:0.*the accelerator, emu"):
+            prefetch(x, stream=Foreign("emu"))
+
+
+def test_several_devices(spawn: Spawn) -> None:
+    spawn(
+        """
+        import torch, torch_uvm
+        from torch_uvm import _C, emulated
+        from torch_uvm.hints import advise, discard, prefetch, residency
+        zero, one, cpu = torch.device("emu:0"), torch.device("emu:1"), torch.device("cpu")
+        x, y = torch_uvm.ones(1 << 20, device=zero), torch_uvm.ones(1 << 20, device=one)
+        z = torch_uvm.ones(1 << 20, device=cpu)
+        prefetch([x, y, z], "emu:1")
+        assert emulated.residency(x) == residency(x) == {one: 1 << 22}
+        assert residency([x, y, z]) == {one: 3 << 22}
+        prefetch([x, y, z])  # each where its label says
+        assert [residency(t) for t in (x, y, z)] == [{zero: 1 << 22}, {one: 1 << 22}, {cpu: 1 << 22}]
+        assert [emulated.residency(t) for t in (x, y, z)] == [{zero: 1 << 22}, {one: 1 << 22}, {cpu: 1 << 22}]
+        assert residency([x, y, z]) == {zero: 1 << 22, one: 1 << 22, cpu: 1 << 22}
+        with torch.accelerator.device_index(1):
+            prefetch(z, "emu")  # the current one
+        assert residency(z) == {one: 1 << 22}
+        prefetch([x, y], cpu)
+        assert residency([x, y]) == {cpu: 2 << 22}
+        address, count, _ = _C.block_of(x)
+        advise(x, preferred_location=one, accessed_by=[zero, one])
+        found = _C.range_attributes(address, count)
+        assert (found["preferred_location"], found["accessed_by"]) == (1, [0, 1]), found
+        advise(x, accessed_by="emu:1")
+        assert _C.range_attributes(address, count)["accessed_by"] == [1]
+        discard([x, y])
+        assert [emulated.counters(d)["discard_calls"] for d in (zero, one)] == [1, 1]
+        del x, y, z
+        assert _C.check_allocator() is None
+        """,
+        env={"TORCH_UVM_CONF": "emulated_devices:2"},
+    )
+
+
+def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
+    spawn("""
+        import os, torch, torch_uvm
+        from torch_uvm.hints import advise, prefetch, residency
+        x = torch_uvm.ones(1 << 20, device="cpu")
+        advise(x, read_mostly=True)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                prefetch(x, "emu")
+                advise(x, False, "cpu")
+                assert residency(x) == {torch.device("cpu"): 1 << 22}
+                del x
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    """)
