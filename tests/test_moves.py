@@ -242,7 +242,8 @@ class TestAutograd:
     def test_no_grad_and_inference_mode(self) -> None:
         x = managed(4).requires_grad_()
         with torch.no_grad():
-            assert not torch_uvm.to(x, "cpu").requires_grad
+            assert torch_uvm.to(x, "cpu").requires_grad == x.view(-1).requires_grad
+            assert torch_uvm.to(x, "cpu").grad_fn is None
         with torch.inference_mode():
             y = torch_uvm.to(managed(4), "cpu")
             assert y.is_inference()

@@ -48,6 +48,7 @@ from torch_uvm.memory import (
     reset_peak_memory_stats,
 )
 from torch_uvm.moves import to
+from torch_uvm.operators import register_rules
 from torch_uvm.plain_calls import accept_managed_keyword
 from torch_uvm.scopes import disabled, enabled, is_enabled
 from torch_uvm.sharing import send_copies
@@ -91,8 +92,9 @@ try:
 except importlib.metadata.PackageNotFoundError:  # a checkout that was built in place
     __version__ = "0+unknown"
 
+register_rules()
 apply_environment()
 accept_managed_keyword()
 export_managed_memory()
 send_copies()
-del accept_managed_keyword, apply_environment, export_managed_memory, importlib, send_copies
+del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules, send_copies

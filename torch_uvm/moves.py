@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_uvm import _C
 from torch_uvm.arguments import Device, exact_keywords, resolve_device, show
-from torch_uvm.scopes import disabled, enabled
+from torch_uvm.scopes import disabled
+from torch_uvm.tracing import break_the_graph, is_recorded, refuse_to_record
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
@@ -29,19 +30,6 @@ def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
         and not x.is_quantized
         and not is_traceable_wrapper_subclass(x)
     )
-
-
-def _managed_copy(
-    x: torch.Tensor, device: torch.device, dtype: torch.dtype, non_blocking: bool, memory_format: Any
-) -> torch.Tensor:
-    if device.type != "cpu":
-        with enabled():
-            return plain_to(
-                x, device, dtype, non_blocking=non_blocking, copy=True, memory_format=memory_format
-            )
-    shape = torch.empty_like(x, device="meta", dtype=dtype, memory_format=memory_format)
-    made = _C.empty_strided(shape.shape, shape.stride(), dtype, device)
-    return made.copy_(x, non_blocking=non_blocking)
 
 
 def tensor_to(
@@ -62,6 +50,8 @@ def tensor_to(
             )
         return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
     is_managed = _C.is_managed(x)
+    if not copy and is_recorded(x) and (managed or x.device != device or managed is False):
+        refuse_to_record(f"torch_uvm.to(..., {device.type!r}, managed={managed})")
     if managed is None and not is_managed:
         return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
     if managed is False:
@@ -78,7 +68,8 @@ def tensor_to(
         memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
     )
     if copy or not is_managed or not same_bytes:
-        return _managed_copy(x, device, dtype, non_blocking, memory_format)
+        copied = torch.ops.torch_uvm.managed_copy(x, device, dtype, non_blocking, memory_format)
+        return copied  # type: ignore[no-any-return]
     if x.device == device:
         return x
     return torch.ops.torch_uvm.move(x, device, non_blocking)  # type: ignore[no-any-return]
@@ -115,6 +106,7 @@ def to(
 
 
 @exact_keywords
+@break_the_graph
 def to(
     tensor_or_module: Any,
     device: Device | None,

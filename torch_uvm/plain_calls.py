@@ -15,6 +15,7 @@ import torch
 from torch_uvm import _C
 from torch_uvm.arguments import accelerator, resolve_device
 from torch_uvm.moves import check_flag, plain_to, tensor_to
+from torch_uvm.tracing import is_recorded, run_as_it_is
 
 _alias = False  # what enable(moves=) said last
 
@@ -33,11 +34,12 @@ def _moves(x: torch.Tensor, device: torch.device | None) -> bool:
         device is not None
         and here is not None
         and device.type in ("cpu", here.type)
-        and _C.is_managed(x)
+        and (_C.is_managed(x) or is_recorded(x))
         and resolve_device(device) != x.device
     )
 
 
+@run_as_it_is
 @functools.wraps(plain_to)
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     managed = kwargs.pop("managed", None)
@@ -55,9 +57,10 @@ def _aliasing(name: str) -> None:
     """Makes `Tensor.name(...)` move where plain calls do; `name` is "cpu" or the accelerator's type."""
     plain = getattr(torch.Tensor, name)
 
+    @run_as_it_is
     @functools.wraps(plain)
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not (_alias and _C.is_enabled() and _C.is_managed(self)):
+        if not (_alias and _C.is_enabled() and (_C.is_managed(self) or is_recorded(self))):
             return plain(self, *args, **kwargs)  # type: ignore[no-any-return]
         # cpu(memory_format=) or cuda(device=None, non_blocking=False, memory_format=): as `to` has them.
         options = dict(kwargs)

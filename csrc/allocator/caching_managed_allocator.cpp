@@ -191,6 +191,19 @@ Stream CachingManagedAllocator::stream(const Block* block) const {
   return block->lane->stream;
 }
 
+std::vector<Stream> CachingManagedAllocator::streams(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  std::vector<Stream> streams;
+  if (!block->lane->stream.is_host()) {
+    streams.push_back(block->lane->stream);
+  }
+  for (const Use& use : block->uses) {
+    streams.push_back(use.stream);
+  }
+  return streams;
+}
+
 std::size_t CachingManagedAllocator::empty_cache() {
   const std::lock_guard lock(state_->mutex);
   if (state_->in_forked_child) {

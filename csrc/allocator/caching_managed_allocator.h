@@ -120,6 +120,8 @@ class CachingManagedAllocator {
   std::size_t requested_bytes(const Block* block) const;
   Location home(const Block* block) const;
   Stream stream(const Block* block) const;
+  /// Every stream whose queued work may touch the block: its own unless that is the host's, and those recorded.
+  std::vector<Stream> streams(const Block* block) const;
 
   /// Gives back every segment that no block is in use of, after waiting for pending frees.
   /// \return bytes given back; 0 in a forked child

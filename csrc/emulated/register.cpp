@@ -15,7 +15,6 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/context.h"
-#include "tensor/moves.h"
 
 namespace torch_uvm::emulated {
 
@@ -92,7 +91,6 @@ void register_accelerator() {
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
     register_kernels();
-    register_moves();
     registered.store(true);
   });
 }

@@ -1,14 +1,12 @@
 // Bindings of csrc/tensor: the switch, the options, managed tensors and their statistics.
-#include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
 #include "tensor/context.h"
-#include "tensor/managed_storage.h"
+#include "tensor/managed_tensor.h"
+#include "tensor/operators.h"
 #include "tensor/switch.h"
 #ifdef TORCH_UVM_WITH_CUDA
 #include "cuda/cuda_build.h"
@@ -91,29 +89,10 @@ py::list snapshot_list() {
   return segments;
 }
 
-at::Tensor empty_strided_managed(const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride,
-                                 c10::ScalarType dtype, const c10::Device& device) {
-  if (!device.is_cpu()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(Context::get().backend_name() == "emulated" && device.is_privateuseone(),
-                                "managed memory on ", device,
-                                ": there is none for CUDA yet; accepted: the CPU, and the emulated accelerator");
-    const ManagedScope on(true);
-    return at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
-  }
-  const std::size_t bytes = at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
-                       allocate_managed(bytes, Location::host(), Stream::host(), device), c10::GetCPUAllocator(),
-                       // Growing it would take memory from the CPU's allocator, which is not managed.
-                       /*resizable=*/false);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
-  return tensor;
-}
-
 } // namespace
 
 void bind_tensor(py::module_& module) {
+  register_operators();
   module.def("set_enabled", &set_managed_enabled, py::arg("on"));
   module.def("is_enabled", &managed_enabled);
   py::class_<ManagedScope>(module, "Scope").def(py::init<bool>(), py::arg("on")).def("close", &ManagedScope::close);
@@ -171,12 +150,12 @@ void bind_tensor(py::module_& module) {
       },
       py::arg("index"));
 
+  module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"));
   module.def(
-      "is_managed",
-      [](const at::Tensor& tensor) { return tensor.has_storage() && is_managed(tensor.storage().data_ptr()); },
-      py::arg("tensor"));
-  module.def("empty_strided", &empty_strided_managed, py::arg("size"), py::arg("stride"), py::arg("dtype"),
-             py::arg("device"));
+      "empty_strided",
+      [](const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride, c10::ScalarType dtype,
+         const c10::Device& device) { return empty_strided_managed(size, stride, dtype, device); },
+      py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"));
   module.def("memory_stats", &statistics_dict, py::arg("home"));
   module.def(
       "reset_peak_memory_stats",

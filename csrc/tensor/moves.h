@@ -1,4 +1,4 @@
-// Moves: another label for the same bytes, as an operator that autograd knows.
+// Moves: another label for the same bytes, as an operator that autograd knows (tensor/operators.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,17 @@ namespace torch_uvm {
 ///
 /// To a device: the range starts moving there on the current stream; nothing is waited for. To the CPU:
 /// the device's pending work that may touch the bytes is waited for, unless `non_blocking`: then that is
-/// the caller's duty. Between devices: ordered after the source device's current stream.
+/// the caller's duty. Between devices: ordered after the source device's current stream. Work that may
+/// touch the bytes is what is queued on the current stream of the device they are labelled with, on the
+/// stream that used them last, and on those that record_stream named.
 /// \param self managed and strided
-/// \param device the CPU, or a device of the accelerator with its index
+/// \param device the CPU, or a device of the accelerator; without an index, the current one
 /// \throws c10::Error, and nothing has changed
 at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking);
 
-/// Registers the operator torch_uvm::move, for the CPU and the emulated accelerator; calling it again does
-/// nothing.
-void register_moves();
+/// `device` with its index, checked.
+/// \param what the operator, as errors name it
+/// \throws c10::ValueError for what is neither the CPU nor a device of the accelerator
+c10::Device resolve_device(c10::Device device, const char* what);
 
 } // namespace torch_uvm

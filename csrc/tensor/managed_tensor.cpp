@@ -1,0 +1,24 @@
+#include "tensor/managed_tensor.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include "tensor/managed_storage.h"
+#include "tensor/operators.h"
+
+namespace torch_uvm {
+
+bool is_managed(const at::Tensor& tensor) {
+  if (!tensor.defined() || at::functionalization::impl::isFunctionalTensor(tensor)) {
+    return false;
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return is_managed(batched->value());
+  }
+  if (tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
+    return is_managed_operator().call(tensor); // the dispatcher knows how to take the wrapper off
+  }
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr());
+}
+
+} // namespace torch_uvm

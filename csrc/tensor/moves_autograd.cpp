@@ -1,0 +1,177 @@
+// What autograd is told of moves and managed copies: nodes and views, as PyTorch's own operators have them.
+//
+// Why no torch::autograd::Function: it refuses under torch.func's transforms. A kernel that makes a node,
+// and hands on to the next key, is what they expect.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/real.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tensor/managed_tensor.h"
+#include "tensor/moves.h"
+#include "tensor/operators.h"
+
+namespace torch_uvm {
+namespace {
+
+using torch::autograd::CreationMeta;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// Nodes are held by an intrusive_ptr from torch 2.12 on, by a shared_ptr before.
+template <class T, class... Arguments>
+auto make_node(Arguments&&... arguments) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+    return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* node) { deleteNode(node); });
+  }
+}
+
+/// Whether writing to one tensor cannot be seen through another; unknown for wrappers, whose writes are
+/// not in place anyway.
+bool has_bytes_to_itself(const at::Tensor& tensor) {
+  return !tensor.has_storage() || (tensor.use_count() == 1 && tensor.storage().use_count() == 1);
+}
+
+/// The gradient goes back to where the tensor was.
+struct MoveBackward final : Node {
+  explicit MoveBackward(c10::Device device) : device(device) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined() || gradient.device() == device || !should_compute_output(0)) {
+      return {gradient};
+    }
+    // Who else holds the gradient (a hook, another input of the same sum) must not find it accumulated
+    // into through the other label.
+    if (is_managed(gradient) && has_bytes_to_itself(gradient)) {
+      return {move(gradient, device, /*non_blocking=*/false)};
+    }
+    return {gradient.to(device)};
+  }
+  std::string name() const override {
+    return "torch_uvm::MoveBackward";
+  }
+
+  const c10::Device device;
+};
+
+/// The gradient goes back to where the tensor was, in its dtype.
+struct ManagedCopyBackward final : Node {
+  explicit ManagedCopyBackward(const at::Tensor& self) : device(self.device()), dtype(self.scalar_type()) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined() || !should_compute_output(0)) {
+      return {gradient};
+    }
+    if (gradient.is_complex() && !c10::isComplexType(dtype)) {
+      gradient = at::real(gradient);
+    }
+    return {gradient.to(device, dtype)};
+  }
+  std::string name() const override {
+    return "torch_uvm::ManagedCopyBackward";
+  }
+
+  const c10::Device device;
+  const c10::ScalarType dtype;
+};
+
+/// Makes the view again from its base: autograd does so after a write in place to the base.
+struct MoveAgain final : torch::autograd::ViewFunc {
+  explicit MoveAgain(c10::Device device) : device(device) {}
+
+  at::Tensor operator()(const at::Tensor& base) const override {
+    return move(base, device, /*non_blocking=*/false);
+  }
+  std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(
+      std::optional<std::vector<c10::SymInt>> /*symints*/,
+      std::optional<std::vector<at::Tensor>> /*tensors*/) const override {
+    return std::make_unique<MoveAgain>(device);
+  }
+
+  const c10::Device device;
+};
+
+/// What may be written to the new view in place while grad mode is on. Autograd refuses writes to a view
+/// of a leaf that requires grad by itself. It would carry one to a view of a non-leaf over to the base,
+/// which a move's contract refuses.
+CreationMeta creation_of_view(const at::Tensor& self) {
+  if (c10::InferenceMode::is_enabled()) {
+    return CreationMeta::INFERENCE_MODE;
+  }
+  if (!at::GradMode::is_enabled()) {
+    return CreationMeta::NO_GRAD_MODE;
+  }
+  const at::Tensor base = self.is_view() ? at::Tensor(self._base()) : self;
+  return base.requires_grad() && !base.is_leaf() ? CreationMeta::IN_CUSTOM_FUNCTION : CreationMeta::DEFAULT;
+}
+
+} // namespace
+
+at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
+  const bool requires_grad = torch::autograd::compute_requires_grad(self);
+  const bool has_tangent = torch::autograd::isFwGradDefined(self);
+  at::Tensor moved;
+  {
+    const at::AutoDispatchBelowAutograd below;
+    moved = move_operator().redispatch(keys & c10::after_autograd_keyset, self, device, non_blocking);
+  }
+  if (requires_grad) {
+    auto node = make_node<MoveBackward>(self.device());
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    torch::autograd::set_history(moved, node);
+  }
+  if (has_tangent) {
+    const at::Tensor tangent = self._fw_grad(/*level=*/0);
+    // A copy would go stale, silently, when the tensor is written to through its other label.
+    TORCH_CHECK_VALUE(is_managed(tangent),
+                      "a move of a managed tensor whose tangent is not managed; make it so: "
+                      "tangent.to(tangent.device, managed=True)");
+    moved._set_fw_grad(move(tangent, device, non_blocking), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return moved;
+}
+
+at::Tensor move_view(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
+  at::Tensor moved;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    moved = move_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, device, non_blocking);
+  }
+  const c10::Device before = self.device();
+  return torch::autograd::as_view(
+      self, moved, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/true, std::make_unique<MoveAgain>(device),
+      [before](const at::Tensor& view) { return move(view, before, /*non_blocking=*/false); }, creation_of_view(self));
+}
+
+at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
+                                 c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format) {
+  const bool differentiable = torch::autograd::isDifferentiableType(dtype);
+  const bool requires_grad = differentiable && torch::autograd::compute_requires_grad(self);
+  const bool has_tangent = differentiable && torch::autograd::isFwGradDefined(self);
+  at::Tensor copy;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    copy = managed_copy_operator().redispatch(keys & c10::after_autograd_keyset, self, device, dtype, non_blocking,
+                                              memory_format);
+  }
+  if (requires_grad) {
+    auto node = make_node<ManagedCopyBackward>(self);
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    torch::autograd::set_history(copy, node);
+  }
+  if (has_tangent) {
+    copy._set_fw_grad(managed_copy(self._fw_grad(/*level=*/0), device, dtype, non_blocking, memory_format), /*level=*/0,
+                      /*is_inplace_op=*/false);
+  }
+  return copy;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,59 @@
+"""What compilers and tracers make of moves.
+
+A recorded graph has no bytes, so what is recorded cannot know whether a tensor will be managed when the
+graph runs: a move could be recorded as a copy only, and what is written through one label later would not
+be seen through the other. So moves are not recorded. `torch.compile` breaks the graph there, and runs them
+between the parts; what cannot be in parts (`fullgraph=True`, `torch.export`) gets an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._C import _dynamo  # no part of torch._dynamo, which takes a second to import
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_REASON = "moves are not recorded: they run between the parts of a compiled graph"
+
+
+def run_as_it_is(function: _F) -> _F:
+    """Keeps torch.compile away from the frames of `function`, and of all that it calls, when it runs."""
+    frames = _dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def break_the_graph(function: _F) -> _F:
+    """Makes torch.compile break the graph at a call of `function`, and run it as it is.
+
+    As torch.compiler.disable does it, which would import torch._dynamo.
+    """
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_REASON)
+    return run_as_it_is(function)
+
+
+def is_recorded(x: torch.Tensor) -> bool:
+    """Whether `x` stands for another tensor in a graph that is being made."""
+    if not isinstance(x, (FakeTensor, FunctionalTensor)):
+        return torch._is_functional_tensor(x)
+    return (
+        isinstance(x, FunctionalTensor)
+        or torch._guards.TracingContext.try_get() is not None
+        or torch.compiler.is_exporting()
+        or get_proxy_mode() is not None
+    )
+
+
+def refuse_to_record(call: str) -> None:
+    """Raises what torch.compile takes for a reason to break the graph."""
+    raise UnsupportedFakeTensorException(
+        f"{call} cannot be recorded in a graph, as it is a move where the tensor is managed; accepted there: "
+        "copy=True, which makes a copy in any case, and torch.ops.torch_uvm.managed_copy"
+    )
