@@ -1,7 +1,7 @@
 """The hints as calls: what they refuse, as operators, in compiled code, on streams and several devices."""
 
 # torch has no stub for torch.emu; wrong arguments are the point of some tests.
-# mypy: disable-error-code="arg-type, attr-defined, call-arg, misc"
+# mypy: disable-error-code="arg-type, attr-defined, call-arg, misc, override"
 
 from __future__ import annotations
 

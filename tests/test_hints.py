@@ -40,7 +40,7 @@ def advice(t: torch.Tensor) -> tuple[Any, ...]:
     return found["read_mostly"], found["preferred_location"], found["accessed_by"]
 
 
-NO_ADVICE = (False, None, [])
+NO_ADVICE: tuple[Any, ...] = (False, None, [])
 
 
 def home(t: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ def covered(ranges: list[tuple[int, int]], base: int) -> set[int]:
 
 def reached(t: torch.Tensor) -> set[int]:
     """By walking every element."""
-    positions = [t.storage_offset()]
+    positions = [int(t.storage_offset())]
     for size, stride in zip(t.shape, t.stride(), strict=True):
         positions = [p + i * stride for p in positions for i in range(size)]
     return {p * t.itemsize + i for p in positions for i in range(t.itemsize)}

@@ -22,19 +22,19 @@ from torch_uvm.containers import managed_tensors_in, tensors_in
 Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
 
 
-@torch.library.register_fake("torch_uvm::prefetch")
+@torch.library.register_fake("torch_uvm::prefetch")  # type: ignore[untyped-decorator]
 def _prefetch_fake(tensors: Any, device: Any = None, *, stream: Any = None) -> None:
     return None
 
 
-@torch.library.register_fake("torch_uvm::advise")
+@torch.library.register_fake("torch_uvm::advise")  # type: ignore[untyped-decorator]
 def _advise_fake(
     tensors: Any, *, read_mostly: Any = None, preferred_location: Any = None, accessed_by: Any = None
 ) -> None:
     return None
 
 
-@torch.library.register_fake("torch_uvm::discard")
+@torch.library.register_fake("torch_uvm::discard")  # type: ignore[untyped-decorator]
 def _discard_fake(tensors: Any) -> None:
     return None
 
