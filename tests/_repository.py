@@ -104,6 +104,17 @@ def tests_without_a_line(files: Files) -> list[str]:
     return [f"tests/README.md: {test} has no line" for test in tests if f"`{test}`" not in map_of_tests]
 
 
+def promises_without_a_test(files: Files) -> list[str]:
+    """Tests that tests/README.md names, `test_a.py::TestB::test_c`, and that are not there."""
+    complaints = []
+    for path, names in re.findall(r"`([\w/]*test_\w+\.py)::([\w:]+)`", files["tests/README.md"]):
+        text = files.get(f"tests/{path}", "")
+        for name in names.split("::"):
+            if not re.search(rf"^\s*(?:class|def) {name}\b", text, re.MULTILINE):
+                complaints.append(f"tests/README.md: {path} has no {name}")
+    return complaints
+
+
 def readme_too_long(files: Files) -> list[str]:
     lines = len(files["README.md"].splitlines())
     return [] if lines < README_LINES else [f"README.md has {lines} lines; it may have {README_LINES - 1}"]

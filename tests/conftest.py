@@ -34,13 +34,17 @@ def freeze_what_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """After each test: the switch off, no limit, garbage collected, and the allocator whole. A test that
-    never imported torch_uvm has left none, and the tests of the floors run where it is not built."""
+    """After each test: all that enable() sets is off, no limit, garbage collected, and the allocator whole.
+    A test that never imported torch_uvm has left none, and the tests of the floors run where it is not built.
+    """
     yield
     torch_uvm = sys.modules.get("torch_uvm")
     if torch_uvm is None:
         return
     torch_uvm.disable()
+    torch_uvm.plain_calls.choose_moves(False)
+    if torch_uvm._C.host_tensors():
+        torch_uvm._C.set_host_tensors(False)
     torch_uvm.set_limit(None)
     gc.collect()
     assert torch_uvm._C.check_allocator() is None

@@ -34,6 +34,7 @@ RULES = [
     rules.unpinned,
     rules.readme_too_long,
     rules.tests_without_a_line,
+    rules.promises_without_a_test,
 ]
 
 
@@ -46,7 +47,12 @@ def test_managed_memory_is_allocated_in_one_place(tracked: dict[str, str]) -> No
     assert len(rules.files_that_allocate_managed(tracked)) <= 1
 
 
-OTHERS = {".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n", "tests/test_a.py": ""}
+OTHERS = {
+    "tests/test_b.py": "class TestC:\n    def test_d(self): ...\n",
+    ".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n",
+    "tests/test_a.py": "",
+    "tests/README.md": "`test_a.py`, `test_b.py`",
+}
 
 # A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
 BREACHES = [
@@ -65,7 +71,18 @@ BREACHES = [
     (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.2", "ruff==1.2\nmypy==3"),
     (rules.unpinned, "requirements/a.txt", "-c b.txt\nnumpy>=2  # 17 MB", "-c b.txt\nnumpy==2.4  # 17 MB"),
     (rules.readme_too_long, "README.md", "x\n" * 200, "x\n" * 199),
-    (rules.tests_without_a_line, "tests/README.md", "| b | `cpp/test_a.py` |", "| a | `test_a.py` |"),
+    (
+        rules.promises_without_a_test,
+        "tests/README.md",
+        "`test_b.py::TestC::test_d`, `test_b.py::TestC::test_e`",
+        "`test_b.py::TestC::test_d` and `test_b.py`",
+    ),
+    (
+        rules.tests_without_a_line,
+        "tests/README.md",
+        "`test_b.py`, `cpp/test_a.py`",
+        "`test_b.py`, `test_a.py`",
+    ),
 ]
 
 

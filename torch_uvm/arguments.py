@@ -26,6 +26,8 @@ BYTE_FORMS = "a count of bytes such as 4096, or a string such as '4GiB' or '512 
 
 def show(value: object) -> str:
     """`value` as an error message shows it: its repr, cut where it is long, and its type."""
+    if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+        return f"a storage of {value.nbytes()} bytes ({type(value).__name__})"  # its repr lists every byte
     text = repr(value)
     if len(text) > 80:
         text = text[:77] + "..."
