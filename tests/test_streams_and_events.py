@@ -7,44 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from _schedules import across_seeds
 from _spawn import Spawn
 
 from torch_uvm import _C, emulated
 
 emu: Any = torch.get_device_module("emu")
 MIB = 1024**2
-
-# One process for each of 20 seeds, forked before the accelerator is used. `trial(seed)` returns flags of
-# what was seen to be wrong; the loop prints the flags that some seed had, and those that all had.
-EACH_SEED = """
-import os, torch, torch_uvm
-emu = torch.get_device_module("emu")
-
-def seeds(trial, count=20):
-    some, every = 0, -1
-    for seed in range(count):
-        child = os.fork()
-        if child == 0:
-            try:
-                torch_uvm.emulated.configure(seed=seed)
-                flags = trial()
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(255)
-            os._exit(flags)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert 0 <= status < 255, (seed, status)
-        some, every = some | status, every & status
-    return some
-"""
-
-
-def _across_seeds(spawn: Spawn, trial: str) -> int:
-    """The flags that `trial`, the body of a function, returns for some of 20 schedules."""
-    lines = "\n".join("    " + line for line in trial.strip("\n").splitlines())
-    code = f"{EACH_SEED}\ndef trial():\n    if True:\n{lines}\nprint(seeds(trial))\n"
-    return int(spawn(code).stdout)
 
 
 class TestStream:
@@ -213,7 +182,7 @@ class TestDelayedWork:
     """Under a seeded schedule a queued copy happens when somebody waits for it, or by chance."""
 
     def test_reading_the_host_side_too_early(self, spawn: Spawn) -> None:
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             there = torch.ones(1 << 16, device="emu")
@@ -229,7 +198,7 @@ class TestDelayedWork:
         assert flags == 0b01, "wrong without synchronisation, right with it"
 
     def test_overwriting_the_host_side_too_early(self, spawn: Spawn) -> None:
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             def send(wait):
@@ -246,7 +215,7 @@ class TestDelayedWork:
 
     def test_reading_on_another_stream(self, spawn: Spawn) -> None:
         """Nothing waits, a stream waits, an event is waited for, the stream of the copy reads itself."""
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             def read(order):
@@ -271,7 +240,7 @@ class TestDelayedWork:
 
     def test_freeing_what_another_stream_uses(self, spawn: Spawn) -> None:
         """Without record_stream the memory is taken by the next tensor while it is still being read."""
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             def lend(record):
@@ -297,7 +266,7 @@ class TestDelayedWork:
         assert flags == 0b0101, "overwritten without record_stream, right with it"
 
     def test_plain_copies_wait_by_themselves(self, spawn: Spawn) -> None:
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             x = torch.arange(1 << 14).float()
@@ -318,7 +287,7 @@ class TestDelayedWork:
         assert flags == 0
 
     def test_autograd_follows_the_streams_of_forward(self, spawn: Spawn) -> None:
-        flags = _across_seeds(
+        flags = across_seeds(
             spawn,
             """
             torch.manual_seed(0)

@@ -32,6 +32,7 @@ def device_properties(index: int) -> dict[str, Any]: ...
 
 # --- managed tensors (csrc/tensor)
 def is_managed(tensor: torch.Tensor) -> bool: ...  # whatever wraps it; False for what has no bytes
+def start_device(device: torch.device, /) -> None: ...  # as torch.ones(device=) does at first use
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor: ...  # managed whatever the switch says; device may be the CPU

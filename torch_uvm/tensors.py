@@ -6,9 +6,11 @@ import torch
 
 from torch_uvm import _C
 from torch_uvm.arguments import exact_keywords, show
+from torch_uvm.tracing import break_the_graph
 
 
 @exact_keywords
+@break_the_graph
 def is_managed(t: torch.Tensor) -> bool:
     """Whether the bytes of `t` are managed: addressable by the CPU and by every device.
 

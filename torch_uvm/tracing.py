@@ -19,7 +19,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_REASON = "moves are not recorded: they run between the parts of a compiled graph"
+_REASON = (
+    "moves run between the parts of a compiled graph; what is recorded in one: "
+    "torch.ops.torch_uvm.managed_copy, and Tensor.to(..., managed=True, copy=True)"
+)
 
 
 def run_as_it_is(function: _F) -> _F:

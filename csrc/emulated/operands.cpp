@@ -2,7 +2,9 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "emulated/backend.h"
@@ -160,6 +162,10 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
                               " on the emulated accelerator, which has no quantised tensors");
   c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
   if (const Shadow* shadow = shadow_behind(storage)) {
+    // A view of a normal tensor is one in inference mode, too, and of an inference tensor never.
+    const c10::InferenceMode as_operand(std::ranges::any_of(aliases_, [&](const Alias& alias) {
+      return alias.original.is_inference() && alias.original.storage().unsafeGetStorageImpl() == shadow->original;
+    }));
     return make_device_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),
                               result);
   }

@@ -1,4 +1,5 @@
 // Bindings of csrc/tensor: the switch, the options, managed tensors and their statistics.
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator/options.h"
@@ -151,10 +152,15 @@ void bind_tensor(py::module_& module) {
       py::arg("index"));
 
   module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"));
+  // PyTorch starts a device when its own functions are called with it, not when operators are.
+  module.def("start_device", [](const c10::Device& device) { torch::utils::maybe_initialize_device(device); });
   module.def(
       "empty_strided",
       [](const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride, c10::ScalarType dtype,
-         const c10::Device& device) { return empty_strided_managed(size, stride, dtype, device); },
+         const c10::Device& device) {
+        torch::utils::maybe_initialize_device(device);
+        return empty_strided_managed(size, stride, dtype, device);
+      },
       py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"));
   module.def("memory_stats", &statistics_dict, py::arg("home"));
   module.def(

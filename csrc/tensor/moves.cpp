@@ -4,6 +4,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -132,6 +133,8 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   }
   c10::Allocator* allocator = device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type());
   const c10::DispatchKey key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  // As PyTorch's views: of a normal tensor a normal one, in inference mode, too.
+  const c10::InferenceMode as_it_is(self.is_inference());
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(with_label(self.storage(), device, allocator),
                                                              c10::DispatchKeySet(key), self.dtype());
   c10::TensorImpl* impl = view.unsafeGetTensorImpl();
@@ -139,7 +142,7 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   impl->set_sizes_and_strides(self.sizes(), self.strides());
   impl->_set_conj(self.is_conj());
   impl->_set_neg(self.is_neg());
-  if (!self.is_inference() && !view.is_inference()) {
+  if (!self.is_inference()) {
     impl->set_version_counter(self.unsafeGetTensorImpl()->version_counter());
   }
   return view;

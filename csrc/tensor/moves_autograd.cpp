@@ -88,6 +88,9 @@ struct MoveAgain final : torch::autograd::ViewFunc {
   explicit MoveAgain(c10::Device device) : device(device) {}
 
   at::Tensor operator()(const at::Tensor& base) const override {
+    TORCH_CHECK_VALUE(is_managed(base),
+                      "a write in place through a moved view cannot be differentiated here, as autograd's own memory "
+                      "for it is not managed; write through the tensor that was moved, or out of place");
     return move(base, device, /*non_blocking=*/false);
   }
   std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(
@@ -133,7 +136,7 @@ at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::
     // A copy would go stale, silently, when the tensor is written to through its other label.
     TORCH_CHECK_VALUE(is_managed(tangent),
                       "a move of a managed tensor whose tangent is not managed; make it so: "
-                      "tangent.to(tangent.device, managed=True)");
+                      "tangent.to(tangent.device, managed=True), or run under torch_uvm.enabled()");
     moved._set_fw_grad(move(tangent, device, non_blocking), /*level=*/0, /*is_inplace_op=*/false);
   }
   return moved;

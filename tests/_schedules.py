@@ -1,0 +1,37 @@
+"""One program under many schedules of delayed work: is it ever wrong, is it always right?"""
+
+from __future__ import annotations
+
+from _spawn import Spawn
+
+# One process for each of 20 seeds, forked before the accelerator is used. `trial()` returns flags of what
+# was seen to be wrong; printed are the flags that some seed had.
+EACH_SEED = """
+import os, torch, torch_uvm
+emu = torch.get_device_module("emu")
+
+def seeds(trial, devices, count=20):
+    some = 0
+    for seed in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                torch_uvm.emulated.configure(seed=seed, devices=devices)
+                flags = trial()
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(255)
+            os._exit(flags)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert 0 <= status < 255, (seed, status)
+        some |= status
+    return some
+"""
+
+
+def across_seeds(spawn: Spawn, trial: str, devices: int = 1) -> int:
+    """The flags that `trial`, the body of a function, returns for some of 20 schedules."""
+    lines = "\n".join("    " + line for line in trial.strip("\n").splitlines())
+    code = f"{EACH_SEED}\ndef trial():\n    if True:\n{lines}\nprint(seeds(trial, {devices}))\n"
+    return int(spawn(code).stdout)

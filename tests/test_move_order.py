@@ -1,0 +1,318 @@
+"""What a move waits for: the exact count of waits, and programs under schedules of delayed work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from _schedules import across_seeds
+from _spawn import Spawn
+
+import torch_uvm
+
+emu: Any = torch.get_device_module("emu")
+EMU = torch.device("emu:0")
+
+# A pinned buffer's copy to the device stays queued until somebody waits for it, or by chance is done.
+QUEUE = """
+            n = 1 << 16
+            ones = torch.ones(n).pin_memory()
+
+            def counts():
+                c = torch_uvm.emulated.counters()
+                return c["synchronisations"], c["event_records"]
+
+            def during(call):
+                before = counts()
+                result = call()
+                return tuple(b - a for a, b in zip(before, counts())), result
+
+            def pending():
+                return torch_uvm._C.emu_pending_operations() > 0
+"""
+
+
+def _with_queue(code: str) -> str:
+    return QUEUE + code
+
+
+def _waits(call: Any) -> tuple[int, int]:
+    before = torch_uvm.emulated.counters()
+    call()
+    after = torch_uvm.emulated.counters()
+    return tuple(after[key] - before[key] for key in ("synchronisations", "event_records"))  # type: ignore[return-value]
+
+
+class TestCounts:
+    """Waits of the host, and events, that one move costs."""
+
+    def test_idle_moves_wait_for_nothing(self) -> None:
+        x = torch_uvm.zeros(1 << 16)
+        on_cpu = torch_uvm.zeros(1 << 16, device="cpu")
+        emu.synchronize()
+        assert _waits(lambda: torch_uvm.to(x, "cpu")) == (0, 0)
+        assert _waits(lambda: torch_uvm.to(on_cpu, "emu")) == (0, 0)
+        assert _waits(lambda: torch_uvm.to(torch_uvm.zeros(0), "cpu")) == (0, 0)
+
+    def test_to_the_cpu_waits_once_a_stream_with_work(self, spawn: Spawn) -> None:
+        """The current stream, one that used the bytes before, one that was recorded: an event each."""
+        wrong = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            wrong = 0
+            for non_blocking in (False, True):
+                x = torch_uvm.zeros(n)
+                x.copy_(ones, non_blocking=True)
+                busy = int(pending())
+                count, y = during(lambda: torch_uvm.to(x, "cpu", non_blocking=non_blocking))
+                wrong |= count != ((0, 0) if non_blocking else (busy, busy))
+                emu.synchronize()
+
+                a, b = torch.Stream("emu"), torch.Stream("emu")
+                x = torch_uvm.zeros(n)
+                emu.synchronize()
+                busy = 0
+                for stream in (a, b):
+                    with stream:
+                        x.copy_(ones, non_blocking=True)
+                    x.record_stream(stream)
+                    busy += not stream.query()
+                # asking about a stream may get its work done: count those that are busy still
+                count, y = during(lambda: torch_uvm.to(x, "cpu", non_blocking=non_blocking))
+                wrong |= 2 * (count[0] != count[1] or count[0] > busy or (non_blocking and count != (0, 0)))
+                wrong |= 4 * (not non_blocking and not y.eq(1).all().item())
+                emu.synchronize()
+            return int(wrong)
+            """
+            ),
+        )
+        assert wrong == 0
+
+    def test_to_a_device_waits_for_no_host(self, spawn: Spawn) -> None:
+        """A stream that has work is waited for by the device's stream, by an event."""
+        wrong = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            x = torch_uvm.zeros(n)
+            x.copy_(ones, non_blocking=True)
+            y = torch_uvm.to(x, "cpu", non_blocking=True)
+            other = torch.Stream("emu")
+            busy = int(pending())
+            with other:
+                count, z = during(lambda: torch_uvm.to(y, "emu"))
+                wrong = count != (0, busy)
+                return int(wrong | 2 * (not z.eq(1).all().item()))
+            """
+            ),
+        )
+        assert wrong == 0
+
+    def test_of_a_module_waits_once(self, spawn: Spawn) -> None:
+        wrong = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            layer = torch_uvm.to(torch.nn.Linear(64, 64), "emu", managed=True)
+            source = torch.ones(64, 64).pin_memory()
+            with torch.no_grad():
+                layer.weight.copy_(source, non_blocking=True)
+            busy = int(pending())
+            count, _ = during(lambda: torch_uvm.to(layer, "cpu"))
+            return int(count != (busy, busy)) | 2 * (not layer.weight.eq(1).all().item())
+            """
+            ),
+        )
+        assert wrong == 0
+
+
+class TestSchedules:
+    """The wrong program is seen to be wrong by some schedule, the right one by none."""
+
+    def test_to_the_cpu(self, spawn: Spawn) -> None:
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(non_blocking, wait):
+                x = torch_uvm.zeros(n)
+                x.copy_(ones, non_blocking=True)
+                y = torch_uvm.to(x, "cpu", non_blocking=non_blocking)
+                if wait:
+                    emu.current_stream().synchronize()
+                right = y.eq(1).all().item()
+                emu.synchronize()
+                return right
+
+            programs = [(True, False), (True, True), (False, False)]
+            return sum((not all(read(*p) for _ in range(4))) << i for i, p in enumerate(programs))
+            """
+            ),
+        )
+        assert flags == 0b001
+
+    def test_after_work_on_a_side_stream(self, spawn: Spawn) -> None:
+        """It has to be told of by record_stream, or to be ordered before the current stream."""
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(how):
+                x = torch_uvm.zeros(n)
+                emu.synchronize()
+                side = torch.Stream("emu")
+                where = emu.current_stream()
+                with side:
+                    x.copy_(ones, non_blocking=True)
+                if how == 1:
+                    x.record_stream(side)
+                if how == 2:
+                    where.wait_stream(side)
+                right = torch_uvm.to(x, "cpu").eq(1).all().item()
+                emu.synchronize()
+                return right
+            return sum((not all(read(how) for _ in range(4))) << how for how in (1, 2))
+            """
+            ),
+        )
+        assert flags == 0
+
+    def test_side_stream_that_nobody_told_of(self, spawn: Spawn) -> None:
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(record):
+                x = torch_uvm.zeros(n)
+                emu.synchronize()
+                side = torch.Stream("emu")
+                with side:
+                    x.copy_(ones, non_blocking=True)
+                if record:
+                    x.record_stream(side)
+                right = torch_uvm.to(x, "cpu").eq(1).all().item()
+                emu.synchronize()
+                return right
+            return sum((not all(read(record) for _ in range(4))) << record for record in (False, True))
+            """
+            ),
+        )
+        assert flags == 0b01
+
+    def test_between_devices(self, spawn: Spawn) -> None:
+        """Ordered after the source's current stream; after another of its streams only when told of it."""
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(how):
+                host = torch.zeros(n).pin_memory()
+                x = torch_uvm.zeros(n, device="emu:0")
+                emu.synchronize(0)
+                side = torch.Stream("emu:0")
+                with side if how else emu.stream(None):
+                    x.copy_(ones, non_blocking=True)
+                if how == 2:
+                    x.record_stream(side)
+                y = torch_uvm.to(x, "emu:1")
+                host.copy_(y, non_blocking=True)
+                emu.synchronize(1)
+                right = host.eq(1).all().item()
+                emu.synchronize(0)
+                return right
+            return sum((not all(read(how) for _ in range(4))) << how for how in (0, 1, 2))
+            """
+            ),
+            devices=2,
+        )
+        assert flags == 0b010
+
+    def test_of_a_small_view(self, spawn: Spawn) -> None:
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(wait):
+                x = torch_uvm.zeros(n)
+                x.copy_(ones, non_blocking=True)
+                right = torch_uvm.to(x[100:104], "cpu", non_blocking=not wait).tolist() == [1.0] * 4
+                emu.synchronize()
+                return right
+            return sum((not all(read(wait) for _ in range(4))) << wait for wait in (False, True))
+            """
+            ),
+        )
+        assert flags == 0b01
+
+    def test_and_back_again(self, spawn: Spawn) -> None:
+        """Work that a move to the CPU did not wait for is not forgotten by the moves after it."""
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read():
+                x = torch_uvm.zeros(n)
+                x.copy_(ones, non_blocking=True)
+                y = torch_uvm.to(x, "cpu", non_blocking=True)
+                with torch.Stream("emu"):
+                    z = torch_uvm.to(y, "emu")
+                    right = z.eq(1).all().item()
+                    z.add_(1)
+                    right = right and torch_uvm.to(z, "cpu").eq(2).all().item()
+                emu.synchronize()
+                return right
+            return int(not all(read() for _ in range(4)))
+            """
+            ),
+        )
+        assert flags == 0
+
+    def test_copies_keep_the_meaning_of_non_blocking(self, spawn: Spawn) -> None:
+        """A managed copy to the CPU waits, unless asked not to: its destination can be written later."""
+        flags = across_seeds(
+            spawn,
+            _with_queue(
+                """
+            def read(value, non_blocking):
+                there = torch.full((n,), float(value), device="emu")
+                y = there.to("cpu", managed=True, non_blocking=non_blocking)
+                right = y.eq(value).all().item()
+                emu.synchronize()
+                assert y.eq(value).all().item()
+                return right
+            return sum((not all(read(i + 1, nb) for i in range(4))) << nb for nb in (False, True))
+            """
+            ),
+        )
+        assert flags == 0b10
+
+
+@pytest.mark.parametrize("bytes_moved", [256, 4096, 1 << 20])
+def test_no_page_of_a_neighbour_moves(bytes_moved: int) -> None:
+    """Small tensors share pages, which stay where they are; of a larger view its own pages move."""
+    neighbours = [torch_uvm.zeros(4 << 20, dtype=torch.uint8, device="cpu").add_(1) for _ in range(2)]
+    x = torch_uvm.zeros(bytes_moved, dtype=torch.uint8, device="cpu").add_(1)
+    torch_uvm.to(x, "emu")
+    torch_uvm.to(neighbours[0][: 2 << 20], "emu")
+    emu.synchronize()
+    assert torch_uvm.emulated.residency(neighbours[1]).get(EMU, 0) == 0
+    assert torch_uvm.emulated.residency(neighbours[0][2 << 20 :]).get(EMU, 0) == 0
+    assert torch_uvm.emulated.residency(neighbours[0][: 2 << 20])[EMU] > 0
+
+
+def test_waiting_for_a_device_that_only_managed_tensors_used(spawn: Spawn) -> None:
+    """PyTorch starts devices lazily, and waits for none that was not started."""
+    code = """
+        import torch, torch_uvm
+        torch_uvm.emulated.configure(seed=SEED)
+        source = torch.ones(1 << 16).pin_memory()
+        x = MAKE
+        x.copy_(source, non_blocking=True)
+        torch.accelerator.synchronize()
+        print(torch_uvm._C.emu_pending_operations())
+        """
+    for make in ("torch_uvm.zeros(1 << 16)", "torch_uvm.to(torch.zeros(1 << 16), 'emu', managed=True)"):
+        done = [spawn(code.replace("MAKE", make).replace("SEED", seed)).stdout for seed in ("1", "2")]
+        assert done == ["0\n", "0\n"]
