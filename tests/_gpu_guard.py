@@ -1,0 +1,146 @@
+"""What keeps programs that run on a real GPU from asking for more managed memory than the card has free.
+
+Managed memory beyond that can hang a GPU, and with it whoever shares the machine. So whoever allocates
+managed memory there (tests/gpu, benchmarks/bench_cuda.py) does this first:
+
+    check_room(limit)         # raises unless each card has sixteen times the limit free
+    guard = Guard(limit)
+    guard.hold()              # sets the limit; nothing in this process can raise it any more
+    ... allocate ...
+    guard.check()             # the limit held all the time
+
+Other processes start with `environment(limit)` added to theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+
+ROOM = 16  # a card must have so many times the limit free
+MIB = 1024**2
+GIB = 1024**3
+
+# What a program's text may not say: each takes a limit away, whatever the environment set.
+_UNLIMITED = re.compile(r"set_limit\(\s*(?:limit\s*=\s*)?None|limit\s*:\s*none", re.IGNORECASE)
+_SETS_LIMIT = re.compile(r"""(?:set_limit\(\s*|limit\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
+
+
+class Refused(RuntimeError):
+    """The limit would not be safe, or somebody tried to raise it."""
+
+
+def free_by_nvidia_smi() -> list[int] | None:
+    """Bytes free on every card of the machine, visible to this process or not; None without nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return [int(line) * MIB for line in done.stdout.split("\n") if line.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def free_by_runtime() -> list[int]:
+    """Bytes free on every device that this process sees, by the CUDA runtime. Allocates nothing managed."""
+    return [torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count())]
+
+
+Reader = Callable[[], Sequence[int] | None]
+READERS: Mapping[str, Reader] = {"nvidia-smi": free_by_nvidia_smi, "cudaMemGetInfo": free_by_runtime}
+
+
+def check_room(limit: int, readers: Mapping[str, Reader] = READERS) -> dict[str, list[int]]:
+    """What each reader says is free on each card.
+
+    Raises:
+        Refused: a card has less than ROOM times the limit free, by any reader, or no reader knows of a card.
+    """
+    if _C.in_use() and _C.peak_managed_bytes() > 0:
+        raise Refused("managed memory was allocated before anybody looked whether there is room for it")
+    readings: dict[str, list[int]] = {}
+    for name, read in readers.items():
+        free = read()
+        if free is None:
+            continue
+        readings[name] = list(free)
+        for card, each in enumerate(free):
+            if each < ROOM * limit:
+                raise Refused(
+                    f"card {card} has {each / GIB:.1f} GiB free ({name}); a limit of {limit / GIB:.2f} GiB "
+                    f"of managed memory takes at least {ROOM * limit / GIB:.1f} GiB"
+                )
+    if not any(readings.values()):
+        raise Refused("nobody could say how much memory is free on any card")
+    return readings
+
+
+def environment(limit: int) -> dict[str, str]:
+    """What to add to the environment of processes that this one starts."""
+    return {"TORCH_UVM_CONF": f"limit:{limit}"}
+
+
+def check_program(text: str, limit: int) -> None:
+    """Raises Refused for the text of a program, or its TORCH_UVM_CONF, that would lift or raise the limit."""
+    if _UNLIMITED.search(text):
+        raise Refused("the program takes the limit away: " + _UNLIMITED.findall(text)[0])
+    for figure in _SETS_LIMIT.findall(text):
+        if _C.parse_bytes(figure.strip().replace("_", "")) > limit:
+            raise Refused(f"the program sets a limit of {figure}; at most {limit} bytes are allowed here")
+
+
+class Guard:
+    """Holds the limit of this process: it can be lowered, never raised above what it was made with."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._real: dict[str, Any] = {}
+        self._before: int | None = None
+
+    def hold(self) -> Guard:
+        """Sets the limit. From here on a call that would raise it fails, whichever way it is made."""
+        self._before = _C.get_limit()
+        self._real = {name: getattr(_C, name) for name in ("set_limit", "set_option", "load_options")}
+        self._real["set_limit"](self.limit)
+        _C.set_limit = self._set_limit
+        _C.set_option = self._set_option
+        _C.load_options = self._load_options
+        return self
+
+    def release(self) -> None:
+        """For the guard's own tests: all is as it was."""
+        for name, function in self._real.items():
+            setattr(_C, name, function)
+        if self._real:
+            self._real["set_limit"](self._before)
+        self._real = {}
+
+    def reset(self) -> None:
+        """The limit is the guard's again, after something lowered it."""
+        self._real["set_limit"](self.limit)
+
+    def check(self) -> None:
+        """Raises Refused if more was ever reserved than the limit, or the limit is not in force."""
+        limit, peak = _C.get_limit(), _C.peak_managed_bytes() if _C.in_use() else 0
+        if limit is None or limit > self.limit:
+            raise Refused(f"the limit is {limit}; it was to stay at or below {self.limit}")
+        if peak > self.limit:
+            raise Refused(f"{peak} bytes of managed memory were reserved; the limit is {self.limit}")
+
+    def _set_limit(self, limit: int | None) -> None:
+        if limit is None or limit > self.limit:
+            raise Refused(f"a limit of {limit} is asked for; at most {self.limit} bytes are allowed here")
+        self._real["set_limit"](limit)
+
+    def _set_option(self, key: str, value: str) -> None:
+        check_program(f"{key}:{value}", self.limit)
+        self._real["set_option"](key, value)
+
+    def _load_options(self, text: str) -> None:
+        check_program(text, self.limit)
+        self._real["load_options"](text)

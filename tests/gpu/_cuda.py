@@ -1,0 +1,57 @@
+"""What CUDA itself says about memory, asked of its runtime without torch_uvm between."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MIB = 1024**2
+CPU_ID, NO_ID = -1, -2  # cudaCpuDeviceId, cudaInvalidDeviceId
+READ_MOSTLY, PREFERRED, ACCESSED_BY, LAST_PREFETCH = 1, 2, 3, 4  # cudaMemRangeAttribute...
+NATIVE, MANAGED = 2, 3  # cudaMemoryType...
+
+
+@cache
+def runtime() -> Any:
+    """The CUDA runtime library that is in this process already."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if re.search(r"/libcudart[^/]*\.so", path):
+            return ctypes.CDLL(path)
+    raise LookupError("no CUDA runtime is loaded")
+
+
+def memory_kind(address: int) -> int:
+    """cudaMemoryType: 0 unregistered, 1 host, 2 device, 3 managed."""
+    attributes = (ctypes.c_int * 64)()  # larger than any version's cudaPointerAttributes; `type` comes first
+    assert runtime().cudaPointerGetAttributes(ctypes.byref(attributes), ctypes.c_void_p(address)) == 0
+    return int(attributes[0])
+
+
+def is_managed_by_cuda(t: torch.Tensor) -> bool:
+    return memory_kind(t.data_ptr()) == MANAGED
+
+
+def range_attribute(t: torch.Tensor, which: int, count: int = 1) -> list[int]:
+    """Of all the tensor's bytes; a contiguous tensor."""
+    found = (ctypes.c_int * count)()
+    size = ctypes.sizeof(found)
+    status = runtime().cudaMemRangeGetAttribute(
+        ctypes.byref(found), ctypes.c_size_t(size), which, ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes)
+    )
+    assert status == 0, status
+    return list(found)
+
+
+def busy(milliseconds: float = 50) -> None:
+    """Keeps the current stream at work for about so long (at 2 GHz): later work on it is pending meanwhile."""
+    torch.cuda._sleep(int(milliseconds * 2e6))
+
+
+def is_pending() -> bool:
+    return not torch.cuda.current_stream().query()

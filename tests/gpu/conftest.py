@@ -1,0 +1,122 @@
+"""The suite that runs on a real GPU. See ../_gpu_guard.py for what keeps it from harming the machine.
+
+Skipped, with the reason, where there is no GPU or the extension has no CUDA floor; with TORCH_UVM_REQUIRE_CUDA=1
+that is an error instead.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from _gpu_guard import GIB, Guard, Refused, check_program, check_room, environment
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C
+
+HERE = Path(__file__).resolve().parent
+TOTAL = 4 * GIB  # over all the processes that pytest-xdist may have started
+SANITIZED = frozenset(
+    line.strip() for line in (HERE / "sanitizer.txt").read_text().splitlines() if line.strip()[:1] not in ("", "#")
+)
+
+_guard: Guard | None = None
+
+
+def limit() -> int:
+    return TOTAL // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def missing() -> str | None:
+    """Why nothing here can run, if so."""
+    if not _C.built_with_cuda():
+        return "torch_uvm was built without its CUDA floor"
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    if _C.backend() != "cuda":
+        return f"torch_uvm's backend is {_C.backend()!r}, not 'cuda'"
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "memcheck: in the subset for compute-sanitizer (tests/gpu/sanitizer.txt)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    global _guard
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        if any(item.nodeid.endswith(name) or f"{name}[" in item.nodeid for name in SANITIZED):
+            item.add_marker("memcheck")
+    if not ours or config.option.collectonly:
+        return
+    reason = missing()
+    if reason is not None:
+        if os.environ.get("TORCH_UVM_REQUIRE_CUDA") == "1":
+            pytest.exit(f"TORCH_UVM_REQUIRE_CUDA=1, but {reason}", returncode=3)
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        return
+    if _guard is None:
+        try:
+            # For all workers together: each sees the whole of the card.
+            check_room(TOTAL)
+        except Refused as error:
+            pytest.exit(f"not safe to run: {error}", returncode=4)
+        _guard = Guard(limit()).hold()
+
+
+class GuardedSpawn(Spawn):
+    """Other processes, under the limit of this one."""
+
+    def __call__(
+        self,
+        code: str | None = None,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str | None] | None = None,
+        check: bool = True,
+        timeout: float = 120,
+    ) -> Any:
+        wanted = dict(env or {})
+        conf = wanted.get("TORCH_UVM_CONF")
+        for text in (code or "", conf or "", *args):
+            check_program(text, limit())
+        ours = environment(limit())["TORCH_UVM_CONF"]
+        wanted["TORCH_UVM_CONF"] = conf if conf and "limit:" in conf else ",".join(filter(None, [conf, ours]))
+        return super().__call__(code, args=args, env=wanted, check=check, timeout=timeout)
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Spawn:
+    return GuardedSpawn(tmp_path)
+
+
+@pytest.fixture
+def two_devices() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace() -> Iterator[None]:
+    """In place of the CPU suite's: afterwards all is off, the allocator whole, and the limit was kept. The limit
+    is never taken away."""
+    assert _guard is not None, "a test runs that nobody guards"
+    _guard.reset()
+    yield
+    torch_uvm.disable()
+    torch_uvm.plain_calls.choose_moves(False)
+    if _C.host_tensors():
+        _C.set_host_tensors(False)
+    _guard.check()
+    _guard.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    assert _C.check_allocator() is None

@@ -1,0 +1,5 @@
+"""`enable(moves="alias")` on CUDA."""
+
+from _cases import run_on_cuda
+
+run_on_cuda("test_alias_moves", globals())

@@ -1,0 +1,5 @@
+"""Saving, loading, pickling, copying managed CUDA tensors."""
+
+from _cases import run_on_cuda
+
+run_on_cuda("test_serialization", globals())

@@ -1,0 +1,155 @@
+"""The guard that programs on a real GPU stand behind, proven on the emulator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from _gpu_guard import GIB, MIB, ROOM, Guard, Refused, check_program, check_room, environment
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    torch_uvm.empty_cache()
+    held = Guard(64 * MIB).hold()
+    yield held
+    held.release()
+
+
+class TestRoom:
+    """In a process where nothing managed was allocated yet, as it has to be."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_C, "in_use", lambda: False)
+
+    def test_enough_on_every_card(self) -> None:
+        found = check_room(GIB, {"a": lambda: [ROOM * GIB, 2 * ROOM * GIB], "b": lambda: None})
+        assert found == {"a": [ROOM * GIB, 2 * ROOM * GIB]}
+
+    @pytest.mark.parametrize("free", [[ROOM * GIB - 1], [140 * GIB, ROOM * GIB - 1], [0]])
+    def test_too_little_on_one_card_by_one_reader(self, free: list[int]) -> None:
+        with pytest.raises(Refused, match=f"card {len(free) - 1} has .* \\(b\\)"):
+            check_room(GIB, {"a": lambda: [140 * GIB], "b": lambda: free})
+
+    @pytest.mark.parametrize("reading", [None, []])
+    def test_nobody_knows(self, reading: list[int] | None) -> None:
+        with pytest.raises(Refused, match="nobody"):
+            check_room(GIB, {"a": lambda: reading})
+
+    def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_C, "in_use", lambda: True)
+        monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
+        with pytest.raises(Refused, match="before anybody looked"):
+            check_room(GIB, {"a": lambda: [140 * GIB]})
+
+
+class TestLimit:
+    def test_cannot_be_raised_by_any_call(self, guard: Guard) -> None:
+        raises: tuple[Callable[[], object], ...] = (
+            lambda: torch_uvm.set_limit(None),
+            lambda: torch_uvm.set_limit("65MiB"),
+            lambda: torch_uvm.enable(limit="5GiB"),
+            lambda: _C.set_limit(None),
+            lambda: _C.set_option("limit", "none"),
+            lambda: _C.set_option("limit", "1TiB"),
+            lambda: _C.load_options("populate:false,limit:65MiB"),
+        )
+        for call in raises:
+            with pytest.raises(Refused):
+                call()
+            assert _C.get_limit() == 64 * MIB
+
+    def test_can_be_lowered_and_reset(self, guard: Guard) -> None:
+        torch_uvm.set_limit("1MiB")
+        assert _C.get_limit() == MIB
+        guard.reset()
+        assert _C.get_limit() == 64 * MIB
+
+    def test_holds_for_allocations(self, guard: Guard) -> None:
+        x = torch_uvm.empty(60 * MIB, dtype=torch.uint8)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch_uvm.empty(8 * MIB, dtype=torch.uint8)
+        assert _C.managed_bytes() <= 64 * MIB
+        del x
+
+    def test_check_is_content_with_what_it_allows(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch
+            from _gpu_guard import MIB, Guard, check_room
+            check_room(64 * MIB, {"a": lambda: [1 << 30]})
+            guard = Guard(64 * MIB).hold()
+            import torch_uvm
+            x = torch_uvm.empty(60 * MIB, dtype=torch.uint8, device="cpu")
+            guard.check()
+            torch_uvm.set_limit(MIB)
+            guard.check()
+            """,
+            env={"PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        )
+
+    def test_check_notices_a_peak_above_it(self, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_C, "in_use", lambda: True)
+        monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 64 * MIB + 1)
+        with pytest.raises(Refused, match="were reserved"):
+            guard.check()
+
+    def test_check_notices_a_limit_that_is_gone(self, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+        for limit in (None, 65 * MIB):
+            monkeypatch.setattr(_C, "get_limit", lambda limit=limit: limit)
+            with pytest.raises(Refused, match="to stay at or below"):
+                guard.check()
+
+    def test_release_leaves_all_as_it_was(self) -> None:
+        torch_uvm.set_limit("3GiB")
+        Guard(GIB).hold().release()
+        assert _C.get_limit() == 3 * GIB
+        torch_uvm.set_limit(None)
+        assert _C.get_limit() is None
+
+
+class TestOtherProcesses:
+    def test_start_with_the_limit(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            assert torch_uvm._C.get_limit() == 64 << 20
+            try:
+                torch_uvm.empty(65 << 20, dtype=torch.uint8, device="cpu")
+            except torch.OutOfMemoryError:
+                pass
+            else:
+                raise AssertionError("over the limit")
+            """,
+            env=environment(64 * MIB),
+        )
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "torch_uvm.set_limit(None)",
+            "torch_uvm.set_limit(limit = None)",
+            "torch_uvm.set_limit('8GiB')",
+            'torch_uvm.enable(limit="8GiB")',
+            "limit:none",
+            "populate:true,limit:4097MiB",
+            "set_limit(8_000_000_000)",
+        ],
+    )
+    def test_may_not_raise_it(self, text: str) -> None:
+        with pytest.raises(Refused):
+            check_program(text, 4 * GIB)
+
+    @pytest.mark.parametrize("text", ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024"])
+    def test_may_say_all_else(self, text: str) -> None:
+        check_program(text, 4 * GIB)
