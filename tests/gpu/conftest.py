@@ -1,13 +1,14 @@
 """The suite that runs on a real GPU. See ../_gpu_guard.py for what keeps it from harming the machine.
 
-Skipped, with the reason, where there is no GPU or the extension has no CUDA floor; with TORCH_UVM_REQUIRE_CUDA=1
-that is an error instead.
+Skipped, with the reason, where there is no GPU or the extension has no CUDA floor; with
+TORCH_UVM_REQUIRE_CUDA=1 that is an error instead.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from torch_uvm import _C
 HERE = Path(__file__).resolve().parent
 TOTAL = 4 * GIB  # over all the processes that pytest-xdist may have started
 SANITIZED = frozenset(
-    line.strip() for line in (HERE / "sanitizer.txt").read_text().splitlines() if line.strip()[:1] not in ("", "#")
+    line.strip()
+    for line in (HERE / "sanitizer.txt").read_text().splitlines()
+    if line.strip()[:1] not in ("", "#")
 )
 
 _guard: Guard | None = None
@@ -45,7 +48,9 @@ def missing() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "memcheck: in the subset for compute-sanitizer (tests/gpu/sanitizer.txt)")
+    config.addinivalue_line(
+        "markers", "memcheck: in the subset for compute-sanitizer (tests/gpu/sanitizer.txt)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,8 +111,8 @@ def two_devices() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """In place of the CPU suite's: afterwards all is off, the allocator whole, and the limit was kept. The limit
-    is never taken away."""
+    """In place of the CPU suite's: afterwards all is off, the allocator whole, and the limit was kept. It is
+    never taken away."""
     assert _guard is not None, "a test runs that nobody guards"
     _guard.reset()
     yield
@@ -118,5 +123,12 @@ def leave_no_trace() -> Iterator[None]:
     _guard.check()
     _guard.reset()
     gc.collect()
-    torch.cuda.synchronize()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        # After such an error no call of CUDA works in this process: the next test gets another, if it can.
+        print(f"CUDA is lost to this process: {error}", file=sys.stderr, flush=True)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(70)
+        pytest.exit(f"CUDA is lost to this process: {error}", returncode=5)
     assert _C.check_allocator() is None

@@ -110,10 +110,16 @@ class TestFigures:
 
             for _ in range(3):
                 step()
-            before = torch_uvm.memory_stats()["num_device_alloc"], torch.cuda.memory_stats()["num_device_alloc"]
+            before = (
+                torch_uvm.memory_stats()["num_device_alloc"],
+                torch.cuda.memory_stats()["num_device_alloc"],
+            )
             for _ in range(5):
                 step()
-            after = torch_uvm.memory_stats()["num_device_alloc"], torch.cuda.memory_stats()["num_device_alloc"]
+            after = (
+                torch_uvm.memory_stats()["num_device_alloc"],
+                torch.cuda.memory_stats()["num_device_alloc"],
+            )
         assert after == before
 
 
@@ -301,15 +307,17 @@ class TestEntryPoints:
         free.restype = None
         free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
         stream = torch.cuda.current_stream().cuda_stream
-        before = torch_uvm.memory_allocated()
+        before = _C.managed_bytes()
         address = malloc(MIB, 0, stream)
         assert memory_kind(address) == MANAGED
-        assert torch_uvm.memory_allocated() >= before + MIB
+        assert _C.managed_bytes() >= before + MIB, "it counts against the limit"
         free(address, MIB, 0, stream)
-        assert torch_uvm.memory_allocated() == before
+        assert _C.managed_bytes() == before
 
     def test_pluggable_allocator_in_a_pool(self) -> None:
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, "torch_uvm_malloc", "torch_uvm_free")
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            _C.__file__, "torch_uvm_malloc", "torch_uvm_free"
+        )
         pool = torch.cuda.MemPool(allocator.allocator())
         with torch.cuda.use_mem_pool(pool):
             x = torch.ones(1 << 20, device="cuda")
@@ -322,10 +330,11 @@ class TestEntryPoints:
             """
             import torch, torch_uvm
             from torch.cuda.memory import CUDAPluggableAllocator, change_current_allocator
-            change_current_allocator(CUDAPluggableAllocator(torch_uvm._C.__file__, "torch_uvm_malloc", "torch_uvm_free"))
+            library = torch_uvm._C.__file__
+            change_current_allocator(CUDAPluggableAllocator(library, "torch_uvm_malloc", "torch_uvm_free"))
             x = torch.ones(1 << 20, device="cuda", requires_grad=True)
             x.exp().sum().backward()
-            assert torch_uvm.memory_allocated() >= 8 << 20
+            assert torch_uvm._C.managed_bytes() >= 8 << 20
             assert x.grad.sum().item() > 0
             """
         )

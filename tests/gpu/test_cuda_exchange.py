@@ -1,6 +1,6 @@
 """DLPack and numpy with managed CUDA tensors."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda(
     "test_exchange",

@@ -1,12 +1,12 @@
 """Exit and fork with managed CUDA tensors alive; what a child is refused is in test_cuda_processes.py."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda(
     "test_fork_and_exit",
     globals(),
     without={
-        "TestFork::test_child_is_refused_the_devices_bytes_by_name": "refused by CUDA and PyTorch, in their words",
+        "TestFork::test_child_is_refused_the_devices_bytes_by_name": "refused in CUDA's words",
         "TestFork::test_child_allocates_ordinary_memory_on_the_host_only": "the same",
         "TestDataLoader::test_dataset_under_the_devices_label_fails_by_name": "the same",
     },

@@ -1,5 +1,5 @@
 """Hints as calls, on CUDA; what they do to pages is in test_cuda_pages.py."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_hint_calls", globals())

@@ -1,5 +1,5 @@
 """`enable(host_tensors=True)` beside a GPU."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_host_tensors", globals())

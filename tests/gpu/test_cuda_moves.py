@@ -1,5 +1,5 @@
 """Moves on CUDA: each row of the contract of `to`, as the CPU suite has them."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_moves", globals())

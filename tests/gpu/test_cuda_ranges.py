@@ -1,5 +1,5 @@
 """Ranges of bytes that tensors have, on CUDA."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_ranges", globals())

@@ -1,5 +1,5 @@
 """Saving, loading, pickling, copying managed CUDA tensors."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_serialization", globals())

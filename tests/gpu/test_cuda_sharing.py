@@ -1,5 +1,5 @@
 """Managed CUDA tensors whose bytes PyTorch would replace."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_sharing", globals())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from _cuda import busy, is_managed_by_cuda, is_pending
 import torch_uvm
 
 COUNT = 1 << 20
+Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class TestMoves:
@@ -100,7 +103,7 @@ class TestReuse:
         assert torch_uvm.empty(COUNT).data_ptr() == address
 
     def test_by_the_host_only_after_pending_kernels(self) -> None:
-        """A kernel still reads a block that the CPU's tensor gave up; the host's next tensor may not overwrite it."""
+        """A kernel still reads a block that a CPU tensor gave up; the host's next may not overwrite it."""
         host = torch_uvm.ones(COUNT, device="cpu")
         device = torch_uvm.to(host, "cuda")
         torch.cuda.synchronize()
@@ -144,10 +147,13 @@ class TestThreads:
 
 
 class TestOtherMode:
-    @pytest.mark.parametrize("scope", [torch_uvm.enabled, torch_uvm.disabled])
-    def test_freed_where_the_switch_is_the_other_way(self, scope: Callable[[], torch_uvm.enabled]) -> None:
+    @pytest.mark.parametrize(
+        ("scope", "other"),
+        [(torch_uvm.enabled, torch_uvm.disabled), (torch_uvm.disabled, torch_uvm.enabled)],
+        ids=["managed", "native"],
+    )
+    def test_freed_where_the_switch_is_the_other_way(self, scope: Scope, other: Scope) -> None:
         before = torch_uvm.memory_allocated(), torch.cuda.memory_allocated()
-        other = torch_uvm.disabled if scope is torch_uvm.enabled else torch_uvm.enabled
         with scope():
             kept = [torch.ones(n, device="cuda") for n in (10, 1000, COUNT)]
         with other():

@@ -1,5 +1,5 @@
 """Moves under autograd, transforms and compilers, on CUDA."""
 
-from _cases import run_on_cuda
+from _cuda_cases import run_on_cuda
 
 run_on_cuda("test_transforms", globals())

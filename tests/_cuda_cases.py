@@ -1,8 +1,8 @@
 """The CPU suite's tests with CUDA as the accelerator, so that both accelerators answer to the same words.
 
-A file here says `run_on_cuda("test_moves", globals())` and has that module's tests, read anew with the emulated
-accelerator's name exchanged for CUDA's, in code and in strings. What only the emulator has (its counters, its
-delayed schedules, its configuration) is left out, and so is whatever uses that.
+A file in gpu/ says `run_on_cuda("test_moves", globals())` and has that module's tests, read anew with the
+emulated accelerator's name exchanged for CUDA's, in code and in strings. What only the emulator has (its
+counters, its delayed schedules, its configuration) is left out, and so is whatever uses that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from _pytest.assertion.rewrite import rewrite_asserts
 
-TESTS = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
 _NAME = re.compile(r"\bemu\b")
 _EMULATOR_ONLY = re.compile(r"\bemulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b")
 _Definition = (ast.FunctionDef, ast.ClassDef)
@@ -43,13 +43,21 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _needs_the_emulator(node: ast.AST, source: str, known: set[str]) -> bool:
-    return bool(_EMULATOR_ONLY.search(ast.get_source_segment(source, node) or "")) or bool(_names(node) & known)
+    return bool(_EMULATOR_ONLY.search(ast.get_source_segment(source, node) or "")) or bool(
+        _names(node) & known
+    )
 
 
 def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, _Definition):
         return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
     return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
@@ -116,7 +124,9 @@ def _exclude(tree: ast.Module, names: Iterable[str], module: str) -> None:
             body.append(ast.Pass())
 
 
-def run_on_cuda(module: str, namespace: dict[str, Any], *, without: Mapping[str, str] | None = None) -> list[str]:
+def run_on_cuda(
+    module: str, namespace: dict[str, Any], *, without: Mapping[str, str] | None = None
+) -> list[str]:
     """Gives `namespace` the tests of tests/<module>.py, on CUDA.
 
     Args:

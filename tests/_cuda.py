@@ -42,14 +42,18 @@ def range_attribute(t: torch.Tensor, which: int, count: int = 1) -> list[int]:
     found = (ctypes.c_int * count)()
     size = ctypes.sizeof(found)
     status = runtime().cudaMemRangeGetAttribute(
-        ctypes.byref(found), ctypes.c_size_t(size), which, ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes)
+        ctypes.byref(found),
+        ctypes.c_size_t(size),
+        which,
+        ctypes.c_void_p(t.data_ptr()),
+        ctypes.c_size_t(t.nbytes),
     )
     assert status == 0, status
     return list(found)
 
 
 def busy(milliseconds: float = 50) -> None:
-    """Keeps the current stream at work for about so long (at 2 GHz): later work on it is pending meanwhile."""
+    """Keeps the current stream at work for about so long (at 2 GHz): later work on it is pending."""
     torch.cuda._sleep(int(milliseconds * 2e6))
 
 
