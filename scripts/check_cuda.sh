@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Everything that is to be checked on a machine with a GPU, in one call of less than nine minutes:
+#
+#     scripts/check_cuda.sh [STAGE...]        stages: build cpp suite bench sanitizer; without one: all
+#
+# Logs, the suite's JUnit XML and the benchmark's JSON go to $OUT (build/check-cuda without it). A stage that fails
+# does not keep the next ones from running; what happened is said at the end, and by the exit status.
+#
+# PYTHON    the Python that has torch (python3)         PYTEST_ARGS   more for the suite's pytest
+# SECONDS_IN_ALL   what all stages may take (530)       WORKERS       processes of the suite (4; 1: none)
+set -u -o pipefail
+cd "$(dirname "$0")/.." || exit
+
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-$PWD/build/check-cuda}
+DEADLINE=$((SECONDS + ${SECONDS_IN_ALL:-530}))
+WORKERS=${WORKERS:-4}
+STAGES=${*:-build cpp suite bench sanitizer}
+mkdir -p "$OUT"
+export OUT TORCH_UVM_REQUIRE_CUDA=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export MAX_JOBS=${MAX_JOBS:-$(nproc)}
+unset TORCH_UVM TORCH_UVM_DEVICE PYTORCH_ENABLE_UNIFIED_MEMORY
+# Whatever starts without a limit of its own starts with this one.
+export TORCH_UVM_CONF=limit:4GiB
+ulimit -c 0
+
+summary=()
+failed=0
+
+wanted() { [[ " $STAGES " == *" $1 "* ]]; }
+has() { "$PYTHON" -c "import $1" 2>/dev/null; }
+
+# stage NAME SECONDS COMMAND...: runs it into $OUT/NAME.log, within SECONDS and what is left of all.
+stage() {
+  local name=$1 most=$2 left=$((DEADLINE - SECONDS)) began=$SECONDS status
+  shift 2
+  if ((left < 10)); then
+    summary+=("$name: NOT RUN, no time left")
+    failed=1
+    return 1
+  fi
+  echo "=== $name (at most $((most < left ? most : left)) s)"
+  timeout --kill-after=5 "$((most < left ? most : left))" "$@" >>"$OUT/$name.log" 2>&1
+  status=$?
+  if ((status == 0)); then
+    summary+=("$name: ok, $((SECONDS - began)) s")
+  else
+    ((status == 124 || status == 137)) && status="$status, out of time"
+    summary+=("$name: FAILED ($status), $((SECONDS - began)) s")
+    failed=1
+    tail -n 25 "$OUT/$name.log"
+    return 1
+  fi
+}
+
+describe() {
+  nvidia-smi --query-gpu=name,memory.free,driver_version --format=csv || true
+  "$PYTHON" - <<'PYTHON' || true
+import sys, torch
+print(sys.version.split()[0], "torch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
+for name in ("transformers", "cupy", "triton", "xdist", "pytest_timeout", "hypothesis"):
+    try:
+        module = __import__(name)
+        print(name, getattr(module, "__version__", "there"))
+    except ImportError as error:
+        print(name, "missing:", error)
+PYTHON
+  "${CXX:-c++}" --version | head -n 1 || true
+}
+
+floors() {
+  cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo &&
+    cmake --build build/cpp -j "$MAX_JOBS" && "$PYTHON" -m pytest tests/test_cpp_floors.py
+}
+export -f floors
+export PYTHON
+
+: >"$OUT/build.log"
+describe 2>&1 | tee -a "$OUT/build.log"
+
+if wanted build; then
+  TORCH_UVM_CUDA=1 stage build 180 "$PYTHON" setup.py build_ext --inplace || {
+    printf '%s\n' "${summary[@]}"
+    exit 1 # there is nothing to run
+  }
+fi
+if wanted cpp; then
+  stage cpp 120 bash -c floors || true
+fi
+
+one_process=()
+if has pytest_timeout; then
+  one_process=(--timeout=60 --timeout-method=thread)
+fi
+if wanted suite; then
+  parallel=()
+  if ((WORKERS > 1)) && has xdist; then
+    # A worker that dies is replaced, and the test it died of is named. The limit is shared between them.
+    parallel=(-n "$WORKERS" --max-worker-restart=20)
+  fi
+  # shellcheck disable=SC2086
+  stage suite 260 "$PYTHON" -X faulthandler -m pytest tests/gpu "${parallel[@]}" "${one_process[@]}" \
+    -o faulthandler_timeout=50 --junitxml="$OUT/suite.xml" -rfEs --tb=short ${PYTEST_ARGS:-} || {
+    # Where a process died, say where in C++: the test again, by itself, under a debugger.
+    crashed=$(grep -oP "crashed while running '\K[^']+" "$OUT/suite.log" | head -n 1)
+    if [[ -n $crashed ]] && command -v cuda-gdb >/dev/null; then
+      stage crash 60 cuda-gdb -batch -ex run -ex bt -ex "info sharedlibrary _C" \
+        --args "$PYTHON" -m pytest -p no:faulthandler -p no:timeout "$crashed" || true
+    fi
+  }
+fi
+if wanted bench; then
+  stage bench 200 "$PYTHON" benchmarks/bench_cuda.py --json "$OUT/cuda.json" || true
+fi
+if wanted sanitizer; then
+  if command -v compute-sanitizer >/dev/null; then
+    # Native memory uncached, so that each tensor is an allocation of its own to the checker.
+    PYTORCH_NO_CUDA_MEMORY_CACHING=${SANITIZER_UNCACHED:-0} \
+      stage sanitizer 180 compute-sanitizer --tool memcheck --error-exitcode 86 --launch-timeout 0 \
+      "$PYTHON" -m pytest tests/gpu -m memcheck --tb=short -o faulthandler_timeout=120 || true
+  else
+    summary+=("sanitizer: NOT RUN, compute-sanitizer is not there")
+    failed=1
+  fi
+fi
+
+echo
+echo "=== summary"
+printf '%s\n' "${summary[@]}"
+for name in cpp suite sanitizer; do
+  [[ -f $OUT/$name.log ]] && echo "$name: $(grep -E '(passed|failed|skipped|error).* in [0-9]' "$OUT/$name.log" | tail -n 1)"
+done
+[[ -f $OUT/suite.log ]] && grep -E '^(FAILED|ERROR)' "$OUT/suite.log" | cut -c1-160 | head -n 40
+[[ -f $OUT/sanitizer.log ]] && grep -E 'ERROR SUMMARY' "$OUT/sanitizer.log" | tail -n 1
+[[ -f $OUT/bench.log ]] && cat "$OUT/bench.log"
+exit "$failed"
