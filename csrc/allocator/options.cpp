@@ -147,6 +147,14 @@ constexpr std::array kTable{
           }
           return read_number(text, o.emulated.schedule_seed.emplace());
         }},
+    Row{"cuda_segments",
+        [] { return std::string("malloc, pool"); },
+        "where CUDA's segments come from: cudaMallocManaged, or a memory pool of the driver (CUDA 13)",
+        [](const Options& o) { return std::string(o.cuda.pool_segments ? "pool" : "malloc"); },
+        [](Options& o, std::string_view text) {
+          o.cuda.pool_segments = lower(text) == "pool";
+          return o.cuda.pool_segments || lower(text) == "malloc";
+        }},
 };
 // clang-format on
 

@@ -13,10 +13,17 @@
 
 namespace torch_uvm {
 
+/// What the CUDA runtime is made from.
+struct CudaConfig {
+  bool pool_segments = false; ///< segments come from a memory pool of the driver, not from cudaMallocManaged
+  bool operator==(const CudaConfig&) const = default;
+};
+
 struct Options {
   std::optional<std::size_t> limit; ///< managed bytes in all; nullopt: what the host has available
   AllocatorOptions allocator;
   EmulatedConfig emulated; ///< of the emulated accelerator: emulated_devices, emulated_memory, ...
+  CudaConfig cuda;
 };
 
 /// A row of the table, as documentation, dump and error messages need it.

@@ -85,6 +85,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
       case cudaDevAttrConcurrentManagedAccess:
         *value = state.concurrent ? 1 : 0;
         break;
+      case cudaDevAttrIntegrated:
       case cudaDevAttrPageableMemoryAccess:
       case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
       case cudaDevAttrDirectManagedMemAccessFromHost:

@@ -27,6 +27,8 @@ const char* fake_cuda_misuse();
 /// Live allocations made by `name` ("cudaMallocManaged", ...), and their bytes.
 std::size_t fake_cuda_live(const char* name);
 std::size_t fake_cuda_live_bytes(const char* name);
+/// The pool (a cudaMemPool_t) that an allocation was made from. \return 0, or cudaErrorInvalidValue
+int fake_cuda_pool_of(const void* ptr, void* pool);
 /// Whether a context was made on that device.
 int fake_cuda_has_context(int device);
 /// Attributes and contents as at the start, with these devices; what is allocated becomes unknown.

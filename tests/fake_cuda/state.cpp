@@ -268,6 +268,17 @@ std::size_t fake_cuda_live_bytes(const char* name) {
   return bytes;
 }
 
+int fake_cuda_pool_of(const void* ptr, void* pool) {
+  State& state = State::get();
+  const std::lock_guard lock(state.mutex);
+  const auto* const found = state.find(ptr);
+  if (found == nullptr || found->second.pool == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  *static_cast<cudaMemPool_t*>(pool) = found->second.pool;
+  return cudaSuccess;
+}
+
 int fake_cuda_has_context(int device) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);

@@ -1,0 +1,69 @@
+#include "cuda/cuda_calls.h"
+
+#include <string>
+
+#include "cuda/cuda_versions.h"
+#include "runtime/error.h"
+
+namespace torch_uvm::cuda {
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) {
+    return;
+  }
+  cudaGetLastError();
+  throw RuntimeFailure(std::string(call) + " failed: " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) +
+                       ")");
+}
+
+bool succeeded(cudaError_t status) noexcept {
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+  }
+  return status == cudaSuccess;
+}
+
+bool done(cudaError_t status, const char* call) {
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check(status, call);
+  return true;
+}
+
+bool has_context(int device) {
+  using GetState = int (*)(int device, unsigned int* flags, int* active); // of the driver, whose ordinals are ours
+  constexpr unsigned int kSince = 7000;
+  static const auto get_state = [] {
+    void* found = nullptr;
+    check(driver_function("cuDevicePrimaryCtxGetState", kSince, &found), "cudaGetDriverEntryPoint");
+    return reinterpret_cast<GetState>(found);
+  }();
+  unsigned int flags = 0;
+  int active = 0;
+  return get_state(device, &flags, &active) == 0 && active != 0;
+}
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  // Of the default stream CUDA only says that asking is not allowed while one that waits for it is captured.
+  return !succeeded(cudaStreamIsCapturing(stream, &status)) || status != cudaStreamCaptureStatusNone;
+}
+
+DeviceScope::DeviceScope(int device) {
+  int current = -1;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (device >= 0 && current != device) {
+    check(cudaSetDevice(device), "cudaSetDevice");
+    previous_ = current;
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  if (previous_ >= 0) {
+    succeeded(cudaSetDevice(previous_));
+  }
+}
+
+} // namespace torch_uvm::cuda

@@ -1,0 +1,148 @@
+// CudaRuntime's hints, and what can be asked about them.
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "cuda/cuda_calls.h"
+#include "cuda/cuda_runtime.h"
+#include "cuda/cuda_versions.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+constexpr int kUnknown = -2; // CUDA's answer for a range with no one location (cudaInvalidDeviceId)
+
+cudaMemoryAdvise native(Advice advice) {
+  switch (advice) {
+    case Advice::kSetReadMostly:
+      return cudaMemAdviseSetReadMostly;
+    case Advice::kUnsetReadMostly:
+      return cudaMemAdviseUnsetReadMostly;
+    case Advice::kSetPreferredLocation:
+      return cudaMemAdviseSetPreferredLocation;
+    case Advice::kUnsetPreferredLocation:
+      return cudaMemAdviseUnsetPreferredLocation;
+    case Advice::kSetAccessedBy:
+      return cudaMemAdviseSetAccessedBy;
+    case Advice::kUnsetAccessedBy:
+      break;
+  }
+  return cudaMemAdviseUnsetAccessedBy;
+}
+
+std::optional<Location> location_of(int id) {
+  return id == kUnknown ? std::nullopt : std::optional(Location{id < 0 ? -1 : id});
+}
+
+} // namespace
+
+CudaRuntime::Managed* CudaRuntime::find(const void* ptr) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  auto position = managed_.upper_bound(address);
+  if (position == managed_.begin()) {
+    return nullptr;
+  }
+  --position;
+  return address - position->first < position->second.bytes ? &position->second : nullptr;
+}
+
+void CudaRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) {
+  check_stream(stream);
+  if (!to.is_host()) {
+    check_device(to.index);
+  }
+  if (!prefetches(to.index) || !prefetches(stream.device)) {
+    return;
+  }
+  const DeviceScope scope(stream.device);
+  if (is_capturing(native(stream))) {
+    return;
+  }
+  check(mem_prefetch(ptr, bytes, to, native(stream)), "cudaMemPrefetchAsync");
+  const std::lock_guard lock(said_);
+  if (Managed* const allocation = find(ptr)) {
+    allocation->prefetched = true;
+  }
+}
+
+void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location location) {
+  check_usable();
+  if (!location.is_host()) {
+    check_device(location.index);
+  }
+  if (!takes_hints(location.index)) {
+    return;
+  }
+  check(mem_advise(ptr, bytes, native(advice), location), "cudaMemAdvise");
+  const std::lock_guard lock(said_);
+  if (Managed* const allocation = find(ptr)) {
+    allocation->read_mostly |= advice == Advice::kSetReadMostly;
+    allocation->preferred |= advice == Advice::kSetPreferredLocation;
+    allocation->accessed_by |= advice == Advice::kSetAccessedBy;
+  }
+}
+
+void CudaRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
+  check_stream(stream);
+  if (!kCanDiscard || !prefetches(stream.device)) {
+    return;
+  }
+  const DeviceScope scope(stream.device);
+  if (!is_capturing(native(stream))) {
+    check(mem_discard(ptr, bytes, native(stream)), "cudaMemDiscardBatchAsync");
+  }
+}
+
+RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {
+  int read_mostly = 0, preferred = kUnknown, last_prefetch = kUnknown;
+  std::vector<int> accessed_by(devices_.size() + 1, kUnknown); // every device, and the host
+  std::array<void*, 4> data{&read_mostly, &preferred, accessed_by.data(), &last_prefetch};
+  std::array<std::size_t, 4> sizes{sizeof(int), sizeof(int), accessed_by.size() * sizeof(int), sizeof(int)};
+  std::array<cudaMemRangeAttribute, 4> which{cudaMemRangeAttributeReadMostly, cudaMemRangeAttributePreferredLocation,
+                                             cudaMemRangeAttributeAccessedBy,
+                                             cudaMemRangeAttributeLastPrefetchLocation};
+  check(cudaMemRangeGetAttributes(data.data(), sizes.data(), which.data(), which.size(), ptr, bytes),
+        "cudaMemRangeGetAttributes");
+  RangeAttributes attributes;
+  attributes.read_mostly = read_mostly != 0;
+  attributes.preferred_location = location_of(preferred);
+  attributes.last_prefetch = location_of(last_prefetch);
+  for (const int id : accessed_by) {
+    if (const auto location = location_of(id)) {
+      attributes.accessed_by.push_back(*location);
+    }
+  }
+  std::ranges::sort(attributes.accessed_by);
+  return attributes;
+}
+
+RangeAttributes CudaRuntime::range_attributes(const void* ptr, std::size_t bytes) const {
+  check_usable();
+  if (!all_concurrent_) {
+    return {}; // no hint was ever given
+  }
+  RangeAttributes whole = ask(ptr, bytes);
+  Managed said;
+  {
+    const std::lock_guard lock(said_);
+    if (const Managed* const allocation = find(ptr)) {
+      said = *allocation;
+    }
+  }
+  if ((whole.read_mostly || !said.read_mostly) && (whole.preferred_location || !said.preferred) &&
+      (whole.last_prefetch || !said.prefetched) && !said.accessed_by) {
+    return whole;
+  }
+  // Something was said of the allocation, and not alike of the whole range: of some of it, or of none.
+  const auto end = reinterpret_cast<std::uintptr_t>(ptr) + bytes;
+  for (auto begin = reinterpret_cast<std::uintptr_t>(ptr); begin < end && whole.uniform;) {
+    const std::uintptr_t next = std::min((begin / kMigrationPage + 1) * kMigrationPage, end);
+    const RangeAttributes page = ask(reinterpret_cast<const void*>(begin), next - begin);
+    whole.uniform = page.read_mostly == whole.read_mostly && page.preferred_location == whole.preferred_location &&
+                    page.last_prefetch == whole.last_prefetch && page.accessed_by == whole.accessed_by;
+    begin = next;
+  }
+  return whole;
+}
+
+} // namespace torch_uvm::cuda

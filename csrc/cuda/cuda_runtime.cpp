@@ -1,0 +1,373 @@
+#include "cuda/cuda_runtime.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "cuda/cuda_calls.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+DeviceProperties properties_of(int device) {
+  cudaDeviceProp found{};
+  check(cudaGetDeviceProperties(&found, device), "cudaGetDeviceProperties");
+  DeviceProperties properties;
+  properties.name = found.name;
+  properties.total_memory = found.totalGlobalMem;
+  properties.managed_memory = attribute(cudaDevAttrManagedMemory, device) != 0;
+  properties.concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device) != 0;
+  properties.pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
+  properties.page_bytes = CudaRuntime::kMigrationPage;
+  return properties;
+}
+
+[[noreturn]] void refuse(cudaError_t status, const char* call, std::size_t bytes, OutOfMemory::Cause cause) {
+  cudaGetLastError();
+  throw OutOfMemory(cause, bytes,
+                    std::string(call) + " of " + format_bytes(bytes) + " failed: " + cudaGetErrorString(status));
+}
+
+void refuse_capture(Stream stream, const char* call) {
+  if (stream.handle != nullptr && is_capturing(native(stream))) {
+    throw RuntimeFailure(std::string(call) + " on a stream that a graph is captured from");
+  }
+}
+
+} // namespace
+
+// --- forks
+
+// The runtimes there are, and what is done with them around a fork. Handlers cannot be taken back: one set for all.
+struct CudaRuntime::ForkHandlers {
+  static inline std::mutex mutex; // guards `all`; first of all locks here
+  static inline std::vector<CudaRuntime*> all;
+  static inline std::atomic<bool> in_child{false};
+
+  static void add(CudaRuntime* runtime) {
+    static std::once_flag once;
+    std::call_once(once, [] { pthread_atfork(&before, &after_in_parent, &after_in_child); });
+    const std::lock_guard lock(mutex);
+    all.push_back(runtime);
+  }
+  static void remove(CudaRuntime* runtime) {
+    const std::lock_guard lock(mutex);
+    std::erase(all, runtime);
+  }
+
+ private:
+  static void before() {
+    mutex.lock();
+    for (CudaRuntime* const runtime : all) {
+      if (runtime->pools_) {
+        runtime->pools_->mutex().lock();
+      }
+      runtime->said_.lock();
+      runtime->lock_for_fork();
+    }
+  }
+  static void after_in_parent() {
+    for (CudaRuntime* const runtime : all) {
+      runtime->unlock_after_fork();
+      runtime->said_.unlock();
+      if (runtime->pools_) {
+        runtime->pools_->mutex().unlock();
+      }
+    }
+    mutex.unlock();
+  }
+  static void after_in_child() {
+    in_child.store(true);
+    after_in_parent();
+  }
+};
+
+CudaRuntime::CudaRuntime(bool pool_segments) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (count == 0) {
+    throw RuntimeFailure("CUDA finds no device");
+  }
+  for (int device = 0; device < count; ++device) {
+    devices_.push_back(properties_of(device));
+    one_memory_.push_back(attribute(cudaDevAttrIntegrated, device) != 0);
+    all_concurrent_ = all_concurrent_ && devices_.back().concurrent_managed_access;
+    any_one_memory_ = any_one_memory_ || one_memory_.back();
+  }
+  if (pool_segments) {
+    pools_ = std::make_unique<PoolSource>(count);
+  }
+  ForkHandlers::add(this);
+}
+
+CudaRuntime::~CudaRuntime() {
+  ForkHandlers::remove(this);
+}
+
+void CudaRuntime::check_usable() const {
+  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    throw RuntimeFailure(
+        "CUDA in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
+  }
+}
+
+void CudaRuntime::check_device(int device) const {
+  check_usable();
+  if (device < 0 || device >= device_count()) {
+    throw InvalidArgument("device " + std::to_string(device) + "; there are " + std::to_string(device_count()) +
+                          " (0 to " + std::to_string(device_count() - 1) + ")");
+  }
+}
+
+void CudaRuntime::check_stream(Stream stream) const {
+  if (stream.is_host()) {
+    throw InvalidArgument("the host has no stream to queue work on; accepted: a stream of a device");
+  }
+  check_device(stream.device);
+}
+
+bool CudaRuntime::takes_hints(int device) const {
+  return device < 0 ? all_concurrent_ : devices_[static_cast<std::size_t>(device)].concurrent_managed_access;
+}
+
+bool CudaRuntime::prefetches(int device) const {
+  return takes_hints(device) && !(device < 0 ? any_one_memory_ : one_memory_[static_cast<std::size_t>(device)]);
+}
+
+// --- managed memory
+
+void* CudaRuntime::do_allocate_managed(std::size_t bytes, Location home) {
+  check_usable();
+  const DeviceScope scope(home.index);
+  const CaptureScope uncaptured;
+  int current = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  void* ptr = nullptr;
+  if (pools_) {
+    ptr = pools_->allocate(bytes, limit());
+  } else {
+    const cudaError_t status = cudaMallocManaged(&ptr, bytes, cudaMemAttachGlobal);
+    if (status == cudaErrorMemoryAllocation) {
+      refuse(status, "cudaMallocManaged", bytes, OutOfMemory::Cause::kRuntime);
+    }
+    check(status, "cudaMallocManaged");
+  }
+  try {
+    const std::lock_guard lock(said_);
+    managed_.emplace(reinterpret_cast<std::uintptr_t>(ptr), Managed{bytes, current});
+  } catch (...) {
+    pools_ ? pools_->free(ptr) : void(succeeded(cudaFree(ptr)));
+    throw;
+  }
+  return ptr;
+}
+
+void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
+  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    return; // the parent's
+  }
+  int device = -1;
+  {
+    const std::lock_guard lock(said_);
+    const auto found = managed_.find(reinterpret_cast<std::uintptr_t>(ptr));
+    if (found != managed_.end()) {
+      device = found->second.device;
+      managed_.erase(found);
+    }
+  }
+  try {
+    const DeviceScope scope(device);
+    const CaptureScope uncaptured;
+    pools_ ? pools_->free(ptr) : void(succeeded(cudaFree(ptr)));
+  } catch (const RuntimeFailure&) {
+    // At exit the driver may be gone, and the memory with it.
+  }
+}
+
+// --- pinned host memory, plain device memory, copies
+
+void* CudaRuntime::allocate_pinned(std::size_t bytes) {
+  check_usable();
+  const CaptureScope uncaptured;
+  void* ptr = nullptr;
+  const cudaError_t status = cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable);
+  if (status == cudaErrorMemoryAllocation) {
+    refuse(status, "cudaHostAlloc", bytes, OutOfMemory::Cause::kHost);
+  }
+  check(status, "cudaHostAlloc");
+  return ptr;
+}
+
+void CudaRuntime::free_pinned(void* ptr) noexcept {
+  if (!ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    const CaptureScope uncaptured;
+    succeeded(cudaFreeHost(ptr));
+  }
+}
+
+void* CudaRuntime::allocate_device(std::size_t bytes, int device) {
+  check_device(device);
+  const DeviceScope scope(device);
+  const CaptureScope uncaptured;
+  void* ptr = nullptr;
+  const cudaError_t status = cudaMalloc(&ptr, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    refuse(status, "cudaMalloc", bytes, OutOfMemory::Cause::kDevice);
+  }
+  check(status, "cudaMalloc");
+  return ptr;
+}
+
+void CudaRuntime::free_device(void* ptr) noexcept {
+  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    return;
+  }
+  try {
+    cudaPointerAttributes found{};
+    check(cudaPointerGetAttributes(&found, ptr), "cudaPointerGetAttributes");
+    const DeviceScope scope(found.device);
+    const CaptureScope uncaptured;
+    succeeded(cudaFree(ptr));
+  } catch (const RuntimeFailure&) {
+    // As in do_free_managed.
+  }
+}
+
+void CudaRuntime::copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) {
+  check_stream(stream);
+  const DeviceScope scope(stream.device);
+  check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
+}
+
+// --- streams and events
+
+Stream CudaRuntime::create_stream(int device, int priority) {
+  check_device(device);
+  const DeviceScope scope(device);
+  int least = 0, greatest = 0; // the greatest priority is the lowest number
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  const int asked = priority < greatest ? greatest : priority > least ? least : priority;
+  cudaStream_t made = nullptr;
+  check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, asked), "cudaStreamCreateWithPriority");
+  return Stream{device, made};
+}
+
+void CudaRuntime::destroy_stream(Stream stream) noexcept {
+  if (stream.handle != nullptr && !ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    succeeded(cudaStreamDestroy(native(stream)));
+  }
+}
+
+bool CudaRuntime::query_stream(Stream stream) {
+  if (stream.is_host()) {
+    return true;
+  }
+  check_device(stream.device);
+  const DeviceScope scope(stream.device);
+  if (stream.handle != nullptr && is_capturing(native(stream))) {
+    return false; // to ask would break the capture
+  }
+  const CaptureScope uncaptured;
+  return done(cudaStreamQuery(native(stream)), "cudaStreamQuery");
+}
+
+void CudaRuntime::synchronize_stream(Stream stream) {
+  if (stream.is_host()) {
+    return;
+  }
+  check_device(stream.device);
+  const DeviceScope scope(stream.device);
+  refuse_capture(stream, "cudaStreamSynchronize");
+  const CaptureScope uncaptured;
+  check(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
+}
+
+void CudaRuntime::synchronize_device(int device) {
+  check_device(device);
+  const DeviceScope scope(device);
+  const CaptureScope uncaptured;
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+Event CudaRuntime::create_event(int device, bool timing) {
+  check_device(device);
+  const DeviceScope scope(device);
+  cudaEvent_t made = nullptr;
+  check(cudaEventCreateWithFlags(&made, timing ? cudaEventDefault : cudaEventDisableTiming),
+        "cudaEventCreateWithFlags");
+  return Event{made};
+}
+
+void CudaRuntime::destroy_event(Event event) noexcept {
+  if (event && !ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+    succeeded(cudaEventDestroy(native(event)));
+  }
+}
+
+void CudaRuntime::record_event(Event event, Stream stream) {
+  check_stream(stream);
+  const DeviceScope scope(stream.device);
+  refuse_capture(stream, "cudaEventRecord"); // it would mark a place in the graph, which is never reached
+  check(cudaEventRecord(native(event), native(stream)), "cudaEventRecord");
+}
+
+bool CudaRuntime::query_event(Event event) {
+  check_usable();
+  const CaptureScope uncaptured;
+  return done(cudaEventQuery(native(event)), "cudaEventQuery");
+}
+
+void CudaRuntime::synchronize_event(Event event) {
+  check_usable();
+  const CaptureScope uncaptured;
+  check(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+}
+
+void CudaRuntime::wait_event(Stream stream, Event event) {
+  check_stream(stream);
+  const DeviceScope scope(stream.device);
+  check(cudaStreamWaitEvent(native(stream), native(event), /*flags=*/0), "cudaStreamWaitEvent");
+}
+
+double CudaRuntime::elapsed_ms(Event from, Event to) {
+  check_usable();
+  float elapsed = 0;
+  check(cudaEventElapsedTime(&elapsed, native(from), native(to)), "cudaEventElapsedTime");
+  return elapsed;
+}
+
+// --- devices
+
+int CudaRuntime::device_count() const {
+  return static_cast<int>(devices_.size());
+}
+
+DeviceProperties CudaRuntime::device_properties(int device) const {
+  check_device(device);
+  return devices_[static_cast<std::size_t>(device)];
+}
+
+MemoryInfo CudaRuntime::memory_info(int device) const {
+  check_device(device);
+  const DeviceScope scope(device);
+  MemoryInfo info;
+  check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo");
+  return info;
+}
+
+std::size_t CudaRuntime::host_memory_available() const {
+  return operating_system_memory_available();
+}
+
+} // namespace torch_uvm::cuda
