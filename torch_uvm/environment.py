@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from torch_uvm import _C
+from torch_uvm import _C, cuda
 from torch_uvm.switch import enable
 
 log = logging.getLogger("torch_uvm")
@@ -37,11 +37,21 @@ def _device() -> str | None:
     text = os.environ.get("TORCH_UVM_DEVICE", "").strip()
     if text not in ("", "emu", "cuda"):
         raise ValueError(f"TORCH_UVM_DEVICE={text!r} in the environment; accepted: emu, cuda")
-    if text == "cuda" and not torch.cuda.is_available():
+    if text == "cuda" and not cuda.is_here():
         raise RuntimeError(
             "TORCH_UVM_DEVICE='cuda' in the environment, and torch finds no CUDA device; accepted: emu"
         )
+    if text == "cuda" and not _C.built_with_cuda():
+        raise RuntimeError(
+            "TORCH_UVM_DEVICE='cuda' in the environment, and torch_uvm was built without CUDA; accepted: emu"
+        )
     return text or None
+
+
+def _is_other_accelerator_here() -> bool:
+    here = torch.accelerator.current_accelerator()
+    # Whether it is available is asked of others than CUDA only: that would initialise it.
+    return here is not None and here.type != "cuda" and torch.accelerator.is_available()
 
 
 def _why_emulated(asked: bool) -> str:
@@ -63,8 +73,10 @@ def apply_environment() -> None:
         _C.load_options(options)
     except ValueError as error:
         raise ValueError(f"TORCH_UVM_CONF={options!r} in the environment: {error}") from None
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if device == "emu" or (device is None and accelerator is None):
+    if device != "emu" and cuda.is_here():
+        if _C.built_with_cuda():
+            _C.cuda_register()
+    elif device == "emu" or not _is_other_accelerator_here():
         from torch_uvm.emulated._register import register
 
         register()

@@ -8,16 +8,32 @@ from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
 
-from torch_uvm import _C
+import torch
+
+from torch_uvm import _C, cuda
 from torch_uvm.arguments import exact_keywords, show
 
 
-def check_runtime(what: str) -> None:
-    if _C.backend() == "none":
+def check_runtime(what: str, now: bool = False) -> None:
+    """That there is managed memory here, and that the accelerator asks the switch from now on.
+
+    Args:
+        now: also that the accelerator is initialised.
+
+    Raises:
+        RuntimeError: there is no runtime for this machine's accelerator.
+    """
+    backend = _C.backend()
+    if backend == "none":
+        why = "" if _C.built_with_cuda() else " (torch_uvm was built without CUDA)"
         raise RuntimeError(
-            f"{what}: there is no managed memory for this machine's accelerator; "
+            f"{what}: there is no managed memory for this machine's accelerator{why}; "
             "set TORCH_UVM_DEVICE=emu to use the emulated one"
         )
+    if backend == "cuda":
+        if now:
+            torch.cuda.init()
+        cuda.expect()
 
 
 @exact_keywords

@@ -3,7 +3,8 @@
 PyTorch shares CPU memory by putting shared memory in a storage's place. Under a managed storage that
 would take the bytes away from every other label, with nothing said. So what is sent is a copy in shared
 memory, made when the message is pickled; the sender's tensor stays as it is. Memory of the emulated
-accelerator has no handle that another process could open, and goes the same way.
+accelerator, and managed memory on a GPU, have no handle that another process could open, and go the same
+way: the process that receives has memory of its own there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import rebuild_tensor
 
 from torch_uvm import _C
 
@@ -35,6 +37,7 @@ def _in_shared_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _on_device(staged: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
     """In the process that receives: memory of its own on `device`, as its switch says."""
+    _C.start_device(torch.device(device))
     storage = torch.UntypedStorage(staged.nbytes(), device=device)
     storage.copy_(staged, non_blocking=False)
     return storage
@@ -43,11 +46,28 @@ def _on_device(staged: torch.UntypedStorage, device: str) -> torch.UntypedStorag
 def _copying(plain: Callable[[Any], Any]) -> Callable[[torch.UntypedStorage], Any]:
     def reduce(storage: torch.UntypedStorage) -> Any:
         # One pickler meets a storage once: views of it are views of one copy.
-        if storage.device.type == "emu":
+        managed_on_gpu = storage.device.type == "cuda" and _C.label_count(storage) > 0
+        if storage.device.type == "emu" or managed_on_gpu:
             return _on_device, (_in_shared_memory(storage), str(storage.device))
         if storage.device.type == "cpu" and _C.label_count(storage) > 0:
             return plain(_in_shared_memory(storage))
         return plain(storage)
+
+    return reduce
+
+
+def _without_handle(plain: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+    def reduce(tensor: torch.Tensor) -> Any:
+        # Of tensors on a GPU PyTorch sends a handle, and CUDA has none of managed memory: by its storage,
+        # then, as tensors on the CPU. What autograd cannot carry over PyTorch refuses itself.
+        carried = tensor.is_leaf or not tensor.requires_grad
+        if tensor.device.type != "cuda" or not carried or not _C.is_managed(tensor):
+            return plain(tensor)
+        if any(name is not None for name in tensor.names):
+            return plain(tensor)
+        torch.utils.hooks.warn_if_has_hooks(tensor)
+        described = tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.requires_grad
+        return rebuild_tensor, (type(tensor), tensor._typed_storage(), described)
 
     return reduce
 
@@ -75,3 +95,5 @@ def send_copies() -> None:
     storage._share_filename_cpu_ = _refusing(storage._share_filename_cpu_)
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     ForkingPickler.register(torch.UntypedStorage, _copying(reducers[torch.UntypedStorage]))
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _without_handle(reducers[kind]))

@@ -67,7 +67,7 @@ def enable(
     _check_moves(moves)
     _check_host_tensors(host_tensors)
     figure = limit_bytes(limit)
-    check_runtime("enable()")
+    check_runtime("enable()", now=host_tensors)
     if figure is not None:
         _C.set_limit(figure)
     plain_calls.choose_moves(moves == "alias")

@@ -35,6 +35,9 @@ std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options) {
 EmulatedRuntime& runtime() {
   EmulatedRuntime* made = the_runtime.load(std::memory_order_acquire);
   if (made == nullptr) {
+    // Not of another backend, whose runtime would be made here.
+    TORCH_CHECK(is_registered(), "the emulated accelerator is not in use in this process, whose backend is '",
+                Context::get().backend_name(), "'; TORCH_UVM_DEVICE=emu registers it");
     Context::get().runtime();
     made = the_runtime.load(std::memory_order_acquire);
   }

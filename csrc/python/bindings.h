@@ -12,5 +12,6 @@ void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, di
 void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
+void bind_cuda(pybind11::module_& module); ///< cuda.cpp: CUDA's place in PyTorch
 
 } // namespace torch_uvm

@@ -46,6 +46,9 @@ void bind_emulated(py::module_& module) {
   module.def(
       "emu_configure",
       [](int devices, std::size_t memory, const std::string& profile, std::optional<std::uint64_t> schedule_seed) {
+        TORCH_CHECK(Context::get().backend_name() != "cuda",
+                    "the emulated accelerator is not in use in this process, whose backend is 'cuda'; "
+                    "TORCH_UVM_DEVICE=emu registers it");
         Context::get().set_emulated({devices, memory, profile, schedule_seed});
       },
       py::arg("devices"), py::arg("memory"), py::arg("profile"), py::arg("schedule_seed"));

@@ -11,5 +11,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_host_tensors(module);
   torch_uvm::bind_exchange(module);
   torch_uvm::bind_emulated(module);
+  torch_uvm::bind_cuda(module);
   torch_uvm::bind_floors(module);
 }

@@ -1,11 +1,17 @@
 // Bindings of csrc/tensor: the switch, the options, managed tensors and their statistics.
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "allocator/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
 #include "tensor/context.h"
+#include "tensor/labels.h"
 #include "tensor/managed_tensor.h"
 #include "tensor/operators.h"
 #include "tensor/switch.h"
@@ -24,6 +30,14 @@ std::optional<Location> home_of(const std::optional<c10::Device>& device) {
     return std::nullopt;
   }
   return device->is_cpu() ? Location::host() : Location::device(std::max<int>(device->index(), 0));
+}
+
+/// PyTorch starts a device when its own functions are called with it, not when operators are. Where managed
+/// memory is CUDA's it is so under the CPU's label, too, but for a forked process, which has ordinary memory
+/// there.
+void start_device(const c10::Device& device) {
+  const bool cuda = Context::get().backend_name() == "cuda" && !(device.is_cpu() && Context::get().forked());
+  torch::utils::maybe_initialize_device(cuda ? c10::Device(c10::DeviceType::CUDA) : device);
 }
 
 /// nullptr before first use. There is nothing to tell then, and to ask must not settle what the runtime
@@ -90,6 +104,28 @@ py::list snapshot_list() {
   return segments;
 }
 
+/// Whether two of the values are tensors under different labels of the same bytes.
+bool share_bytes(const py::sequence& values) {
+  std::vector<std::pair<const Block*, const c10::StorageImpl*>> labelled;
+  for (const py::handle value : values) {
+    if (!THPVariable_Check(value.ptr())) {
+      continue;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !has_owner(tensor.storage().data_ptr())) {
+      continue;
+    }
+    const Block* block = block_of_owner(tensor.storage().data_ptr());
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    if (std::ranges::any_of(labelled,
+                            [&](const auto& other) { return other.first == block && other.second != storage; })) {
+      return true;
+    }
+    labelled.emplace_back(block, storage);
+  }
+  return false;
+}
+
 } // namespace
 
 void bind_tensor(py::module_& module) {
@@ -152,13 +188,13 @@ void bind_tensor(py::module_& module) {
       py::arg("index"));
 
   module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"));
-  // PyTorch starts a device when its own functions are called with it, not when operators are.
-  module.def("start_device", [](const c10::Device& device) { torch::utils::maybe_initialize_device(device); });
+  module.def("share_bytes", &share_bytes, py::arg("values"));
+  module.def("start_device", &start_device, py::arg("device"));
   module.def(
       "empty_strided",
       [](const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride, c10::ScalarType dtype,
          const c10::Device& device) {
-        torch::utils::maybe_initialize_device(device);
+        start_device(device);
         return empty_strided_managed(size, stride, dtype, device);
       },
       py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"));

@@ -24,9 +24,7 @@ Block* block_at(void* ptr) {
   return Context::get().managed_allocator().find(ptr);
 }
 
-// The profiler's memory table, which PyTorch's own CPU allocator keeps in the same way.
 void delete_host_tensor(void* ptr) {
-  c10::profiledCPUMemoryReporter().Delete(ptr);
   managed_data(block_at(ptr), cpu()); // goes back as any other managed memory
 }
 
@@ -68,7 +66,6 @@ struct HostTensorAllocator final : c10::Allocator {
     void* ptr = managed.get();
     managed.release_context();
     any_made.store(true, std::memory_order_relaxed);
-    c10::profiledCPUMemoryReporter().New(ptr, bytes);
     return {ptr, ptr, &delete_host_tensor, cpu()};
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {

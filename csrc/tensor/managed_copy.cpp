@@ -1,4 +1,5 @@
 // New managed memory, and a copy into it.
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -6,6 +7,7 @@
 
 #include "tensor/context.h"
 #include "tensor/managed_storage.h"
+#include "tensor/managed_tensor.h"
 #include "tensor/moves.h"
 #include "tensor/operators.h"
 #include "tensor/switch.h"
@@ -15,11 +17,15 @@ namespace torch_uvm {
 at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c10::ScalarType dtype,
                                  c10::Device device) {
   if (!device.is_cpu()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(Context::get().backend_name() == "emulated" && device.is_privateuseone(),
-                                "managed memory on ", device,
-                                ": there is none for CUDA yet; accepted: the CPU, and the emulated accelerator");
+    TORCH_CHECK_VALUE(device.type() == at::getAccelerator(), "managed memory on ", device,
+                      "; accepted: the CPU and the accelerator");
+    Context::get().runtime(); // with which the accelerator's allocator asks the switch
     const ManagedScope on(true);
-    return at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
+    at::Tensor tensor = at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
+    TORCH_CHECK(is_managed(tensor), "managed memory on ", device,
+                " inside a graph capture or a memory pool, which decide on the memory in their scope; make the tensor "
+                "outside of it");
+    return tensor;
   }
   const std::size_t bytes = at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,

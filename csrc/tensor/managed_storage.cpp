@@ -1,9 +1,11 @@
 #include "tensor/managed_storage.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <exception>
 
 #include "tensor/advice.h"
 #include "tensor/context.h"
@@ -15,13 +17,40 @@ namespace {
 
 std::atomic<CachingManagedAllocator*> plain_allocator{nullptr};
 
+/// Tells the profiler of memory that came or went, as PyTorch's own allocators do.
+/// \param change in bytes; less than 0 for memory that went
+void report(const CachingManagedAllocator& allocator, void* ptr, std::int64_t change, Location home) {
+  const Statistics now = allocator.statistics(home);
+  const c10::Device device = home.is_host() ? c10::Device(c10::DeviceType::CPU)
+                                            : c10::Device(at::getAccelerator(/*checked=*/true).value(),
+                                                          static_cast<c10::DeviceIndex>(home.index));
+  c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
+                                   static_cast<std::size_t>(now.reserved_bytes[0].current), device);
+}
+
+void free(CachingManagedAllocator& allocator, Block* block) {
+  if (!c10::memoryProfilingEnabled()) {
+    allocator.free(block);
+    return;
+  }
+  void* const ptr = allocator.data(block);
+  const auto bytes = static_cast<std::int64_t>(allocator.bytes(block));
+  const Location home = allocator.home(block);
+  allocator.free(block);
+  try {
+    report(allocator, ptr, -bytes, home);
+  } catch (const std::exception&) {
+    // Nothing to be done about it where memory is freed.
+  }
+}
+
 void delete_managed(void* block) {
   forget_hints(static_cast<Block*>(block));
-  Context::get().managed_allocator().free(static_cast<Block*>(block));
+  free(Context::get().managed_allocator(), static_cast<Block*>(block));
 }
 
 void delete_plain(void* block) {
-  plain_allocator.load()->free(static_cast<Block*>(block));
+  free(*plain_allocator.load(), static_cast<Block*>(block));
 }
 
 c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
@@ -32,7 +61,11 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
   }
-  return {block == nullptr ? nullptr : allocator.data(block), block, deleter, device};
+  c10::DataPtr data(block == nullptr ? nullptr : allocator.data(block), block, deleter, device);
+  if (block != nullptr && c10::memoryProfilingEnabled()) {
+    report(allocator, data.get(), static_cast<std::int64_t>(allocator.bytes(block)), home);
+  }
+  return data;
 }
 
 } // namespace

@@ -1,0 +1,52 @@
+#include "cuda/cuda_backend.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "cuda/cuda_runtime.h"
+#include "cuda/delegating_allocator.h"
+#include "tensor/context.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+// A lower priority than the table has is ignored without a word; the native one registers with 0 or 1.
+constexpr std::uint8_t kPriority = 255;
+
+std::atomic<bool> installed{false};
+
+void put_in_place() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // First, as it may fail, and then nothing has changed. The native allocator has to know its devices.
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    auto* before = native::allocator.load();
+    auto* ours = new DelegatingAllocator(before); // leaked: see the class
+    native::allocator.store(ours);
+    c10::SetAllocator(c10::DeviceType::CUDA, ours, kPriority);
+    installed.store(true, std::memory_order_release);
+  });
+}
+
+} // namespace
+
+void register_backend() {
+  // Managed memory that comes before the switch, such as a CPU label's, finds the allocator in place, too.
+  Context::get().set_backend({"cuda", [](const Options& options) {
+                                put_in_place();
+                                return std::make_unique<CudaRuntime>(options.cuda.pool_segments);
+                              }});
+}
+
+void install_allocator() {
+  Context::get().runtime();
+}
+
+bool is_installed() {
+  return installed.load(std::memory_order_acquire);
+}
+
+} // namespace torch_uvm::cuda

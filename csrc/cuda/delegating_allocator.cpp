@@ -1,0 +1,266 @@
+// What depends on the switch, on whose memory it is, and what both have a part in.
+#include "cuda/delegating_allocator.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+
+#include "cuda/workspaces.h"
+#include "runtime/error.h"
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+#include "tensor/switch.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+CachingManagedAllocator& managed_allocator() {
+  return Context::get().managed_allocator();
+}
+
+/// nullptr while there is no managed memory: to ask must not make the runtime.
+CachingManagedAllocator* managed_in_use() {
+  return Context::get().in_use() ? &managed_allocator() : nullptr;
+}
+
+Block* managed_block_at(const void* ptr) {
+  CachingManagedAllocator* allocator = managed_in_use();
+  return allocator == nullptr || ptr == nullptr ? nullptr : allocator->find(ptr);
+}
+
+/// As the allocator of managed memory calls its own: with no lock held, and whatever becomes of it.
+void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::DeviceIndex device, std::size_t bytes) {
+  if (observers.empty()) {
+    return;
+  }
+  MemoryInfo card;
+  try {
+    card = Context::get().runtime().memory_info(device);
+  } catch (const RuntimeFailure&) {
+    // What is reported is that memory is out; this must not take its place.
+  }
+  for (const auto& observer : observers) {
+    observer(device, bytes, card.total, card.free);
+  }
+}
+
+/// Whether `stream` is being captured into a graph, by whomever.
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    cudaGetLastError(); // the default stream while another one is captured
+    return true;
+  }
+  return status != cudaStreamCaptureStatusNone;
+}
+
+c10::DeviceIndex current_device() {
+  return c10::cuda::current_device();
+}
+
+} // namespace
+
+bool DelegatingAllocator::gives_managed(c10::DeviceIndex device, cudaStream_t stream) {
+  return managed_enabled() && !filters_.any_takes(device, stream) && !is_capturing(stream);
+}
+
+c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
+  const Location home = Location::device(device);
+  c10::DataPtr data;
+  try {
+    data = allocate_managed(bytes, home, Stream{device, stream}, c10::Device(c10::DeviceType::CUDA, device));
+  } catch (const c10::OutOfMemoryError&) {
+    std::vector<native::OutOfMemoryObserver> observers;
+    {
+      const std::lock_guard lock(observers_mutex_);
+      observers = observers_;
+    }
+    tell(observers, device, bytes);
+    throw;
+  }
+  note_level(device);
+  return data;
+}
+
+void DelegatingAllocator::note_level(c10::DeviceIndex device) {
+  statistics_.note(device, managed_allocator().statistics(Location::device(device)),
+                   [&] { return native_->getDeviceStats(device); });
+}
+
+void DelegatingAllocator::note_native(c10::DeviceIndex device, std::size_t bytes) {
+  if (statistics_.native_grew(device, bytes) && managed_in_use() != nullptr) {
+    note_level(device);
+  }
+}
+
+c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
+  if (managed_enabled() && !Context::get().forked()) { // all that an allocation costs while the switch is off
+    const c10::DeviceIndex device = current_device();
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+    if (gives_managed(device, stream)) {
+      reserve_workspaces(bytes);
+      return allocate_managed_on(device, bytes, stream);
+    }
+  }
+  c10::DataPtr data = native_->allocate(bytes);
+  if (bytes != 0) {
+    note_native(data.device().index(), bytes);
+  }
+  return data;
+}
+
+void* DelegatingAllocator::raw_alloc(std::size_t bytes) {
+  return bytes == 0 ? nullptr
+                    : raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()).stream());
+}
+
+void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) {
+    return native_->raw_alloc_with_stream(bytes, stream);
+  }
+  const c10::DeviceIndex device = current_device();
+  if (!Context::get().forked() && gives_managed(device, stream)) {
+    c10::DataPtr data = allocate_managed_on(device, bytes, stream);
+    void* ptr = data.get();
+    data.release_context(); // found again by its address, in raw_delete
+    return ptr;
+  }
+  void* ptr = native_->raw_alloc_with_stream(bytes, stream);
+  note_native(device, bytes);
+  return ptr;
+}
+
+void DelegatingAllocator::raw_delete(void* ptr) {
+  if (Block* block = managed_block_at(ptr)) {
+    managed_data(block, c10::Device(c10::DeviceType::CUDA)).clear();
+    return;
+  }
+  native_->raw_delete(ptr);
+}
+
+void DelegatingAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  if (is_managed(data)) {
+    record_stream(data, Stream{stream.device_index(), stream.stream()});
+  } else {
+    native_->recordStream(data, stream);
+  }
+}
+
+void DelegatingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  recordStream(data, c10::cuda::CUDAStream(stream));
+}
+
+void* DelegatingAllocator::getBaseAllocation(void* ptr, std::size_t* size) {
+  TORCH_CHECK(managed_block_at(ptr) == nullptr,
+              "managed memory has no base allocation that another process could open: send a copy in ordinary memory, "
+              "t.to(t.device, managed=False)");
+  return native_->getBaseAllocation(ptr, size);
+}
+
+native::ShareableHandle DelegatingAllocator::shareIpcHandle(void* ptr) {
+  TORCH_CHECK(managed_block_at(ptr) == nullptr,
+              "CUDA has no IPC handles for managed memory: send a copy in ordinary memory, "
+              "t.to(t.device, managed=False)");
+  return native_->shareIpcHandle(ptr);
+}
+
+#if TORCH_UVM_TORCH_AT_LEAST(12)
+std::shared_ptr<c10::GatheredContext> DelegatingAllocator::getContextForPointer(const void* ptr) {
+  return managed_block_at(ptr) != nullptr ? nullptr : native_->getContextForPointer(ptr);
+}
+#endif
+
+#if TORCH_UVM_TORCH_AT_LEAST(14)
+void DelegatingAllocator::annotateMemory(const void* ptr, const std::string& metadata) {
+  if (managed_block_at(ptr) == nullptr) { // managed memory is in no native trace
+    native_->annotateMemory(ptr, metadata);
+  }
+}
+#endif
+
+void DelegatingAllocator::emptyCache(c10::MempoolId_t pool) {
+  native_->emptyCache(pool);
+  CachingManagedAllocator* managed = managed_in_use();
+  if (managed != nullptr && pool == c10::MempoolId_t{0, 0}) {
+    managed->empty_cache();
+  }
+}
+
+native::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device) {
+  native::DeviceStats stats = native_->getDeviceStats(device);
+  if (CachingManagedAllocator* managed = managed_in_use()) {
+    statistics_.add(device, stats, managed->statistics(Location::device(device)));
+  }
+  return stats;
+}
+
+void DelegatingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  native_->resetAccumulatedStats(device);
+  if (CachingManagedAllocator* managed = managed_in_use()) {
+    managed->reset_accumulated_statistics(Location::device(device));
+  }
+}
+
+void DelegatingAllocator::resetPeakStats(c10::DeviceIndex device) {
+  native_->resetPeakStats(device);
+  if (CachingManagedAllocator* managed = managed_in_use()) {
+    const Location home = Location::device(device);
+    managed->reset_peak_statistics(home);
+    statistics_.reset_peaks(device, native_->getDeviceStats(device), managed->statistics(home));
+  }
+}
+
+native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
+  native::SnapshotInfo info = native_->snapshot(pool, include_traces);
+  CachingManagedAllocator* managed = managed_in_use();
+  if (managed == nullptr || pool != c10::MempoolId_t{0, 0}) {
+    return info;
+  }
+  for (const SegmentInfo& segment : managed->snapshot()) {
+    if (segment.home.is_host()) {
+      continue; // torch_uvm.memory_snapshot() has those, too
+    }
+    native::SegmentInfo& described = info.segments.emplace_back();
+    described.device = static_cast<c10::DeviceIndex>(segment.home.index);
+    described.address = segment.address;
+    described.total_size = segment.bytes;
+    described.requested_size = segment.requested_bytes;
+    described.allocated_size = segment.allocated_bytes;
+    described.active_size = segment.active_bytes;
+    described.is_large = segment.kind != PoolKind::kSmall;
+    for (const BlockInfo& block : segment.blocks) {
+      native::BlockInfo& piece = described.blocks.emplace_back();
+      piece.size = block.bytes;
+      piece.requested_size = block.requested_bytes;
+      piece.allocated = block.state == BlockInfo::State::kAllocated;
+      piece.active = block.state != BlockInfo::State::kFree;
+    }
+    if (!segment.blocks.empty()) {
+      described.stream = segment.blocks.front().stream.handle;
+    }
+  }
+  std::ranges::sort(info.segments, {}, &native::SegmentInfo::address); // as the native one has them
+  return info;
+}
+
+void DelegatingAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+  {
+    const std::lock_guard lock(observers_mutex_);
+    observers_.push_back(observer);
+  }
+  native_->attachOutOfMemoryObserver(std::move(observer));
+}
+
+void DelegatingAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                              std::function<bool(cudaStream_t)> filter) {
+  native_->beginAllocateToPool(device, pool, filter);
+  filters_.begin(device, pool, std::move(filter));
+}
+
+void DelegatingAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  filters_.end(device, pool);
+  native_->endAllocateToPool(device, pool);
+}
+
+} // namespace torch_uvm::cuda

@@ -1,0 +1,128 @@
+// The allocator that PyTorch holds for CUDA: one that hands every call to the one that was there before,
+// except while managed allocation is on for the calling thread.
+//
+// Both kinds of memory live side by side: a block finds its way home by its deleter. A capture or a MemPool
+// wins over the switch: pointers in a graph must never move, and a pool's owner asked for that pool.
+//
+// Compiled for one minor version of torch: the class's virtual functions change. A virtual with a default
+// that is not forwarded compiles and misbehaves in silence; scripts/audit_cuda_allocator.py looks for those.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/combined_statistics.h"
+#include "cuda/pool_filters.h"
+
+#define TORCH_UVM_TORCH_AT_LEAST(minor) \
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
+
+namespace torch_uvm::cuda {
+
+namespace native = c10::cuda::CUDACachingAllocator;
+
+/// Leaked on purpose: a storage keeps a raw pointer to the allocator it was born with.
+class DelegatingAllocator final : public native::CUDAAllocator {
+ public:
+  explicit DelegatingAllocator(native::CUDAAllocator* before) : native_(before) {}
+
+  // --- what depends on the switch (delegating_allocator.cpp)
+  c10::DataPtr allocate(std::size_t bytes) override;
+  void* raw_alloc(std::size_t bytes) override;
+  void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
+
+  // --- what depends on whose memory it is
+  void raw_delete(void* ptr) override;
+  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
+  void* getBaseAllocation(void* ptr, std::size_t* size) override;
+  native::ShareableHandle shareIpcHandle(void* ptr) override;
+#if TORCH_UVM_TORCH_AT_LEAST(12)
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr) override;
+#endif
+#if TORCH_UVM_TORCH_AT_LEAST(14)
+  void annotateMemory(const void* ptr, const std::string& metadata) override;
+#endif
+
+  // --- what both have a part in
+  void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
+  native::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex device) override;
+  void resetPeakStats(c10::DeviceIndex device) override;
+  native::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0}, bool include_traces = true) override;
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+
+  // --- what is the native one's alone (forwarding.cpp)
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* dst, const void* src, std::size_t count) const override;
+  bool initialized() override;
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
+  void init(int device_count) override;
+  double getMemoryFraction(c10::DeviceIndex device) override;
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
+  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override;
+  void enable(bool value) override;
+  bool isEnabled() const override;
+  void cacheInfo(c10::DeviceIndex device, std::size_t* largest_block) override;
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                          std::shared_ptr<native::CUDAAllocator> allocator = nullptr) override;
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                const std::unordered_set<void*>& expected) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  bool isHistoryEnabled() override;
+  void recordHistory(bool enabled, native::CreateContextFn context_recorder, std::size_t max_entries,
+                     native::RecordContext when, bool clear, const std::vector<std::string>& skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
+  void pushCompileContext(std::string& metadata) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
+  cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, std::size_t count,
+                          cudaStream_t stream, bool p2p_enabled) override;
+  std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  native::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
+                                                 std::shared_ptr<native::AllocatorState> state) override;
+  std::string name() override;
+#if TORCH_UVM_TORCH_AT_LEAST(12)
+  void attachOomRejectionObserver(native::OomRejectionObserver observer) override;
+#endif
+#if TORCH_UVM_TORCH_AT_LEAST(13)
+  void markCaptureBegin(c10::DeviceIndex device) override;
+  void markCaptureEnd(c10::DeviceIndex device) override;
+  c10::DataPtr allocateWithAddress(std::size_t size, void* address) override;
+#endif
+#if TORCH_UVM_TORCH_AT_LEAST(14)
+  bool supportsUserMetadata() override;
+#endif
+
+ private:
+  /// Whether what this thread allocates now on `stream` is managed.
+  bool gives_managed(c10::DeviceIndex device, cudaStream_t stream);
+  c10::DataPtr allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
+  void note_level(c10::DeviceIndex device); ///< for the peaks of both together
+  void note_native(c10::DeviceIndex device, std::size_t bytes);
+
+  native::CUDAAllocator* const native_;
+  PoolFilters filters_;
+  CombinedStatistics statistics_;
+  std::mutex observers_mutex_; // leaf
+  std::vector<native::OutOfMemoryObserver> observers_;
+};
+
+} // namespace torch_uvm::cuda

@@ -1,0 +1,55 @@
+#include "cuda/entry_points.h"
+
+#include <exception>
+
+#include "runtime/error.h"
+#include "tensor/context.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+void* allocate(std::size_t bytes, Location home) {
+  Context& context = Context::get();
+  try {
+    return context.runtime().allocate_managed(bytes, home);
+  } catch (const OutOfMemory&) {
+    if (context.managed_allocator().empty_cache() == 0) { // what it keeps is under the same limit
+      throw;
+    }
+    return context.runtime().allocate_managed(bytes, home);
+  }
+}
+
+void populate(void* ptr, std::size_t bytes, Location home, Stream stream) {
+  try {
+    Context::get().runtime().prefetch(ptr, bytes, home, stream);
+  } catch (const std::exception&) {
+    // A hint: its pages come by fault instead.
+  }
+}
+
+} // namespace
+} // namespace torch_uvm::cuda
+
+void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
+  using namespace torch_uvm;
+  if (size <= 0 || device < 0 || Context::get().forked()) {
+    return nullptr;
+  }
+  const auto bytes = static_cast<std::size_t>(size);
+  try {
+    const Location home = Location::device(device);
+    void* const ptr = cuda::allocate(bytes, home);
+    cuda::populate(ptr, bytes, home, Stream{device, stream});
+    return ptr;
+  } catch (const std::exception&) {
+    return nullptr; // the caller has its own error for that, and C has no exceptions
+  }
+}
+
+void torch_uvm_free(void* ptr, ssize_t /*size*/, int /*device*/, cudaStream_t /*stream*/) {
+  using namespace torch_uvm;
+  if (ptr != nullptr && !Context::get().forked()) {
+    Context::get().runtime().free_managed(ptr);
+  }
+}

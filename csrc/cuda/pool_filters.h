@@ -1,0 +1,62 @@
+// Which allocations PyTorch wants in a pool: those of a graph capture, of a MemPool's scope.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace torch_uvm::cuda {
+
+/// The filters that are in force, as beginAllocateToPool and endAllocateToPool say. With none in force,
+/// which is nearly always, a question costs one relaxed load.
+class PoolFilters {
+ public:
+  using Filter = std::function<bool(cudaStream_t)>;
+
+  void begin(c10::DeviceIndex device, c10::MempoolId_t pool, Filter filter) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({device, pool, std::move(filter)});
+    count_.store(entries_.size(), std::memory_order_relaxed);
+  }
+
+  void end(c10::DeviceIndex device, c10::MempoolId_t pool) {
+    const std::lock_guard lock(mutex_);
+    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+      if (entry->device == device && entry->pool == pool) {
+        entries_.erase(std::next(entry).base());
+        break;
+      }
+    }
+    count_.store(entries_.size(), std::memory_order_relaxed);
+  }
+
+  bool any_takes(c10::DeviceIndex device, cudaStream_t stream) {
+    if (count_.load(std::memory_order_relaxed) == 0) {
+      return false;
+    }
+    const std::lock_guard lock(mutex_); // held as the native allocator holds its own: filters do not allocate
+    for (const Entry& entry : entries_) {
+      if (entry.device == device && entry.filter(stream)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Entry {
+    c10::DeviceIndex device;
+    c10::MempoolId_t pool;
+    Filter filter;
+  };
+
+  std::atomic<std::size_t> count_{0};
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+} // namespace torch_uvm::cuda

@@ -1,0 +1,19 @@
+// The workspaces that cuBLAS keeps: never in managed memory.
+#pragma once
+
+#include <cstddef>
+
+namespace torch_uvm::cuda {
+
+/// Called before `bytes` of managed memory are given out to the current device's current stream.
+///
+/// PyTorch keeps a workspace for each cuBLAS handle (one a thread and device) and stream, for good: the first
+/// matmul with the switch on would leave up to 32 MiB of managed memory in use. An allocation of a workspace's
+/// size may be one, and so the workspace is made natively at that moment. If it was one, PyTorch finds that it
+/// has one already, and lets the new one go; if it was somebody's tensor, a workspace was made early.
+///
+/// This holds for every thread and stream. What does not pass here: workspaces of other libraries, such as
+/// cuDNN's, which come and go.
+void reserve_workspaces(std::size_t bytes) noexcept;
+
+} // namespace torch_uvm::cuda
