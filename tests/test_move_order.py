@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -289,17 +290,37 @@ class TestSchedules:
         assert flags == 0b10
 
 
-@pytest.mark.parametrize("bytes_moved", [256, 4096, 1 << 20])
-def test_no_page_of_a_neighbour_moves(bytes_moved: int) -> None:
-    """Small tensors share pages, which stay where they are; of a larger view its own pages move."""
-    neighbours = [torch_uvm.zeros(4 << 20, dtype=torch.uint8, device="cpu").add_(1) for _ in range(2)]
-    x = torch_uvm.zeros(bytes_moved, dtype=torch.uint8, device="cpu").add_(1)
-    torch_uvm.to(x, "emu")
-    torch_uvm.to(neighbours[0][: 2 << 20], "emu")
-    emu.synchronize()
-    assert torch_uvm.emulated.residency(neighbours[1]).get(EMU, 0) == 0
-    assert torch_uvm.emulated.residency(neighbours[0][2 << 20 :]).get(EMU, 0) == 0
-    assert torch_uvm.emulated.residency(neighbours[0][: 2 << 20])[EMU] > 0
+class TestNeighbours:
+    """A move starts moving the pages that are the tensor's own, and no other."""
+
+    @pytest.fixture(autouse=True)
+    def fresh_memory(self) -> None:
+        gc.collect()
+        torch_uvm.empty_cache()
+
+    def made_on_the_host(self, size: int) -> torch.Tensor:
+        x = torch_uvm.zeros(size, dtype=torch.uint8, device="cpu")
+        assert torch_uvm.emulated.residency(x).get(EMU, 0) == 0
+        return x
+
+    @pytest.mark.parametrize("size", [256, 4096, 100_000])
+    def test_of_small_tensors(self, size: int) -> None:
+        tensors = [self.made_on_the_host(size) for _ in range(3)]
+        page = torch_uvm._C.device_properties(0)["page_bytes"]
+        if size < page // 4:
+            assert len({t.data_ptr() // page for t in tensors}) < 3, "some share a page"
+        torch_uvm.to(tensors[1], "emu")
+        emu.synchronize()
+        for neighbour in (tensors[0], tensors[2]):
+            assert torch_uvm.emulated.residency(neighbour).get(EMU, 0) == 0
+
+    def test_of_a_view(self) -> None:
+        page = torch_uvm._C.device_properties(0)["page_bytes"]
+        x = self.made_on_the_host(8 * page)
+        start = -x.data_ptr() % page + page // 2  # in the midst of a page
+        torch_uvm.to(x[start : start + 3 * page], "emu")
+        emu.synchronize()
+        assert torch_uvm.emulated.residency(x)[EMU] == 2 * page
 
 
 def test_waiting_for_a_device_that_only_managed_tensors_used(spawn: Spawn) -> None:

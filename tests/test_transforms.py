@@ -1,7 +1,7 @@
 """Moves under autograd, torch.func, fake tensors and recorders, and the functional form, managed_copy."""
 
 # wrong arguments are the point of some tests; torch has no stub for `managed=`.
-# mypy: disable-error-code="call-overload"
+# mypy: disable-error-code="call-overload, no-any-return"
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestBackward:
         z = torch_uvm.to(y, "emu")
         y.retain_grad()
         seen: list[torch.Tensor] = []
-        z.register_hook(seen.append)  # type: ignore[no-untyped-call]
+        z.register_hook(seen.append)
         (z * torch.tensor([1.0, 2.0, 3.0]).to("emu")).sum().backward()
         assert x.grad is not None and y.grad is not None
         assert (x.grad.device, y.grad.device, seen[0].device) == (EMU, CPU, EMU)
@@ -170,7 +170,7 @@ class TestBackward:
             return to_cpu(to_cpu(x).sin().to("emu", managed=True)).cos()
 
         x, twin = managed(4).requires_grad_(), managed(4, device="cpu").requires_grad_()
-        checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()  # type: ignore[no-untyped-call]
+        checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
         twin.sin().cos().sum().backward()
         assert x.grad is not None and twin.grad is not None
         assert torch.equal(x.grad.cpu(), twin.grad)
@@ -216,10 +216,10 @@ class TestFunctionTransforms:
 
     def test_vjp_and_jvp(self) -> None:
         x, v = managed(4), managed(4)
-        value, back = vjp(lambda x: to_cpu(x).sin(), x)
+        value, back, *_ = vjp(lambda x: to_cpu(x).sin(), x)
         assert torch.equal(value, x.cpu().sin())
         assert torch.equal(back(v.cpu())[0].cpu(), v.cpu() * x.cpu().cos())
-        value, tangent = jvp(lambda x: to_cpu(x).sin(), (x,), (v,))
+        value, tangent, *_ = jvp(lambda x: to_cpu(x).sin(), (x,), (v,))
         assert torch.equal(value, x.cpu().sin())
         assert torch.equal(tangent, v.cpu() * x.cpu().cos())
 
@@ -317,8 +317,9 @@ class TestFakeTensors:
             assert move(torch.ones(3, dtype=torch.complex64, device="emu").conj(), CPU).is_conj()
 
     def test_public_calls(self) -> None:
+        real = managed(3, 4)
         with FakeTensorMode() as mode:
-            x = mode.from_tensor(managed(3, 4))
+            x = mode.from_tensor(real)
             assert torch_uvm.to(x, "cpu").device == CPU
             assert x.t().to("cpu", managed=True).stride() == (1, 4)
             assert torch_uvm.to(torch.ones(3), "emu", torch.float64, managed=True).device == EMU
@@ -352,7 +353,7 @@ class TestRecorders:
 
     def test_jit_trace_is_refused_by_name(self) -> None:
         with pytest.raises(RuntimeError, match=r"torch\.jit\.trace takes no operator with a device"):
-            torch.jit.trace(to_cpu, (managed(3),))  # type: ignore[no-untyped-call]
+            torch.jit.trace(to_cpu, (managed(3),))
 
 
 class TestManagedCopy:

@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 from torch_uvm import emulated
+from torch_uvm.compiled_graphs import watch_compiled_graphs
 from torch_uvm.environment import apply_environment
 from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
@@ -93,8 +94,10 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
     __version__ = "0+unknown"
 
 register_rules()
+watch_compiled_graphs()
 apply_environment()
 accept_managed_keyword()
 export_managed_memory()
 send_copies()
-del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules, send_copies
+del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules
+del send_copies, watch_compiled_graphs

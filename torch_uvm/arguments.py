@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from torch_uvm import _C
+from torch_uvm.tracing import run_as_it_is
 
 Device: TypeAlias = "torch.device | str | int"
 
@@ -51,7 +52,7 @@ def exact_keywords(function: _F) -> _F:
                 )
         return function(*args, **kwargs)
 
-    return checked  # type: ignore[return-value]
+    return run_as_it_is(checked)  # type: ignore[return-value]
 
 
 def byte_count(value: object, what: str, also: str = "") -> int:

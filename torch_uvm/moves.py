@@ -67,10 +67,10 @@ def tensor_to(
     same_bytes = dtype == x.dtype and (
         memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
     )
-    if torch.jit.is_tracing():
+    if torch._C._get_tracing_state() is not None:
         raise RuntimeError(
-            "torch.jit.trace takes no operator with a device among its arguments, as moves and managed copies "
-            "have; accepted in traced code: plain copies (managed=False, copy=True), and moves outside of it"
+            "torch.jit.trace takes no operator with a device among its arguments, as moves and managed "
+            "copies have; accepted in traced code: plain copies (managed=False, copy=True)"
         )
     _C.start_device(device)
     if copy or not is_managed or not same_bytes:

@@ -8,6 +8,7 @@ on, `Tensor.to`, `.cpu()` and the accelerator's own call (`.cuda()`) move manage
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ def choose_moves(alias: bool) -> None:
             if name not in _wrapped:
                 _aliasing(name)
                 _wrapped.add(name)
+    if alias != _alias and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # compiled code has what plain calls meant until now
     _alias = alias
 
 
