@@ -3,8 +3,8 @@
 #
 #     scripts/check_cuda.sh [STAGE...]        stages: build cpp suite bench sanitizer; without one: all
 #
-# Logs, the suite's JUnit XML and the benchmark's JSON go to $OUT (build/check-cuda without it). A stage that fails
-# does not keep the next ones from running; what happened is said at the end, and by the exit status.
+# Logs, the suite's JUnit XML and the benchmark's JSON, eight files, go to $OUT (build/check-cuda without it).
+# A stage that fails does not keep the next ones from running; what happened is said at the end, and by the exit status.
 #
 # PYTHON    the Python that has torch (python3)         PYTEST_ARGS   more for the suite's pytest
 # SECONDS_IN_ALL   what all stages may take (530)       WORKERS       processes of the suite (4; 1: none)
@@ -31,17 +31,17 @@ failed=0
 wanted() { [[ " $STAGES " == *" $1 "* ]]; }
 has() { "$PYTHON" -c "import $1" 2>/dev/null; }
 
-# stage NAME SECONDS COMMAND...: runs it into $OUT/NAME.log, within SECONDS and what is left of all.
+# stage NAME LOG SECONDS COMMAND...: runs it, on to the end of $OUT/LOG.log, within SECONDS and what is left of all.
 stage() {
-  local name=$1 most=$2 left=$((DEADLINE - SECONDS)) began=$SECONDS status
-  shift 2
+  local name=$1 log=$OUT/$2.log most=$3 left=$((DEADLINE - SECONDS)) began=$SECONDS status
+  shift 3
   if ((left < 10)); then
     summary+=("$name: NOT RUN, no time left")
     failed=1
     return 1
   fi
   echo "=== $name (at most $((most < left ? most : left)) s)"
-  timeout --kill-after=5 "$((most < left ? most : left))" "$@" >>"$OUT/$name.log" 2>&1
+  timeout --kill-after=5 "$((most < left ? most : left))" "$@" >>"$log" 2>&1
   status=$?
   if ((status == 0)); then
     summary+=("$name: ok, $((SECONDS - began)) s")
@@ -49,7 +49,7 @@ stage() {
     ((status == 124 || status == 137)) && status="$status, out of time"
     summary+=("$name: FAILED ($status), $((SECONDS - began)) s")
     failed=1
-    tail -n 25 "$OUT/$name.log"
+    tail -n 25 "$log"
     return 1
   fi
 }
@@ -84,48 +84,51 @@ floors() {
 export -f floors
 export PYTHON
 
-: >"$OUT/build.log"
+rm -f "$OUT"/{build,suite,cases,bench,sanitizer}.log
 describe 2>&1 | tee -a "$OUT/build.log"
 
 if wanted build; then
-  TORCH_UVM_CUDA=1 stage build 180 "$PYTHON" setup.py build_ext --inplace || {
+  TORCH_UVM_CUDA=1 stage build build 180 "$PYTHON" setup.py build_ext --inplace || {
     printf '%s\n' "${summary[@]}"
     exit 1 # there is nothing to run
   }
 fi
 if wanted cpp; then
-  stage cpp 120 bash -c floors || true
+  stage cpp build 120 bash -c floors || true
 fi
 
 one_process=()
 if has pytest_timeout; then
   one_process=(--timeout=60 --timeout-method=thread)
 fi
-if wanted suite; then
-  parallel=()
+# suite NAME SECONDS: the tests of tests/gpu that this environment selects.
+suite() {
+  local name=$1 most=$2 parallel=() crashed
   if ((WORKERS > 1)) && has xdist; then
     # A worker that dies is replaced, and the test it died of is named. The limit is shared between them.
     parallel=(-n "$WORKERS" --max-worker-restart=20)
   fi
   # shellcheck disable=SC2086
-  stage suite 260 "$PYTHON" -X faulthandler -m pytest tests/gpu "${parallel[@]}" "${one_process[@]}" \
-    -o faulthandler_timeout=50 --junitxml="$OUT/suite.xml" -rfEs --tb=short ${PYTEST_ARGS:-} || {
-    # Where a process died, say where in C++: the test again, by itself, under a debugger.
-    crashed=$(grep -oP "crashed while running '\K[^']+" "$OUT/suite.log" | head -n 1)
-    if [[ -n $crashed ]] && command -v cuda-gdb >/dev/null; then
-      stage crash 60 cuda-gdb -batch -ex run -ex bt -ex "info sharedlibrary _C" \
-        --args "$PYTHON" -m pytest -p no:faulthandler -p no:timeout "$crashed" || true
-    fi
-  }
+  stage "$name" "$name" "$most" "$PYTHON" -X faulthandler -m pytest tests/gpu "${parallel[@]}" "${one_process[@]}" \
+    -o faulthandler_timeout=50 --junitxml="$OUT/$name.xml" -rfEs --tb=short ${PYTEST_ARGS:-} && return
+  # Where a process died, say where in C++: the test again, by itself, under a debugger.
+  crashed=$(grep -oP "crashed while running '\K[^']+" "$OUT/$name.log" | head -n 1)
+  if [[ -n $crashed ]] && command -v cuda-gdb >/dev/null; then
+    stage crash "$name" 60 cuda-gdb -batch -ex run -ex bt --args \
+      "$PYTHON" -m pytest -p no:faulthandler -p no:timeout "$crashed" || true
+  fi
+}
+if wanted suite; then
+  suite suite 200
+  # The CPU suite's cases take kernels for done when their call returns.
+  CUDA_LAUNCH_BLOCKING=1 suite cases 200
 fi
 if wanted bench; then
-  stage bench 200 "$PYTHON" benchmarks/bench_cuda.py --json "$OUT/cuda.json" || true
+  stage bench bench 200 "$PYTHON" benchmarks/bench_cuda.py --json "$OUT/cuda.json" || true
 fi
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
-    # Native memory uncached, so that each tensor is an allocation of its own to the checker.
-    PYTORCH_NO_CUDA_MEMORY_CACHING=${SANITIZER_UNCACHED:-0} \
-      stage sanitizer 180 compute-sanitizer --tool memcheck --error-exitcode 86 --launch-timeout 0 \
+    stage sanitizer sanitizer 180 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 86 \
       "$PYTHON" -m pytest tests/gpu -m memcheck --tb=short -o faulthandler_timeout=120 || true
   else
     summary+=("sanitizer: NOT RUN, compute-sanitizer is not there")
@@ -136,10 +139,12 @@ fi
 echo
 echo "=== summary"
 printf '%s\n' "${summary[@]}"
-for name in cpp suite sanitizer; do
+for name in build suite cases sanitizer; do
   [[ -f $OUT/$name.log ]] && echo "$name: $(grep -E '(passed|failed|skipped|error).* in [0-9]' "$OUT/$name.log" | tail -n 1)"
 done
-[[ -f $OUT/suite.log ]] && grep -E '^(FAILED|ERROR)' "$OUT/suite.log" | cut -c1-160 | head -n 40
+for name in suite cases; do
+  [[ -f $OUT/$name.log ]] && grep -E '^(FAILED|ERROR)' "$OUT/$name.log" | cut -c1-160 | head -n 40
+done
 [[ -f $OUT/sanitizer.log ]] && grep -E 'ERROR SUMMARY' "$OUT/sanitizer.log" | tail -n 1
 [[ -f $OUT/bench.log ]] && cat "$OUT/bench.log"
 exit "$failed"

@@ -3,6 +3,9 @@
 A file in gpu/ says `run_on_cuda("test_moves", globals())` and has that module's tests, read anew with the
 emulated accelerator's name exchanged for CUDA's, in code and in strings. What only the emulator has (its
 counters, its delayed schedules, its configuration) is left out, and so is whatever uses that.
+
+They were written for kernels that are done when their call returns, and the host reads what those wrote. So
+they run with CUDA_LAUNCH_BLOCKING=1, and the tests about waiting run without (see gpu/conftest.py).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 from _pytest.assertion.rewrite import rewrite_asserts
 
+FROM_CPU_SUITE = "FROM_CPU_SUITE"  # what a module of such tests is known by
 TESTS = Path(__file__).resolve().parent
 _NAME = re.compile(r"\bemu\b")
 _EMULATOR_ONLY = re.compile(r"\bemulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b")
@@ -145,5 +149,6 @@ def run_on_cuda(
     rewrite_asserts(tree, source.encode(), str(path))
     own = {"__name__": namespace["__name__"], "__file__": str(path)}
     exec(compile(tree, str(path), "exec", dont_inherit=True), own)
+    namespace[FROM_CPU_SUITE] = True
     namespace.update({name: value for name, value in own.items() if not name.startswith("__")})
     return gone

@@ -144,3 +144,5 @@ class Guard:
     def _load_options(self, text: str) -> None:
         check_program(text, self.limit)
         self._real["load_options"](text)
+        if _C.get_limit() is None:  # a text that does not name the limit means none
+            self.reset()

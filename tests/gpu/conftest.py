@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from _cuda_cases import FROM_CPU_SUITE
 from _gpu_guard import GIB, Guard, Refused, check_program, check_room, environment
 from _spawn import Spawn
 
@@ -61,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("memcheck")
     if not ours or config.option.collectonly:
         return
+    leave_out_the_other_mode(config, items)
     reason = missing()
     if reason is not None:
         if os.environ.get("TORCH_UVM_REQUIRE_CUDA") == "1":
@@ -75,6 +77,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         except Refused as error:
             pytest.exit(f"not safe to run: {error}", returncode=4)
         _guard = Guard(limit()).hold()
+
+
+def leave_out_the_other_mode(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With CUDA_LAUNCH_BLOCKING=1 the CPU suite's cases are run, without it those written for CUDA: one says
+    something only where kernels are done when their call returns, the other only where they are not. What the
+    sanitizer watches does not depend on it."""
+    if "memcheck" in (config.option.markexpr or ""):
+        return
+    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+    other = [
+        item
+        for item in items
+        if HERE in item.path.parents
+        and isinstance(item, pytest.Function)
+        and hasattr(item.module, FROM_CPU_SUITE) != blocking
+    ]
+    config.hook.pytest_deselected(items=other)
+    gone = set(other)
+    items[:] = [item for item in items if item not in gone]
 
 
 class GuardedSpawn(Spawn):
