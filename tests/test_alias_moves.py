@@ -73,6 +73,26 @@ class TestPlainCalls:
         y.mul_(2)
         assert torch_uvm.to(y, "cpu").sum() == 2 * sum(range(24))
 
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: x.to("cpu", torch.float32, False, True),
+            lambda x: x.to(torch.zeros(1), False, True),
+            lambda x: x.to(torch.float32, False, True),
+            lambda x: x.to("cpu", None, False, True, managed=True),
+        ],
+    )
+    def test_copy_by_position_copies(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        x = on(DEVICE)
+        y = call(x)
+        assert y.data_ptr() != x.data_ptr() and y.tolist() == x.tolist()
+        assert call(on(CPU)).tolist() == x.tolist()
+
+    @pytest.mark.parametrize("call", [nn.Module.cpu, lambda m: m.to("cpu"), lambda m: m.to(torch.float64)])
+    def test_parameters_without_a_size_yet(self, call: Callable[[nn.Module], nn.Module]) -> None:
+        lazy = call(nn.LazyLinear(3))
+        assert isinstance(lazy.weight, nn.UninitializedParameter)
+
     def test_the_source_stays_usable_as_what_it_was(self) -> None:
         x = on(DEVICE)
         y = x.cpu()

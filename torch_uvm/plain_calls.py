@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from torch_uvm import _C
 from torch_uvm.arguments import accelerator, resolve_device
@@ -23,7 +25,13 @@ _alias = False  # what enable(moves=) said last
 
 def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a call of Tensor.to means: device, dtype, copy, non_blocking, memory_format."""
+    # PyTorch's parser refuses `copy` by position, where it is the last after a device, a dtype, or a tensor.
+    place = 2 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 3
+    if len(args) == place + 1 and "copy" not in kwargs:
+        kwargs["copy"] = args[place]
+        args = args[:place]
     copy = kwargs.pop("copy", False)
+    check_flag("copy", copy, (True, False))
     device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     return device, dtype, copy, non_blocking, memory_format or torch.preserve_format
 
@@ -54,6 +62,11 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor_to(self, where, dtype, managed, copy, non_blocking, memory_format)
 
 
+def _allow_uninitialized(call: Callable[..., Any]) -> None:
+    """Lets `call` be called on parameters that have no size yet (nn.LazyLinear), as what it replaces may."""
+    UninitializedTensorMixin._allowed_methods.append(call)
+
+
 def _aliasing(name: str) -> None:
     """Makes `Tensor.name(...)` move where plain calls do; `name` is "cpu" or the accelerator's type."""
     plain = getattr(torch.Tensor, name)
@@ -77,6 +90,7 @@ def _aliasing(name: str) -> None:
         return _to(self, device, **options)
 
     setattr(torch.Tensor, name, call)
+    _allow_uninitialized(call)
 
 
 def choose_moves(alias: bool) -> None:
@@ -100,3 +114,4 @@ def accept_managed_keyword() -> None:
     """Adds `managed=` to torch.Tensor.to, whatever the switch says; called by `import torch_uvm`."""
     if torch.Tensor.to is not _to:
         torch.Tensor.to = _to  # type: ignore[method-assign, assignment]
+        _allow_uninitialized(_to)
