@@ -95,7 +95,7 @@ def overridden(body: str) -> dict[str, str]:
 
 
 def for_version(text: str, version: tuple[int, int]) -> str:
-    """Keeps of our header what is compiled for that version: guards are #if TORCH_UVM_TORCH_AT_LEAST(minor)."""
+    """What of our header is compiled for that version; guards are #if TORCH_UVM_TORCH_AT_LEAST(minor)."""
     kept, taken = [], [True]
     for line in text.splitlines():
         guard = re.match(r"\s*#\s*if\s+TORCH_UVM_TORCH_AT_LEAST\((\d+)\)", line)

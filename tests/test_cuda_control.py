@@ -1,0 +1,203 @@
+"""Control paths of the CUDA flavour, with no GPU: over the fake CUDA runtime (tests/fake_cuda), preloaded.
+
+Kernels do nothing there, so nothing is computed: what is seen is who allocates, where, and what the runtime
+is asked to do. Needs a torch with CUDA and its libraries, and a torch_uvm that was built against it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+
+if torch.version.cuda is None:
+    pytest.skip("this torch has no CUDA build", allow_module_level=True)
+if not torch_uvm._C.built_with_cuda():
+    pytest.skip("torch_uvm was built without the CUDA floor", allow_module_level=True)
+
+PRELUDE = """
+import ctypes
+import torch, torch_uvm
+fake = ctypes.CDLL(None)
+fake.fake_cuda_misuse.restype = ctypes.c_char_p
+fake.fake_cuda_live_bytes.restype = fake.fake_cuda_count.restype = ctypes.c_size_t
+MiB = 1 << 20
+def count(name): return fake.fake_cuda_count(name.encode())
+def managed_bytes(): return fake.fake_cuda_live_bytes(b"cudaMallocManaged")
+assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+torch_uvm.set_limit(64 * MiB)
+"""
+EPILOGUE = """
+misuse = fake.fake_cuda_misuse().decode()
+assert not misuse, misuse
+"""
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def over_fake(spawn: Spawn, request: pytest.FixtureRequest) -> Run:
+    library: Path = request.config.getoption("--cpp-build").resolve() / "libfake_cuda.so"
+    assert library.exists(), f"{library} is not there; `make cpp` builds it"
+
+    def run(code: str, **env: str) -> str:
+        environment = {"LD_PRELOAD": str(library), "FAKE_CUDA_DEVICES": "2", **env}
+        return spawn(PRELUDE + textwrap.dedent(code) + EPILOGUE, env=environment).stdout
+
+    return run
+
+
+class TestSwitch:
+    def test_managed_while_on(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            before = torch.empty(1000, device="cuda")
+            assert not torch_uvm.is_managed(before) and managed_bytes() == 0
+            torch_uvm.enable()
+            x = torch.empty(MiB, device="cuda")
+            assert torch_uvm.is_managed(x) and managed_bytes() >= 4 * MiB
+            torch_uvm.disable()
+            y = torch.empty(1000, device="cuda")
+            assert not torch_uvm.is_managed(y)
+            del x, before, y
+            torch.cuda.empty_cache()
+            assert managed_bytes() == 0 and torch.cuda.memory_allocated() == 0
+            """
+        )
+
+    def test_each_device_has_its_own(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            x = torch.empty(MiB, device="cuda:1")
+            assert torch_uvm.is_managed(x) and x.device.index == 1
+            assert torch.cuda.memory_allocated(1) == 4 * MiB and torch.cuda.memory_allocated(0) == 0
+            """
+        )
+
+    def test_a_capture_wins(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            before = torch.empty(MiB, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                inside = torch.empty(100, device="cuda")
+            assert torch_uvm.is_managed(before) and not torch_uvm.is_managed(inside)
+            graph.replay()
+            """
+        )
+
+    def test_a_pool_wins(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+                inside = torch.empty(100, device="cuda")
+            assert not torch_uvm.is_managed(inside) and torch_uvm.is_managed(torch.empty(1, device="cuda"))
+            """
+        )
+
+
+class TestRunningShort:
+    def test_past_the_limit(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            kept = torch.empty(MiB, device="cuda")
+            asked = count("cudaMallocManaged")
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError as error:
+                assert "limit" in str(error), error
+            else:
+                raise AssertionError("4 GiB in 64 MiB")
+            assert count("cudaMallocManaged") == asked
+            assert torch_uvm.is_managed(torch.empty(MiB, device="cuda"))
+            """
+        )
+
+    def test_the_runtime_refuses(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            try:
+                torch.empty(MiB, device="cuda")
+            except torch.OutOfMemoryError as error:
+                assert "cudaMallocManaged" in str(error), error
+            else:
+                x = torch.empty(MiB, device="cuda")  # the retry of the allocator
+            assert torch_uvm.is_managed(torch.empty(MiB, device="cuda"))
+            """,
+            FAKE_CUDA_FAIL="cudaMallocManaged:1",
+        )
+
+
+@pytest.mark.parametrize("segments", ["malloc", "pool"])
+def test_segments_come_from(over_fake: Run, segments: str) -> None:
+    name = {"malloc": "cudaMallocManaged", "pool": "cudaMallocFromPoolAsync"}[segments]
+    other = {"pool": "cudaMallocManaged", "malloc": "cudaMallocFromPoolAsync"}[segments]
+    over_fake(
+        f"""
+        torch_uvm.enable()
+        x = torch.empty(MiB, device="cuda")
+        assert torch_uvm.is_managed(x) and count("{name}") == 1 and count("{other}") == 0
+        try:
+            torch_uvm._C.set_option("cuda_segments", "{"malloc" if segments == "pool" else "pool"}")
+        except RuntimeError as error:
+            assert "cuda_segments" in str(error), error
+        else:
+            raise AssertionError("changed while in use")
+        """,
+        TORCH_UVM_CONF=f"cuda_segments:{segments}",
+    )
+
+
+def test_copies_and_streams(over_fake: Run) -> None:
+    over_fake(
+        """
+        torch_uvm.enable()
+        y = torch.arange(10.0).cuda()
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            z = y.clone()
+        z.record_stream(torch.cuda.current_stream())
+        assert z.tolist() == list(range(10)) and y.to("cuda:1").tolist() == z.tolist()
+        del y, z
+        torch.cuda.empty_cache()
+        """
+    )
+
+
+def test_a_forked_child_calls_nothing(over_fake: Run) -> None:
+    over_fake(
+        """
+        import os, sys
+        torch_uvm.enable()
+        x = torch.empty(MiB, device="cuda")
+        child = os.fork()
+        if child == 0:
+            del x
+            quiet = not fake.fake_cuda_misuse()
+            os._exit(0 if quiet else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+
+
+def test_exit_with_live_tensors(over_fake: Run, tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    over_fake(
+        """
+        torch_uvm.enable()
+        x = torch.empty(MiB, device="cuda")
+        sys_holds_it = __import__("sys").x = x
+        """,
+        FAKE_CUDA_REPORT=str(report),
+    )
+    assert not report.exists(), report.read_text()

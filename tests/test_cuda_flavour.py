@@ -1,0 +1,146 @@
+"""The CUDA flavour where there is no GPU: it compiles and links against CUDA builds of torch, and overrides
+all that torch's allocator class has.
+
+The wheels come from where pip is configured to, 1.1 GB in all; `TORCH_UVM_TEST_CUDA=0` leaves them out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WITH_WHEELS = os.environ.get("TORCH_UVM_TEST_CUDA", "1") != "0"
+needs_wheels = pytest.mark.skipif(
+    not WITH_WHEELS, reason="TORCH_UVM_TEST_CUDA=0: no CUDA wheels are downloaded"
+)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+audit = script("audit_cuda_allocator")
+flavour = script("check_cuda_flavour")
+VERSIONS: list[str] = flavour.pins()["torch"]
+
+
+@pytest.fixture(scope="session")
+def wheels() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "check_cuda_flavour.py", "fetch"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+class TestAudit:
+    BASE = (
+        "class Allocator {\n  virtual ~Allocator() = default;\n  virtual DataPtr allocate(size_t n) = 0;\n};"
+    )
+    DEVICE = (
+        "class DeviceAllocator : public c10::Allocator {\n"
+        "  virtual void emptyCache(MempoolId_t id = {0, 0}) = 0;\n"
+        "};"
+    )
+    CUDA = (
+        "class CUDAAllocator;  // class CUDAAllocator {{ virtual void no_comment() = 0; }};\n"
+        "class C10_CUDA_API CUDAAllocator : public DeviceAllocator {{\n"
+        " public:\n"
+        "  virtual void recordStream(const DataPtr& ptr, CUDAStream stream) = 0;\n"
+        "  virtual void begin(c10::DeviceIndex device, std::function<bool(cudaStream_t)> filter) {{ }}\n"
+        "  {extra}\n"
+        "}};"
+    )
+    OURS = """
+        class DelegatingAllocator final : public native::CUDAAllocator {
+         public:
+          c10::DataPtr allocate(std::size_t bytes) override;
+          void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
+          void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
+          void begin(c10::DeviceIndex device, std::function<bool(cudaStream_t)> filter) override;
+        #if TORCH_UVM_TORCH_AT_LEAST(12)
+          void annotate(const std::string& metadata) const override;
+        #endif
+        };
+    """
+
+    def lacking(self, folder: Path, minor: int, extra: str, ours: str = OURS) -> list[str]:
+        """What is missing for a torch 2.`minor` whose class has one function more."""
+        files = {
+            "c10/core/Allocator.h": self.BASE,
+            "c10/core/CachingDeviceAllocator.h": self.DEVICE,
+            "c10/cuda/CUDACachingAllocator.h": self.CUDA.format(extra=extra),
+            "torch/headeronly/version.h": "#define TORCH_VERSION_MAJOR 2\n"
+            f"#define TORCH_VERSION_MINOR {minor}\n",
+            "ours.h": ours,
+        }
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        found: list[str] = audit.missing(folder, folder / "ours.h")
+        return found
+
+    def test_all_overridden(self, tmp_path: Path) -> None:
+        assert self.lacking(tmp_path, 11, "") == []
+        assert self.lacking(tmp_path, 12, "virtual void annotate(const std::string&) const {}") == []
+
+    def test_a_new_function_is_found(self, tmp_path: Path) -> None:
+        found = self.lacking(tmp_path, 11, "virtual void newcomer(int level = 3, void* ptr = nullptr) {}")
+        assert found == ["newcomer(int, void *)"]
+
+    def test_another_overload_is_another_function(self, tmp_path: Path) -> None:
+        extra = "virtual void recordStream(const DataPtr& ptr, c10::Stream stream) = 0;"
+        assert self.lacking(tmp_path, 11, extra) == ["recordStream(const DataPtr &, Stream)"]
+
+    def test_a_guard_for_a_later_version_does_not_count(self, tmp_path: Path) -> None:
+        extra = "virtual void annotate(const std::string& metadata) const {}"
+        assert self.lacking(tmp_path, 11, extra) == ["annotate(const string &)"]
+
+    def test_one_that_is_not_an_override_does_not_count(self, tmp_path: Path) -> None:
+        ours = self.OURS.replace("allocate(std::size_t bytes) override", "allocate(std::size_t bytes)")
+        assert self.lacking(tmp_path, 11, "", ours) == ["allocate(size_t)"]
+
+    @needs_wheels
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_of_real_headers(self, wheels: None, version: str) -> None:
+        assert audit.missing(flavour.torch_include(version)) == []
+
+    @needs_wheels
+    def test_a_real_header_with_one_more(self, wheels: None, tmp_path: Path) -> None:
+        """The command, and its exit status."""
+        include = flavour.torch_include(VERSIONS[0])
+        for _, header in [*audit.CLASSES, ("", "torch/headeronly/version.h")]:
+            (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+            text = (include / header).read_text()
+            text = text.replace("virtual void enable(bool value) = 0;", "virtual void enable(int value) = 0;")
+            (tmp_path / header).write_text(text)
+        command = [sys.executable, ROOT / "scripts" / "audit_cuda_allocator.py"]
+        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "enable(int)" in done.stdout
+        done = subprocess.run([*command, include], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "all are overridden" in done.stdout
+
+
+@needs_wheels
+@pytest.mark.parametrize("version", VERSIONS)
+def test_compiles_and_links(wheels: None, version: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "check_cuda_flavour.py", "build", version],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
