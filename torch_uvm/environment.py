@@ -51,7 +51,9 @@ def _device() -> str | None:
 def _is_other_accelerator_here() -> bool:
     here = torch.accelerator.current_accelerator()
     # Whether it is available is asked of others than CUDA only: that would initialise it.
-    return here is not None and here.type != "cuda" and torch.accelerator.is_available()
+    if here is None or here.type == "cuda":
+        return False
+    return torch.accelerator.current_accelerator(check_available=True) is not None
 
 
 def _why_emulated(asked: bool) -> str:

@@ -63,7 +63,8 @@ def _without_handle(plain: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any
         carried = tensor.is_leaf or not tensor.requires_grad
         if tensor.device.type != "cuda" or not carried or not _C.is_managed(tensor):
             return plain(tensor)
-        if tensor.has_names():
+        named: Any = tensor  # torch's stubs forget has_names
+        if named.has_names():
             return plain(tensor)
         torch.utils.hooks.warn_if_has_hooks(tensor)
         described = tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.requires_grad
