@@ -170,13 +170,13 @@ class TestDevice:
 
 
 def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
-    """As on a machine with a GPU, before there is a CUDA floor: nothing is registered, questions are
-    answered, and what cannot be had is refused by name."""
+    """Of a kind that torch_uvm has no floor for: nothing is registered, questions are answered, and what
+    cannot be had is refused by name."""
     spawn(
         """
         import json, io, contextlib
         import torch
-        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("xpu")
         import torch_uvm
         from torch_uvm.cli import info
         assert torch_uvm._C.backend() == "none" and not hasattr(torch, "emu")
