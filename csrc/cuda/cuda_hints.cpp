@@ -88,9 +88,29 @@ void CudaRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
     return;
   }
   const DeviceScope scope(stream.device);
-  if (!is_capturing(native(stream))) {
-    check(mem_discard(ptr, bytes, native(stream)), "cudaMemDiscardBatchAsync");
+  if (is_capturing(native(stream))) {
+    return;
   }
+  if (stream.handle != nullptr) {
+    check(mem_discard(ptr, bytes, native(stream)), "cudaMemDiscardBatchAsync");
+    return;
+  }
+  // The call does not take the legacy default stream: it goes to a stream of its own, between two events.
+  const Stream own = create_stream(stream.device, /*priority=*/0);
+  const Event event = create_event(stream.device, /*timing=*/false);
+  try {
+    record_event(event, stream);
+    wait_event(own, event);
+    check(mem_discard(ptr, bytes, native(own)), "cudaMemDiscardBatchAsync");
+    record_event(event, own);
+    wait_event(stream, event);
+  } catch (...) {
+    destroy_event(event);
+    destroy_stream(own);
+    throw;
+  }
+  destroy_event(event);
+  destroy_stream(own); // CUDA does so once what is queued there is done
 }
 
 RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {

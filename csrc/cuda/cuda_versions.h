@@ -35,12 +35,20 @@ inline cudaError_t mem_discard(void* ptr, std::size_t bytes, cudaStream_t stream
   return cudaMemDiscardBatchAsync(&ptr, &bytes, 1, /*flags=*/0, stream);
 }
 
-/// A pool of managed memory with no preferred location, as cudaMallocManaged's has none.
+/// A pool of managed memory with no preferred location, as cudaMallocManaged's has none. The driver of CUDA
+/// 13.0 takes no maximum size for such a pool: it is made without one then, and the limit that
+/// ManagedRuntime::allocate_managed holds is the only one.
 inline cudaError_t make_managed_pool(cudaMemPool_t* pool, std::size_t max_bytes) {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypeManaged;
   properties.location.type = cudaMemLocationTypeNone;
   properties.maxSize = max_bytes;
+  const cudaError_t status = cudaMemPoolCreate(pool, &properties);
+  if (status != cudaErrorInvalidValue || max_bytes == 0) {
+    return status;
+  }
+  cudaGetLastError();
+  properties.maxSize = 0;
   return cudaMemPoolCreate(pool, &properties);
 }
 

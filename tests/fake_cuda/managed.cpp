@@ -143,6 +143,9 @@ cudaError_t cudaMemAdvise(const void* ptr, std::size_t bytes, cudaMemoryAdvise a
 cudaError_t cudaMemDiscardBatchAsync(void** ptrs, std::size_t* sizes, std::size_t count, unsigned long long,
                                      cudaStream_t stream) {
   return call("cudaMemDiscardBatchAsync", Kind::kPlain, [&](State& state) -> cudaError_t {
+    if (stream == nullptr) {
+      return cudaErrorInvalidValue; // the legacy default stream is not taken
+    }
     for (std::size_t index = 0; index < count; ++index) {
       if (pages_of(state, "cudaMemDiscardBatchAsync", ptrs[index], sizes[index]).begin == nullptr) {
         return cudaErrorInvalidValue;
