@@ -31,6 +31,7 @@ except ImportError as error:
 
 from torch_uvm import emulated
 from torch_uvm.compiled_graphs import watch_compiled_graphs
+from torch_uvm.cuda import mem_pool
 from torch_uvm.environment import apply_environment
 from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
@@ -73,6 +74,7 @@ __all__ = [
     "is_managed",
     "max_memory_allocated",
     "max_memory_reserved",
+    "mem_pool",
     "memory_allocated",
     "memory_reserved",
     "memory_snapshot",

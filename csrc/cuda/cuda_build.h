@@ -1,6 +1,5 @@
-// Which CUDA this extension was compiled against. The first file of the CUDA floor, and so far the only
-// one: the floor is compiled only against a CUDA build of torch and a CUDA toolkit, and there is no CUDA
-// runtime behind it yet. Callers ask for TORCH_UVM_WITH_CUDA before they include it.
+// Which CUDA this extension was compiled against. The CUDA floor is compiled only against a CUDA build of
+// torch and a CUDA toolkit: callers ask for TORCH_UVM_WITH_CUDA before they include anything of it.
 #pragma once
 
 #include <string>
