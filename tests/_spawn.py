@@ -11,6 +11,8 @@ from pathlib import Path
 
 # What would turn torch_uvm on, or change it, in a child that did not ask for it.
 OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
+# Python 3.12 and later warn of every fork of a process with threads; PyTorch's and CUDA's are always there.
+FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
 DEVICE = "TORCH_UVM_DEVICE"
 
 
@@ -39,6 +41,8 @@ class Spawn:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         if DEVICE in os.environ:  # who asks for the emulator beside a GPU asks for it in children, too
             environment[DEVICE] = os.environ[DEVICE]
+        others = os.environ.get("PYTHONWARNINGS")
+        environment["PYTHONWARNINGS"] = f"{others},{FORK_WARNING}" if others else FORK_WARNING
         for key, value in (env or {}).items():
             if value is None:
                 environment.pop(key, None)

@@ -55,9 +55,16 @@ def on_host(count: int) -> torch.Tensor:
     return x
 
 
+def page_bytes() -> int:
+    """What hints are rounded to: the emulator's pages are 64 KiB, a GPU's up to 2 MiB."""
+    bytes_of_a_page: int = _C.device_properties(0)["page_bytes"]
+    return bytes_of_a_page
+
+
 def neighbours(count: int, each: int) -> list[torch.Tensor]:
     """Tensors of `each` bytes, one behind the other in one segment, resident on the device."""
-    made = [torch_uvm.ones(each, dtype=torch.uint8) for _ in range(2 * MIB // each)]
+    torch_uvm.empty_cache()
+    made = [torch_uvm.ones(each, dtype=torch.uint8) for _ in range(12)]
     made.sort(key=torch.Tensor.data_ptr)
     starts = {s["address"] for s in torch_uvm.memory_snapshot()}
     for first in range(len(made) - count + 1):
@@ -264,10 +271,11 @@ class TestAdvise:
         assert calls("advise") == 6
 
     def test_leaves_neighbours_alone(self) -> None:
-        left, x, right = neighbours(3, 160 * 1024)
+        page = page_bytes()
+        left, x, right = neighbours(3, page * 5 // 2)
         advise(x, read_mostly=True, preferred_location="cpu")
         assert not attributes(x)["uniform"]
-        whole = _C.page_ranges([x], PAGE)
+        whole = _C.page_ranges([x], page)
         assert _C.range_attributes(*whole[0])["read_mostly"]
         assert advice(left) == advice(right) == NO_ADVICE
 
@@ -295,15 +303,18 @@ class TestAdvise:
         assert not any(_C.range_attributes(address + i * PAGE, PAGE)["read_mostly"] for i in range(32))
 
     def test_on_a_page_of_two_tensors_goes_with_the_first(self) -> None:
-        run = neighbours(4, 160 * 1024)
-        advise(run[1:3], read_mostly=True)
-        [(address, count)] = _C.page_ranges(run[1:3], PAGE)
+        page = page_bytes()
+        run = neighbours(3, page * 5 // 2)
+        del run[0 if run[1].data_ptr() % page == 0 else 2]  # the border of the two is inside a page
+        border = run[1].data_ptr()
+        advise(run, read_mostly=True)
+        [(address, count)] = _C.page_ranges(run, page)
+        assert address < border < address + count and border % page != 0
         assert _C.range_attributes(address, count)["read_mostly"]
-        border = run[2].data_ptr()
-        del run[1]
-        for page in range(address, address + count, PAGE):
-            assert _C.range_attributes(page, PAGE)["read_mostly"] == (page >= border)
-        del run[1]
+        del run[0]
+        for begin in range(address, address + count, page):
+            assert _C.range_attributes(begin, page)["read_mostly"] == (begin >= border)
+        run.clear()
         assert not _C.range_attributes(address, count)["read_mostly"]
         assert _C.range_attributes(address, count)["uniform"]
 

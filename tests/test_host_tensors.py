@@ -327,6 +327,7 @@ class TestRunningOut:
     def test_past_the_limit_a_script_gets_ordinary_memory_and_is_told_once(self) -> None:
         """It asked for a CPU tensor, and the host has memory for it."""
         kept = torch.ones(4 * MIB)
+        before = _C.get_limit()
         torch_uvm.set_limit(_C.managed_bytes() + MIB)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -336,7 +337,7 @@ class TestRunningOut:
         assert torch_uvm.is_managed(kept)
         ours = [str(each.message) for each in told if "ordinary memory" in str(each.message)]
         assert len(ours) <= 1, "said once in a process"
-        torch_uvm.set_limit(None)
+        torch_uvm.set_limit(before)
         assert torch_uvm.is_managed(torch.ones(16 * MIB))
 
     def test_the_warning_names_the_limit(self, spawn: Spawn) -> None:

@@ -181,10 +181,10 @@ class TestSnapshot:
 
 class TestSummary:
     def test_shows_the_figures(self) -> None:
-        torch_uvm.set_limit("3GiB")
+        torch_uvm.set_limit("512MiB")
         x = _device(4)
         summary = torch_uvm.memory_summary()
-        assert "all homes" in summary and "3.00 GiB" in summary
+        assert "all homes" in summary and "512.00 MiB" in summary
         rows = {line[:23].strip(): line[23:].split("  ") for line in summary.splitlines()}
         assert "4.00 MiB" in [cell.strip() for cell in rows["Allocated memory"]]
         assert "large" in rows and "large" not in torch_uvm.memory_summary(abbreviated=True)

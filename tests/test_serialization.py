@@ -355,7 +355,9 @@ class TestModules:
             other = torch.optim.AdamW(twin.parameters(), lr=0.1)
             twin.load_state_dict(loaded["model"])
             other.load_state_dict(loaded["optimizer"])
-            assert steps(twin, other, 3, device) == expected
+            # The CPU's kernels are the emulated accelerator's, but a GPU's round differently.
+            exact = device == "emu" or torch_uvm._C.backend() == "emulated"
+            assert steps(twin, other, 3, device) == (expected if exact else pytest.approx(expected, rel=1e-3))
 
     def test_meta_modules_are_filled_on_the_device(self) -> None:
         with torch.device("meta"):

@@ -29,7 +29,7 @@ def in_child(body):
 class TestFork:
     @pytest.mark.parametrize(
         "make",
-        ["torch.ones(8, device='cuda')", "torch_uvm.ones(8)", "torch.cuda.Stream()", "host.to('cuda')"],
+        ["torch.ones(8, device='cuda')", "torch_uvm.ones(8)", "host.to('cuda')"],
     )
     def test_a_child_is_refused_the_device_in_pytorchs_words(self, spawn: Spawn, make: str) -> None:
         spawn(
@@ -43,6 +43,25 @@ def body():
         {make}
     except RuntimeError as error:
         assert "fork" in str(error) and "spawn" in str(error), error
+    else:
+        raise AssertionError("the child had the device")
+
+assert in_child(body) == 0
+assert x.sum().item() == 1 << 20
+"""
+        )
+
+    def test_a_child_is_refused_a_stream_by_cuda_itself(self, spawn: Spawn) -> None:
+        spawn(
+            PRELUDE
+            + """
+x = torch.ones(1 << 20, device="cuda")
+
+def body():
+    try:
+        torch.cuda.Stream()
+    except RuntimeError as error:
+        assert "initialization error" in str(error) or "spawn" in str(error), error
     else:
         raise AssertionError("the child had the device")
 
