@@ -382,7 +382,7 @@ def test_several_devices(spawn: Spawn) -> None:
 
 def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
     spawn("""
-        import os, torch, torch_uvm
+        import os, torch, torch_uvm, traceback
         from torch_uvm.hints import advise, prefetch, residency
         x = torch_uvm.ones(1 << 20, device="cpu")
         advise(x, read_mostly=True)
@@ -390,12 +390,13 @@ def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
         if child == 0:
             status = 1
             try:
-                prefetch(x, "emu")
+                prefetch(x, "emu:0")  # by its index: CUDA does not tell a child which is current
                 advise(x, False, "cpu")
                 assert residency(x) == {torch.device("cpu"): 1 << 22}
                 del x
                 status = 0
-            finally:
-                os._exit(status)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
     """)
