@@ -191,6 +191,27 @@ class TestModules:
         optimizer.step()
         assert all(state["exp_avg"].device == CPU for state in optimizer.state.values())
 
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_moved_tensors_are_no_views(self, swap: bool) -> None:
+        """Neither does a buffer hold what it was before, nor is a gradient in the way of being swapped."""
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        try:
+            model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(DEVICE)
+            model(torch.randn(8, 4).to(DEVICE)).sum().backward()
+            weight = model[0].weight
+
+            def tensors() -> list[torch.Tensor]:
+                return [weight, weight.grad, model[1].running_mean]  # type: ignore[list-item]
+
+            addresses = [t.data_ptr() for t in tensors()]
+            for move, device in ((nn.Module.cpu, CPU), (lambda m: m.to(DEVICE), DEVICE)) * 3:
+                move(model)
+                assert model[0].weight is weight
+                assert all(t.device == device and t._base is None for t in tensors())
+                assert [t.data_ptr() for t in tensors()] == addresses
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
     def test_a_snapshot_needs_a_copy(self) -> None:
         """The idiom that aliasing breaks, as the documentation says, and what mends it."""
         model = nn.Linear(2, 2).to(DEVICE)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from _spawn import Spawn
 from torch import nn
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_uvm
 
@@ -257,6 +260,106 @@ class TestAutograd:
         assert torch.equal(torch.func.functional_call(layer, on_cpu, x), layer(x))
 
 
+def there_and_back(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = torch_uvm.to(torch_uvm.to(x, "cpu"), "emu")
+    return x
+
+
+def steps_from_base(y: torch.Tensor) -> list[str]:
+    """The operators by which autograd makes the view `y` again from its base."""
+    steps: list[str] = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            steps.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    assert y._base is not None
+    with Record():  # type: ignore[no-untyped-call]
+        again = y._view_func_unsafe(y._base)
+    assert (again.device, again.shape, again.stride()) == (y.device, y.shape, y.stride())
+    assert (again.data_ptr(), again.is_conj(), again.is_neg()) == (y.data_ptr(), y.is_conj(), y.is_neg())
+    return steps
+
+
+class TestRepeatedMoves:
+    """However often a tensor goes to and fro, it is as far from its base as after the first time."""
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            lambda x: x,
+            lambda x: x.t()[1:],
+            lambda x: x.detach(),
+            lambda x: x.detach()[1:],
+            lambda x: x.conj(),
+            lambda x: x.conj().imag,
+            lambda x: torch.view_as_real(x)[..., 1],
+            lambda x: torch_uvm.to(x, "cpu").t(),
+        ],
+        ids=["base", "view", "detached", "view of detached", "conj", "neg", "real", "view of moved"],
+    )
+    def test_no_chain(self, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        x = managed(4, 6, dtype=torch.complex64)
+        first = form(x)
+        once, often = there_and_back(first, 1), there_and_back(first, 5000)
+        assert often._base is once._base is not None
+        assert steps_from_base(often) == steps_from_base(once)
+        away = torch_uvm.to(often, "cpu")
+        assert steps_from_base(away) == steps_from_base(torch_uvm.to(once, "cpu"))
+        base = away._rev_view_func_unsafe(away)
+        assert away._base is not None
+        assert (base.device, base.shape, base.stride()) == (EMU, away._base.shape, away._base.stride())
+        often.zero_()
+        assert first.abs().sum().item() == 0 and first._version == often._version
+
+    def test_views_between_the_moves_make_no_chain(self) -> None:
+        x = y = managed(4, 6)
+        for _ in range(50):
+            y = torch_uvm.to(torch_uvm.to(y, "cpu").t(), "emu").t()
+        away = torch_uvm.to(y, "cpu")
+        assert away._base is x and len(steps_from_base(away)) <= 2
+
+    def test_a_gradient_that_the_base_gets_later(self) -> None:
+        x = managed(4)
+        y = there_and_back(x[1:], 3)
+        w = torch.ones(4, device="emu", requires_grad=True)
+        x.mul_(w * 3)
+        torch_uvm.to(y, "cpu").sum().backward()
+        assert w.grad is not None and w.grad.tolist() == [0.0, 3.0, 0.0, 3.0]
+
+    def test_a_write_through_what_was_moved_back(self) -> None:
+        x = managed(4)
+        y = there_and_back(x[1:], 3)
+        w = torch.ones(3, device="emu", requires_grad=True)
+        y.mul_(w)
+        (x * 2).sum().backward()
+        assert w.grad is not None and w.grad.tolist() == [2.0, 0.0, 2.0]
+
+    def test_a_leaf_that_requires_grad(self) -> None:
+        x = managed(4).requires_grad_()
+        y = there_and_back(x, 300)
+        with pytest.raises(RuntimeError, match="view"):
+            y.add_(1)
+        (y * y).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [0.0, 2.0, 0.0, 2.0]
+
+    def test_a_tangent(self) -> None:
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(managed(4), managed(4))
+            y = there_and_back(x[1:], 20)
+            assert forward_ad.unpack_dual(y * 3).tangent.tolist() == [3.0, 0.0, 3.0]
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    """Modules swap their parameters with the converted ones, in place of assigning to `.data`."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 class TestModules:
     def model(self) -> nn.Module:
         with torch_uvm.enabled():
@@ -305,6 +408,62 @@ class TestModules:
         torch_uvm.to(model, "cpu", torch.float64)
         assert model[0].weight.dtype == torch.float64
         assert model[1].num_batches_tracked.dtype == torch.int64
+
+    def test_buffers_are_no_views_of_what_they_were(self) -> None:
+        model = self.model()
+        first = model[1].running_mean
+        for _ in range(20):
+            torch_uvm.to(torch_uvm.to(model, "cpu"), "emu")
+            assert all(b._base is None for b in model.buffers())
+            assert all(p._base is None and p.is_leaf for p in model.parameters())
+        model[1].running_mean.add_(1)
+        assert model[1].running_mean._version == first._version
+        assert torch.equal(first.cpu(), model[1].running_mean.cpu())
+
+    def test_buffers_with_a_history_keep_it(self) -> None:
+        model, x = nn.Module(), managed(4).requires_grad_()
+        with torch_uvm.enabled():
+            model.register_buffer("moved", x * 2)
+        torch_uvm.to(model, "cpu")
+        model.moved.sum().backward()  # type: ignore[operator]
+        assert x.grad is not None and x.grad.tolist() == [2.0] * 4
+
+    @pytest.mark.usefixtures("swapping")
+    def test_where_parameters_are_swapped(self) -> None:
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        with torch_uvm.enabled():
+            model(torch.randn(8, 4).to("emu")).sum().backward()
+            optimizer.step()
+        parameters = list(model.parameters())
+        weight = model[0].weight
+        address, gradient = weight.data_ptr(), weight.grad.data_ptr()
+        values = weight.grad.tolist()
+        for device in ("cpu", "emu:0", "cpu"):
+            torch_uvm.to(model, device)
+            assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+            assert model[2].weight is model[0].weight is weight
+            assert (weight.device, weight.data_ptr()) == (torch.device(device), address)
+            assert (weight.grad.device, weight.grad.data_ptr()) == (torch.device(device), gradient)
+            assert weight.grad.tolist() == values
+            assert weight.requires_grad and weight.is_leaf and isinstance(weight, nn.Parameter)
+        assert optimizer.state[weight]["exp_avg"].shape == weight.shape
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).sum().backward()
+        assert weight.grad.device.type == "cpu"
+
+    def test_memory_format_is_for_images_only(self) -> None:
+        model = nn.Conv2d(2, 3, 3)
+        torch_uvm.to(model, "emu", managed=True, memory_format=torch.channels_last)
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
+        assert model.bias is not None and torch_uvm.is_managed(model.bias)
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+    def test_other_dtypes_are_refused(self, dtype: torch.dtype) -> None:
+        model = self.model()
+        with pytest.raises(TypeError, match=f"{dtype}.*floating-point and complex"):
+            torch_uvm.to(model, "cpu", dtype)
+        assert {(t.device.type, t.dtype) for t in model.parameters()} == {("emu", torch.float32)}
 
     def test_deepcopy_of_a_moved_module(self) -> None:
         model = torch_uvm.to(self.model(), "cpu")
@@ -362,8 +521,10 @@ class TestOtherKinds:
             lambda: torch.eye(3).to_sparse(),
             lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
             lambda: TwoTensor(torch.ones(3), torch.zeros(3)),
+            lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+            lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged),
         ],
-        ids=["meta", "sparse", "quantised", "wrapper subclass"],
+        ids=["meta", "sparse", "quantised", "wrapper subclass", "nested", "jagged"],
     )
     def test_as_pytorch_does_and_managed_raises(self, make: Callable[[], torch.Tensor]) -> None:
         x = make()
@@ -371,10 +532,27 @@ class TestOtherKinds:
         for managed_too in (False, None):
             y = torch_uvm.to(x, None, managed=managed_too)
             assert type(y) is type(x)
-            assert (y.device, y.layout, y.shape) == (x.device, x.layout, x.shape)
+            assert (y.device, y.layout, y.dim()) == (x.device, x.layout, x.dim())
+            assert x.is_nested or y.shape == x.shape
         for call in (lambda: x.to("cpu", managed=True), lambda: torch_uvm.to(x, "emu", managed=True)):
             with pytest.raises(ValueError, match="strided tensors with memory of their own"):
                 call()
+
+    def test_nested_tensors_on_managed_bytes(self) -> None:
+        """No internal error, wherever they are given; their bytes count, and they are not moved."""
+        sizes, strides = torch.tensor([[3], [2]]), torch.tensor([[1], [1]])
+        parts = torch._nested_view_from_buffer(
+            torch_uvm.ones(5, device="cpu"), sizes, strides, torch.tensor([0, 3])
+        )
+        assert not torch_uvm.is_managed(parts)
+        for hint in (torch_uvm.prefetch, torch_uvm.discard, torch_uvm.advise):
+            with pytest.raises(ValueError, match="not managed"):
+                hint(parts)
+            hint([parts])
+        with pytest.raises(ValueError, match="strided tensors with memory of their own"):
+            torch_uvm.residency(parts)
+        assert torch_uvm.residency([parts]) == {}
+        assert [t.tolist() for t in torch_uvm.to(parts, "cpu").unbind()] == [[1.0] * 3, [1.0] * 2]
 
 
 class TestGradients:
@@ -469,6 +647,9 @@ class TestBadInput:
             (lambda: torch_uvm.to(torch.ones(2), "cpu", copy=None), TypeError, "None"),
             (lambda: torch_uvm.to(torch.ones(2), "cpu", non_blocking=2), TypeError, "2"),
             (lambda: torch_uvm.to(torch.ones(2), "cpu", manage=True), TypeError, "manage"),
+            (lambda: torch_uvm.to(torch.ones(2), "cpu", memory_format=3), TypeError, r"memory_format is 3 "),
+            (lambda: torch_uvm.to(torch_uvm.ones(2), 0, memory_format=None), TypeError, "format is None"),
+            (lambda: torch_uvm.to(nn.Linear(2, 2), "cpu", torch.int8), TypeError, "dtype is torch.int8"),
             (lambda: torch.ones(2).to("cpu", managed=1), TypeError, "1"),
             (lambda: torch.ops.torch_uvm.move(torch.ones(2), EMU), ValueError, "not managed"),
             (lambda: torch.ops.torch_uvm.move(torch_uvm.ones(2), torch.device("meta")), ValueError, "meta"),

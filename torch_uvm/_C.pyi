@@ -37,6 +37,7 @@ def cuda_is_installed() -> bool: ...
 
 # --- managed tensors (csrc/tensor)
 def is_managed(tensor: torch.Tensor) -> bool: ...  # whatever wraps it; False for what has no bytes
+def move_for_module(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor: ...
 def share_bytes(values: Sequence[Any], /) -> bool: ...  # whether two are labels of the same bytes
 def start_device(device: torch.device, /) -> None: ...  # as torch.ones(device=) does at first use
 def empty_strided(

@@ -6,6 +6,9 @@ bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning: a copy.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 import torch
@@ -22,10 +25,28 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 plain_to = torch.Tensor.to
 
 
+class _Inside(threading.local):
+    module = False
+
+
+_inside = _Inside()
+
+
+@contextlib.contextmanager
+def inside_a_module() -> Iterator[None]:
+    """Where this thread moves what modules hold: labels that are no views of what was there before."""
+    before, _inside.module = _inside.module, True
+    try:
+        yield
+    finally:
+        _inside.module = before
+
+
 def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
-    """Not so for meta, sparse and quantised tensors, and for wrappers around others."""
+    """Not so for meta, sparse, nested and quantised tensors, and for wrappers around others."""
     return (
         x.layout == torch.strided
+        and not x.is_nested
         and x.device.type != "meta"
         and not x.is_quantized
         and not is_traceable_wrapper_subclass(x)
@@ -44,8 +65,9 @@ def tensor_to(
     dtype = x.dtype if dtype is None else dtype
     if not _has_bytes_of_its_own(x):
         if managed:
+            nested = "a nested tensor" if x.is_nested else "a tensor"
             raise ValueError(
-                f"managed=True for a tensor of layout {x.layout} on {x.device} ({type(x).__name__}); "
+                f"managed=True for {nested} of layout {x.layout} on {x.device} ({type(x).__name__}); "
                 f"accepted: strided tensors with memory of their own"
             )
         return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
@@ -78,7 +100,15 @@ def tensor_to(
         return copied  # type: ignore[no-any-return]
     if x.device == device:
         return x
+    if _inside.module:
+        return _C.move_for_module(x, device, non_blocking)
     return torch.ops.torch_uvm.move(x, device, non_blocking)  # type: ignore[no-any-return]
+
+
+def _fits(memory_format: torch.memory_format, x: torch.Tensor) -> bool:
+    """As Module.to has it: the formats of images are for tensors of as many dimensions."""
+    dimensions = {torch.channels_last: 4, torch.channels_last_3d: 5}
+    return x.dim() == dimensions.get(memory_format, x.dim())
 
 
 def check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
@@ -132,7 +162,8 @@ def to(
     bytes, with `copy=True`, and where the tensor is not managed.
 
     A module keeps the identity of its parameters, their ties, hooks and places in optimizers;
-    gradients go along. `dtype` is for its floating-point and complex tensors only.
+    gradients go along. `dtype` is for its floating-point and complex tensors only, and the channels-last
+    formats for those with as many dimensions. Its moved tensors are no views.
 
     Args:
         tensor_or_module: a tensor of any shape, or a module (changed in place and returned).
@@ -146,8 +177,9 @@ def to(
         memory_format: as in torch.Tensor.to.
 
     Raises:
-        TypeError: neither a tensor nor a module; a flag that is none.
-        ValueError: an unknown device; managed=True for a meta, sparse, quantised or wrapping tensor.
+        TypeError: neither a tensor nor a module; a flag that is none; for a module, a dtype that is neither
+            floating-point nor complex.
+        ValueError: an unknown device; managed=True for a meta, sparse, nested, quantised or wrapping tensor.
         torch.OutOfMemoryError: a copy's memory was refused.
 
     >>> x = torch_uvm.ones(3)
@@ -159,15 +191,23 @@ def to(
     check_flag("non_blocking", non_blocking, (True, False))
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {show(dtype)}; accepted: a torch.dtype, or None")
+    if not isinstance(memory_format, torch.memory_format):
+        raise TypeError(f"memory_format is {show(memory_format)}; accepted: a torch.memory_format")
     target = None if device is None else resolve_device(device)
     if isinstance(tensor_or_module, torch.nn.Module):
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            raise TypeError(
+                f"dtype is {dtype} for a module; accepted: floating-point and complex dtypes, or None"
+            )
 
         def convert(t: torch.Tensor) -> torch.Tensor:
             wanted = dtype if t.is_floating_point() or t.is_complex() else None
             where = t.device if target is None else target
-            return tensor_to(t, where, wanted, managed, copy, non_blocking, memory_format)
+            form = memory_format if _fits(memory_format, t) else torch.preserve_format
+            return tensor_to(t, where, wanted, managed, copy, non_blocking, form)
 
-        return tensor_or_module._apply(convert)
+        with inside_a_module():
+            return tensor_or_module._apply(convert)
     if not isinstance(tensor_or_module, torch.Tensor):
         raise TypeError(f"to() takes a torch.Tensor or a torch.nn.Module; received {show(tensor_or_module)}")
     where = tensor_or_module.device if target is None else target

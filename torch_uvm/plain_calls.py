@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from torch_uvm import _C
 from torch_uvm.arguments import accelerator, resolve_device
-from torch_uvm.moves import check_flag, plain_to, tensor_to
+from torch_uvm.moves import check_flag, inside_a_module, plain_to, tensor_to
 from torch_uvm.tracing import is_recorded, run_as_it_is
 
 _alias = False  # what enable(moves=) said last
@@ -93,10 +93,26 @@ def _aliasing(name: str) -> None:
     _allow_uninitialized(call)
 
 
+def _moving_modules() -> None:
+    """Makes `Module.to` and its like move as modules want it, by what they call for each tensor."""
+    plain = torch.nn.Module._apply
+
+    @run_as_it_is
+    @functools.wraps(plain)
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        with inside_a_module():
+            return plain(self, fn, recurse)  # type: ignore[no-untyped-call]
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
 def choose_moves(alias: bool) -> None:
     """What plain calls do from now on: move (`alias`), or copy."""
     global _alias
     if alias:
+        if "_apply" not in _wrapped:
+            _moving_modules()
+            _wrapped.add("_apply")
         here = accelerator()
         for name in ("cpu", *([] if here is None else [here.type])):
             if name not in _wrapped:

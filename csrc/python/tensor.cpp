@@ -13,6 +13,7 @@
 #include "tensor/context.h"
 #include "tensor/labels.h"
 #include "tensor/managed_tensor.h"
+#include "tensor/moves.h"
 #include "tensor/operators.h"
 #include "tensor/switch.h"
 #ifdef TORCH_UVM_WITH_CUDA
@@ -188,6 +189,8 @@ void bind_tensor(py::module_& module) {
       py::arg("index"));
 
   module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"));
+  module.def("move_for_module", &move_for_module, py::arg("tensor"), py::arg("device"), py::arg("non_blocking"),
+             py::call_guard<py::gil_scoped_release>()); // it may wait
   module.def("share_bytes", &share_bytes, py::arg("values"));
   module.def("start_device", &start_device, py::arg("device"));
   module.def(

@@ -18,7 +18,8 @@ bool is_managed(const at::Tensor& tensor) {
   if (tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
     return is_managed_operator().call(tensor); // the dispatcher knows how to take the wrapper off
   }
-  return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr());
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
+         is_managed(tensor.storage().data_ptr());
 }
 
 } // namespace torch_uvm

@@ -6,7 +6,7 @@
 namespace torch_uvm {
 
 /// Whether the bytes of `tensor` are managed. The wrappers of vmap and grad are seen through; tensors that
-/// have no bytes (meta, fake, functional, sparse) are not managed.
+/// have no bytes (meta, fake, functional, sparse), and nested ones, which are made of others, are not managed.
 bool is_managed(const at::Tensor& tensor);
 
 } // namespace torch_uvm

@@ -20,6 +20,11 @@ namespace torch_uvm {
 /// \throws c10::Error, and nothing has changed
 at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking);
 
+/// The same, for the tensors of modules, which keep the label and forget the source: no view, so that
+/// nothing holds the source, and it can be swapped with the result. A view all the same where autograd has to
+/// know: while grad mode is on, of what requires grad; and of what has a tangent.
+at::Tensor move_for_module(const at::Tensor& self, c10::Device device, bool non_blocking);
+
 /// `device` with its index, checked.
 /// \param what the operator, as errors name it
 /// \throws c10::ValueError for what is neither the CPU nor a device of the accelerator

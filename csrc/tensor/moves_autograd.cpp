@@ -6,19 +6,18 @@
 #include <ATen/ops/real.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
-#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
 
 #include "tensor/managed_tensor.h"
+#include "tensor/move_views.h"
 #include "tensor/moves.h"
 #include "tensor/operators.h"
 
 namespace torch_uvm {
 namespace {
 
-using torch::autograd::CreationMeta;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
@@ -83,40 +82,15 @@ struct ManagedCopyBackward final : Node {
   const c10::ScalarType dtype;
 };
 
-/// Makes the view again from its base: autograd does so after a write in place to the base.
-struct MoveAgain final : torch::autograd::ViewFunc {
-  explicit MoveAgain(c10::Device device) : device(device) {}
-
-  at::Tensor operator()(const at::Tensor& base) const override {
-    TORCH_CHECK_VALUE(is_managed(base),
-                      "a write in place through a moved view cannot be differentiated here, as autograd's own memory "
-                      "for it is not managed; write through the tensor that was moved, or out of place");
-    return move(base, device, /*non_blocking=*/false);
-  }
-  std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(
-      std::optional<std::vector<c10::SymInt>> /*symints*/,
-      std::optional<std::vector<at::Tensor>> /*tensors*/) const override {
-    return std::make_unique<MoveAgain>(device);
-  }
-
-  const c10::Device device;
-};
-
-/// What may be written to the new view in place while grad mode is on. Autograd refuses writes to a view
-/// of a leaf that requires grad by itself. It would carry one to a view of a non-leaf over to the base,
-/// which a move's contract refuses.
-CreationMeta creation_of_view(const at::Tensor& self) {
-  if (c10::InferenceMode::is_enabled()) {
-    return CreationMeta::INFERENCE_MODE;
-  }
-  if (!at::GradMode::is_enabled()) {
-    return CreationMeta::NO_GRAD_MODE;
-  }
-  const at::Tensor base = self.is_view() ? at::Tensor(self._base()) : self;
-  return base.requires_grad() && !base.is_leaf() ? CreationMeta::IN_CUSTOM_FUNCTION : CreationMeta::DEFAULT;
-}
-
 } // namespace
+
+at::Tensor move_for_module(const at::Tensor& self, c10::Device device, bool non_blocking) {
+  if (torch::autograd::compute_requires_grad(self) || torch::autograd::isFwGradDefined(self)) {
+    return move(self, device, non_blocking);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return move(self, device, non_blocking);
+}
 
 at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
   const bool requires_grad = torch::autograd::compute_requires_grad(self);
@@ -148,10 +122,7 @@ at::Tensor move_view(c10::DispatchKeySet keys, const at::Tensor& self, c10::Devi
     const at::AutoDispatchBelowADInplaceOrView below;
     moved = move_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, device, non_blocking);
   }
-  const c10::Device before = self.device();
-  return torch::autograd::as_view(
-      self, moved, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/true, std::make_unique<MoveAgain>(device),
-      [before](const at::Tensor& view) { return move(view, before, /*non_blocking=*/false); }, creation_of_view(self));
+  return as_moved_view(self, moved);
 }
 
 at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,

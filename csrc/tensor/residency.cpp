@@ -116,8 +116,8 @@ std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) 
 } // namespace
 
 bool has_bytes(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.storage().device().is_meta() &&
-         (tensor.storage().nbytes() == 0 || tensor.storage().data() != nullptr);
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
+         !tensor.storage().device().is_meta() && (tensor.storage().nbytes() == 0 || tensor.storage().data() != nullptr);
 }
 
 Places residency(const std::vector<at::Tensor>& tensors) {
