@@ -20,6 +20,7 @@ from torch_uvm.hints import advise, discard, prefetch, residency
 EMU = torch.device("emu:0")
 CPU = torch.device("cpu")
 MIB = 2**20
+EMU_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[call-overload]
 
 
 class Bad(NamedTuple):
@@ -62,6 +63,12 @@ CASES = {
     ),
     "prefetch a sparse tensor": Bad(
         lambda x: prefetch(torch.eye(3).to_sparse()), ValueError, ("layout torch.sparse_coo", "not managed")
+    ),
+    "prefetch a nested tensor": Bad(
+        lambda x: prefetch(torch.nested.nested_tensor([torch.ones(2)])), ValueError, ("not managed",)
+    ),
+    "residency of a nested tensor": Bad(
+        lambda x: residency(torch.nested.nested_tensor([torch.ones(2)])), ValueError, ("memory of their own",)
     ),
     "prefetch to an unknown device": Bad(lambda x: prefetch(x, "gpu"), ValueError, ("'gpu' (str)", "emu")),
     "prefetch to another backend": Bad(lambda x: prefetch(x, "xla"), ValueError, ("'xla'", "'cpu', 'emu'")),
@@ -112,6 +119,19 @@ CASES = {
     ),
     "operator with half a stream": Bad(
         lambda x: torch.ops.torch_uvm.prefetch([x], EMU, stream=[0]), ValueError, ("a stream of 1 numbers",)
+    ),
+    "operator with a stream of the CPU": Bad(
+        lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 0, 0]),
+        ValueError,
+        ("the device type 0", "the accelerator's, emu"),
+    ),
+    "operator with a stream of no device type": Bad(
+        lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 0, 276]), ValueError, ("type 276",)
+    ),
+    "operator with a stream of another device": Bad(
+        lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 256, EMU_TYPE]),
+        ValueError,
+        ("emu:256", "0 to 0"),
     ),
     "operator with an unknown device": Bad(
         lambda x: torch.ops.torch_uvm.prefetch([x], torch.device("emu:9")), ValueError, ("emu:9", "1 devices")

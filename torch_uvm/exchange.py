@@ -32,7 +32,13 @@ def _asked_type(dl_device: Any) -> int | None:
     return None
 
 
-def _check_export(x: torch.Tensor, stream: Any, index: Any, copy: Any) -> None:
+def _check_export(x: torch.Tensor, stream: Any, index: Any, copy: Any, max_version: Any) -> None:
+    if max_version is not None and not (
+        isinstance(max_version, tuple)
+        and len(max_version) == 2
+        and all(type(number) is int for number in max_version)
+    ):
+        raise TypeError(f"max_version is {show(max_version)}; accepted: a pair of ints, or None")
     if x.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     if x.is_conj() or x.is_neg():
@@ -67,11 +73,11 @@ def _dlpack(
     if asked == _CPU:
         if self.device.type == "cpu" or copy:
             return _plain_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-        _check_export(self, stream, dl_device[1], copy)
+        _check_export(self, stream, dl_device[1], copy, max_version)
         # Who reads as the CPU cannot wait for a stream: the move waits.
         here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
         return _plain_dlpack(here, max_version=max_version)
-    _check_export(self, stream, dl_device[1], copy)
+    _check_export(self, stream, dl_device[1], copy, max_version)
     given = self
     if copy:
         given = torch.empty_like(self, device="meta")

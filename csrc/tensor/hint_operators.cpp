@@ -1,4 +1,5 @@
 // The operators torch_uvm::prefetch, advise and discard. Fake kernels are in torch_uvm/hints.py.
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
@@ -39,16 +40,26 @@ void asking(Function function) {
   }
 }
 
-/// \param stream as torch.Stream is made from: its id, device index and device type
+/// \param numbers as torch.Stream is made from: its id, device index and device type
+Stream stream_of(at::IntArrayRef numbers) {
+  TORCH_CHECK_VALUE(numbers.size() == 3, "a stream of ", numbers.size(),
+                    " numbers; accepted: its id, device index and device type");
+  const auto accelerator = at::getAccelerator();
+  TORCH_CHECK_VALUE(accelerator, "a stream where there is no accelerator; accepted: none");
+  TORCH_CHECK_VALUE(numbers[2] == static_cast<std::int64_t>(*accelerator), "a stream of the device type ", numbers[2],
+                    "; accepted: ", static_cast<std::int64_t>(*accelerator), ", which is the accelerator's, ",
+                    *accelerator);
+  const c10::impl::VirtualGuardImpl guard(*accelerator);
+  TORCH_CHECK_VALUE(numbers[1] >= 0 && numbers[1] < guard.deviceCount(), "a stream of ", *accelerator, ":", numbers[1],
+                    "; accepted: indices from 0 to ", guard.deviceCount() - 1);
+  const auto stream = c10::Stream::unpack3(numbers[0], static_cast<c10::DeviceIndex>(numbers[1]), *accelerator);
+  return Stream{stream.device_index(), guard.getStreamNativeHandle(stream)};
+}
+
 void prefetch_kernel(at::TensorList tensors, std::optional<c10::Device> device, IntList stream) {
   std::optional<Stream> chosen;
   if (stream) {
-    TORCH_CHECK_VALUE(stream->size() == 3, "a stream of ", stream->size(),
-                      " numbers; accepted: its id, device index and device type");
-    const auto torch_stream = c10::Stream::unpack3((*stream)[0], static_cast<c10::DeviceIndex>((*stream)[1]),
-                                                   static_cast<c10::DeviceType>((*stream)[2]));
-    const c10::impl::VirtualGuardImpl guard(torch_stream.device_type());
-    chosen = Stream{torch_stream.device_index(), guard.getStreamNativeHandle(torch_stream)};
+    chosen = stream_of(*stream);
   }
   asking([&] { prefetch(tensors.vec(), device, chosen); });
 }
