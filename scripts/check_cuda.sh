@@ -88,7 +88,8 @@ rm -f "$OUT"/{build,suite,cases,bench,sanitizer}.log
 describe 2>&1 | tee -a "$OUT/build.log"
 
 if wanted build; then
-  TORCH_UVM_CUDA=1 stage build build 180 "$PYTHON" setup.py build_ext --inplace || {
+  # With what egg_info writes, the tree on PYTHONPATH is known to `import torch` as an installed package is.
+  TORCH_UVM_CUDA=1 stage build build 180 "$PYTHON" setup.py build_ext --inplace egg_info || {
     printf '%s\n' "${summary[@]}"
     exit 1 # there is nothing to run
   }
