@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize test-cuda-flavour sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -69,6 +69,9 @@ cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ floors
 
 test-cpp: cpp ## run the tests of the C++ floors alone
 	$(VENV_PY) -m pytest tests/test_cpp_floors.py
+
+test-cuda-flavour: $(STAMPS)/installed ## compile and link against CUDA wheels of torch (1.1 GB), with no GPU; audit the allocator
+	TORCH_UVM_TEST_CUDA=1 $(VENV_PY) -m pytest tests/test_cuda_flavour.py
 
 sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and UBSAN, then under TSAN
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined
