@@ -25,7 +25,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 .PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize test-cuda-flavour sdist clean FORCE
 
 help: ## say what there is
-	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "PYTHON=... is the Python to begin with; if it has a torch, that one is used."
 	@echo "TORCH_UVM_CUDA=0 leaves the CUDA floor out, =1 insists on it; MAX_JOBS=n bounds the compilers."
