@@ -121,6 +121,9 @@ void prefetch_range_of(const at::Tensor& tensor, Location to, Stream stream) {
 
 void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device> device, std::optional<Stream> stream) {
   const std::optional<Location> common = device ? std::optional(location_of(*device)) : std::nullopt;
+  if (Context::get().forked()) {
+    return; // the pages are the parent's, and a current stream is more than CUDA tells a child
+  }
   std::vector<Journey> journeys;
   for (const at::Tensor& tensor : tensors) {
     Block* const block = managed_block(tensor);
@@ -143,6 +146,9 @@ void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device>
 }
 
 void discard(const std::vector<at::Tensor>& tensors) {
+  if (Context::get().forked()) {
+    return;
+  }
   std::vector<Journey> journeys; // to nowhere: host() stands for the CPU's label, which waits
   for (const at::Tensor& tensor : tensors) {
     if (Block* const block = managed_block(tensor); block != nullptr && tensor.numel() != 0) {
