@@ -308,7 +308,7 @@ class TestRepeatedMoves:
         assert steps_from_base(often) == steps_from_base(once)
         away = torch_uvm.to(often, "cpu")
         assert steps_from_base(away) == steps_from_base(torch_uvm.to(once, "cpu"))
-        base = away._rev_view_func_unsafe(away)
+        base = away._rev_view_func_unsafe(away)  # type: ignore[attr-defined]
         assert away._base is not None
         assert (base.device, base.shape, base.stride()) == (EMU, away._base.shape, away._base.stride())
         often.zero_()
