@@ -201,3 +201,48 @@ def test_exit_with_live_tensors(over_fake: Run, tmp_path: Path) -> None:
         FAKE_CUDA_REPORT=str(report),
     )
     assert not report.exists(), report.read_text()
+
+
+class TestTensors:
+    def test_a_resize_of_shared_bytes_is_refused_before_anything_has_changed(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            x = torch_uvm.empty(8, device="cuda")
+            y = torch_uvm.to(x, "cpu")
+            for label in (x, y):
+                try:
+                    label.resize_(1 << 20)
+                except RuntimeError as error:
+                    assert "a resize to [1048576] needs 4194304 bytes" in str(error), error
+                else:
+                    raise AssertionError("it was resized")
+                assert label.shape == (8,) and label.untyped_storage().nbytes() == 32
+            assert x.resize_(2, 2).shape == (2, 2)
+            del y, label
+            assert x.resize_(1 << 16).untyped_storage().nbytes() == 1 << 18, "alone again, it can grow"
+            plain = torch.empty(0, device="cuda").resize_(2, 3, 4, 4, memory_format=torch.channels_last)
+            assert plain.stride() == (48, 1, 12, 3)
+            """
+        )
+
+    def test_hints_in_a_forked_child_ask_cuda_nothing(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            import os, traceback
+            x = torch_uvm.empty(1 << 20, device="cpu")
+            torch_uvm.advise(x, read_mostly=True)
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    torch_uvm.prefetch(x, "cuda:0")
+                    torch_uvm.advise(x, False, "cpu")
+                    torch_uvm.discard(x)
+                    assert not fake.fake_cuda_misuse(), fake.fake_cuda_misuse()
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            """
+        )

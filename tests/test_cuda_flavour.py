@@ -128,7 +128,7 @@ class TestAudit:
             text = (include / header).read_text()
             text = text.replace("virtual void enable(bool value) = 0;", "virtual void enable(int value) = 0;")
             (tmp_path / header).write_text(text)
-        command = [sys.executable, ROOT / "scripts" / "audit_cuda_allocator.py"]
+        command = [sys.executable, str(ROOT / "scripts" / "audit_cuda_allocator.py")]
         done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "enable(int)" in done.stdout
         done = subprocess.run([*command, include], capture_output=True, text=True, check=False)

@@ -20,7 +20,6 @@ from torch_uvm.hints import advise, discard, prefetch, residency
 EMU = torch.device("emu:0")
 CPU = torch.device("cpu")
 MIB = 2**20
-EMU_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[call-overload]
 
 
 class Bad(NamedTuple):
@@ -129,7 +128,7 @@ CASES = {
         lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 0, 276]), ValueError, ("type 276",)
     ),
     "operator with a stream of another device": Bad(
-        lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 256, EMU_TYPE]),
+        lambda x: torch.ops.torch_uvm.prefetch([x], None, stream=[0, 256, torch.Stream(EMU).device_type]),
         ValueError,
         ("emu:256", "0 to 0"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -292,7 +293,8 @@ class TestGraphsAndPools:
         with torch.cuda.use_mem_pool(pool):
             torch.empty(4 * MIB, device="cuda")  # cudaMallocManaged fails during a capture: reserved before
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool.id):
+        handle: Any = pool.id  # torch's stubs know those of graph_pool_handle() alone
+        with torch.cuda.graph(graph, pool=handle):
             y = x * 2
         x.fill_(4)
         graph.replay()
