@@ -95,22 +95,23 @@ void CudaRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
     check(mem_discard(ptr, bytes, native(stream)), "cudaMemDiscardBatchAsync");
     return;
   }
-  // The call does not take the legacy default stream: it goes to a stream of its own, between two events.
+  // The call does not take the legacy default stream. It goes to a stream of its own, after what the default
+  // one has queued, and is waited for: seen on a GPU, host code that wrote once the default stream was found
+  // idle lost what it wrote to a discard that was only ordered before it by an event.
   const Stream own = create_stream(stream.device, /*priority=*/0);
   const Event event = create_event(stream.device, /*timing=*/false);
   try {
     record_event(event, stream);
     wait_event(own, event);
     check(mem_discard(ptr, bytes, native(own)), "cudaMemDiscardBatchAsync");
-    record_event(event, own);
-    wait_event(stream, event);
+    synchronize_stream(own);
   } catch (...) {
     destroy_event(event);
     destroy_stream(own);
     throw;
   }
   destroy_event(event);
-  destroy_stream(own); // CUDA does so once what is queued there is done
+  destroy_stream(own);
 }
 
 RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {

@@ -84,8 +84,13 @@ c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, s
 }
 
 void DelegatingAllocator::note_level(c10::DeviceIndex device) {
-  statistics_.note(device, managed_allocator().statistics(Location::device(device)),
-                   [&] { return native_->getDeviceStats(device); });
+  statistics_.note(device, managed_allocator().statistics(Location::device(device)), [&]() -> native::DeviceStats {
+    try {
+      return native_->getDeviceStats(device);
+    } catch (const c10::Error&) {
+      return {}; // a pluggable allocator has none; nobody asked here
+    }
+  });
 }
 
 void DelegatingAllocator::note_native(c10::DeviceIndex device, std::size_t bytes) {

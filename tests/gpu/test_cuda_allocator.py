@@ -93,8 +93,8 @@ class TestFigures:
         before = torch.cuda.memory_reserved()
         for scope in (torch_uvm.enabled, torch_uvm.disabled):
             with scope():
-                block(32)
-        assert torch.cuda.memory_reserved() - before >= 64 * MIB
+                block(24)  # not of the size of a cuBLAS workspace
+        assert torch.cuda.memory_reserved() - before >= 48 * MIB
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() <= before
         assert _C.managed_bytes() == torch_uvm.memory_reserved() == 0
