@@ -82,36 +82,11 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   }
 }
 
-void CudaRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
+void CudaRuntime::discard(void* /*ptr*/, std::size_t /*bytes*/, Stream stream) {
+  // Not passed on to cudaMemDiscardBatchAsync. On an H200 (driver 580, CUDA 13.0), under compute-sanitizer, some
+  // pages that the host wrote after a discard was over had their old contents for the device again, also where
+  // the host had waited for the discard's stream. Until that is understood, a hint that may lose bytes is none.
   check_stream(stream);
-  if (!kCanDiscard || !prefetches(stream.device)) {
-    return;
-  }
-  const DeviceScope scope(stream.device);
-  if (is_capturing(native(stream))) {
-    return;
-  }
-  if (stream.handle != nullptr) {
-    check(mem_discard(ptr, bytes, native(stream)), "cudaMemDiscardBatchAsync");
-    return;
-  }
-  // The call does not take the legacy default stream. It goes to a stream of its own, after what the default
-  // one has queued, and is waited for: seen on a GPU, host code that wrote once the default stream was found
-  // idle lost what it wrote to a discard that was only ordered before it by an event.
-  const Stream own = create_stream(stream.device, /*priority=*/0);
-  const Event event = create_event(stream.device, /*timing=*/false);
-  try {
-    record_event(event, stream);
-    wait_event(own, event);
-    check(mem_discard(ptr, bytes, native(own)), "cudaMemDiscardBatchAsync");
-    synchronize_stream(own);
-  } catch (...) {
-    destroy_event(event);
-    destroy_stream(own);
-    throw;
-  }
-  destroy_event(event);
-  destroy_stream(own);
 }
 
 RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {

@@ -27,13 +27,8 @@ inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvi
   return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
 }
 
-/// Whether mem_discard does something, and whether pools can be of managed memory.
-constexpr bool kCanDiscard = true;
+/// Whether pools can be of managed memory.
 constexpr bool kManagedPools = true;
-
-inline cudaError_t mem_discard(void* ptr, std::size_t bytes, cudaStream_t stream) {
-  return cudaMemDiscardBatchAsync(&ptr, &bytes, 1, /*flags=*/0, stream);
-}
 
 /// A pool of managed memory with no preferred location, as cudaMallocManaged's has none. The driver of CUDA
 /// 13.0 takes no maximum size for such a pool: it is made without one then, and the limit that
@@ -66,12 +61,7 @@ inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvi
   return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
 }
 
-constexpr bool kCanDiscard = false;
 constexpr bool kManagedPools = false;
-
-inline cudaError_t mem_discard(void* /*ptr*/, std::size_t /*bytes*/, cudaStream_t /*stream*/) {
-  return cudaErrorNotSupported;
-}
 
 inline cudaError_t make_managed_pool(cudaMemPool_t* /*pool*/, std::size_t /*max_bytes*/) {
   return cudaErrorNotSupported;

@@ -249,7 +249,8 @@ void forget_hints(Block* block) noexcept {
     return;
   }
   try {
-    for (const auto& [statement, pages] : Book::get().take(block).advised) {
+    const Entry entry = Book::get().take(block); // by name: a loop over a temporary's member outlives it
+    for (const auto& [statement, pages] : entry.advised) {
       for (const Range& range : pages) {
         Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
       }

@@ -328,7 +328,7 @@ TEST(range_attributes_tell_never_from_not_everywhere_alike) {
   runtime->advise(ptr, kBytes, Advice::kUnsetPreferredLocation, kDevice);
   CHECK(uniform());
   runtime->discard(ptr, kBytes, kStream);
-  CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{1});
+  CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0}); // it is not trusted: see there
   runtime->free_managed(ptr);
   all_is_well();
 }
