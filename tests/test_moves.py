@@ -284,7 +284,7 @@ def steps_from_base(y: torch.Tensor) -> list[str]:
 
 
 class TestRepeatedMoves:
-    """However often a tensor goes to and fro, it is as far from its base as after the first time."""
+    """However often a tensor goes back and forth, it is as far from its base as after the first time."""
 
     @pytest.mark.parametrize(
         "form",

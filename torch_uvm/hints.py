@@ -22,19 +22,16 @@ from torch_uvm.containers import managed_tensors_in, tensors_in
 Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
 
 
-@torch.library.register_fake("torch_uvm::prefetch")  # type: ignore[untyped-decorator]
 def _prefetch_fake(tensors: Any, device: Any = None, *, stream: Any = None) -> None:
     return None
 
 
-@torch.library.register_fake("torch_uvm::advise")  # type: ignore[untyped-decorator]
 def _advise_fake(
     tensors: Any, *, read_mostly: Any = None, preferred_location: Any = None, accessed_by: Any = None
 ) -> None:
     return None
 
 
-@torch.library.register_fake("torch_uvm::discard")  # type: ignore[untyped-decorator]
 def _discard_fake(tensors: Any) -> None:
     return None
 
@@ -42,6 +39,11 @@ def _discard_fake(tensors: Any) -> None:
 # They return nothing, so that a compiler would take them for dead code.
 for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
     torch.fx.node.has_side_effect(_operator)
+
+
+torch.library.register_fake("torch_uvm::prefetch", _prefetch_fake)
+torch.library.register_fake("torch_uvm::advise", _advise_fake)
+torch.library.register_fake("torch_uvm::discard", _discard_fake)
 
 
 def _check_stream(stream: object) -> list[int] | None:
