@@ -73,7 +73,13 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   if (!takes_hints(location.index)) {
     return;
   }
-  check(mem_advise(ptr, bytes, native(advice), location), "cudaMemAdvise");
+  // Seen on an H200 (driver 580): taking read-mostly back from a range whose first page does not have it does
+  // nothing to the others, and reports success. So that is done page by page.
+  const std::size_t step = advice == Advice::kUnsetReadMostly ? kMigrationPage : bytes;
+  auto* const begin = static_cast<std::byte*>(ptr);
+  for (std::size_t done = 0; done < bytes; done += step) {
+    check(mem_advise(begin + done, std::min(step, bytes - done), native(advice), location), "cudaMemAdvise");
+  }
   const std::lock_guard lock(said_);
   if (Managed* const allocation = find(ptr)) {
     allocation->read_mostly |= advice == Advice::kSetReadMostly;

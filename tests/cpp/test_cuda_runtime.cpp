@@ -333,6 +333,17 @@ TEST(range_attributes_tell_never_from_not_everywhere_alike) {
   all_is_well();
 }
 
+TEST(read_mostly_is_taken_back_where_the_first_page_does_not_have_it) {
+  const auto runtime = made();
+  char* const ptr = static_cast<char*>(runtime->allocate_managed(8 * MiB, kDevice));
+  runtime->advise(ptr + 4 * MiB, 4 * MiB, Advice::kSetReadMostly, kDevice);
+  runtime->advise(ptr + 2 * MiB, 6 * MiB, Advice::kUnsetReadMostly, kDevice);
+  const RangeAttributes last = runtime->range_attributes(ptr + 6 * MiB, 2 * MiB);
+  CHECK(last.uniform && !last.read_mostly);
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
 TEST(where_host_and_device_cannot_touch_memory_at_once_there_are_no_hints) {
   const auto runtime = made(false, {.concurrent = false});
   CHECK(!runtime->device_properties(0).concurrent_managed_access);

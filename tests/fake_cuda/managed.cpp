@@ -113,6 +113,9 @@ cudaError_t cudaMemAdvise(const void* ptr, std::size_t bytes, cudaMemoryAdvise a
     if (pages.begin == nullptr || (!ignored && !known(state, location))) {
       return cudaErrorInvalidValue;
     }
+    if (advice == cudaMemAdviseUnsetReadMostly && !pages.begin->read_mostly) {
+      return cudaSuccess; // and does nothing, as a driver did whatever the other pages had
+    }
     const std::uint64_t bit = std::uint64_t{1} << (id_of(location) < 0 ? kHostBit : id_of(location));
     for (Hints* page = pages.begin; page != pages.end; ++page) {
       switch (advice) {
