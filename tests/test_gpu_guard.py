@@ -72,9 +72,10 @@ class TestLimit:
     def test_outlives_options_that_do_not_name_it(
         self, guard: Guard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        guard._real["load_options"] = lambda text: guard._real["set_limit"](None)
-        _C.load_options("populate:true")
-        assert _C.get_limit() == 64 * MIB
+        with monkeypatch.context() as replaced:  # undone before the guard puts back what it holds
+            replaced.setitem(guard._real, "load_options", lambda text: guard._real["set_limit"](None))
+            _C.load_options("populate:true")
+            assert _C.get_limit() == 64 * MIB
 
     def test_can_be_lowered_and_reset(self, guard: Guard) -> None:
         torch_uvm.set_limit("1MiB")
