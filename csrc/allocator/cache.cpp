@@ -64,6 +64,12 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, Locatio
   events.give(earlier, event); // the stream waits for what was recorded, whatever the event does next
 }
 
+void CachingManagedAllocator::State::wait_for_exclusive_devices() {
+  for (const int device : exclusive) {
+    runtime.synchronize_device(device);
+  }
+}
+
 Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& request, Lane& lane) noexcept {
   reserved->lane = &lane;
   reserved->requested = request.requested;

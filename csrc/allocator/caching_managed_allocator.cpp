@@ -16,6 +16,16 @@ void check_options(const AllocatorOptions& options) {
   }
 }
 
+std::vector<int> exclusive_devices(const ManagedRuntime& runtime) {
+  std::vector<int> found;
+  for (int device = 0; device < runtime.device_count(); ++device) {
+    if (!runtime.device_properties(device).concurrent_managed_access) {
+      found.push_back(device);
+    }
+  }
+  return found;
+}
+
 } // namespace
 
 CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
@@ -24,6 +34,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       source(std::move(source)),
       managed(this->source->is_managed()),
       devices(runtime.device_count()),
+      exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       ledger(devices),
       heap(ledger),
@@ -91,6 +102,10 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
   const Request request(bytes, home, stream);
+  if (home.is_host() && !state.exclusive.empty()) {
+    const Unlocked unlocked(lock);
+    state.wait_for_exclusive_devices();
+  }
   if (state.pending_first != nullptr) {
     state.poll_pending(false);
   }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
@@ -75,6 +76,13 @@ struct CachingManagedAllocator::State {
   /// \return false: it failed, which costs faults later and nothing else
   bool populate(void* ptr, std::size_t bytes, const Request& request) noexcept;
 
+  /// Waits for every device whose work, on whatever memory, keeps the host from touching managed memory.
+  void wait_for_exclusive_devices();
+
+  // fork.cpp
+  /// Waits for the work that may still write a block, but for that of `finished` streams, which grow.
+  void finish_work_on(const Block& block, std::vector<Stream>& finished) noexcept;
+
   // pending.cpp
   void free(Block* block) noexcept;
   /// Reclaims blocks whose events are reached: from the oldest on while they are, or wherever they are.
@@ -100,6 +108,7 @@ struct CachingManagedAllocator::State {
   const std::unique_ptr<SegmentSource> source;
   const bool managed; ///< the source's memory can move
   const int devices;
+  const std::vector<int> exclusive; ///< devices without concurrent access to managed memory, if it is that
 
   mutable std::mutex mutex; ///< guards all below
   AllocatorOptions options;

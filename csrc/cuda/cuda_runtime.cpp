@@ -295,6 +295,9 @@ void CudaRuntime::synchronize_stream(Stream stream) {
 
 void CudaRuntime::synchronize_device(int device) {
   check_device(device);
+  if (!has_context(device)) {
+    return; // nothing was queued there, and to wait would make a context
+  }
   const DeviceScope scope(device);
   const CaptureScope uncaptured;
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

@@ -44,6 +44,16 @@ bool Machine::takes_hints(int device) const {
   return false;
 }
 
+std::vector<int> Machine::exclusive_devices() const {
+  std::vector<int> found;
+  for (std::size_t device = 0; device < concurrent.size(); ++device) {
+    if (!concurrent[device] || pretending.load(std::memory_order_relaxed)) {
+      found.push_back(static_cast<int>(device));
+    }
+  }
+  return found;
+}
+
 bool Machine::takes_hints() const {
   for (std::size_t device = 0; device < concurrent.size(); ++device) {
     if (!takes_hints(static_cast<int>(device))) {

@@ -17,6 +17,8 @@ struct Machine {
   /// does, which is warned of once, and not in a forked child.
   bool takes_hints(int device) const;
   bool takes_hints() const; ///< of every device
+  /// Those whose work, on whatever memory, keeps the host from touching managed memory.
+  std::vector<int> exclusive_devices() const;
 
   /// For tests: as if no device could touch managed memory while the host does.
   static void pretend_not_concurrent(bool pretend);

@@ -15,6 +15,7 @@
 #include "tensor/context.h"
 #include "tensor/hints.h"
 #include "tensor/labels.h"
+#include "tensor/machine.h"
 #include "tensor/managed_storage.h"
 #include "tensor/managed_tensor.h"
 #include "tensor/operators.h"
@@ -81,6 +82,10 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
     if (!non_blocking) {
       for (const Stream stream : busy_streams(block, self.device())) {
         runtime.synchronize_event(RecordedEvent(stream).get());
+      }
+      // Where the host may not touch managed memory while a device works, on whatever.
+      for (const int device : Machine::get().exclusive_devices()) {
+        runtime.synchronize_device(device);
       }
     }
     // The current stream of the old label may still be at work on them, and is not always the block's.

@@ -172,6 +172,32 @@ TEST(a_block_of_the_host_needs_no_order) {
   rig.allocator->free(block);
 }
 
+TEST(the_host_waits_for_devices_that_exclude_it_before_it_gets_any_block) {
+  struct Exclusive final : RecordingRuntime {
+    Exclusive() : RecordingRuntime(2) {}
+    DeviceProperties device_properties(int device) const override {
+      DeviceProperties properties = RecordingRuntime::device_properties(device);
+      properties.concurrent_managed_access = device == 0;
+      return properties;
+    }
+  };
+  Rig rig(std::make_unique<Exclusive>(), true);
+  auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
+  const auto waited = [&] { return runtime.count("synchronize_device"); };
+  rig.allocator->free(rig.allocate(MiB));
+  CHECK_EQ(waited(), std::size_t{0}); // no business of the host's
+  for (std::size_t turn = 1; turn <= 2; ++turn) { // a fresh segment, and one from the cache
+    rig.allocator->free(rig.allocator->allocate(MiB, Location::host(), Stream::host()));
+    CHECK_EQ(waited(), turn);
+  }
+  for (const RecordedCall& call : runtime.calls()) {
+    CHECK(call.name != "synchronize_device" || call.location == Location::device(1));
+  }
+  runtime.fail("synchronize_device", 1);
+  CHECK_THROWS(RuntimeFailure, rig.allocator->allocate(MiB, Location::host(), Stream::host()));
+  rig.check();
+}
+
 TEST(a_recorded_stream_is_waited_for) {
   Recorded rig;
   Block* const block = rig.allocate(12 * MiB, rig.a);

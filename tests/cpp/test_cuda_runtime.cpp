@@ -294,6 +294,17 @@ TEST(calls_run_with_their_device_current_and_leave_the_callers) {
 
 // --- hints --------------------------------------------------------------------------------------------------
 
+TEST(a_device_that_nobody_uses_is_not_waited_for) {
+  const auto runtime = made();
+  runtime->synchronize_device(1);
+  CHECK(fake_cuda_has_context(1) == 0);
+  CHECK_EQ(fake_cuda_count("cudaDeviceSynchronize"), std::size_t{0});
+  runtime->free_device(runtime->allocate_device(MiB, 1));
+  runtime->synchronize_device(1);
+  CHECK_EQ(fake_cuda_count("cudaDeviceSynchronize"), std::size_t{1});
+  all_is_well();
+}
+
 TEST(range_attributes_tell_never_from_not_everywhere_alike) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 16 * MiB;

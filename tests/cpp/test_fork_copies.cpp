@@ -117,6 +117,34 @@ TEST(forks_leave_nothing_behind_in_the_parent) {
   rig.check();
 }
 
+TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
+  Rig rig(std::make_unique<RecordingRuntime>(2), true);
+  auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream writer = rig.stream(), other = rig.stream(), elsewhere = rig.stream(1);
+  Block* const moved = filled(rig, 12 * MiB, kDevice, 1);
+  rig.allocator->record_stream(moved, writer);
+  rig.allocator->set_home(moved, Location::host(), Stream::host());
+  Block* const host = filled(rig, 12 * MiB, Location::host(), 2);
+  Block* const device = rig.allocate(12 * MiB, other); // no child reads it
+  runtime.clear_calls();
+  CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, moved, 12 * MiB, 1) ? 0 : 1; }), 0);
+  std::vector<Stream> waited;
+  for (const RecordedCall& call : runtime.calls()) {
+    if (call.name == "synchronize_stream") {
+      waited.push_back(call.stream);
+    }
+  }
+  CHECK((waited == std::vector<Stream>{writer, kStream}));
+  // What cannot be waited for does not keep the process from forking.
+  rig.allocator->record_stream(host, elsewhere);
+  runtime.fail("synchronize_stream", 1);
+  CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, host, 12 * MiB, 2) ? 0 : 1; }), 0);
+  for (Block* const block : {moved, host, device}) {
+    rig.allocator->free(block);
+  }
+  rig.check();
+}
+
 TEST(plain_memory_is_not_copied) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   static_cast<RecordingRuntime&>(*rig.runtime).set_host_memory_available(0); // a copy would be refused aloud
