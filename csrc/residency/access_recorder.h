@@ -1,0 +1,64 @@
+// A trace of accesses in a file, to be drawn and judged later: JSON lines, as docs/traces.md has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "residency/policy.h"
+
+namespace torch_uvm {
+
+enum class TransferKind : std::uint8_t {
+  kFetch, ///< host to device
+  kWriteBack, ///< device to host
+  kDrop, ///< a device copy given up that was clean: no bytes cross
+  kInPlace, ///< used on the host by a running operator
+};
+
+/// Writes as it goes, in blocks; the caller serialises all calls. Nothing throws but the constructor: an error while
+/// writing (a full disk) is kept, what comes after it is left out, and `close` says it.
+class AccessRecorder {
+ public:
+  /// \param budget device-resident bytes allowed, 0: no budget
+  /// \throws InvalidArgument with the reason, if the file cannot be made
+  AccessRecorder(const std::string& path, int device, std::size_t budget);
+  ~AccessRecorder();
+  AccessRecorder(const AccessRecorder&) = delete;
+  AccessRecorder& operator=(const AccessRecorder&) = delete;
+
+  /// A storage that was there before the recording, or that no operator gave birth to.
+  /// \param on_device where its bytes are
+  void storage(StorageId storage, std::size_t bytes, bool on_device) noexcept;
+  /// An outermost operator. \param time_us since any one moment, never less than what was told before
+  void operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
+                      bool in_place_ok) noexcept;
+  /// An output or temporary of the latest operator.
+  void birth(StorageId storage, std::size_t bytes) noexcept;
+  void death(StorageId storage) noexcept;
+  /// \param begin_us when it was asked for
+  void transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
+  /// Bytes that storages have on the device as of the latest operator.
+  void resident(std::size_t bytes) noexcept;
+  void mark_step() noexcept;
+
+  /// Writes what is left. Nothing is recorded after it.
+  /// \return what went wrong since the beginning, in words; empty: nothing
+  std::string close() noexcept;
+
+ private:
+  void line(std::string_view text) noexcept;
+  void flush() noexcept;
+
+  std::FILE* file_ = nullptr;
+  std::string path_;
+  std::string buffer_;
+  std::string error_;
+};
+
+} // namespace torch_uvm
