@@ -60,16 +60,6 @@ bool read_bytes_or_none(std::string_view text, std::optional<std::size_t>& value
   return true;
 }
 
-/// As it may be written again: a whole number of the largest unit that has one.
-std::string exact_bytes(std::size_t bytes) {
-  for (const auto& [unit, name] : {std::pair(GiB, "GiB"), std::pair(MiB, "MiB"), std::pair(KiB, "KiB")}) {
-    if (bytes != 0 && bytes % unit == 0) {
-      return std::to_string(bytes / unit) + name;
-    }
-  }
-  return std::to_string(bytes);
-}
-
 std::string show(const std::optional<std::size_t>& bytes) {
   return bytes ? exact_bytes(*bytes) : std::string(kNone);
 }
@@ -97,6 +87,20 @@ constexpr std::array kTable{
         "the most managed memory, over all homes; none: what the host has available",
         [](const Options& o) { return show(o.limit); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.limit); }},
+    Row{"budget",
+        [] { return std::string(kBudgetForms); },
+        "device-resident managed memory, for each device; auto: what it has free, none: as the driver has it",
+        [](const Options& o) { return show_budget(o.budget.value_or(BudgetRequest())); },
+        [](Options& o, std::string_view text) {
+          o.budget = parse_budget(text);
+          o.device_budgets.clear();
+          return true;
+        }},
+    Row{"host_limit",
+        [] { return std::string("bytes such as 64GiB, or none"); },
+        "the most pinned host memory for what is not on its device; none: what the host has available",
+        [](const Options& o) { return show(o.host_limit); },
+        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
     Row{"populate",
         [] { return std::string("true, false, 1, 0, on, off"); },
         "prefetch a fresh segment to its device",

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "allocator/budget_request.h"
 #include "allocator/caching_managed_allocator.h"
 #include "runtime/emulated_runtime.h"
 
@@ -21,6 +23,9 @@ struct CudaConfig {
 
 struct Options {
   std::optional<std::size_t> limit; ///< managed bytes in all; nullopt: what the host has available
+  std::optional<BudgetRequest> budget; ///< of each device; nullopt: nobody has asked, and there is none yet
+  std::map<int, BudgetRequest> device_budgets; ///< of single devices, in place of `budget`; no row of the table
+  std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: what the host has available
   AllocatorOptions allocator;
   EmulatedConfig emulated; ///< of the emulated accelerator: emulated_devices, emulated_memory, ...
   CudaConfig cuda;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -68,6 +69,15 @@ std::string format_bytes(std::size_t bytes) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f %s", value, kNames[unit]);
   return text.data();
+}
+
+std::string exact_bytes(std::size_t bytes) {
+  for (const auto& [unit, name] : {std::pair(GiB, "GiB"), std::pair(MiB, "MiB"), std::pair(KiB, "KiB")}) {
+    if (bytes != 0 && bytes % unit == 0) {
+      return std::to_string(bytes / unit) + name;
+    }
+  }
+  return std::to_string(bytes);
 }
 
 std::size_t parse_bytes(std::string_view text) {

@@ -24,6 +24,9 @@ constexpr std::size_t round_down(std::size_t value, std::size_t step) {
 /// "1.50 GiB", "512 B": two decimals from KiB on.
 std::string format_bytes(std::size_t bytes);
 
+/// As it may be parsed again, with nothing lost: a whole number of the largest unit that has one, "1536MiB".
+std::string exact_bytes(std::size_t bytes);
+
 /// The bytes in "4GiB", "512 MiB", "64KiB", "1.5GiB" or "4096" (units KiB, MiB, GiB, TiB, and KB, MB,
 /// GB, TB in powers of ten, B; case does not matter; spaces around are ignored).
 /// \throws InvalidArgument naming the text and the accepted forms; also for negative figures, fractions

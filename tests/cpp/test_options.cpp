@@ -37,6 +37,8 @@ TEST(nothing_is_the_defaults) {
   for (const char* text : {"", "  "}) {
     const Options options = parse_options(text);
     CHECK(!options.limit);
+    CHECK(!options.budget);
+    CHECK(!options.host_limit);
     CHECK(options.allocator.populate);
     CHECK(!options.allocator.max_split_bytes);
     CHECK_EQ(options.emulated.devices, 1);
@@ -46,9 +48,12 @@ TEST(nothing_is_the_defaults) {
 
 TEST(every_option_is_read) {
   const Options options = parse_options(
-      "limit:4GiB, populate : off ,max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
+      "limit:4GiB,budget:80%,host_limit:8GiB, populate : off "
+      ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
       "emulated_schedule_seed:18446744073709551615");
   CHECK_EQ(*options.limit, 4 * GiB);
+  CHECK_EQ(options.budget->percent, 80.0);
+  CHECK_EQ(*options.host_limit, 8 * GiB);
   CHECK(!options.allocator.populate);
   CHECK_EQ(*options.allocator.max_split_bytes, 32 * MiB);
   CHECK_EQ(options.emulated.devices, 2);
@@ -82,7 +87,7 @@ TEST(a_typo_names_the_nearest_key) {
   CHECK(has(refusal("emulated_device:2"), "did you mean emulated_devices?"));
   CHECK(has(refusal("MaxSplit:4GiB"), "did you mean max_split?"));
   CHECK(!has(refusal("garbage_collection:1"), "did you mean"));
-  CHECK(has(refusal("garbage_collection:1"), "limit, populate, max_split"));
+  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, populate, max_split"));
 }
 
 TEST(malformed_texts_are_refused) {
@@ -97,11 +102,26 @@ TEST(malformed_texts_are_refused) {
 }
 
 TEST(values_out_of_range_are_refused) {
-  for (const char* text :
-       {"limit:-1", "limit:4 elephants", "limit:1.5", "max_split:1MiB", "max_split:0", "emulated_devices:0",
-        "emulated_devices:65", "emulated_devices:2.5", "emulated_devices:-1", "emulated_devices:", "emulated_memory:1",
-        "emulated_memory:none", "emulated_profile:abacus", "emulated_schedule_seed:-1", "emulated_schedule_seed:x",
-        "emulated_schedule_seed:18446744073709551616"}) {
+  for (const char* text : {"limit:-1",
+                           "limit:4 elephants",
+                           "limit:1.5",
+                           "budget:lots",
+                           "budget:0",
+                           "budget:101%",
+                           "host_limit:auto",
+                           "max_split:1MiB",
+                           "max_split:0",
+                           "emulated_devices:0",
+                           "emulated_devices:65",
+                           "emulated_devices:2.5",
+                           "emulated_devices:-1",
+                           "emulated_devices:",
+                           "emulated_memory:1",
+                           "emulated_memory:none",
+                           "emulated_profile:abacus",
+                           "emulated_schedule_seed:-1",
+                           "emulated_schedule_seed:x",
+                           "emulated_schedule_seed:18446744073709551616"}) {
     const std::string message = refusal(text);
     const std::string_view pair(text);
     CHECK(has(message, pair.substr(0, pair.find(':'))));

@@ -1,0 +1,65 @@
+// What a budget may be asked for as, and what it comes to on a device.
+#include "allocator/budget_request.h"
+
+#include "harness.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+using namespace torch_uvm;
+
+namespace {
+
+using Kind = BudgetRequest::Kind;
+
+std::size_t bytes_of(std::string_view text, MemoryInfo memory) {
+  return resolve_budget(parse_budget(text), memory).value().bytes;
+}
+
+} // namespace
+
+TEST(every_form_is_read) {
+  CHECK(parse_budget("auto").kind == Kind::kAuto);
+  CHECK(parse_budget(" AUTO ").kind == Kind::kAuto);
+  CHECK(parse_budget("None").kind == Kind::kNone);
+  CHECK(parse_budget("4096") == (BudgetRequest{Kind::kBytes, 4096}));
+  CHECK(parse_budget("1.5 GiB") == (BudgetRequest{Kind::kBytes, 1536 * MiB}));
+  CHECK(parse_budget("80%") == (BudgetRequest{Kind::kShare, 0, 80.0}));
+  CHECK(parse_budget(" 12.5 % ") == (BudgetRequest{Kind::kShare, 0, 12.5}));
+  CHECK(parse_budget("100%") == (BudgetRequest{Kind::kShare, 0, 100.0}));
+}
+
+TEST(what_is_no_budget_is_refused) {
+  for (const char* text :
+       {"",  " ",    "lots", "auto!", "-1",   "0",    "0GiB",  "0%",        "-5%", "100.1%",
+        "%", "1e1%", "nan%", "inf%",  "8 0%", "80%%", "4GiB%", "80% of it", "0.5", "99999999999999999999"}) {
+    CHECK_THROWS(InvalidArgument, parse_budget(text));
+  }
+}
+
+TEST(what_is_shown_can_be_read_again) {
+  for (const char* text : {"auto", "none", "20GiB", "1536MiB", "4097", "80%", "12.5%", "0.001%"}) {
+    CHECK_EQ(show_budget(parse_budget(text)), text);
+  }
+}
+
+TEST(figures_are_hard_and_never_more_than_the_device_has) {
+  const MemoryInfo memory{10 * GiB, 16 * GiB};
+  CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
+  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's choice
+  CHECK_EQ(bytes_of("20GiB", memory), 16 * GiB);
+  CHECK_EQ(bytes_of("25%", memory), 4 * GiB);
+  CHECK_EQ(bytes_of("100%", memory), 16 * GiB);
+  CHECK(resolve_budget(parse_budget("4GiB"), memory)->hard);
+  CHECK(resolve_budget(parse_budget("25%"), memory)->hard);
+  CHECK(!resolve_budget(parse_budget("none"), memory));
+}
+
+TEST(auto_leaves_a_reserve_and_is_soft) {
+  CHECK(!resolve_budget(BudgetRequest(), {GiB, GiB})->hard);
+  CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // a twentieth
+  CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // at least that
+  CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // of a small device a sixteenth
+  CHECK_EQ(bytes_of("auto", {6 * GiB, 100 * GiB}), 3 * GiB); // the reserve takes half of what is free, at most
+}
+
+HARNESS_MAIN()
