@@ -130,6 +130,7 @@ class CachingManagedAllocator {
 
   // Of one home, or of all together: peaks of the sum, not sums of peaks. \throws InvalidArgument
   Statistics statistics(std::optional<Location> home = std::nullopt) const;
+  Levels levels(std::optional<Location> home = std::nullopt) const;
   void reset_peak_statistics(std::optional<Location> home = std::nullopt);
   void reset_accumulated_statistics(std::optional<Location> home = std::nullopt);
 

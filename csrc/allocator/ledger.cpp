@@ -131,6 +131,24 @@ Statistics Ledger::statistics(std::optional<Location> home) const {
   return statistics;
 }
 
+Levels Ledger::levels(std::optional<Location> home) const noexcept {
+  const Scope& scope = scopes_[index(home)];
+  Levels levels;
+  for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
+    const auto current = [&](Level level) { return scope.accounts[kind].levels[level].current; };
+    levels.allocation[kind] = current(kAllocation);
+    levels.segment[kind] = current(kSegment);
+    levels.active[kind] = current(kAllocation) + current(kPending);
+    levels.inactive_split[kind] = current(kSplit);
+    levels.allocated_bytes[kind] = current(kAllocatedBytes);
+    levels.reserved_bytes[kind] = current(kReservedBytes);
+    levels.active_bytes[kind] = current(kAllocatedBytes) + current(kPendingBytes);
+    levels.inactive_split_bytes[kind] = current(kSplitBytes);
+    levels.requested_bytes[kind] = current(kRequestedBytes);
+  }
+  return levels;
+}
+
 void Ledger::reset_peak(std::optional<Location> home) noexcept {
   for (Account& account : scopes_[index(home)].accounts) {
     for (Track& level : account.levels) {

@@ -54,6 +54,7 @@ class Ledger {
 
   /// nullopt: the total.
   Statistics statistics(std::optional<Location> home) const;
+  Levels levels(std::optional<Location> home) const noexcept;
   void reset_peak(std::optional<Location> home) noexcept;
   void reset_accumulated(std::optional<Location> home) noexcept;
 

@@ -1,4 +1,4 @@
-// The allocator's segments and blocks, as data.
+// The allocator's segments, blocks and levels, as data.
 #include "allocator/state.h"
 
 namespace torch_uvm {
@@ -44,6 +44,14 @@ std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
     }
   }
   return snapshot;
+}
+
+Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  return state_->ledger.levels(home);
 }
 
 } // namespace torch_uvm

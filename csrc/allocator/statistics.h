@@ -60,4 +60,12 @@ struct Statistics {
   std::vector<std::pair<std::string, std::int64_t>> flatten() const;
 };
 
+/// What there is now of each level of Statistics, with none of its history: a fraction of the work to read.
+struct Levels {
+  using Array = std::array<std::int64_t, kPoolKinds>;
+#define TORCH_UVM_DECLARE(name) Array name{};
+  TORCH_UVM_STAT_ARRAYS(TORCH_UVM_DECLARE)
+#undef TORCH_UVM_DECLARE
+};
+
 } // namespace torch_uvm

@@ -13,13 +13,23 @@ static_assert(kPoolKinds == static_cast<std::size_t>(c10::CachingAllocator::Stat
 // The arrays that both have, in one order.
 template <typename Visit>
 void each_level(Visit visit) {
-  visit(0, &DeviceStats::allocation, &Statistics::allocation);
-  visit(1, &DeviceStats::segment, &Statistics::segment);
-  visit(2, &DeviceStats::active, &Statistics::active);
-  visit(3, &DeviceStats::allocated_bytes, &Statistics::allocated_bytes);
-  visit(4, &DeviceStats::reserved_bytes, &Statistics::reserved_bytes);
-  visit(5, &DeviceStats::active_bytes, &Statistics::active_bytes);
-  visit(6, &DeviceStats::requested_bytes, &Statistics::requested_bytes);
+  visit(0, &DeviceStats::allocation, &Statistics::allocation, &Levels::allocation);
+  visit(1, &DeviceStats::segment, &Statistics::segment, &Levels::segment);
+  visit(2, &DeviceStats::active, &Statistics::active, &Levels::active);
+  visit(3, &DeviceStats::allocated_bytes, &Statistics::allocated_bytes, &Levels::allocated_bytes);
+  visit(4, &DeviceStats::reserved_bytes, &Statistics::reserved_bytes, &Levels::reserved_bytes);
+  visit(5, &DeviceStats::active_bytes, &Statistics::active_bytes, &Levels::active_bytes);
+  visit(6, &DeviceStats::requested_bytes, &Statistics::requested_bytes, &Levels::requested_bytes);
+}
+
+Levels levels_of(const Statistics& statistics) {
+  Levels levels;
+  each_level([&](std::size_t, auto, auto ours, auto now) {
+    for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
+      (levels.*now)[kind] = (statistics.*ours)[kind].current;
+    }
+  });
+  return levels;
 }
 
 void add_array(c10::CachingAllocator::StatArray& to, const StatArray& from) {
@@ -42,31 +52,30 @@ std::int64_t CombinedStatistics::at_most(std::size_t bytes) {
   return static_cast<std::int64_t>(most);
 }
 
-bool CombinedStatistics::exceeds(const Device& known, const Statistics& managed) {
+bool CombinedStatistics::exceeds(const Device& known, const Levels& managed) {
   const std::int64_t grown = known.grown.load(std::memory_order_relaxed);
-  bool higher =
-      !known.read || known.native[kBytes][0] + grown + managed.allocated_bytes[0].current > known.peak[kBytes][0];
-  each_level([&](std::size_t level, auto, auto ours) {
-    for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
-      higher = higher || known.native[level][kind] + (managed.*ours)[kind].current > known.peak[level][kind];
+  bool higher = !known.read || known.native[kBytes][0] + grown + managed.allocated_bytes[0] > known.peak[kBytes][0];
+  each_level([&](std::size_t level, auto, auto, auto now) {
+    for (std::size_t kind = 0; kind < kPoolKinds; ++kind) { // no branches: each allocation passes here
+      higher |= known.native[level][kind] + (managed.*now)[kind] > known.peak[level][kind];
     }
   });
   return higher;
 }
 
-void CombinedStatistics::take(Device& known, const Statistics& managed, const DeviceStats& native) {
+void CombinedStatistics::take(Device& known, const Levels& managed, const DeviceStats& native) {
   known.read = true;
-  each_level([&](std::size_t level, auto theirs, auto ours) {
+  each_level([&](std::size_t level, auto theirs, auto, auto now) {
     for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
       known.native[level][kind] = (native.*theirs)[kind].current;
-      const std::int64_t sum = known.native[level][kind] + (managed.*ours)[kind].current;
+      const std::int64_t sum = known.native[level][kind] + (managed.*now)[kind];
       known.peak[level][kind] = std::max(known.peak[level][kind], sum);
     }
   });
 }
 
-void CombinedStatistics::set_room(Device& known, const Statistics& managed) {
-  const std::int64_t used = managed.allocated_bytes[0].current;
+void CombinedStatistics::set_room(Device& known, const Levels& managed) {
+  const std::int64_t used = managed.allocated_bytes[0];
   // With no managed block in use the native allocator's own peaks say it all.
   known.room.store(
       used == 0 ? std::numeric_limits<std::int64_t>::max() : known.peak[kBytes][0] - known.native[kBytes][0] - used,
@@ -77,11 +86,12 @@ void CombinedStatistics::add(c10::DeviceIndex device, DeviceStats& native, const
   const std::lock_guard lock(mutex_);
   Device& known = of(device);
   known.grown.store(0, std::memory_order_relaxed);
-  take(known, managed, native);
-  set_room(known, managed);
+  const Levels levels = levels_of(managed);
+  take(known, levels, native);
+  set_room(known, levels);
   add_array(native.inactive_split, managed.inactive_split);
   add_array(native.inactive_split_bytes, managed.inactive_split_bytes);
-  each_level([&](std::size_t level, auto theirs, auto ours) {
+  each_level([&](std::size_t level, auto theirs, auto ours, auto) {
     for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
       Stat& stat = (native.*theirs)[kind];
       const auto& added = (managed.*ours)[kind];
@@ -99,7 +109,7 @@ void CombinedStatistics::add(c10::DeviceIndex device, DeviceStats& native, const
   native.num_device_free += managed.num_device_free;
 }
 
-void CombinedStatistics::reset_peaks(c10::DeviceIndex device, const DeviceStats& native, const Statistics& managed) {
+void CombinedStatistics::reset_peaks(c10::DeviceIndex device, const DeviceStats& native, const Levels& managed) {
   const std::lock_guard lock(mutex_);
   Device& known = of(device);
   known.peak = {};

@@ -28,7 +28,7 @@ class CombinedStatistics {
 
   /// Takes note of a level. `read_native` gives DeviceStats and is called only if it may be a new peak.
   template <typename ReadNative>
-  void note(c10::DeviceIndex device, const Statistics& managed, ReadNative read_native) {
+  void note(c10::DeviceIndex device, const Levels& managed, ReadNative read_native) {
     const std::lock_guard lock(mutex_);
     Device& known = of(device);
     if (exceeds(known, managed)) {
@@ -45,16 +45,16 @@ class CombinedStatistics {
     return known.grown.fetch_add(most, std::memory_order_relaxed) + most > known.room.load(std::memory_order_relaxed);
   }
 
-  void reset_peaks(c10::DeviceIndex device, const DeviceStats& native, const Statistics& managed);
+  void reset_peaks(c10::DeviceIndex device, const DeviceStats& native, const Levels& managed);
 
   static constexpr std::size_t kLevels = 7; ///< the arrays of DeviceStats that have a peak worth keeping
 
  private:
-  using Levels = std::array<std::array<std::int64_t, kPoolKinds>, kLevels>;
+  using Figures = std::array<std::array<std::int64_t, kPoolKinds>, kLevels>;
   struct Device {
     bool read = false; ///< `native` was read once
-    Levels native{};
-    Levels peak{};
+    Figures native{};
+    Figures peak{};
     std::atomic<std::int64_t> grown{0}; ///< bytes of native memory given out since it was read
     std::atomic<std::int64_t> room{0}; ///< how far it may grow before a sum is a new peak
   };
@@ -63,9 +63,9 @@ class CombinedStatistics {
     return devices_.at(static_cast<std::size_t>(device));
   }
   static std::int64_t at_most(std::size_t bytes); ///< of a native block for a request
-  static bool exceeds(const Device& known, const Statistics& managed);
-  static void take(Device& known, const Statistics& managed, const DeviceStats& native);
-  static void set_room(Device& known, const Statistics& managed);
+  static bool exceeds(const Device& known, const Levels& managed);
+  static void take(Device& known, const Levels& managed, const DeviceStats& native);
+  static void set_room(Device& known, const Levels& managed);
 
   std::mutex mutex_; // leaf, but for reading native statistics
   std::array<Device, C10_COMPILE_TIME_MAX_GPUS> devices_{};

@@ -49,7 +49,7 @@ void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::Device
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
-    cudaGetLastError(); // the default stream while another one is captured
+    cudaGetLastError();
     return true;
   }
   return status != cudaStreamCaptureStatusNone;
@@ -61,8 +61,9 @@ c10::DeviceIndex current_device() {
 
 } // namespace
 
-bool DelegatingAllocator::gives_managed(c10::DeviceIndex device, cudaStream_t stream) {
-  return managed_enabled() && !filters_.any_takes(device, stream) && !is_capturing(stream);
+bool DelegatingAllocator::switch_wins(c10::DeviceIndex device, cudaStream_t stream) {
+  // The default stream, which most allocations are for, cannot be captured: to ask would take as long as the rest.
+  return !filters_.any_takes(device, stream) && (stream == nullptr || !is_capturing(stream));
 }
 
 c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
@@ -84,7 +85,7 @@ c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, s
 }
 
 void DelegatingAllocator::note_level(c10::DeviceIndex device) {
-  statistics_.note(device, managed_allocator().statistics(Location::device(device)), [&]() -> native::DeviceStats {
+  statistics_.note(device, managed_allocator().levels(Location::device(device)), [&]() -> native::DeviceStats {
     try {
       return native_->getDeviceStats(device);
     } catch (const c10::Error&) {
@@ -103,8 +104,8 @@ c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
   if (managed_enabled() && !Context::get().forked()) { // all that an allocation costs while the switch is off
     const c10::DeviceIndex device = current_device();
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
-    if (gives_managed(device, stream)) {
-      reserve_workspaces(bytes);
+    if (switch_wins(device, stream)) {
+      reserve_workspaces(device, bytes);
       return allocate_managed_on(device, bytes, stream);
     }
   }
@@ -125,7 +126,7 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
     return native_->raw_alloc_with_stream(bytes, stream);
   }
   const c10::DeviceIndex device = current_device();
-  if (!Context::get().forked() && gives_managed(device, stream)) {
+  if (managed_enabled() && !Context::get().forked() && switch_wins(device, stream)) {
     c10::DataPtr data = allocate_managed_on(device, bytes, stream);
     void* ptr = data.get();
     data.release_context(); // found again by its address, in raw_delete
@@ -212,7 +213,7 @@ void DelegatingAllocator::resetPeakStats(c10::DeviceIndex device) {
   if (CachingManagedAllocator* managed = managed_in_use()) {
     const Location home = Location::device(device);
     managed->reset_peak_statistics(home);
-    statistics_.reset_peaks(device, native_->getDeviceStats(device), managed->statistics(home));
+    statistics_.reset_peaks(device, native_->getDeviceStats(device), managed->levels(home));
   }
 }
 

@@ -112,8 +112,8 @@ class DelegatingAllocator final : public native::CUDAAllocator {
 #endif
 
  private:
-  /// Whether what this thread allocates now on `stream` is managed.
-  bool gives_managed(c10::DeviceIndex device, cudaStream_t stream);
+  /// Whether no pool and no capture takes what is allocated on `stream` now.
+  bool switch_wins(c10::DeviceIndex device, cudaStream_t stream);
   c10::DataPtr allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
   void note_level(c10::DeviceIndex device); ///< for the peaks of both together
   void note_native(c10::DeviceIndex device, std::size_t bytes);

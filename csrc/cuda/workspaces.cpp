@@ -1,5 +1,11 @@
 #include "cuda/workspaces.h"
 
+#include <c10/util/env.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "runtime/bytes.h"
 #include "tensor/switch.h"
 
 // As in ATen/cuda/CUDAContextLight.h, which wants the headers of cuBLAS and its relatives. Weak: which of the
@@ -10,6 +16,7 @@ __attribute__((weak)) std::size_t getChosenWorkspaceSize();
 __attribute__((weak)) cublasContext* getCurrentCUDABlasHandle();
 __attribute__((weak)) cublasContext* getCurrentCUDABlasHandle(bool setup);
 __attribute__((weak)) std::size_t getCUDABlasLtWorkspaceSize();
+__attribute__((weak)) void resetChosenWorkspaceSize();
 __attribute__((weak)) void* getCUDABlasLtWorkspace();
 } // namespace at::cuda
 
@@ -27,16 +34,60 @@ void make_workspace() {
   }
 }
 
+struct Sizes {
+  std::size_t blas = 0;
+  std::size_t light = 0;
+};
+
+Sizes read_sizes() {
+  return {at::cuda::getChosenWorkspaceSize(), at::cuda::getCUDABlasLtWorkspaceSize()};
+}
+
+/// Another number whenever a variable was set or taken away: each then has its text at an address of its own.
+std::uintptr_t environment_mark() {
+  std::uintptr_t mark = 0;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    mark = mark * 31 + reinterpret_cast<std::uintptr_t>(*variable);
+  }
+  return mark;
+}
+
+/// Of the current device. Until torch can be told sizes it reads them from the environment at each question, which
+/// takes longer than all else of an allocation: asked again where the environment has changed.
+Sizes sizes(c10::DeviceIndex device) {
+  if (&at::cuda::resetChosenWorkspaceSize != nullptr) {
+    return read_sizes();
+  }
+  struct Known {
+    c10::DeviceIndex device = -1;
+    std::uintptr_t mark = 0;
+    Sizes sizes;
+  };
+  thread_local Known known;
+  const std::uintptr_t mark = environment_mark();
+  if (known.device != device || known.mark != mark) {
+    known = Known{device, mark, read_sizes()};
+  }
+  return known.sizes;
+}
+
+/// Whether cuBLASLt works in cuBLAS's workspace, and has none of its own. Torch, too, looks once.
+bool is_shared() {
+  static const bool shared = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != false;
+  return shared;
+}
+
 } // namespace
 
-void reserve_workspaces(std::size_t bytes) noexcept {
-  // Both sizes are read again each time: they are a function call, and can be changed.
-  if (&at::cuda::getChosenWorkspaceSize == nullptr || &at::cuda::getCUDABlasLtWorkspaceSize == nullptr) {
+void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes) noexcept {
+  if (bytes % KiB != 0 || // the unit of both sizes
+      &at::cuda::getChosenWorkspaceSize == nullptr || &at::cuda::getCUDABlasLtWorkspaceSize == nullptr) {
     return;
   }
   try {
-    const bool blas = bytes == at::cuda::getChosenWorkspaceSize();
-    const bool light = bytes == at::cuda::getCUDABlasLtWorkspaceSize();
+    const Sizes known = sizes(device);
+    const bool blas = bytes == known.blas;
+    const bool light = bytes == known.light && !is_shared();
     if (!blas && !light) {
       return;
     }

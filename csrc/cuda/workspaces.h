@@ -1,11 +1,13 @@
 // The workspaces that cuBLAS keeps: never in managed memory.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstddef>
 
 namespace torch_uvm::cuda {
 
-/// Called before `bytes` of managed memory are given out to the current device's current stream.
+/// Called before `bytes` of managed memory are given out to the current stream of `device`, the current one.
 ///
 /// PyTorch keeps a workspace for each cuBLAS handle (one a thread and device) and stream, for good: the first
 /// matmul with the switch on would leave up to 32 MiB of managed memory in use. An allocation of a workspace's
@@ -14,6 +16,6 @@ namespace torch_uvm::cuda {
 ///
 /// This holds for every thread and stream. What does not pass here: workspaces of other libraries, such as
 /// cuDNN's, which come and go.
-void reserve_workspaces(std::size_t bytes) noexcept;
+void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes) noexcept;
 
 } // namespace torch_uvm::cuda
