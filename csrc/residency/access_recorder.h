@@ -25,26 +25,26 @@ enum class TransferKind : std::uint8_t {
 /// writing (a full disk) is kept, what comes after it is left out, and `close` says it.
 class AccessRecorder {
  public:
-  /// \param budget device-resident bytes allowed, 0: no budget
+  /// \param budgets device-resident bytes allowed, by device; 0: no budget
   /// \throws InvalidArgument with the reason, if the file cannot be made
-  AccessRecorder(const std::string& path, int device, std::size_t budget);
+  AccessRecorder(const std::string& path, std::span<const std::size_t> budgets);
   ~AccessRecorder();
   AccessRecorder(const AccessRecorder&) = delete;
   AccessRecorder& operator=(const AccessRecorder&) = delete;
 
   /// A storage that was there before the recording, or that no operator gave birth to.
   /// \param on_device where its bytes are
-  void storage(StorageId storage, std::size_t bytes, bool on_device) noexcept;
+  void storage(StorageId storage, int device, std::size_t bytes, bool on_device) noexcept;
   /// An outermost operator. \param time_us since any one moment, never less than what was told before
   void operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
                       bool in_place_ok) noexcept;
   /// An output or temporary of the latest operator.
-  void birth(StorageId storage, std::size_t bytes) noexcept;
+  void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
   /// \param begin_us when it was asked for
   void transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
-  /// Bytes that storages have on the device as of the latest operator.
-  void resident(std::size_t bytes) noexcept;
+  /// Bytes that storages have on a device as of the latest operator.
+  void resident(int device, std::size_t bytes) noexcept;
   void mark_step() noexcept;
 
   /// Writes what is left. Nothing is recorded after it.
