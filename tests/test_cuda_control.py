@@ -190,6 +190,47 @@ def test_a_forked_child_calls_nothing(over_fake: Run) -> None:
     )
 
 
+class TestWithoutConcurrentAccess:
+    """Where the host may touch no managed memory while a device works, it waits for the device as a whole."""
+
+    CODE = """
+        import os
+        x, unrelated = torch_uvm.empty(MiB, device="cuda"), torch_uvm.empty(MiB, device="cuda")
+        side, waits = torch.cuda.Stream(), CONCURRENT == 0
+        fake.fake_cuda_hold(1)
+
+        def pending():
+            with torch.cuda.stream(side):
+                unrelated.fill_(1)
+            assert not side.query()
+
+        pending()
+        moved = torch_uvm.to(x, "cpu", non_blocking=True)
+        assert not side.query(), "waiting is the caller's duty"
+        moved = torch_uvm.to(x, "cpu")
+        assert side.query() == waits
+        for _ in range(2):  # of a fresh segment, and from the cache
+            pending()
+            made = torch_uvm.empty(MiB, device="cpu")
+            assert side.query() == waits
+            del made
+        pending()
+        child = os.fork()  # gets a copy of `moved`
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert side.query() == waits
+        pending()
+        made = torch_uvm.empty(MiB, device="cuda")
+        assert not side.query(), "no business of the host's"
+        assert not fake.fake_cuda_has_context(1), "nobody uses the other device"
+        """
+
+    @pytest.mark.parametrize("concurrent", [0, 1])
+    def test_the_host_waits_for_the_device(self, over_fake: Run, concurrent: int) -> None:
+        over_fake(self.CODE.replace("CONCURRENT", str(concurrent)), FAKE_CUDA_CONCURRENT=str(concurrent))
+
+
 def test_exit_with_live_tensors(over_fake: Run, tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
     over_fake(

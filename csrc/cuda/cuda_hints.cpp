@@ -78,7 +78,12 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   const std::size_t step = advice == Advice::kUnsetReadMostly ? kMigrationPage : bytes;
   auto* const begin = static_cast<std::byte*>(ptr);
   for (std::size_t done = 0; done < bytes; done += step) {
-    check(mem_advise(begin + done, std::min(step, bytes - done), native(advice), location), "cudaMemAdvise");
+    const cudaError_t status = mem_advise(begin + done, std::min(step, bytes - done), native(advice), location);
+    if (pools_ && status == cudaErrorNotSupported) {
+      cudaGetLastError();
+      return; // CUDA 13.0 takes no advice about the memory of its pools
+    }
+    check(status, "cudaMemAdvise");
   }
   const std::lock_guard lock(said_);
   if (Managed* const allocation = find(ptr)) {

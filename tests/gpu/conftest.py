@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "memcheck: in the subset for compute-sanitizer (tests/gpu/sanitizer.txt)"
     )
+    # pytest-timeout's, for where it is not there.
+    config.addinivalue_line("markers", "timeout(seconds): the test is given up after so long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
