@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -48,3 +50,24 @@ def interleaved(calls: dict[str, Call], repetitions: int, slice_ms: float) -> di
             times[name].append(host_nanoseconds(call, loops[name]))
             torch.cuda.synchronize()
     return {name: statistics.median(each) for name, each in times.items()}
+
+
+def in_turns(
+    measure: Callable[[bool], float],
+    scope: Callable[[bool], contextlib.AbstractContextManager[Any]],
+    repetitions: int,
+) -> tuple[list[float], list[float]]:
+    """Figures with the switch off and on, one after the other; what `scope` does is not part of them."""
+    figures: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(repetitions + 1):
+        for on, each in figures.items():
+            with scope(on):
+                figure = measure(on)
+            if turn:  # the first warms the caches
+                each.append(figure)
+    return figures[False], figures[True]
+
+
+def median_ratio(these: list[float], those: list[float]) -> float:
+    """Of figures that were taken in turns, whatever speed the machine had at each."""
+    return statistics.median(this / that for this, that in zip(these, those, strict=True))

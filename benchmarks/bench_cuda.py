@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _cuda_bare import seconds_to_fill
 from _cuda_networks import BATCHES, NETWORKS, make_step
-from _cuda_timing import Call, device_seconds, host_nanoseconds, interleaved
+from _cuda_timing import Call, device_seconds, host_nanoseconds, in_turns, interleaved, median_ratio
 from _environment import RESULTS, ROOT, describe
 
 import torch_uvm
@@ -71,19 +73,20 @@ def clean() -> None:
 
 # In a process without torch_uvm: what the wrapped allocator costs while it is off is seen against this.
 _NATIVE = """
-import json, statistics, sys, time
+import json, sys, time
 import torch
-def median(size):
-    torch.empty(size, dtype=torch.uint8, device="cuda")
+def least(size):
+    def empty():
+        return torch.empty(size, dtype=torch.uint8, device="cuda")
     found = []
-    for _ in range(25):
+    for _ in range(101):
         begin = time.perf_counter_ns()
-        for _ in range(2000):
-            torch.empty(size, dtype=torch.uint8, device="cuda")
-        found.append((time.perf_counter_ns() - begin) / 2000)
-    return statistics.median(found)
+        for _ in range(1000):
+            empty()
+        found.append((time.perf_counter_ns() - begin) / 1000)
+    return min(found)
 assert "torch_uvm" not in sys.modules
-print(json.dumps([median(int(size)) for size in sys.argv[1:]]))
+print(json.dumps([least(int(size)) for size in sys.argv[1:]]))
 """
 _SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
@@ -99,37 +102,42 @@ def native_empty() -> list[float]:
 
 
 def allocation() -> list[Row]:
-    """torch.empty and its free from Python. Only ratios within a process mean anything."""
+    """torch.empty and its free from Python.
+
+    A core may run at half its speed for seconds at a time, Python and all, where others work next to it. So
+    the times are of the fastest slice, and a ratio is the median of ratios of slices next to each other.
+    """
     rows = []
     for size, alone in zip(_SIZES, native_empty(), strict=True):
 
         def empty(size: int = size) -> object:
             return torch.empty(size, dtype=torch.uint8, device="cuda")
 
-        found = alternate(empty)
+        off, on, ratio = switched(empty)
         name = f"empty + free, {size_name(size)}"
         rows += [
             Row(f"{name}, without torch_uvm", alone, "ns", predicted="1980 to 4000"),
-            Row(f"{name}, off", found["off"], "ns"),
-            Row(f"{name}, on", found["on"], "ns"),
-            Row(f"{name}, on / off", found["on"] / found["off"], "", "<= 1.05", "0.99"),
+            Row(f"{name}, off", off, "ns"),
+            Row(f"{name}, on", on, "ns"),
+            Row(f"{name}, on / off", ratio, "", "<= 1.05", "0.99"),
         ]
+    with torch.cuda.stream(torch.cuda.Stream()):  # may be captured, unlike the default stream: it is asked
+        ratio = switched(lambda: torch.empty(KIB, dtype=torch.uint8, device="cuda"))[2]
+    rows.append(Row("empty + free, 1 KiB, on a stream of its own, on / off", ratio, "", "<= 1.05"))
     return rows
 
 
-def alternate(call: Call, repetitions: int = 25, slice_ms: float = 4) -> dict[str, float]:
-    """Nanoseconds with the switch off and on, in turns; switched outside of what is timed."""
-    times: dict[str, list[float]] = {"off": [], "on": []}
-    loops = 0
-    for turn in range(repetitions + 1):
-        for name, each in times.items():
-            with scope(name == "on"):
-                host_nanoseconds(call, 20)
-                loops = loops or max(1, int(slice_ms * 1e6 / host_nanoseconds(call, 50)))
-                nanoseconds = host_nanoseconds(call, loops)
-            if turn:  # the first warms the caches
-                each.append(nanoseconds)
-    return {name: sorted(each)[len(each) // 2] for name, each in times.items()}
+def switched(call: Call, slice_ms: float = 2) -> tuple[float, float, float]:
+    """Nanoseconds with the switch off, with it on, and the ratio of the two."""
+    with scope(False):
+        loops = max(1, int(slice_ms * 1e6 / host_nanoseconds(call, 200)))
+
+    def once(on: bool) -> float:
+        host_nanoseconds(call, 20)
+        return host_nanoseconds(call, loops)
+
+    off, on = in_turns(once, scope, 51)
+    return min(off), min(on), median_ratio(on, off)
 
 
 # --- moves and prefetches
@@ -187,28 +195,31 @@ def plain_copies() -> list[Row]:
     """Plain .cpu() and .cuda() of managed tensors against native ones."""
     rows = []
     for count in (KIB, MIB, 16 * MIB, 256 * MIB):
-        seconds = {}
-        for on in (False, True):
-            with scope(on):
-                device = torch.ones(count, dtype=torch.uint8, device="cuda")
-                host = torch.ones(count, dtype=torch.uint8)
+        with scope(False):
+            host = torch.ones(count, dtype=torch.uint8)
+            native = torch.ones(count, dtype=torch.uint8, device="cuda")
+        with scope(True):
+            managed = torch.ones(count, dtype=torch.uint8, device="cuda")
 
-                def down(device: torch.Tensor = device) -> object:
-                    return device.cpu()
+        def down(on: bool, native: torch.Tensor = native, managed: torch.Tensor = managed) -> object:
+            return (managed if on else native).cpu()
 
-                def up(host: torch.Tensor = host) -> object:
-                    return host.cuda()
+        def up(on: bool, host: torch.Tensor = host) -> object:
+            return host.cuda()
 
-                repetitions = 7 if count > MIB else 101
-                down(), up()
-                seconds[on] = device_seconds(down, None, repetitions), device_seconds(up, None, repetitions)
-                del device, host, down, up
-        for direction, index in ((".cpu()", 0), (".cuda()", 1)):
+        for direction, copy in ((".cpu()", down), (".cuda()", up)):
+
+            def timed(on: bool, copy: Callable[[bool], object] = copy) -> float:
+                return device_seconds(lambda: copy(on), repetitions=1)
+
+            off, on = in_turns(timed, scope, 301 if count <= MIB else 15)
             name = f"plain {direction}, {size_name(count)}"
-            rows.append(Row(name, rate(count, seconds[True][index]), "GB/s"))
-            rows.append(
-                Row(f"{name}, on / off (time)", seconds[True][index] / seconds[False][index], "", "<= 1.05")
-            )
+            rows += [
+                Row(name, rate(count, statistics.median(on)), "GB/s"),
+                Row(f"{name}, on - off", (statistics.median(on) - statistics.median(off)) * 1e6, "us"),
+                Row(f"{name}, on / off (time)", median_ratio(on, off), "", "<= 1.05"),
+            ]
+        del host, native, managed, down, up, copy, timed
         clean()
     return rows
 
@@ -245,26 +256,37 @@ def device_seconds_of_call(call: Call) -> float:
 
 
 def first_touch() -> list[Row]:
-    """A kernel fills fresh managed memory, populated by a prefetch as ours is, or by its own faults."""
-    rows = []
+    """A kernel fills fresh managed memory, populated by a prefetch as ours is, or by its own faults.
+
+    In turns with the same by CUDA's bare calls: a prefetch keeps a core busy, and that core may be slow.
+    """
     count = 256 * MIB
-    for option, word, goal, predicted in (
-        ("true", "populated", ">= 250", "280"),
-        ("false", "by faults", "", "10.6"),
-    ):
-        _C.set_option("populate", option)
-        seconds = []
-        for _ in range(5):
+    seconds: dict[str, list[float]] = {"populated": [], "by bare CUDA calls": [], "by faults": []}
+
+    def fill() -> None:
+        torch_uvm.empty(count, dtype=torch.uint8).fill_(1)
+
+    for _ in range(11):
+        for word, each in seconds.items():
             clean()
-
-            def fill() -> None:
-                torch_uvm.empty(count, dtype=torch.uint8).fill_(1)
-
-            seconds.append(device_seconds(fill, None, repetitions=1))
-        rows.append(
-            Row(f"fresh 256 MiB filled, {word}", rate(count, sorted(seconds)[2]), "GB/s", goal, predicted)
-        )
+            if word == "by bare CUDA calls":
+                each.append(seconds_to_fill(count))
+            else:
+                _C.set_option("populate", "false" if word == "by faults" else "true")
+                each.append(device_seconds(fill, repetitions=1))
     _C.set_option("populate", "true")
+    goals = {"populated": (">= 250", "280"), "by faults": ("", "10.6")}
+    rows = [
+        Row(
+            f"fresh 256 MiB filled, {word}",
+            rate(count, statistics.median(each[1:])),
+            "GB/s",
+            *goals.get(word, ()),
+        )
+        for word, each in seconds.items()
+    ]
+    ratio = median_ratio(seconds["populated"][1:], seconds["by bare CUDA calls"][1:])
+    rows.append(Row("populated / by bare CUDA calls (time)", ratio, ""))
     x = torch_uvm.empty(count, dtype=torch.uint8)
     again = device_seconds(lambda: x.fill_(1))
     rows.append(Row("filled again", rate(count, again), "GB/s", predicted="> 1500"))
