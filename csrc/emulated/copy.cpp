@@ -31,7 +31,7 @@ void* data_of(const at::Tensor& tensor, bool write) {
 /// Within one device: the CPU's copy, as a kernel.
 void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   const int device = dst.device().index();
-  const std::array<Access, 2> accesses{access_of(self, false), access_of(dst, true)};
+  const std::array<Touch, 2> accesses{access_of(self, false), access_of(dst, true)};
   Operands operands(device);
   at::Tensor to = operands.to_cpu(dst, true);
   const at::Tensor from = operands.to_cpu(self, false);
@@ -123,7 +123,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   check_not_forked();
   const Stream stream = current_stream(self.device().index());
-  const std::array<Access, 1> accesses{access_of(self, false)};
+  const std::array<Touch, 1> accesses{access_of(self, false)};
   runtime().begin_kernel(stream, accesses);
   runtime().synchronize_stream(stream);
   Operands operands(self.device().index());

@@ -38,7 +38,7 @@ void for_each_tensor(Kind kind, const c10::IValue& value, Visit visit) {
 }
 
 c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operands,
-                        c10::SmallVectorImpl<Access>& accesses) {
+                        c10::SmallVectorImpl<Touch>& accesses) {
   const auto convert = [&](const at::Tensor& tensor) {
     if (!is_ours(tensor)) {
       return tensor;
@@ -94,7 +94,7 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
 }
 
 void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* stack, Operands& operands,
-                      c10::SmallVectorImpl<Access>& accesses) {
+                      c10::SmallVectorImpl<Touch>& accesses) {
   const std::size_t first = stack->size() - info.arguments.size();
   for (std::size_t i = 0; i < info.arguments.size(); ++i) {
     const OperatorInfo::Argument& argument = info.arguments[i];
@@ -157,11 +157,11 @@ void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack
   const Stream stream = current_stream(device);
 
   Operands operands(device);
-  c10::SmallVector<Access, 8> accesses;
+  c10::SmallVector<Touch, 8> accesses;
   arguments_to_cpu(info, device, stack, operands, accesses);
   if (!info.is_view) {
     check_not_forked();
-    runtime().begin_kernel(stream, std::span<const Access>(accesses.data(), accesses.size()));
+    runtime().begin_kernel(stream, std::span<const Touch>(accesses.data(), accesses.size()));
   }
   {
     // The kernel's own operators are the CPU's business: no autograd, no autocast, and what it
@@ -178,7 +178,7 @@ void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack
   operands.write_back();
   returns_to_device(info, stack, operands);
   if (!info.is_view && !operands.fresh().empty()) {
-    runtime().end_kernel(stream, std::span<const Access>(operands.fresh().data(), operands.fresh().size()));
+    runtime().end_kernel(stream, std::span<const Touch>(operands.fresh().data(), operands.fresh().size()));
   }
 }
 

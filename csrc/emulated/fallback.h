@@ -21,7 +21,7 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
 /// Replaces the accelerator's tensors, generators and devices among the arguments by the CPU's, and
 /// adds each tensor's access to `accesses`.
 void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* stack, Operands& operands,
-                      c10::SmallVectorImpl<Access>& accesses);
+                      c10::SmallVectorImpl<Touch>& accesses);
 
 /// Replaces the last `info.returns` values of the stack by the accelerator's.
 void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Operands& operands);

@@ -64,7 +64,7 @@ auto* find(Entries& entries, const std::unordered_map<const void*, std::size_t>&
 
 } // namespace
 
-Access access_of(const at::Tensor& tensor, bool write) {
+Touch access_of(const at::Tensor& tensor, bool write) {
   if (tensor.numel() == 0) {
     return {};
   }

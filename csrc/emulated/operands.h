@@ -13,7 +13,7 @@
 namespace torch_uvm::emulated {
 
 /// The bytes of a tensor's storage that its sizes and strides can reach.
-Access access_of(const at::Tensor& tensor, bool write);
+Touch access_of(const at::Tensor& tensor, bool write);
 
 /// Lives for one call. Tensors that share a storage share the CPU's view of it, too, so that kernels
 /// see the same overlaps on both sides.
@@ -37,7 +37,7 @@ class Operands {
   void write_back();
 
   /// The fresh results of to_device, for the touches of the kernel's end.
-  const c10::SmallVector<Access, 4>& fresh() const {
+  const c10::SmallVector<Touch, 4>& fresh() const {
     return fresh_;
   }
 
@@ -61,7 +61,7 @@ class Operands {
   int device_;
   c10::SmallVector<Shadow, 4> shadows_;
   c10::SmallVector<Alias, 4> aliases_;
-  c10::SmallVector<Access, 4> fresh_;
+  c10::SmallVector<Touch, 4> fresh_;
   // Filled only for long argument lists (foreach and fused optimizers), where a walk would be quadratic.
   std::unordered_map<const void*, std::size_t> shadow_index_, shadow_storage_index_, alias_index_;
 };

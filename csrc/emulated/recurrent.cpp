@@ -30,7 +30,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-std::span<const Access> view(const c10::SmallVectorImpl<Access>& accesses) {
+std::span<const Touch> view(const c10::SmallVectorImpl<Touch>& accesses) {
   return {accesses.data(), accesses.size()};
 }
 
@@ -58,7 +58,7 @@ class AutocastOnCpu {
 class Saved {
  public:
   Saved(const at::Tensor& ours, const at::Tensor& cpu) : ours_(ours.storage()), cpu_(cpu.storage()) {
-    const Access access = access_of(ours, false);
+    const Touch access = access_of(ours, false);
     if (access.bytes != 0) {
       offset_ = static_cast<const char*>(access.ptr) - static_cast<const char*>(ours_.data());
       bytes_ = access.bytes;
@@ -78,8 +78,8 @@ class Saved {
                                                       c10::Device(c10::DeviceType::CPU)});
   }
 
-  Access access() const {
-    return bytes_ == 0 ? Access{} : Access{static_cast<const char*>(ours_.data()) + offset_, bytes_, false};
+  Touch access() const {
+    return bytes_ == 0 ? Touch{} : Touch{static_cast<const char*>(ours_.data()) + offset_, bytes_, false};
   }
 
  private:
@@ -107,7 +107,7 @@ struct CpuGraphBackward final : torch::autograd::Node {
     TORCH_CHECK(!cpu_outputs.empty(), "Trying to backward through the graph a second time, but its buffers were freed");
     const Stream stream = current_stream(device);
     Operands operands(device);
-    c10::SmallVector<Access, 8> accesses;
+    c10::SmallVector<Touch, 8> accesses;
     for (Saved& output : saved_outputs) {
       output.follow();
     }
@@ -162,7 +162,7 @@ auto make_node() {
 
 struct Forward {
   Operands operands;
-  c10::SmallVector<Access, 8> accesses;
+  c10::SmallVector<Touch, 8> accesses;
   variable_list differentiable; ///< our tensors that want a gradient
   variable_list cpu_inputs; ///< their CPU aliases
   std::vector<Saved> saved;

@@ -26,7 +26,7 @@ py::dict counters_dict(std::optional<int> device) {
 py::dict residency_dict(const at::Tensor& tensor) {
   py::dict dict;
   ResidencyInfo info;
-  const Access range = emulated::access_of(tensor, false);
+  const Touch range = emulated::access_of(tensor, false);
   if (range.bytes != 0) {
     info = emulated::runtime().residency(range.ptr, range.bytes);
   } else {

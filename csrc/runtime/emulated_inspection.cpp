@@ -7,7 +7,7 @@ namespace torch_uvm {
 
 using emulated::Traffic;
 
-void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Access> accesses) {
+void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Touch> accesses) {
   State::Lock lock(state_->mutex);
   const auto& found = state_->queue.stream(stream);
   emulated::StreamState* on = found.get();
@@ -17,7 +17,7 @@ void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Access> access
     state_->queue.drain(lock, kept);
   }
   Traffic traffic;
-  for (const Access& access : accesses) {
+  for (const Touch& access : accesses) {
     state_->pages.touch(Location::device(stream.device), access.ptr, access.bytes, access.write, traffic);
   }
   ++state_->counters.of(stream.device).kernels;
@@ -26,12 +26,12 @@ void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Access> access
   state_->queue.tick();
 }
 
-void EmulatedRuntime::end_kernel(Stream stream, std::span<const Access> accesses) {
+void EmulatedRuntime::end_kernel(Stream stream, std::span<const Touch> accesses) {
   State::Lock lock(state_->mutex);
   emulated::StreamState& on = *state_->queue.stream(stream);
   if (!accesses.empty()) {
     Traffic traffic;
-    for (const Access& access : accesses) {
+    for (const Touch& access : accesses) {
       state_->pages.touch(Location::device(stream.device), access.ptr, access.bytes, access.write, traffic);
     }
     on.time_us = state_->clock.more_of_kernel(stream.device, on.time_us, traffic);
@@ -40,10 +40,10 @@ void EmulatedRuntime::end_kernel(Stream stream, std::span<const Access> accesses
   state_->queue.tick();
 }
 
-void EmulatedRuntime::touch_from_host(std::span<const Access> accesses) {
+void EmulatedRuntime::touch_from_host(std::span<const Touch> accesses) {
   State::Lock lock(state_->mutex);
   Traffic traffic;
-  for (const Access& access : accesses) {
+  for (const Touch& access : accesses) {
     state_->pages.touch(Location::host(), access.ptr, access.bytes, access.write, traffic);
   }
   state_->clock.host_touch(traffic);

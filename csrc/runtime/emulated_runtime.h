@@ -112,7 +112,7 @@ struct ResidencySample {
 };
 
 /// A range that a kernel or host code uses.
-struct Access {
+struct Touch {
   const void* ptr = nullptr;
   std::size_t bytes = 0;
   bool write = false;
@@ -162,13 +162,13 @@ class EmulatedRuntime final : public ManagedRuntime {
   /// A kernel is about to run on the caller's thread as if on `stream`: waits for what is queued there
   /// (not counted as a synchronisation), touches the ranges as that device, and advances the stream's
   /// clock by the modelled cost. Ranges outside managed memory cost device time only.
-  void begin_kernel(Stream stream, std::span<const Access> accesses);
+  void begin_kernel(Stream stream, std::span<const Touch> accesses);
 
   /// The kernel is over: touches the ranges that it made itself and that were not known before.
-  void end_kernel(Stream stream, std::span<const Access> accesses);
+  void end_kernel(Stream stream, std::span<const Touch> accesses);
 
   /// Host code uses these ranges: faults, as the host, and advances the host's clock. Waits for nothing.
-  void touch_from_host(std::span<const Access> accesses);
+  void touch_from_host(std::span<const Touch> accesses);
 
   ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
 

@@ -40,12 +40,12 @@ struct Managed {
     return static_cast<char*>(ptr) + page * kPage;
   }
   void use(std::size_t first, std::size_t count, int device, bool write) const {
-    const Access access{at(first), count * kPage, write};
+    const Touch access{at(first), count * kPage, write};
     runtime.begin_kernel(Stream::default_of(device), std::span(&access, 1));
     runtime.end_kernel(Stream::default_of(device), {});
   }
   void use_on_host(std::size_t first, std::size_t count, bool write) const {
-    const Access access{at(first), count * kPage, write};
+    const Touch access{at(first), count * kPage, write};
     runtime.touch_from_host(std::span(&access, 1));
   }
   void prefetch(std::size_t first, std::size_t count, Location to) const {

@@ -47,7 +47,7 @@ TEST(first_touch_goes_to_a_preferred_location_that_can_be_mapped) {
 TEST(a_range_touches_every_page_that_it_overlaps) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 4);
-  const Access access{static_cast<char*>(memory.ptr) + kPage - 1, kPage + 2, true};
+  const Touch access{static_cast<char*>(memory.ptr) + kPage - 1, kPage + 2, true};
   runtime.begin_kernel(Stream::default_of(0), std::span(&access, 1));
   CHECK_EQ(memory.where(), "device 0 3, untouched 1");
   const ResidencyInfo info = runtime.residency(static_cast<char*>(memory.ptr) + 3 * kPage - 10, 30);
@@ -59,7 +59,7 @@ TEST(ranges_outside_managed_memory_change_no_page) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 1);
   int local = 0;
-  const std::vector<Access> accesses{{&local, sizeof local, true},
+  const std::vector<Touch> accesses{{&local, sizeof local, true},
                                      {nullptr, 0, true},
                                      {static_cast<char*>(memory.ptr), 10 * kPage, true}}; // runs over the end
   runtime.begin_kernel(Stream::default_of(0), accesses);
@@ -102,7 +102,7 @@ TEST(a_page_migrates_between_devices) {
 TEST(a_kernels_outputs_are_touched_when_it_ends) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 2);
-  const Access output{memory.ptr, 2 * kPage, true};
+  const Touch output{memory.ptr, 2 * kPage, true};
   runtime.begin_kernel(Stream::default_of(0), {});
   CHECK_EQ(memory.where(), "untouched 2");
   runtime.end_kernel(Stream::default_of(0), std::span(&output, 1));

@@ -43,7 +43,7 @@ struct Pinned {
 
 // Doubles a number on the device: a kernel that reads `in` and writes `out`.
 void doubled(EmulatedRuntime& runtime, Stream stream, const int* in, int* out) {
-  const Access accesses[]{{in, sizeof *in, false}, {out, sizeof *out, true}};
+  const Touch accesses[]{{in, sizeof *in, false}, {out, sizeof *out, true}};
   runtime.begin_kernel(stream, accesses);
   *out = 2 * *in;
   runtime.end_kernel(stream, {});
