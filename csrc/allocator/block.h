@@ -43,6 +43,7 @@ struct Block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   std::size_t requested = 0; ///< 0 while free or reserved
+  void* tag = nullptr; ///< of whoever has it
   Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
   Block* after = nullptr; ///< in a pool of unused blocks: the next one

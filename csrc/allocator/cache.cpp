@@ -4,9 +4,12 @@
 namespace torch_uvm {
 
 Block* CachingManagedAllocator::State::best_fit(const Request& request, const Lane& lane) const {
-  Block* const block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes);
+  Block* block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes);
+  if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
+    block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes);
+  }
   // A block that stays whole is not wasted on a request much smaller than it.
-  if (block != nullptr && stays_whole(block->bytes) && block->bytes - request.bytes >= kWholeBlockSlack) {
+  if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
     return nullptr;
   }
   return block;
@@ -24,14 +27,18 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
     }
   }
   // Only now another stream's: what it costs is an event, and that the streams wait for each other.
-  Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) { return best_fit(request, lane); });
+  Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) {
+    Block* const fit = best_fit(request, lane);
+    return fit != nullptr && request.barred(runtime, lane.stream) ? nullptr : fit;
+  });
   return block == nullptr ? nullptr : take(block, request, lock);
 }
 
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
   Lane& lane = heap.lane(request.home, request.stream);
-  Block* const block = heap.carve(free, stays_whole(free->bytes) ? free->bytes : request.bytes);
-  if (block->lane != &lane) {
+  Block* const block = heap.carve(free, stays_whole(free) ? free->bytes : request.bytes);
+  // A request that may not wait has seen that it need not.
+  if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
     try {
       order(block->lane->stream, request.stream, request.home, lock);
     } catch (...) {
@@ -80,22 +87,23 @@ Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& 
 }
 
 Block* CachingManagedAllocator::State::from_new_segment(const Request& request, std::size_t bytes, Lock& lock,
-                                                        std::optional<OutOfMemory>& refusal) {
+                                                        std::optional<OutOfMemory>& refusal, bool over_cap) {
+  const Claim claim(*this, request.home, bytes, over_cap);
+  if (!claim) {
+    refusal.reset();
+    return nullptr;
+  }
   Lane& lane = heap.lane(request.home, request.stream);
   Heap::Slot slot;
   heap.prepare(slot);
   const bool populates = options.populate && managed && !request.home.is_host();
+  const SizeClass kind = request.kind == SizeClass::kMedium && shares(request.home) ? SizeClass::kLarge : request.kind;
   void* ptr = nullptr;
   bool populated = true;
-  {
+  try {
     // The runtime may take milliseconds; nobody knows of this segment yet.
     const Unlocked unlocked(lock);
-    try {
-      ptr = source->allocate(bytes, request.home);
-    } catch (const OutOfMemory& error) {
-      refusal.emplace(error);
-      return nullptr;
-    }
+    ptr = source->allocate(bytes, request.home);
     if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
       source->free(ptr);
       throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +
@@ -104,11 +112,16 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     if (populates) {
       populated = populate(ptr, bytes, request);
     }
+  } catch (const OutOfMemory& error) {
+    claim.refused();
+    refusal.emplace(error);
+    return nullptr;
   }
   if (!populated) {
     ledger.count(Ledger::k_num_populate_failures, request.home);
   }
-  return take(heap.add_segment(slot, ptr, bytes, request.home, request.kind, lane), request, lock);
+  claim.made();
+  return take(heap.add_segment(slot, ptr, bytes, request.home, kind, lane), request, lock);
 }
 
 bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {

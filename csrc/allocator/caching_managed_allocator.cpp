@@ -33,9 +33,11 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
     : runtime(runtime),
       source(std::move(source)),
       managed(this->source->is_managed()),
+      least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
+      budgets(static_cast<std::size_t>(devices)),
       ledger(devices),
       heap(ledger),
       events(runtime, devices) {}
@@ -45,8 +47,9 @@ void CachingManagedAllocator::State::check_location(Location home) const {
     throw InvalidArgument("home " + to_string(home) + "; there are the host and " + std::to_string(devices) +
                           " devices");
   }
-  if (!managed && home.is_host()) {
-    throw InvalidArgument("home host; this allocator has device memory only");
+  if (!managed && !source->serves(home)) {
+    throw InvalidArgument("home " + to_string(home) + "; this allocator has " + (home.is_host() ? "device" : "host") +
+                          " memory only");
   }
 }
 
@@ -54,6 +57,14 @@ void CachingManagedAllocator::State::check_stream(Stream stream) const {
   if (stream.device >= devices || stream.device < -1) {
     throw InvalidArgument("a stream of device " + std::to_string(stream.device) + "; there are " +
                           std::to_string(devices) + " devices");
+  }
+}
+
+void CachingManagedAllocator::State::check_not_forked() const {
+  if (in_forked_child) {
+    throw RuntimeFailure(
+        "managed memory is not available in a forked child process: it belongs to the parent. Start the process "
+        "with the spawn method to use it there");
   }
 }
 
@@ -93,11 +104,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return nullptr;
   }
   std::unique_lock lock(state.mutex);
-  if (state.in_forked_child) {
-    throw RuntimeFailure(
-        "managed memory is not available in a forked child process: it belongs to the parent. Start the process "
-        "with the spawn method to use it there");
-  }
+  state.check_not_forked();
   if (bytes > kLargestRequest) {
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
@@ -113,7 +120,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return block;
   }
   std::optional<OutOfMemory> refusal;
-  if (Block* const block = state.from_new_segment(request, segment_bytes(request.requested), lock, refusal)) {
+  if (Block* const block = state.from_new_segment(request, state.new_segment_bytes(request), lock, refusal)) {
     return block;
   }
   return state.allocate_under_pressure(request, lock, std::move(refusal));
@@ -160,7 +167,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   const std::lock_guard lock(state.mutex);
   check_allocated(block);
   if (!state.managed && home != block->lane->home) {
-    throw InvalidArgument("new home " + to_string(home) + " for device memory of " + to_string(block->lane->home) +
+    throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->lane->home) +
                           "; only managed memory moves");
   }
   Lane& lane = state.heap.lane(home, stream);
@@ -172,6 +179,15 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
   block->lane = &lane;
   block->read_by_host = block->read_by_host || home.is_host();
+}
+
+void CachingManagedAllocator::hand_over(Block* block, Stream stream) {
+  State& state = *state_;
+  state.check_stream(stream);
+  const std::lock_guard lock(state.mutex);
+  check_allocated(block);
+  block->lane = &state.heap.lane(block->lane->home, stream);
+  block->uses.clear();
 }
 
 Block* CachingManagedAllocator::find(const void* ptr) const {
@@ -192,6 +208,14 @@ std::size_t CachingManagedAllocator::bytes(const Block* block) const {
 
 std::size_t CachingManagedAllocator::requested_bytes(const Block* block) const {
   return block == nullptr ? 0 : block->requested;
+}
+
+void CachingManagedAllocator::set_tag(Block* block, void* tag) noexcept {
+  block->tag = tag;
+}
+
+void* CachingManagedAllocator::tag(const Block* block) const noexcept {
+  return block->tag;
 }
 
 Location CachingManagedAllocator::home(const Block* block) const {

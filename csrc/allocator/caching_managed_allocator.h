@@ -16,6 +16,8 @@
 //   forgotten: it is a hint, and its pages come by fault instead.
 // - Under failure: wait for pending frees, give back cached segments, ask the door to make room, try
 //   again, and only then raise OutOfMemory with a table of where the bytes are.
+// - A device may have a cap on the segments made for it. Where the cap refuses, what is free already is merged and
+//   cached segments are given back, then the door is asked, and only then the host waits.
 //
 // Streams outlive the blocks that are filed under them: before a stream is destroyed, its blocks are
 // freed and empty_cache is called.
@@ -28,6 +30,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +52,9 @@ struct AllocatorOptions {
 class RoomMaker {
  public:
   virtual ~RoomMaker() = default;
-  /// Frees at least `bytes` of `home` if it can. True: it is worth trying again.
-  virtual bool make_room(std::size_t bytes, Location home) = 0;
+  /// Frees `bytes` in one piece, for a block of `home` that `stream` will use first. True: it is worth trying
+  /// again. Called again, some times, while that is not enough: another thread may have been faster.
+  virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
 };
 
 struct Block; // defined in allocator/block.h; callers hold it as a handle
@@ -95,6 +99,12 @@ class CachingManagedAllocator {
   ///         stream; RuntimeFailure where a runtime call failed, and in a forked child. Nothing has changed
   Block* allocate(std::size_t bytes, Location home, Stream stream);
 
+  /// As allocate, but gives up where room would have to be made, and returns nullptr: it never calls the door, never
+  /// makes the host wait, never exceeds a cap, and raises nothing for want of memory. It may give back cached
+  /// segments of that device to stay under its cap, while no stream that a block of the device follows is busy.
+  /// \throws InvalidArgument and RuntimeFailure as allocate does
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream);
+
   /// Gives a block back, in the order of the stream it belongs to. Never throws: a runtime that fails
   /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored; a
   /// block that is freed already, and not in use again, aborts the program, as it does in malloc.
@@ -108,6 +118,16 @@ class CachingManagedAllocator {
   /// filed there when it is freed. Work queued on the stream it had is still waited for.
   /// \throws InvalidArgument, also for a new home of memory that cannot move
   void set_home(Block* block, Location home, Stream stream);
+
+  /// The block is filed under `stream` from now on, with no event: the caller has made `stream` wait for all work
+  /// that touches it, that of streams recorded before included. \throws InvalidArgument
+  void hand_over(Block* block, Stream stream);
+
+  // A pointer of the floor above, which the allocator only passes on: nullptr at first, and again once the block is
+  // freed. No lock is taken: whoever has the block calls these. cheapest_run reads tags under the allocator's mutex,
+  // so a tag is set under a lock that the caller of cheapest_run holds, too.
+  void set_tag(Block* block, void* tag) noexcept;
+  void* tag(const Block* block) const noexcept;
 
   /// The block that a caller has and that holds this address; nullptr if there is none. Walks the blocks
   /// of one segment, up to some thousand small ones: not for every operator.
@@ -135,6 +155,28 @@ class CachingManagedAllocator {
   void reset_accumulated_statistics(std::optional<Location> home = std::nullopt);
 
   std::vector<SegmentInfo> snapshot() const; ///< of one moment, by address
+
+  /// The most bytes of segments made for a device (its budget); nullopt: no cap. What is reserved above it already
+  /// stays; caches are given back to get there, after waiting for pending frees.
+  /// \param hard when nothing more can be freed, allocate raises OutOfMemory; else the cap is exceeded (within the
+  ///        limit), which num_over_cap counts
+  /// \throws InvalidArgument; RuntimeFailure where the wait failed: the cap is set
+  void set_cap(int device, std::optional<std::size_t> bytes, bool hard);
+  std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument
+
+  /// The cheapest neighbouring blocks of a device's segments whose giving up leaves `bytes` in one piece: the tags of
+  /// those that are allocated, lowest address first. Where no segment can hold them, all the blocks of the cheapest
+  /// segments whose giving back leaves room for a new one. Among equals, the fewest allocated bytes, then pending, then
+  /// in all.
+  /// \param cost called under the allocator's mutex, once for each allocated block, with its tag (maybe null) and its
+  ///        bytes; at least 0. Infinity: the block must stay. Free and pending blocks cost nothing
+  /// \return nullopt: there is no such run; an empty vector: it is free already, or once pending frees are waited for
+  /// \throws InvalidArgument; what `cost` throws
+  std::optional<std::vector<void*>> cheapest_run(std::size_t bytes, int device,
+                                                 const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+
+  /// The most bytes allocated on a device at once since the last call. \throws InvalidArgument
+  std::size_t take_allocated_peak(int device);
 
   void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
   AllocatorOptions options() const;

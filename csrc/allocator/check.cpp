@@ -1,4 +1,5 @@
 // The walk of every structure. Whatever is kept twice is counted again here.
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -59,7 +60,8 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
   const FreeIndex& index = block.lane->free[static_cast<std::size_t>(segment.size_class)];
   if (block.state == BlockState::kFree) {
     findings.expect(index.holds(&block), at(), "free, and not filed where it belongs");
-    findings.expect(block.requested == 0 && block.uses.empty(), at(), "free, with marks of a use");
+    findings.expect(block.requested == 0 && block.uses.empty() && block.tag == nullptr, at(),
+                    "free, with marks of a use");
     const Block* const after = block.after;
     findings.expect(after == nullptr || after->state != BlockState::kFree || after->lane != block.lane, at(),
                     "free, as its neighbour of the same lane, and not merged with it");
@@ -67,6 +69,7 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
     return;
   }
   findings.expect(!block.entry.filed(), at(), "in use, and filed");
+  findings.expect(block.tag == nullptr || block.state == BlockState::kAllocated, at(), "not allocated, and tagged");
   if (block.state == BlockState::kAllocated) {
     findings.expect(block.requested > 0 && block.requested <= block.bytes, at(), "of ", block.bytes, " bytes for ",
                     block.requested);
@@ -191,6 +194,11 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   }
   findings.expect(before == pending_last && listed == pending, "the list of pending blocks has ", listed, " of ",
                   pending);
+  for (int device = 0; device < devices; ++device) {
+    const Budget& budget = budgets[static_cast<std::size_t>(device)];
+    findings.expect(!budget.cap || !budget.hard || taken(device) <= std::max(*budget.cap, budget.most), "device ",
+                    device, " has ", taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
+  }
   check_ledger(ledger, recounts, devices, findings);
   return findings.first();
 }

@@ -12,36 +12,75 @@ namespace torch_uvm {
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   ledger.count(Ledger::k_num_alloc_retries, request.home);
-  if (Block* const block = retry(request, lock, refusal)) {
+  // What a cap refuses comes from the door before the host waits for it: that is an order of streams and a copy.
+  if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
+                                                            : retry(request, lock, refusal)) {
     return block;
   }
-  if (RoomMaker* const door = room_maker) {
-    bool worth_it = false;
-    {
-      const Unlocked unlocked(lock); // it will free blocks, of this allocator too
-      worth_it = door->make_room(segment_bytes(request.requested), request.home);
+  if (Block* const block = ask_the_door(request, lock, refusal)) {
+    return block;
+  }
+  if (cap_of(request.home)) {
+    if (Block* const block = retry(request, lock, refusal)) { // waits, this time
+      return block;
     }
-    if (worth_it) {
-      if (Block* const block = retry(request, lock, refusal)) {
+    if (!refusal) {
+      if (Block* const block =
+              from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;
       }
     }
   }
-  raise(request.requested, request.home, *refusal);
+  raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request));
+}
+
+Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock& lock,
+                                                    std::optional<OutOfMemory>& refusal) {
+  // What it frees another thread may take first; but a door that always says yes must not keep us for ever.
+  constexpr int kRounds = 16;
+  for (int round = 0; round < kRounds; ++round) {
+    RoomMaker* const door = room_maker;
+    if (door == nullptr) {
+      return nullptr;
+    }
+    {
+      const Unlocked unlocked(lock); // it will free blocks, of this allocator too
+      if (!door->make_room(request.bytes, request.home, request.stream)) {
+        return nullptr;
+      }
+    }
+    if (Block* const block = retry(request, lock, refusal)) {
+      return block;
+    }
+  }
+  return nullptr;
 }
 
 Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal) {
+  if (cap_of(request.home)) {
+    if (Block* const block = within_cap(request, lock, refusal)) {
+      return block;
+    }
+    if (!refusal) {
+      if (pending_first == nullptr) {
+        return nullptr; // other homes' caches are none of its business
+      }
+      wait_for_pending();
+      return within_cap(request, lock, refusal);
+    }
+  }
   wait_for_pending();
   if (Block* const block = from_cache(request, lock)) {
     return block;
   }
   // Managed memory of all homes is under one limit and backed by one host; a device's own memory is not.
   give_back(managed ? std::nullopt : std::optional(request.home));
-  if (Block* const block = from_new_segment(request, segment_bytes(request.requested), lock, refusal)) {
+  const std::size_t bytes = new_segment_bytes(request);
+  if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
     return block;
   }
   // A shared segment may be too much where one for this request alone is not.
-  if (const std::size_t own = round_up(request.bytes, kLargeGranularity); own < segment_bytes(request.requested)) {
+  if (const std::size_t own = round_up(request.bytes, kLargeGranularity); own < bytes) {
     if (Block* const block = from_new_segment(request, own, lock, refusal)) {
       return block;
     }
@@ -50,9 +89,19 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
 }
 
 Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
-  const auto run = heap.best_run(request.bytes, managed ? std::nullopt : std::optional(request.home));
+  // Under a cap: what other homes' segments hold would come on top of it.
+  const bool any_home = managed && !cap_of(request.home);
+  const auto run = heap.best_run(request.bytes, any_home ? std::nullopt : std::optional(request.home));
   if (!run) {
     return nullptr;
+  }
+  for (const Block* block = run->first; !request.may_wait; block = block->after) {
+    if (request.barred(runtime, block->lane->stream)) {
+      return nullptr;
+    }
+    if (block == run->last) {
+      break;
+    }
   }
   Lane& lane = heap.lane(request.home, request.stream);
   // Ordered before anything is merged, and with the lock held where the host waits: the run must stay.
@@ -60,7 +109,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
     const Stream earlier = block->lane->stream;
     if (!earlier.is_host() && earlier != request.stream) {
       if (request.stream.is_host()) {
-        if (!runtime.query_stream(earlier)) {
+        if (request.may_wait && !runtime.query_stream(earlier)) {
           ledger.count(Ledger::k_num_host_waits, request.home);
           runtime.synchronize_stream(earlier);
         }
@@ -72,7 +121,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
       break;
     }
   }
-  const std::size_t bytes = stays_whole(run->last->bytes) ? run->bytes : request.bytes;
+  const std::size_t bytes = stays_whole(run->last) ? run->bytes : request.bytes;
   return hand_out(heap.carve_run(*run, bytes), request, lane);
 }
 
@@ -86,11 +135,19 @@ std::size_t CachingManagedAllocator::State::give_back(std::optional<Location> ho
       continue;
     }
     bytes += segment.bytes;
-    void* const ptr = reinterpret_cast<void*>(segment.address);
-    position = heap.remove_segment(position);
-    source->free(ptr); // waits for what its streams have still queued
+    position = give_back(position);
   }
   return bytes;
+}
+
+Heap::Segments::iterator CachingManagedAllocator::State::give_back(Heap::Segments::iterator segment) noexcept {
+  void* const ptr = reinterpret_cast<void*>(segment->first);
+  if (const Location home = segment->second.home; !home.is_host()) {
+    budgets[static_cast<std::size_t>(home.index)].refused = false;
+  }
+  const auto next = heap.remove_segment(segment);
+  source->free(ptr); // waits for what its streams have still queued
+  return next;
 }
 
 std::string CachingManagedAllocator::State::where_the_bytes_are() const {
@@ -123,6 +180,12 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
   account("host", Location::host());
   for (int device = 0; device < devices; ++device) {
     account(to_string(Location::device(device)).c_str(), Location::device(device));
+  }
+  for (int device = 0; device < devices; ++device) {
+    if (const auto& cap = cap_of(Location::device(device))) {
+      table += "  budget of " + to_string(Location::device(device)) + ": " + format_bytes(*cap) +
+               ", of which segments take " + format_bytes(taken(device)) + "\n";
+    }
   }
   const std::optional<std::size_t> limit = runtime.limit();
   table += "  managed memory of the process: " + format_bytes(runtime.managed_bytes()) + " reserved, limit " +

@@ -1,6 +1,7 @@
 #include "allocator/ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace torch_uvm {
 
@@ -125,6 +126,9 @@ Statistics Ledger::statistics(std::optional<Location> home) const {
     statistics.inactive_split_bytes[kind] = account.levels[kSplitBytes].stat();
     statistics.requested_bytes[kind] = account.levels[kRequestedBytes].stat();
   }
+  for (Stat* const stat : {&statistics.allocated_bytes[0], &statistics.active_bytes[0]}) {
+    stat->peak = std::max(stat->peak, scope.peak_before_take);
+  }
 #define TORCH_UVM_COPY(name) statistics.name = scope.counts[k_##name];
   TORCH_UVM_STAT_COUNTS(TORCH_UVM_COPY)
 #undef TORCH_UVM_COPY
@@ -149,8 +153,20 @@ Levels Ledger::levels(std::optional<Location> home) const noexcept {
   return levels;
 }
 
+std::int64_t Ledger::take_allocated_peak(Location home) noexcept {
+  Scope& scope = this->scope(home);
+  Track& allocated = scope.allocated_bytes();
+  scope.peak_before_take = std::max(scope.peak_before_take, allocated.peak);
+  const std::int64_t peak = std::max(allocated.peak, std::exchange(scope.peak_before_reset, 0));
+  allocated.peak = allocated.current;
+  return peak;
+}
+
 void Ledger::reset_peak(std::optional<Location> home) noexcept {
-  for (Account& account : scopes_[index(home)].accounts) {
+  Scope& scope = scopes_[index(home)];
+  scope.peak_before_reset = std::max(scope.peak_before_reset, scope.allocated_bytes().peak);
+  scope.peak_before_take = 0;
+  for (Account& account : scope.accounts) {
     for (Track& level : account.levels) {
       level.peak = level.current;
     }

@@ -55,6 +55,11 @@ class Ledger {
   /// nullopt: the total.
   Statistics statistics(std::optional<Location> home) const;
   Levels levels(std::optional<Location> home) const noexcept;
+  std::size_t reserved_bytes(Location home) const noexcept {
+    return static_cast<std::size_t>(account(home).levels[kReservedBytes].current);
+  }
+  /// The most bytes allocated at once since the last call, whatever else was reset meanwhile.
+  std::int64_t take_allocated_peak(Location home) noexcept;
   void reset_peak(std::optional<Location> home) noexcept;
   void reset_accumulated(std::optional<Location> home) noexcept;
 
@@ -111,8 +116,19 @@ class Ledger {
   struct Scope {
     std::array<Account, kPoolKinds> accounts; ///< by PoolKind
     std::array<std::int64_t, kCounts> counts{};
+    // The track of allocated bytes has one peak for two readers. When one starts it anew, the other keeps here what
+    // it was, so that counting it twice costs the allocations nothing.
+    std::int64_t peak_before_take = 0;
+    std::int64_t peak_before_reset = 0;
+
+    Track& allocated_bytes() {
+      return accounts[static_cast<std::size_t>(PoolKind::kAll)].levels[kAllocatedBytes];
+    }
   };
 
+  const Account& account(Location home) const {
+    return scopes_[index(home)].accounts[static_cast<std::size_t>(PoolKind::kAll)];
+  }
   Scope& scope(Location home) {
     return scopes_[home.is_host() ? 1 : static_cast<std::size_t>(home.index) + 2];
   }

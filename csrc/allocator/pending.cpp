@@ -25,6 +25,7 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
     std::fprintf(stderr, "torch_uvm: a block was freed that is not allocated (freed twice?)\n");
     std::abort();
   }
+  block->tag = nullptr;
   const Location home = block->lane->home;
   const PoolKind kind = pool_kind(block->segment->size_class);
   if (block->uses.empty() || in_forked_child) { // the child has no device work, and nobody will reuse it there

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
+#include <mutex>
+#include <optional>
 
+#include "runtime/bytes.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
 
-/// A supplier of segments, aligned to 512 bytes at least (2 MiB for those that large). Thread-safe.
+/// A supplier of segments, aligned to 512 bytes at least (2 MiB for those that large, but pinned ones). Thread-safe.
 /// `allocate` throws OutOfMemory where memory is refused, RuntimeFailure for all else that goes wrong;
 /// `free` does not throw, and waits for device work that may still touch the segment.
 class SegmentSource {
@@ -17,6 +21,13 @@ class SegmentSource {
   virtual void free(void* ptr) noexcept = 0;
   /// Whether pages of a segment can move, so that hints about them make sense.
   virtual bool is_managed() const = 0;
+  /// Whether it has segments of that home.
+  virtual bool serves(Location home) const = 0;
+  /// Medium and large requests share segments of at least that many bytes, because making one is slow; 0: any size
+  /// is as good.
+  virtual std::size_t least_shared_segment() const {
+    return 0;
+  }
 };
 
 /// Segments of managed memory: addressable from everywhere, under the runtime's limit.
@@ -30,6 +41,9 @@ class ManagedSegmentSource final : public SegmentSource {
     runtime_.free_managed(ptr);
   }
   bool is_managed() const override {
+    return true;
+  }
+  bool serves(Location) const override {
     return true;
   }
 
@@ -50,9 +64,42 @@ class DeviceSegmentSource final : public SegmentSource {
   bool is_managed() const override {
     return false;
   }
+  bool serves(Location home) const override {
+    return !home.is_host();
+  }
 
  private:
   ManagedRuntime& runtime_;
+};
+
+/// Segments of pinned host memory, under a limit of their own; their home is the host only.
+class PinnedSegmentSource final : public SegmentSource {
+ public:
+  explicit PinnedSegmentSource(ManagedRuntime& runtime, std::optional<std::size_t> limit = std::nullopt)
+      : runtime_(runtime), limit_(limit) {}
+  void* allocate(std::size_t bytes, Location home) override;
+  void free(void* ptr) noexcept override;
+  bool is_managed() const override {
+    return false;
+  }
+  bool serves(Location home) const override {
+    return home.is_host();
+  }
+  std::size_t least_shared_segment() const override {
+    return 64 * MiB; // pinning runs at a few GB/s and holds up every other call of the driver
+  }
+
+  /// The most bytes pinned at any time; nullopt: none. What is pinned above it already stays.
+  void set_limit(std::optional<std::size_t> bytes);
+  std::optional<std::size_t> limit() const;
+  std::size_t bytes() const; ///< pinned now
+
+ private:
+  ManagedRuntime& runtime_;
+  mutable std::mutex mutex_; // leaf: nothing is called with it held
+  std::optional<std::size_t> limit_;
+  std::size_t bytes_ = 0; ///< those that the runtime is being asked for included
+  std::map<void*, std::size_t> pinned_; ///< base address -> bytes
 };
 
 } // namespace torch_uvm

@@ -4,10 +4,12 @@
 //   cache.cpp                      serving a request from what is cached, or from a new segment
 //   pending.cpp                    blocks that were freed while other streams' work may touch them
 //   failure_path.cpp               what is done before OutOfMemory is raised
+//   caps.cpp, cheapest_run.cpp     what bounds a device's segments, and what to give up for room
 //   fork_copies.h, fork.cpp        what a forked child gets
 //   snapshot.cpp, check.cpp        looking at it all
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,6 +33,21 @@ struct Request {
   SizeClass kind;
   Location home;
   Stream stream;
+  bool may_wait = true; ///< the host, for work or for the door
+
+  /// Whether it can have what is filed under a stream only after the host has waited for that, which it must not.
+  bool barred(ManagedRuntime& runtime, Stream earlier) const {
+    return !may_wait && stream.is_host() && !earlier.is_host() && !runtime.query_stream(earlier);
+  }
+};
+
+/// What bounds the segments of one device.
+struct Budget {
+  std::optional<std::size_t> cap;
+  bool hard = false;
+  std::size_t under_way = 0; ///< bytes that the source is being asked for
+  std::size_t most = 0; ///< bytes that a hard cap allows: the cap, or what there was when it was set
+  bool refused = false; ///< by the source, since a segment was last made for the device, or given back
 };
 
 /// Lets go of a lock and takes it again, however the scope is left.
@@ -59,19 +76,22 @@ struct CachingManagedAllocator::State {
   /// \throws InvalidArgument
   void check_location(Location home) const;
   void check_stream(Stream stream) const;
+  void check_not_forked() const; ///< \throws RuntimeFailure
 
-  // cache.cpp: nullptr means that it cannot be served this way
+  // cache.cpp: nullptr means that it cannot be served this way; `refusal` is what the source said, or nothing where
+  // a cap was in the way
   Block* from_cache(const Request& request, Lock& lock);
-  Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
+                          bool over_cap = false);
   Block* best_fit(const Request& request, const Lane& lane) const;
   /// Takes a free block, orders it after its lane's work, and hands it out.
   Block* take(Block* free, const Request& request, Lock& lock);
   /// Makes what comes next on `later` wait for what is queued on `earlier`; for the host, waits here.
   void order(Stream earlier, Stream later, Location home, Lock& lock);
   Block* hand_out(Block* reserved, const Request& request, Lane& lane) noexcept;
-  /// Whether a block must not be split.
-  bool stays_whole(std::size_t block_bytes) const {
-    return options.max_split_bytes && block_bytes > *options.max_split_bytes;
+  /// Whether a block must not be split. Under a cap every block may be: segments are few and large.
+  bool stays_whole(const Block* block) const {
+    return options.max_split_bytes && block->bytes > *options.max_split_bytes && !cap_of(block->segment->home);
   }
   /// \return false: it failed, which costs faults later and nothing else
   bool populate(void* ptr, std::size_t bytes, const Request& request) noexcept;
@@ -95,11 +115,64 @@ struct CachingManagedAllocator::State {
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
   Block* retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* ask_the_door(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
   /// Gives back segments with no block in use, of one home or of all. \return bytes
   std::size_t give_back(std::optional<Location> home) noexcept;
+  /// One segment with no block in use. \return the next one
+  Heap::Segments::iterator give_back(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
   [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal);
+
+  // caps.cpp
+  /// Bytes claimed of a device's budget while a segment of that many is made. Lives under the mutex, which may be let
+  /// go of meanwhile: two threads cannot both claim the last of it.
+  class Claim {
+   public:
+    /// \param over_cap a cap that is not hard does not refuse
+    Claim(State& state, Location home, std::size_t bytes, bool over_cap);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+    explicit operator bool() const {
+      return granted_;
+    }
+    void made() const noexcept; ///< the segment was made, and is about to be added
+    void refused() const noexcept; ///< by the source
+
+   private:
+    State& state_;
+    const Location home_;
+    const std::size_t bytes_;
+    Budget* const budget_; ///< none: of the host
+    bool granted_ = true;
+    bool over_ = false;
+  };
+  void check_device(int device) const;
+  const std::optional<std::size_t>& cap_of(Location home) const {
+    return home.is_host() ? no_cap : budgets[static_cast<std::size_t>(home.index)].cap;
+  }
+  /// Bytes of segments made for a device or being made.
+  std::size_t taken(int device) const {
+    return ledger.reserved_bytes(Location::device(device)) + budgets[static_cast<std::size_t>(device)].under_way;
+  }
+  /// Whether medium and large requests of a home share segments.
+  bool shares(Location home) const {
+    return least_shared_segment != 0 || cap_of(home);
+  }
+  /// The bytes of the segment to make for a request where there is room.
+  std::size_t new_segment_bytes(const Request& request) const;
+  /// What can be had under the cap of its home with no wait for pending frees and without the door.
+  Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  OutOfMemory cap_refusal(const Request& request) const;
+  /// Gives back segments of a device with no block in use, as few as leave room for `bytes` more under the cap, or
+  /// none if all of them do not. \return there is room
+  bool fit_under_cap(const Request& request, std::size_t bytes);
+  /// Whether no stream that a block of the device's segments follows has anything queued.
+  bool streams_are_idle(int device);
+  void give_back_above_cap(int device) noexcept;
 
   // check.cpp
   std::optional<std::string> check() const;
@@ -107,12 +180,15 @@ struct CachingManagedAllocator::State {
   ManagedRuntime& runtime;
   const std::unique_ptr<SegmentSource> source;
   const bool managed; ///< the source's memory can move
+  const std::size_t least_shared_segment;
   const int devices;
   const std::vector<int> exclusive; ///< devices without concurrent access to managed memory, if it is that
 
   mutable std::mutex mutex; ///< guards all below
   AllocatorOptions options;
   RoomMaker* room_maker = nullptr;
+  std::vector<Budget> budgets; ///< by device
+  const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;
   Heap heap;
   EventPool events;

@@ -45,7 +45,8 @@ using StatArray = std::array<Stat, kPoolKinds>;
   X(num_device_free)       /* runtime calls that gave one back */ \
   X(num_events_recorded)   /* ours: events that somebody needed */ \
   X(num_host_waits)        /* ours: times the host waited before it reused memory */ \
-  X(num_populate_failures) /* ours: fresh segments whose prefetch failed; they are used all the same */
+  X(num_populate_failures) /* ours: fresh segments whose prefetch failed; they are used all the same */ \
+  X(num_over_cap)          /* ours: segments that exceeded their device's cap, which was not hard */
 // clang-format on
 
 struct Statistics {

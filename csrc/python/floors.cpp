@@ -38,7 +38,7 @@ void* pointer_of(std::uintptr_t address) {
 class PythonRoomMaker final : public RoomMaker {
  public:
   explicit PythonRoomMaker(py::function function) : function_(std::move(function)) {}
-  bool make_room(std::size_t bytes, Location home) override {
+  bool make_room(std::size_t bytes, Location home, Stream /*stream*/) override {
     py::gil_scoped_acquire gil;
     return function_(bytes, home.index).cast<bool>();
   }

@@ -21,7 +21,8 @@ struct RuntimeFailure : std::runtime_error {
 /// Memory was refused. Nothing was allocated and nothing changed.
 struct OutOfMemory : std::runtime_error {
   enum class Cause {
-    kLimit, ///< our own limit of managed bytes
+    kLimit, ///< our own limit of managed bytes, or of pinned ones
+    kBudget, ///< a device's budget
     kHost, ///< the host has not that much available
     kDevice, ///< the device's memory (plain allocations only)
     kRuntime, ///< the runtime refused, for a reason of its own

@@ -452,13 +452,16 @@ inline void the_door_is_asked_with_no_lock_held(const MakeRig& make) {
     Block* block = nullptr;
     std::size_t asked = 0;
     Location home;
-    bool make_room(std::size_t bytes, Location for_home) override {
+    Stream stream;
+    bool make_room(std::size_t bytes, Location for_home, Stream for_stream) override {
       ++asked;
       home = for_home;
-      CHECK(bytes >= 48 * MiB);
+      stream = for_stream;
+      CHECK_EQ(bytes, 48 * MiB);
       CHECK(rig->allocator->is_valid()); // takes the lock
+      const bool had = block != nullptr;
       rig->allocator->free(std::exchange(block, nullptr));
-      return true;
+      return had;
     }
   } door;
   Rig rig = make();
@@ -468,7 +471,7 @@ inline void the_door_is_asked_with_no_lock_held(const MakeRig& make) {
   rig.allocator->set_room_maker(&door);
   Block* const block = rig.allocate(48 * MiB);
   CHECK_EQ(door.asked, std::size_t{1});
-  CHECK(door.home == kDevice);
+  CHECK(door.home == kDevice && door.stream == kStream);
   CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB)); // the door has nothing more to give
   CHECK_EQ(door.asked, std::size_t{2});
   rig.allocator->set_room_maker(nullptr);

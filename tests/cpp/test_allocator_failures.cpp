@@ -244,7 +244,7 @@ TEST(a_block_freed_twice_ends_the_program) {
 
 TEST(a_door_that_throws_changes_nothing) {
   struct Door final : RoomMaker {
-    bool make_room(std::size_t, Location) override {
+    bool make_room(std::size_t, Location, Stream) override {
       throw RuntimeFailure("the door is stuck");
     }
   } door;

@@ -336,7 +336,7 @@ TEST(the_failure_path_goes_from_cheap_to_dear) {
   struct Door final : RoomMaker {
     Recorded* rig = nullptr;
     std::vector<std::string> before;
-    bool make_room(std::size_t, Location) override {
+    bool make_room(std::size_t, Location, Stream) override {
       before = rig->names();
       return false;
     }
