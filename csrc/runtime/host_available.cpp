@@ -13,6 +13,8 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
+/// No machine has that much; for "max" version 1 says a larger number.
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max() / 4;
 
 // The names that the two versions of control groups use.
 struct GroupFiles {
@@ -46,8 +48,11 @@ std::size_t read_stat(const std::string& path, const std::string& wanted) {
 
 std::size_t available_in_group(const std::string& folder, const GroupFiles& files) {
   const auto limit = read_number(folder + "/" + files.limit);
+  if (!limit || *limit >= kNoLimit) {
+    return kUnbounded; // as nearly always: each file takes its microseconds, and every segment asks
+  }
   const auto usage = read_number(folder + "/" + files.usage);
-  if (!limit || !usage) {
+  if (!usage) {
     return kUnbounded;
   }
   // File pages that the group has not used lately are given up before it runs out.
