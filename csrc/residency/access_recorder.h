@@ -52,8 +52,11 @@ class AccessRecorder {
   std::string close() noexcept;
 
  private:
-  void line(std::string_view text) noexcept;
+  /// \param append appends one line to a string, without its end
+  template <typename F>
+  void line(F&& append) noexcept;
   void flush() noexcept;
+  void fail(const char* reason) noexcept;
 
   std::FILE* file_ = nullptr;
   std::string path_;
