@@ -93,11 +93,46 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   }
 }
 
-void CudaRuntime::discard(void* /*ptr*/, std::size_t /*bytes*/, Stream stream) {
-  // Not passed on to cudaMemDiscardBatchAsync. On an H200 (driver 580, CUDA 13.0), under compute-sanitizer, some
-  // pages that the host wrote after a discard was over had their old contents for the device again, also where
-  // the host had waited for the discard's stream. Until that is understood, a hint that may lose bytes is none.
+void CudaRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
+  discard_before(Location::device(stream.device), ptr, bytes, stream);
+}
+
+void CudaRuntime::discard_before(Location writer, void* ptr, std::size_t bytes, Stream stream) {
   check_stream(stream);
+  if (!writer.is_host()) {
+    check_device(writer.index);
+  }
+  if (!kCanDiscard || !all_concurrent_ || !prefetches(writer.index) || !prefetches(stream.device)) {
+    return;
+  }
+  const DeviceScope scope(stream.device);
+  if (is_capturing(native(stream))) {
+    return;
+  }
+  if (stream.handle != nullptr) {
+    check(mem_discard(ptr, bytes, writer, native(stream)), "cudaMemDiscardAndPrefetchBatchAsync");
+  } else {
+    // The call does not take the legacy default stream: it goes to a stream of its own, between two events.
+    const Stream own = create_stream(stream.device, /*priority=*/0);
+    const Event event = create_event(stream.device, /*timing=*/false);
+    try {
+      record_event(event, stream);
+      wait_event(own, event);
+      check(mem_discard(ptr, bytes, writer, native(own)), "cudaMemDiscardAndPrefetchBatchAsync");
+      record_event(event, own);
+      wait_event(stream, event);
+    } catch (...) {
+      destroy_event(event);
+      destroy_stream(own);
+      throw;
+    }
+    destroy_event(event);
+    destroy_stream(own); // CUDA does so once what is queued there is done
+  }
+  const std::lock_guard lock(said_);
+  if (Managed* const allocation = find(ptr)) {
+    allocation->prefetched = true;
+  }
 }
 
 RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {

@@ -38,7 +38,8 @@ class CudaRuntime final : public ManagedRuntime {
 
   void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
   void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
-  void discard(void* ptr, std::size_t bytes, Stream stream) override; ///< does nothing: see there
+  void discard(void* ptr, std::size_t bytes, Stream stream) override; ///< nothing before CUDA 13
+  void discard_before(Location writer, void* ptr, std::size_t bytes, Stream stream) override;
   RangeAttributes range_attributes(const void* ptr, std::size_t bytes) const override;
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* ptr) noexcept override;

@@ -94,6 +94,10 @@ class ManagedRuntime {
   /// Says that the contents are not needed any more, in `stream`'s order: until they are written again
   /// their value is undefined and moving them costs nothing.
   virtual void discard(void* ptr, std::size_t bytes, Stream stream) = 0;
+  /// The same of a range that `writer` writes next: a runtime may have to bring its pages there.
+  virtual void discard_before(Location /*writer*/, void* ptr, std::size_t bytes, Stream stream) {
+    discard(ptr, bytes, stream);
+  }
   virtual RangeAttributes range_attributes(const void* ptr, std::size_t bytes) const = 0;
 
   // --- pinned host memory and plain device memory ----------------------------------------------------

@@ -149,7 +149,7 @@ void discard(const std::vector<at::Tensor>& tensors) {
   if (Context::get().forked()) {
     return;
   }
-  std::vector<Journey> journeys; // to nowhere: host() stands for the CPU's label, which waits
+  std::vector<Journey> journeys; // to who writes next: the CPU's label, which waits, or the device's
   for (const at::Tensor& tensor : tensors) {
     if (Block* const block = managed_block(tensor); block != nullptr && tensor.numel() != 0) {
       const bool host = tensor.device().is_cpu();
@@ -166,7 +166,7 @@ void discard(const std::vector<at::Tensor>& tensors) {
     const std::vector<Owned> owned = owned_bytes(journey.tensors);
     const Ranges pages = page_ranges(owned, Machine::get().page_bytes);
     for (const Range& range : pages) {
-      runtime.discard(range.data(), range.bytes(), journey.stream);
+      runtime.discard_before(journey.to, range.data(), range.bytes(), journey.stream);
     }
     if (pages.empty()) {
       continue;

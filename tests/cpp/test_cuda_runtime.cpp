@@ -338,8 +338,53 @@ TEST(range_attributes_tell_never_from_not_everywhere_alike) {
   runtime->advise(ptr, kBytes, Advice::kUnsetReadMostly, kDevice);
   runtime->advise(ptr, kBytes, Advice::kUnsetPreferredLocation, kDevice);
   CHECK(uniform());
-  runtime->discard(ptr, kBytes, kStream);
-  CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0}); // it is not trusted: see there
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+TEST(a_discard_brings_the_pages_to_whom_writes_next) {
+  for (const bool pool : {false, true}) {
+    const auto runtime = made(pool);
+    constexpr std::size_t kBytes = 8 * MiB;
+    auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
+    const Stream side = runtime->create_stream(0, 0);
+    for (const Stream stream : {kStream, side}) { // CUDA takes the one only by way of another
+      runtime->discard_before(Location::host(), ptr, 4 * MiB, stream);
+      CHECK(runtime->range_attributes(ptr, 4 * MiB).last_prefetch->is_host());
+      CHECK(!runtime->range_attributes(ptr, kBytes).uniform);
+      runtime->discard(ptr, kBytes, stream);
+      CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 0);
+    }
+    runtime->discard_before(Location::device(1), ptr, kBytes, side);
+    CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 1);
+    CHECK_EQ(fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"), std::size_t{5});
+    CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0}); // it forgets what is written later
+    CHECK_THROWS(InvalidArgument, runtime->discard_before(Location::device(2), ptr, kBytes, side));
+    CHECK_THROWS(InvalidArgument, runtime->discard(ptr, kBytes, Stream::host()));
+    // What the default stream is queued behind: work of the stream in between, and that stream is gone.
+    fake_cuda_hold(1);
+    runtime->discard(ptr, kBytes, kStream);
+    CHECK(!runtime->query_stream(kStream));
+    fake_cuda_hold(0);
+    runtime->synchronize_stream(kStream);
+    fake_cuda_fail("cudaMemDiscardAndPrefetchBatchAsync", 1, cudaErrorUnknown);
+    CHECK_THROWS(RuntimeFailure, runtime->discard(ptr, kBytes, kStream));
+    runtime->destroy_stream(side);
+    runtime->free_managed(ptr);
+    all_is_well();
+  }
+}
+
+TEST(memory_of_pools_takes_no_advice_and_nobody_is_told) {
+  const auto runtime = made(true);
+  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
+  for (const Advice advice : {Advice::kSetReadMostly, Advice::kUnsetReadMostly, Advice::kSetPreferredLocation,
+                              Advice::kUnsetPreferredLocation, Advice::kSetAccessedBy, Advice::kUnsetAccessedBy}) {
+    runtime->advise(ptr, 4 * MiB, advice, kDevice);
+  }
+  CHECK(cudaGetLastError() == cudaSuccess);
+  const RangeAttributes found = runtime->range_attributes(ptr, 4 * MiB);
+  CHECK(found.uniform && !found.read_mostly && !found.preferred_location && found.accessed_by.empty());
   runtime->free_managed(ptr);
   all_is_well();
 }
@@ -374,7 +419,8 @@ TEST(where_there_is_one_memory_nothing_is_prefetched) {
   runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
   runtime->prefetch(ptr, 4 * MiB, Location::host(), kStream);
   runtime->discard(ptr, 4 * MiB, kStream);
-  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0});
+  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"),
+           std::size_t{0});
   runtime->free_managed(ptr);
   all_is_well();
 }
@@ -434,7 +480,8 @@ TEST(a_stream_that_is_captured_takes_no_hint_and_no_mark) {
     CHECK_THROWS(RuntimeFailure, runtime->synchronize_stream(stream));
     CHECK(capture.end());
   }
-  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync"), std::size_t{0});
+  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"),
+           std::size_t{0});
   runtime->destroy_event(event);
   runtime->free_managed(ptr);
   all_is_well();

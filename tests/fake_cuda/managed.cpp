@@ -108,6 +108,9 @@ cudaError_t cudaMemAdvise(const void* ptr, std::size_t bytes, cudaMemoryAdvise a
       return no_hints(state, "cudaMemAdvise");
     }
     const Pages pages = pages_of(state, "cudaMemAdvise", ptr, bytes);
+    if (pages.begin != nullptr && state.find(ptr)->second.pool != nullptr) {
+      return cudaErrorNotSupported; // of the memory of pools, whatever is said
+    }
     const bool ignored = advice == cudaMemAdviseSetReadMostly || advice == cudaMemAdviseUnsetReadMostly ||
                          advice == cudaMemAdviseUnsetPreferredLocation;
     if (pages.begin == nullptr || (!ignored && !known(state, location))) {
@@ -155,6 +158,29 @@ cudaError_t cudaMemDiscardBatchAsync(void** ptrs, std::size_t* sizes, std::size_
       }
     }
     return state.queue("cudaMemDiscardBatchAsync", stream, false);
+  });
+}
+
+cudaError_t cudaMemDiscardAndPrefetchBatchAsync(void** ptrs, std::size_t* sizes, std::size_t count,
+                                                cudaMemLocation* locations, std::size_t* firsts,
+                                                std::size_t location_count, unsigned long long, cudaStream_t stream) {
+  return call("cudaMemDiscardAndPrefetchBatchAsync", Kind::kPlain, [&](State& state) -> cudaError_t {
+    if (!state.concurrent) {
+      return no_hints(state, "cudaMemDiscardAndPrefetchBatchAsync");
+    }
+    if (stream == nullptr || location_count == 0 || location_count > count || firsts[0] != 0) {
+      return cudaErrorInvalidValue; // the legacy default stream is not taken
+    }
+    const cudaError_t status = state.queue("cudaMemDiscardAndPrefetchBatchAsync", stream, false);
+    for (std::size_t index = 0, place = 0; index < count && status == cudaSuccess; ++index) {
+      const Pages pages = pages_of(state, "cudaMemDiscardAndPrefetchBatchAsync", ptrs[index], sizes[index]);
+      place += place + 1 < location_count && firsts[place + 1] == index ? 1 : 0;
+      if (pages.begin == nullptr || !known(state, locations[place])) {
+        return cudaErrorInvalidValue;
+      }
+      std::for_each(pages.begin, pages.end, [&](Hints& page) { page.last_prefetch = id_of(locations[place]); });
+    }
+    return status;
   });
 }
 

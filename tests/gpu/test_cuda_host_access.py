@@ -1,10 +1,10 @@
-"""When the host may touch managed memory: after a fork, and where it may not while a device works."""
+"""When the host may touch managed memory: after a fork, after a discard, and not while a device works."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from _cuda import busy
+from _cuda import CPU_ID, LAST_PREFETCH, MIB, busy, range_attribute
 from _spawn import Spawn
 
 import torch_uvm
@@ -38,6 +38,40 @@ class TestFork:
             assert [int(host.sum()) for host in hosts] == [5 * COUNT, 7 * COUNT]
             """
         )
+
+
+class TestDiscard:
+    """CUDA's own discard, behind pending work, forgets milliseconds after its stream has been waited for."""
+
+    @pytest.mark.parametrize("stream", ["default", "side"])
+    @pytest.mark.parametrize("label", ["cuda", "cpu"])
+    def test_what_the_host_writes_next_counts(self, label: str, stream: str) -> None:
+        with torch.cuda.stream(torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()):
+            x = torch_uvm.empty(32 * MIB, dtype=torch.uint8)
+            for _ in range(6):
+                busy(4)
+                x.fill_(1)
+                if label == "cuda":
+                    torch_uvm.discard(x)
+                    host = torch_uvm.to(x, "cpu")
+                else:
+                    host = torch_uvm.to(x, "cpu", non_blocking=True)
+                    torch_uvm.discard(host)
+                host.fill_(3)
+                assert int((x != 3).sum()) == 0
+                host.fill_(4)
+                torch_uvm.discard(x)
+                x.fill_(5)
+                assert int((x != 5).sum()) == 0
+                assert int((torch_uvm.to(x, "cpu") != 5).sum()) == 0
+
+    def test_brings_the_pages_to_whom_writes_next(self) -> None:
+        x = torch_uvm.ones(32 * MIB, dtype=torch.uint8)
+        torch_uvm.discard(torch_uvm.to(x, "cpu"))
+        assert range_attribute(x, LAST_PREFETCH) == [CPU_ID]
+        torch_uvm.discard(x)
+        torch.cuda.synchronize()
+        assert range_attribute(x, LAST_PREFETCH) == [0]
 
 
 class TestWithoutConcurrentAccess:
