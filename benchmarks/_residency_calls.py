@@ -1,0 +1,219 @@
+"""What the engine costs and moves outside of training: rates, launches beside it, its cost per operator."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _residency_columns import Engine, InCore, bindings
+from _residency_limits import GIB
+
+MIB = 1024**2
+Call = Callable[[], object]
+
+
+class Sizes:
+    """As on a GPU, or small enough for a rehearsal."""
+
+    def __init__(self, small: bool) -> None:
+        self.moved = 8 * MIB if small else GIB
+        self.pieces = 4 if small else 32
+        self.budget = self.moved + self.moved // 4
+        self.launches = 2_000 if small else 100_000
+        self.piece = self.moved // 4
+        self.live = 4096 if small else 64 * 1024  # floats: 256 KiB, the least that the engine relocates
+        self.shapes = [(10, 100), (10, 1000)] if small else list(SHAPES)
+
+
+FITS = 6 * GIB  # more than the operators' storages have
+# Live storages, and operators a step.
+SHAPES = [(100, 1_000), (1_000, 1_000), (10_000, 1_000), (100, 10_000), (10_000, 10_000), (10_000, 100_000)]
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def seconds(device: torch.device, call: Call) -> float:
+    synchronise(device)
+    begin = time.perf_counter()
+    call()
+    synchronise(device)
+    return time.perf_counter() - begin
+
+
+# --- rates
+
+
+def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
+    """A GiB written back alone, and fetched alone: GB/s by the host's clock, and by the engine's events."""
+    rows = {}
+    for pieces in (1, sizes.pieces):
+        out, back = [], []
+        counted: dict[str, list[float]] = {"written_back": [], "fetched": []}
+        for _ in range(5):
+            moved = [torch.ones(sizes.moved // 4 // pieces, device=device) for _ in range(pieces)]
+            synchronise(device)
+            before = engine.statistics()
+            room: list[torch.Tensor] = []
+
+            def push(room: list[torch.Tensor] = room) -> None:
+                # Asking for the memory makes the room. Only dirty copies are there: all are written back.
+                room.append(torch.empty(sizes.moved // 4, device=device))
+                room[0].fill_(1)
+
+            took = seconds(device, push)
+            between = engine.statistics()
+            del push
+            room.clear()
+
+            def pull(moved: list[torch.Tensor] = moved) -> None:
+                bindings().keep_resident(moved, True)
+
+            took_back = seconds(device, pull)
+            after = engine.statistics()
+            bindings().keep_resident(moved, False)
+            del pull
+            written = between["written_back"]["bytes"] - before["written_back"]["bytes"]
+            fetched = after["fetched"]["bytes"] - between["fetched"]["bytes"]
+            out.append((written, took))
+            back.append((fetched, took_back))
+            for name, first, last in (("written_back", before, between), ("fetched", between, after)):
+                ms, count = last[name]["ms"] - first[name]["ms"], last[name]["bytes"] - first[name]["bytes"]
+                if ms > 0:
+                    counted[name].append(count / ms / 1e6)
+            del moved
+        for name, found in (("written_back", out), ("fetched", back)):
+            rows[f"{name}, {pieces} piece{'s' if pieces > 1 else ''}"] = {
+                "bytes": statistics.median(count for count, _ in found),
+                "wall_gb_per_s": statistics.median(count / took / 1e9 for count, took in found),
+                "events_gb_per_s": statistics.median(counted[name]) if counted[name] else None,
+            }
+    return rows
+
+
+# --- launches beside it
+
+
+def launches(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
+    """Microseconds of launching a small kernel while another thread's tensors move, and in the same program
+    without the engine."""
+    sys.setswitchinterval(20e-6)  # the interpreter's own 5 ms would be all that is seen
+    set_budget = set_budget_of(device, sizes.budget)
+    without = beside(device, sizes)
+    set_budget(True)
+    before = engine.statistics()
+    moving = beside(device, sizes)
+    moved = engine.statistics()["fetched"]["bytes"] - before["fetched"]["bytes"]
+    return {"without": without, "moving": moving, "fetched_bytes": moved}
+
+
+def beside(device: torch.device, sizes: Sizes) -> dict[str, float]:
+    """The other thread goes around tensors that are together half as much again as the budget."""
+    tensors = [torch.ones(sizes.piece // 4, device=device) for _ in range(8)]
+    small = torch.ones(64, device=device)
+    stream = torch.Stream(device)
+    synchronise(device)
+    stop = threading.Event()
+    rounds = [0]
+
+    def go_around() -> None:
+        while not stop.is_set():
+            for tensor in tensors:
+                tensor.add_(1)
+            synchronise(device)
+            rounds[0] += 1
+
+    other = threading.Thread(target=go_around)
+    other.start()
+    times = []
+    try:
+        while rounds[0] < 3:
+            time.sleep(0.01)
+        with stream:
+            for number in range(sizes.launches):
+                begin = time.perf_counter_ns()
+                small.add_(1)
+                times.append(time.perf_counter_ns() - begin)
+                if number % 200 == 199:
+                    stream.synchronize()  # a full queue of launches blocks, with the engine or without
+    finally:
+        stop.set()
+        other.join()
+    times.sort()
+
+    def at(share: float) -> float:
+        return times[min(len(times) - 1, int(share * len(times)))] / 1e3
+
+    return {"p50_us": at(0.5), "p99_us": at(0.99), "p99.9_us": at(0.999), "worst_us": times[-1] / 1e3}
+
+
+# --- operators
+
+
+def operators(
+    device: torch.device, sizes: Sizes, set_budget: Callable[[bool], None] | None
+) -> list[dict[str, Any]]:
+    """Nanoseconds of an operator in a step of small ones: without the engine, with a budget that fits, and
+    without it again. Half are in place, half make a temporary.
+    """
+    rows = []
+    for live, count in sizes.shapes:
+        tensors = [torch.ones(sizes.live, device=device) for _ in range(live)]
+
+        def step(tensors: list[torch.Tensor] = tensors, live: int = live, count: int = count) -> None:
+            for number in range(0, count, 2):
+                tensors[number % live].add_(1)
+                tensors[(number + 1) % live] + 1
+
+        def measure(step: Call = step, count: int = count) -> float:
+            repetitions = max(3, 20_000 // count)
+            for _ in range(max(4, 4_000 // count)):  # learnt by then
+                step()
+            found = [seconds(device, step) for _ in range(repetitions)]
+            return statistics.median(found) / count * 1e9
+
+        row: dict[str, Any] = {"live": live, "operators": count, "without_ns": measure()}
+        if set_budget is not None:
+            set_budget(True)
+            row["with_ns"] = measure()
+            set_budget(False)
+            row["without_again_ns"] = measure()
+            row["cost_ns"] = row["with_ns"] - (row["without_ns"] + row["without_again_ns"]) / 2
+        rows.append(row)
+        del tensors, step, measure  # before those of the next shape are made
+    return rows
+
+
+def measure(spec: dict[str, Any], device: torch.device, report: Any) -> None:
+    sizes = Sizes(spec["small"])
+    if spec["column"] == "in core":
+        InCore(device, None, None).start()
+        with torch.no_grad():
+            report.found["figures"] = operators(device, sizes, None)
+        return
+    what = spec["workload"]
+    budget = sizes.budget if what == "rates" else None  # the others set it in turns
+    engine = Engine(device, budget, None)
+    engine.start()
+    with torch.no_grad():
+        if what == "rates":
+            report.found["figures"] = rates(device, engine, sizes)
+        elif what == "launches":
+            report.found["figures"] = launches(device, engine, sizes)
+        else:
+            report.found["figures"] = operators(device, sizes, set_budget_of(device, FITS))
+    engine.finish()
+
+
+def set_budget_of(device: torch.device, budget: int) -> Callable[[bool], None]:
+    def set_budget(on: bool) -> None:
+        bindings().set_budget(device.index or 0, budget if on else None, False)
+
+    return set_budget

@@ -1,0 +1,267 @@
+"""One column of bench_residency.py, in this process.
+
+Imports torch, then waits for a line of JSON on its standard input that says what to do: so many can import at
+once, while nobody measures. Writes what it has found so far to a file after every stage.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; before CUDA starts
+
+import torch
+from _residency_columns import COLUMNS, Column
+from _residency_workloads import NotHere, Workload, larger, make
+
+SPIKE = 4  # times the usual batch
+
+
+class CudaMarks:
+    """Moments on the device."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+
+class HostMarks:
+    """Where kernels run synchronously."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def ms(self, begin: Any, end: Any) -> float:
+        return float(end - begin) * 1e3
+
+    def wait(self) -> None:
+        return
+
+
+class Report:
+    """The file, and the moments that the sampler in the other process needs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.found: dict[str, Any] = {"moments": {}}
+
+    def moment(self, name: str) -> None:
+        self.found["moments"][name] = time.monotonic()
+        self.write()
+
+    def write(self) -> None:
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.found))
+        part.replace(self.path)  # a reader never sees half of it
+
+
+class Training:
+    """A workload under a column, step by step."""
+
+    def __init__(self, column: Column, workload: Workload, device: torch.device) -> None:
+        self.column, self.workload = column, workload
+        column.adapt(workload)
+        self.optimizer = column.make_optimizer(workload)
+        self.marks = CudaMarks() if device.type == "cuda" else HostMarks()
+        self.losses: list[torch.Tensor] = []
+
+    def step(self, batch: tuple[torch.Tensor, ...] | None = None) -> list[Any]:
+        """The marks of a step: its begin, the end of its forward, of its backward, and of it all."""
+        found = [self.marks.mark()]
+        with self.column.forward():
+            loss = self.workload.loss(self.workload.model, self.workload.batch if batch is None else batch)
+        found.append(self.marks.mark())
+        loss.backward()
+        found.append(self.marks.mark())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+        return [*found, self.marks.mark()]
+
+    def alone(self, batch: tuple[torch.Tensor, ...] | None = None) -> float:
+        """Milliseconds of a step between two synchronisations, by the host's clock."""
+        self.column.before_step(self.workload, self.optimizer)
+        self.marks.wait()
+        begin = time.perf_counter()
+        self.step(batch)
+        self.marks.wait()
+        return (time.perf_counter() - begin) * 1e3
+
+    def steady(self, count: int) -> dict[str, Any]:
+        """Steps as a script runs them: nobody waits between two, unless the column needs it."""
+        marked: list[list[Any]] = []
+        wall: list[float] = []
+        self.marks.wait()
+        begin = time.perf_counter()
+        for _ in range(count):
+            if not self.column.back_to_back:
+                self.column.before_step(self.workload, self.optimizer)
+                self.marks.wait()
+                alone = time.perf_counter()
+            marked.append(self.step())
+            if not self.column.back_to_back:
+                self.marks.wait()
+                wall.append((time.perf_counter() - alone) * 1e3)
+        self.marks.wait()
+        seconds = time.perf_counter() - begin
+
+        def median(first: int, last: int) -> float:
+            return statistics.median(self.marks.ms(each[first], each[last]) for each in marked)
+
+        return {
+            "step_ms": median(0, 3),
+            "steps_ms": [self.marks.ms(each[0], each[3]) for each in marked],
+            "wall_ms": statistics.median(wall) if wall else seconds * 1e3 / count,
+            "forward_ms": median(0, 1),
+            "backward_ms": median(1, 2),
+            "optimizer_ms": median(2, 3),
+        }
+
+    def losses_hex(self) -> list[str]:
+        return [float(loss.item()).hex() for loss in self.losses]
+
+
+def difference(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Of the engine's statistics, what a step adds; levels as they are after it."""
+    found: dict[str, Any] = {}
+    for name, value in after.items():
+        if isinstance(value, dict) and "bytes" in value:
+            found[name] = {key: (value[key] - before[name][key]) / steps for key in value}
+        elif name in ("plan_hits", "plan_misses", "over_budget"):
+            found[name] = (value - before[name]) / steps
+        else:
+            found[name] = value
+    return found
+
+
+def allocator_peaks(device: torch.device) -> dict[str, int]:
+    if device.type != "cuda":
+        return {}
+    return {
+        "max_allocated": torch.cuda.max_memory_allocated(),
+        "max_reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def warm_context(device: torch.device) -> None:
+    """The context is there before memory is looked at."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        torch.cuda.synchronize()
+
+
+def device_of(spec: dict[str, Any]) -> torch.device:
+    if spec["device"] == "emu":
+        importlib.import_module("torch_uvm")  # which registers it
+    return torch.device(spec["device"])
+
+
+def train(spec: dict[str, Any], report: Report) -> None:
+    device = device_of(spec)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # It would write all memory that is made, which no script asks for that wants its steps fast.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warm_context(device)
+    report.moment("context")
+    column = COLUMNS[spec["column"]](device, spec["budget"], spec["trace"])
+    column.start()
+    training = Training(column, make(spec["workload"], device, spec["small"]), device)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    report.found["setup_statistics"] = column.statistics()
+    report.moment("made")
+
+    warm_up = [training.alone()]
+    report.found["first_ms"] = warm_up[0]
+    report.moment("first step")
+    warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]
+    report.found["warm_up_ms"] = warm_up
+    before = column.statistics()
+    report.moment("warm")
+    report.found |= training.steady(spec["steps"])
+    report.moment("done")
+    report.found["statistics"] = difference(before, column.statistics(), spec["steps"])
+    report.found |= allocator_peaks(device)
+    report.found["native_reserved"] = column.native_reserved()
+    report.found["losses"] = training.losses_hex()
+    report.write()
+    extras(spec, report, training)
+    column.finish()
+
+
+def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
+    """What the plan asks for beside the steps; none of it counts for the figures above."""
+    device = torch.device(spec["device"])
+    if spec["spike"]:
+        batch = larger(spec["workload"], SPIKE, device, spec["small"])
+        report.found["spike_ms"] = training.alone(batch)
+        report.found["after_spike_ms"] = [training.alone() for _ in range(spec["warm_up"])]
+        report.found["after_spike"] = training.steady(spec["steps"])
+        report.moment("spike done")
+    recording = training.column.recording()
+    if recording is not None:
+        with recording:
+            for _ in range(2):  # the first step begins anywhere
+                training.alone()
+        report.found["trace"] = spec["trace"]
+        report.write()
+    if spec["repeat"]:
+        # Whether a plain run is equal to itself: elsewhere in memory, with the same seeds.
+        first = report.found["losses"]
+        column, training.column = training.column, Column(device, None, None)
+        del training.workload, training.optimizer
+        gc.collect()
+        again = Training(column, make(spec["workload"], device, spec["small"]), device)
+        for _ in range(len(first)):
+            again.step()
+        report.found["repeatable"] = again.losses_hex() == first
+        report.write()
+
+
+def main() -> None:
+    Path(sys.argv[1]).touch()  # all is imported
+    line = sys.stdin.readline()
+    if not line.strip():
+        return  # not needed after all
+    spec = json.loads(line)
+    report = Report(spec["report"])
+    report.moment("begin")
+    try:
+        if spec["kind"] == "train":
+            train(spec, report)
+        else:
+            from _residency_calls import measure
+
+            measure(spec, device_of(spec), report)
+    except NotHere as reason:
+        report.found["not_run"] = str(reason)
+    except Exception as error:
+        report.found["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        report.moment("end")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is written; tearing down gigabytes of pinned memory takes seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The ways to train that are compared: each a column of the table, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
+from _residency_workloads import NotHere, Transformer, Workload
+from torch import nn
+
+PAGED_STATE_BYTES = 8  # of a parameter: bitsandbytes keeps two float32 moments
+
+
+def bindings() -> Any:
+    """torch_uvm's extension; imported late, as the columns without it are not to have it."""
+    return importlib.import_module("torch_uvm._C")
+
+
+class Column:
+    """PyTorch by itself: everything stays on the device. Others override what they do differently."""
+
+    back_to_back = True  # steady steps run with no synchronisation between them
+    imports_torch_uvm = False
+
+    def __init__(self, device: torch.device, budget: int | None, trace: str | None) -> None:
+        self.device, self.budget, self.trace = device, budget, trace
+
+    def start(self) -> None:
+        """Before anything is allocated."""
+
+    def adapt(self, workload: Workload) -> None:
+        """Before the optimizer is made."""
+
+    def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
+        return workload.optimizer(workload.trained())
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        """The scope in which a forward runs."""
+        return contextlib.nullcontext()
+
+    def before_step(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+        """Not timed."""
+
+    def statistics(self) -> dict[str, Any]:
+        """What the engine counts; empty where there is none."""
+        return {}
+
+    def recording(self) -> contextlib.AbstractContextManager[Any] | None:
+        """The scope of a step whose accesses are recorded; None where nothing can be recorded."""
+        return None
+
+    def native_reserved(self) -> int:
+        """Bytes that PyTorch's own allocator holds now."""
+        return int(torch.cuda.memory_reserved()) if self.device.type == "cuda" else 0
+
+    def finish(self) -> None:
+        """After the last step; raises if a rule was broken."""
+
+
+class InCore(Column):
+    def start(self) -> None:
+        assert "torch_uvm" not in sys.modules
+
+
+class SaveOnCpu(Column):
+    """torch.autograd.graph.save_on_cpu(pin_memory=True)."""
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autograd.graph.save_on_cpu(pin_memory=self.device.type == "cuda")
+
+
+class Fsdp2(Column):
+    """fully_shard of each block and of the model, with CPUOffloadPolicy, on one GPU."""
+
+    def start(self) -> None:
+        import torch.distributed as dist
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        backends = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "cpu:gloo"
+        dist.init_process_group(backends, rank=0, world_size=1)
+
+    def adapt(self, workload: Workload) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+        model = workload.model
+        if not isinstance(model, Transformer):
+            raise NotHere("FSDP2 is run with the transformer only")
+        mesh = init_device_mesh(self.device.type, (1,))
+        policy = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh, offload_policy=policy)
+
+    def finish(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def check_room_natively(limit: int, device: torch.device) -> None:
+    """As check_room of tests/_gpu_guard.py, for a process that is not to import torch_uvm."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+        if free < ROOM * limit:
+            needed = f"{ROOM * limit / GIB:.1f} GiB"
+            raise RuntimeError(f"not safe: {free / GIB:.1f} GiB free on the card, {needed} are needed")
+
+
+class PagedAdamW(Column):
+    """bitsandbytes' AdamW with its float32 state in managed memory, which no limit of ours bounds: its size
+    is worked out before."""
+
+    def start(self) -> None:
+        try:
+            importlib.import_module("bitsandbytes")
+        except ImportError as error:
+            raise NotHere(f"bitsandbytes cannot be imported: {error}") from None
+        check_room_natively(LIMIT, self.device)
+
+    def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
+        state = sum(parameter.numel() for parameter in workload.trained()) * PAGED_STATE_BYTES
+        if state > MOST_BUDGET:
+            raise NotHere(f"its state would take {state / GIB:.1f} GiB of managed memory")
+        paged: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+        paged = importlib.import_module("bitsandbytes").optim.PagedAdamW
+        return paged(workload.trained())
+
+
+class Managed(Column):
+    """torch_uvm without a budget: residency is the driver's, and as everything fits nothing moves."""
+
+    imports_torch_uvm = True
+
+    def start(self) -> None:
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+        from _gpu_guard import Guard, Refused, check_room
+
+        import torch_uvm
+
+        if self.device.type == "cuda":
+            try:
+                check_room(LIMIT)
+            except Refused as error:
+                raise NotHere(f"not safe to run: {error}") from None
+        elif self.device.type != "emu":
+            raise NotHere(f"torch_uvm has no runtime for {self.device.type}")
+        self.guard = Guard(LIMIT).hold()
+        if self.budget is not None and self.budget > MOST_BUDGET:
+            most = f"at most {MOST_BUDGET / GIB:.1f} GiB here"
+            raise NotHere(f"a budget of {self.budget / GIB:.2f} GiB; {most}")
+        try:
+            torch_uvm.enable(budget=self.budget, limit=LIMIT)
+        except NotImplementedError as error:
+            raise NotHere(f"this torch_uvm has no budget: {error}") from None
+
+    def native_reserved(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        managed: int = bindings().memory_stats(self.device)["reserved_bytes.all.current"]
+        return int(torch.cuda.memory_reserved()) - managed
+
+    def finish(self) -> None:
+        self.guard.check()
+
+
+class Faulting(Managed):
+    """Plain managed memory with everything on the host before each step: each page comes by a fault."""
+
+    back_to_back = False
+
+    def before_step(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+        import torch_uvm
+
+        torch_uvm.prefetch([workload.model, optimizer, workload.batch], "cpu")
+
+
+class Engine(Managed):
+    """torch_uvm with a budget; the optimizer's state is used in place or moved as the engine likes."""
+
+    def statistics(self) -> dict[str, Any]:
+        found: dict[str, Any] = bindings().residency_stats()
+        return found
+
+    def recording(self) -> contextlib.AbstractContextManager[Any] | None:
+        if self.trace is None:
+            return None
+        return self._record(self.trace)
+
+    @contextlib.contextmanager
+    def _record(self, path: str) -> Any:
+        bindings().start_recording_accesses(path)
+        try:
+            yield
+        finally:
+            bindings().stop_recording_accesses()
+
+
+COLUMNS: dict[str, type[Column]] = {
+    "in core": InCore,
+    "engine": Engine,
+    "save_on_cpu": SaveOnCpu,
+    "FSDP2 offload": Fsdp2,
+    "PagedAdamW": PagedAdamW,
+    "managed, resident": Managed,
+    "managed, faults": Faulting,
+}

@@ -1,0 +1,141 @@
+"""Which columns bench_residency.py runs, the most important first, and with what budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from _residency_limits import GIB, MOST_BUDGET
+
+MIB = 1024**2
+IN_CORE, ENGINE = "in core", "engine"
+CALLS = ("rates", "launches", "operators")
+FITS = 1.3  # times the peak in core
+# A peer's reserved peak over this is a budget with which the engine should need no more than the peer.
+OVERHEAD = 1.05
+
+
+class Unresolved(Exception):
+    """A budget cannot be had; why."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A column to run. budget: "1/2" of the peak in core, "fits", "1.1x" it, "7.4GiB", or "as COLUMN"."""
+
+    workload: str
+    column: str
+    budget: str = ""
+    spike: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "calls" if self.workload in CALLS else "train"
+
+    @property
+    def name(self) -> str:
+        words = [self.column, self.budget, "one batch of 4x" if self.spike else ""]
+        return ", ".join(word for word in words if word)
+
+    def needs(self) -> list[str]:
+        """Columns of the same workload that are to be run before."""
+        if self.kind == "calls" or self.column == IN_CORE:
+            return []
+        return [IN_CORE, self.budget.removeprefix("as ")] if self.budget.startswith("as ") else [IN_CORE]
+
+
+def _plan() -> list[Planned]:
+    checkpointing, little, much = "16k tokens, checkpointing", "2k tokens", "16k tokens"
+    little_checkpointing = "2k tokens, checkpointing"
+    parts = ("1/1.5", "1/2", "1/4")
+
+    def engines(workload: str, *budgets: str) -> list[Planned]:
+        return [Planned(workload, ENGINE, budget) for budget in budgets]
+
+    return [
+        Planned(checkpointing, IN_CORE),
+        *engines(checkpointing, *parts),
+        Planned(little, IN_CORE),
+        *engines(little, *parts, "fits"),
+        Planned("rates", ENGINE),
+        Planned("operators", ENGINE),
+        Planned(little, "save_on_cpu"),
+        Planned(little, "FSDP2 offload"),
+        Planned(checkpointing, "FSDP2 offload"),
+        *engines(little, "as FSDP2 offload"),
+        *engines(checkpointing, "as FSDP2 offload"),
+        Planned(much, IN_CORE),
+        Planned(much, "save_on_cpu"),
+        Planned(much, "FSDP2 offload"),
+        *engines(much, "as save_on_cpu", "as FSDP2 offload", "1/4"),
+        Planned("CNN", IN_CORE),
+        *engines("CNN", "1/1.5", "1/2", "1/4"),
+        Planned("LoRA", IN_CORE),
+        *engines("LoRA", "1/1.5", "1/2", "1/4"),
+        Planned(little_checkpointing, IN_CORE),
+        *engines(little_checkpointing, *parts),
+        Planned("launches", ENGINE),
+        Planned(checkpointing, ENGINE, "fits"),
+        Planned(little, "managed, resident"),
+        Planned(little, "managed, faults"),
+        Planned(little, ENGINE, "1.1x", spike=True),
+        Planned("CNN", "save_on_cpu"),
+        Planned(little, "PagedAdamW"),
+        Planned("operators", IN_CORE),
+    ]
+
+
+PLAN = _plan()
+
+
+def select(plan: Sequence[Planned], text: str) -> list[Planned]:
+    """Those whose workload and name contain the text, and what they need to be compared with."""
+    wanted = {planned for planned in plan if text in f"{planned.workload}: {planned.name}"}
+    needed = {(planned.workload, column) for planned in wanted for column in planned.needs()}
+    return [p for p in plan if p in wanted or (not p.budget and (p.workload, p.column) in needed)]
+
+
+def budget_bytes(planned: Planned, rows: Sequence[Mapping[str, Any]], nominal_peak: int | None) -> int | None:
+    """The budget of a column, from the rows of those before it; None for a column that has none.
+
+    nominal_peak: what to take for a peak that was not measured; None: nothing
+
+    Raises:
+        Unresolved: what it depends on was not measured, or it is more than may be managed here.
+    """
+    text = planned.budget
+    if not text:
+        return None
+    if text.endswith("GiB"):
+        budget = int(float(text.removesuffix("GiB")) * GIB)
+    elif text.startswith("as "):
+        peer = text.removeprefix("as ")
+        reserved = _peak(rows, planned.workload, peer, "max_reserved", nominal_peak)
+        budget = min(int(reserved / OVERHEAD), MOST_BUDGET)
+    else:
+        peak = _peak(rows, planned.workload, IN_CORE, "max_allocated", nominal_peak)
+        if text == "fits":
+            budget = min(int(FITS * peak), MOST_BUDGET)
+            if budget < 1.1 * peak:
+                raise Unresolved(f"would be over the {MOST_BUDGET / GIB:.1f} GiB that may be managed")
+        elif text.endswith("x"):
+            budget = int(float(text.removesuffix("x")) * peak)
+        else:
+            budget = int(peak / float(text.removeprefix("1/")))
+    budget -= budget % (2 * MIB)
+    if budget > MOST_BUDGET:
+        raise Unresolved(f"{budget / GIB:.2f} GiB; at most {MOST_BUDGET / GIB:.1f} GiB may be managed")
+    return budget
+
+
+def _peak(
+    rows: Sequence[Mapping[str, Any]], workload: str, column: str, figure: str, nominal: int | None
+) -> int:
+    for row in rows:
+        if row["workload"] == workload and row["column"] == column and not row["planned_budget"]:
+            if row["status"] == "ok" and row.get(figure):
+                return int(row[figure])
+            if row["status"] == "ok" and nominal is not None:
+                return nominal
+    raise Unresolved(f"nobody knows the peak of {workload!r}, {column}")

@@ -1,0 +1,162 @@
+"""The rows of bench_residency.py: what is derived from what was measured, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from _residency_floor import by_bytes_moved
+from _residency_limits import GIB
+
+Row = MutableMapping[str, Any]
+PLAIN = "in core"
+
+
+def in_core(rows: Sequence[Mapping[str, Any]], workload: str) -> Mapping[str, Any] | None:
+    for row in rows:
+        if row["workload"] == workload and row["column"] == PLAIN and row["status"] == "ok":
+            return row
+    return None
+
+
+def derive(row: Row, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Adds to a row what follows from it and from its workload in core, if that was measured.
+
+    over_in_core    step / step in core
+    floor_ms, over_floor, floor_kind    unless a better floor is there already: the bytes that were moved
+    losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
+    driver_bytes    peak in use on the device as the driver sees it, less what was in use before the process
+    outside_bytes   of them, what no allocator knows of: the context, kernels' code, libraries
+    over_budget     bytes of managed memory on the device over the budget / the budget - 1
+    """
+    plain = in_core(rows, row["workload"])
+    if row.get("driver_peak") is not None and row.get("driver_before") is not None:
+        row["driver_bytes"] = row["driver_peak"] - row["driver_before"]
+    if row is plain and "driver_bytes" in row and "max_reserved" in row:
+        row["outside_bytes"] = row["driver_bytes"] - row["max_reserved"]
+    if plain is None or row["status"] != "ok" or "step_ms" not in row:
+        return
+    row["over_in_core"] = row["step_ms"] / plain["step_ms"]
+    if plain.get("repeatable") is False:
+        row["losses_equal"] = None
+    elif row is not plain:
+        both = min(len(row["losses"]), len(plain["losses"]))
+        row["losses_equal"] = row["losses"][:both] == plain["losses"][:both]
+    traffic = row.get("statistics") or {}
+    if traffic.get("fetched") and "floor_ms" not in row:
+        row["floor_ms"] = by_bytes_moved(plain["step_ms"], traffic)
+        row["floor_kind"] = "bytes moved"
+    if row.get("floor_ms"):
+        row["over_floor"] = row["step_ms"] / row["floor_ms"]
+    if row.get("budget") and "driver_bytes" in row and "outside_bytes" in plain:
+        managed = row["driver_bytes"] - plain["outside_bytes"] - row.get("native_reserved", 0)
+        row["over_budget"] = managed / row["budget"] - 1
+
+
+def gib(value: float | None) -> str:
+    return "-" if value is None else f"{value / GIB:.2f}"
+
+
+def gb(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e9:.2f}"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:+.1f}%"
+
+
+def equality(row: Mapping[str, Any]) -> str:
+    if row.get("repeatable"):
+        return "repeat"
+    if "losses_equal" not in row:
+        return "-"
+    return {True: "equal", False: "NO", None: "(plain differs)"}[row["losses_equal"]]
+
+
+# Heading, width, and what stands there.
+HEADINGS = [
+    ("column", 30),
+    ("budget", 7),
+    ("step ms", 9),
+    ("wall", 8),
+    ("/core", 6),
+    ("floor", 8),
+    ("/floor", 7),
+    ("first s", 8),
+    ("driver", 7),
+    ("over", 7),
+    ("GB in", 7),
+    ("out", 6),
+    ("place", 6),
+    ("wait", 7),
+    ("miss", 6),
+    ("losses", 15),
+]
+
+
+def heading() -> str:
+    return " ".join(
+        name.ljust(width) if place == 0 else name.rjust(width) for place, (name, width) in enumerate(HEADINGS)
+    )
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row of training as a line under `heading`."""
+    name = str(row["name"])
+    if row["status"] != "ok" or "step_ms" not in row:
+        return f"{name:<30} {gib(row.get('budget')):>7} {row['status']}"
+    traffic = row.get("statistics") or {}
+
+    def of(kind: str, figure: str = "bytes") -> float | None:
+        return traffic[kind][figure] if kind in traffic else None
+
+    cells = [
+        gib(row.get("budget")),
+        number(row["step_ms"]),
+        number(row.get("wall_ms")),
+        number(row.get("over_in_core"), 2),
+        number(row.get("floor_ms")),
+        number(row.get("over_floor"), 2),
+        number(row["first_ms"] / 1e3, 2),
+        gib(row.get("driver_bytes")),
+        share(row.get("over_budget")),
+        gb(of("fetched")),
+        gb(of("written_back")),
+        gb(of("used_in_place")),
+        number(of("waited", "ms")),
+        number(traffic.get("plan_misses"), 0),
+        equality(row),
+    ]
+    widths = [width for _, width in HEADINGS[1:]]
+    return " ".join([name.ljust(30), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
+
+
+def call_lines(row: Mapping[str, Any]) -> list[str]:
+    """Rows of what is no training."""
+    if row["status"] != "ok" or "figures" not in row:
+        return [f"{row['name']:<30} {row['status']}"]
+    figures = row["figures"]
+    if row["workload"] == "rates":
+        return [
+            f"{name:<30} {gb(each['bytes'])} GB at {number(each['wall_gb_per_s'])} GB/s by the clock, "
+            f"{number(each['events_gb_per_s'])} by the engine's events"
+            for name, each in figures.items()
+        ]
+    if row["workload"] == "launches":
+        lines = [
+            f"{name:<30} p50 {each['p50_us']:.1f}  p99 {each['p99_us']:.1f}  p99.9 {each['p99.9_us']:.1f}  "
+            f"worst {each['worst_us']:.1f} us"
+            for name, each in figures.items()
+            if isinstance(each, dict)
+        ]
+        return [*lines, f"{'fetched meanwhile':<30} {gb(figures['fetched_bytes'])} GB"]
+    return [
+        f"{each['live']:>6} live, {each['operators']:>7,} operators  "
+        + "  ".join(f"{key.removesuffix('_ns')} {value:,.0f}" for key, value in each.items() if "_ns" in key)
+        + " ns"
+        for each in figures
+    ]

@@ -1,0 +1,273 @@
+"""Training with less device memory than it takes, by the residency engine and by other means, on a real GPU.
+
+A fresh process a column, the most important first, for as long as --seconds allow; one table, and JSON that
+is written after each column. Managed memory has a hard limit of 8 GiB in every process that has any, and
+nothing is started unless the card has sixteen times that free: managed memory beyond what a card has free can
+hang it.
+
+    python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE]
+
+--rehearse runs every column in a few MiB on the CPU and the emulated accelerator, to try the script itself;
+its figures mean nothing and are kept only where --json says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import _residency_table as table
+from _environment import RESULTS, describe
+from _residency_goals import goals
+from _residency_limits import GIB, LIMIT, ROOM
+from _residency_plan import PLAN, Planned, Unresolved, budget_bytes, select
+from _residency_processes import Child, environment
+from _residency_sampler import Reader, Sampler, any_reader
+
+WITHOUT_OURS = ("in core", "save_on_cpu", "FSDP2 offload", "PagedAdamW")
+NOMINAL_PEAK = 24 * 1024**2  # of a rehearsal, where nobody measures it
+STARTING = 15  # seconds that a column takes at least: with less left none is begun
+
+
+class Refused(RuntimeError):
+    """It would not be safe to run here."""
+
+
+def check_room(read: Reader) -> int:
+    """Bytes free on the card.
+
+    Raises:
+        Refused: less than sixteen times the limit.
+    """
+    free = read().free
+    if free < ROOM * LIMIT:
+        needed = f"at least {ROOM * LIMIT / GIB:.1f} GiB"
+        raise Refused(
+            f"the card has {free / GIB:.1f} GiB free; {LIMIT / GIB:.0f} GiB of managed memory take {needed}"
+        )
+    return free
+
+
+class Bench:
+    """The columns of a plan, one after the other, and the rows that they give."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, sampler: Sampler | None) -> None:
+        self.args, self.folder, self.sampler = args, folder, sampler
+        self.deadline = time.monotonic() + args.seconds
+        self.rows: list[dict[str, Any]] = []
+        self.traces: set[str] = set()
+        self._waiting: dict[int, Child] = {}
+
+    def run(self, plan: Sequence[Planned], after_each: Any) -> None:
+        try:
+            for place, planned in enumerate(plan):
+                self.rows.append(self._row(plan, place, planned))
+                after_each(self.rows[-1])
+        finally:
+            for child in self._waiting.values():
+                child.end()
+
+    def _row(self, plan: Sequence[Planned], place: int, planned: Planned) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "workload": planned.workload,
+            "column": planned.column,
+            "name": planned.name,
+            "planned_budget": planned.budget,
+            "spike": planned.spike,
+            "status": "ok",
+        }
+        left = self.deadline - time.monotonic()
+        if left < STARTING:
+            return row | {"status": "not run: no time left"}
+        try:
+            row["budget"] = budget_bytes(planned, self.rows, NOMINAL_PEAK if self.args.rehearse else None)
+        except Unresolved as error:
+            return row | {"status": f"not run: {error}"}
+        self._start_ahead(plan, place)
+        child = self._waiting.pop(place)
+        row |= self._measure(child, planned, place, row["budget"], min(self.args.timeout, left))
+        table.derive(row, [*self.rows, row])
+        return row
+
+    def _start_ahead(self, plan: Sequence[Planned], place: int) -> None:
+        """Starts this column's process and the next ones', together, if it was not; all have imported when it
+        is told to begin, so that nobody does while it measures."""
+        if place in self._waiting:
+            return
+        for next_place in range(place, min(place + self.args.ahead, len(plan))):
+            ours = plan[next_place].column not in WITHOUT_OURS
+            log = self.folder / f"{next_place}.log"
+            variables = environment(self.args.rehearse, ours)
+            self._waiting[next_place] = Child(log, variables, self.folder / f"{next_place}.ready")
+        for child in self._waiting.values():
+            child.wait_ready(60)
+
+    def _measure(
+        self, child: Child, planned: Planned, place: int, budget: int | None, seconds: float
+    ) -> dict[str, Any]:
+        report = self.folder / f"{place}.json"
+        trained = planned.column == "engine" and planned.kind == "train" and not planned.spike
+        wanted = trained and planned.workload not in self.traces
+        trace = str(self.folder / f"{place}.trace") if wanted else None
+        on = "cuda" if not self.args.rehearse else "cpu" if planned.column in WITHOUT_OURS else "emu"
+        spec = {
+            "kind": planned.kind,
+            "workload": planned.workload,
+            "column": planned.column,
+            "budget": budget,
+            "device": on,
+            "small": self.args.rehearse,
+            "steps": self.args.steps,
+            "warm_up": self.args.warm_up,
+            "spike": planned.spike,
+            "repeat": planned.column == "in core" and planned.kind == "train",
+            "trace": trace,
+            "report": str(report),
+        }
+        before = self.sampler.now() if self.sampler else None
+        begin = time.monotonic()
+        child.tell(spec)
+        wrong = child.wait(seconds)
+        found: dict[str, Any] = {"seconds": time.monotonic() - begin}
+        if report.exists():
+            found |= json.loads(report.read_text())
+        if wrong or "error" in found:
+            found["status"] = wrong if wrong and "error" not in found else f"failed: {found['error']}"
+        elif "not_run" in found:
+            found["status"] = f"not run: {found['not_run']}"
+        elif "step_ms" not in found and "figures" not in found:
+            found["status"] = "failed: it left no figures"
+        if "status" in found:
+            found["status"] = " ".join(found["status"].split())[:300]
+        if found.get("trace"):
+            self.traces.add(planned.workload)
+        if self.sampler and before is not None:
+            found |= self._seen_by_driver(found.get("moments", {}), before)
+            self.sampler.settle(before)
+        return found
+
+    def _seen_by_driver(self, moments: dict[str, float], before: int) -> dict[str, Any]:
+        assert self.sampler is not None
+        found: dict[str, Any] = {"driver_before": before}
+        for name, first, last in (
+            ("driver_peak_setup", "begin", "made"),
+            ("driver_peak", "made", "done"),
+            ("driver_peak_steady", "warm", "done"),
+        ):
+            if first in moments and last in moments:
+                found[name] = self.sampler.peak(moments[first], moments[last])
+        return found
+
+
+def device_description() -> dict[str, Any]:
+    query = ["--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        name, driver, memory = (part.strip() for part in done.stdout.split("\n")[0].split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {"device": "unknown"}
+    return {"device": name, "driver": driver, "device_memory": memory}
+
+
+class Printer:
+    """Rows as they come, under their workload."""
+
+    def __init__(self) -> None:
+        self._workload: str | None = None
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        trained = "figures" not in row and row["workload"] not in ("rates", "launches", "operators")
+        if self._workload is None:
+            print(f"  {table.heading()}")
+        if row["workload"] != self._workload:
+            self._workload = row["workload"]
+            print(f"{self._workload}:", flush=True)
+        for line in [table.line(row)] if trained else table.call_lines(row):
+            print(f"  {line}", flush=True)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=480, metavar="S", help="for all columns together (480)"
+    )
+    parser.add_argument("--timeout", type=float, default=90, metavar="S", help="for one column (90)")
+    parser.add_argument("--only", default="", metavar="TEXT", help='columns with it in "workload: name"')
+    parser.add_argument("--steps", type=int, default=5, help="that are measured (5)")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before them, the first included (3)")
+    parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--list", action="store_true", help="say what would be run")
+    parser.add_argument("--rehearse", action="store_true", help="in a few MiB, without a GPU")
+    args = parser.parse_args(arguments)
+    for name in ("seconds", "timeout", "steps", "warm_up", "ahead"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; accepted: at least 1")
+    if not select(PLAN, args.only):
+        parser.error(f"no column has {args.only!r} in its name; --list says which there are")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_arguments(arguments)
+    plan = select(PLAN, args.only)
+    if args.list:
+        for planned in plan:
+            print(f"{planned.workload}: {planned.name}")
+        return 0
+    found = None if args.rehearse else any_reader()
+    if found is None and not args.rehearse:
+        sys.exit("bench_residency.py needs a GPU, and NVML or nvidia-smi to see its memory")
+    own = ["python", "benchmarks/bench_residency.py", *(sys.argv[1:] if arguments is None else arguments)]
+    about = describe(own) | {"limit": LIMIT, "rehearsal": args.rehearse}
+    sampler = None
+    if found is not None:
+        reader_name, read = found
+        try:
+            about |= device_description() | {"free_at_start": check_room(read), "memory_seen_by": reader_name}
+        except Refused as error:
+            sys.exit(f"not safe to run: {error}")
+        sampler = Sampler(read)
+    target = args.json or Path(os.environ.get("OUT", RESULTS)) / "residency.json"
+    document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}
+    printer = Printer()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, Path(folder), sampler)
+
+        def after_each(row: dict[str, Any]) -> None:
+            printer(row)
+            document["rows"] = bench.rows
+            document["goals"] = [vars(goal) | {"reached": goal.reached} for goal in goals(bench.rows)]
+            if args.json or not args.rehearse:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(json.dumps(document, indent=1) + "\n")
+
+        if sampler is None:
+            bench.run(plan, after_each)
+        else:
+            with sampler:
+                bench.run(plan, after_each)
+    print("\ngoals" + (" (a rehearsal: the figures mean nothing)" if args.rehearse else ""))
+    for goal in goals(bench.rows):
+        print(goal.line())
+    return 1 if any(row["status"].startswith(("failed", "died", "hung")) for row in bench.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
