@@ -122,8 +122,8 @@ def test_running_out_and_limits_that_change(over_pool: Run) -> None:
             else:
                 raise AssertionError(f"{bytes} bytes in 256 MiB")
         assert _C.peak_managed_bytes() <= 256 * MiB
-        assert int(kept.sum()) == 16 * MiB
-        torch.cuda.empty_cache()  # of what it took to sum up, too
+        assert int(kept[0]) == int(kept[-1]) == 1
+        torch.cuda.empty_cache()
         torch_uvm.set_limit("64MiB")
         try:
             more = torch.empty(96 * MiB, dtype=torch.uint8, device="cuda")
@@ -133,7 +133,7 @@ def test_running_out_and_limits_that_change(over_pool: Run) -> None:
             raise AssertionError(f"96 MiB in {_C.get_limit()}: {pool_of(more)}", torch_uvm.memory_summary())
         torch_uvm.set_limit("192MiB")
         more = torch.ones(96 * MiB, dtype=torch.uint8, device="cuda")
-        assert int(more.long().sum()) == 96 * MiB and int(kept.sum()) == 16 * MiB
+        assert [int(x[i]) for x in (more, kept) for i in (0, -1)] == [1] * 4
         del kept, more
         torch.cuda.empty_cache()
         assert _C.managed_bytes() == 0
