@@ -149,8 +149,9 @@ def discard(x: Hinted) -> None:
 
     Until they are written again their values are undefined. To autograd it is a write: it counts the
     versions up, and a leaf that requires grad refuses it outside of `torch.no_grad()`. It happens in
-    the order of the current stream; under the CPU's label it has happened when the call returns. Tensors
-    that are not managed are passed over, unless `x` is one.
+    the order of the current stream; under the CPU's label it has happened when the call returns. On CUDA
+    the pages are brought to the label's side, to be written there (docs/cuda.md). Tensors that are not
+    managed are passed over, unless `x` is one.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
