@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <queue>
+#include <tuple>
 
 #include "residency/plan.h"
 
@@ -28,7 +29,7 @@ class Belady {
         const std::vector<std::uint32_t>& events = lap_.events_of[part];
         parts_[part].latest = events.back();
         parts_[part].alive = true;
-        move_in(part, lap_.events[events.front()].op);
+        move_in(part, lap_.events[events.front()].op, rank(events.back()));
       }
     }
     for (lap_number_ = 0; lap_number_ < kLaps; ++lap_number_) {
@@ -62,10 +63,11 @@ class Belady {
   };
   struct Entry {
     std::uint64_t next = 0; ///< operator at which it is needed, or dies
+    std::uint32_t in_place = 0; ///< of those that are needed together the larger leaves first
     std::uint32_t part = 0;
     std::uint32_t entry = 0;
     friend bool operator<(const Entry& left, const Entry& right) {
-      return left.next != right.next ? left.next < right.next : left.part < right.part;
+      return std::tie(left.next, left.in_place, left.part) < std::tie(right.next, right.in_place, right.part);
     }
   };
 
@@ -73,13 +75,22 @@ class Belady {
     return static_cast<std::uint64_t>(lap_number_) * lap_.size() + op + 1;
   }
 
-  void move_in(std::uint32_t part, std::uint64_t next) {
+  /// 2: its next use will be in place, and is the only one in a lap; 1: in place, and the last; 0: neither.
+  std::uint32_t rank(std::uint32_t event) const {
+    const std::uint32_t next = lap_.events[event].next;
+    if (next == kNone || !options_.in_place || !lap_.ops[lap_.events[next].op].in_place_ok) {
+      return 0;
+    }
+    return next == event ? 2 : lap_.events[next].next == kNone ? 1 : 0;
+  }
+
+  void move_in(std::uint32_t part, std::uint64_t next, std::uint32_t rank) {
     State& state = parts_[part];
     if (!state.resident) {
       state.resident = true;
       used_ += lap_.parts[part].bytes;
     }
-    queues_[state.dirty ? 1 : 0].push({next, part, ++state.entry});
+    queues_[state.dirty ? 1 : 0].push({next, rank, part, ++state.entry});
   }
 
   void move_out(std::uint32_t part) {
@@ -201,7 +212,7 @@ class Belady {
       return;
     }
     state.dirty = it.writes || (state.resident && state.dirty);
-    move_in(it.part, it.distance == kNone ? ~std::uint64_t{0} >> 1 : now + it.distance);
+    move_in(it.part, it.distance == kNone ? ~std::uint64_t{0} >> 1 : now + it.distance, rank(event));
   }
 
   const Lap& lap_;

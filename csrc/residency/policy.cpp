@@ -207,8 +207,7 @@ void Policy::State::retire(std::uint32_t part) {
 void Policy::State::fetch(std::uint32_t part) {
   const StorageId storage = follower.current()->bound[part];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
-  // What the operator that just ran has used is there, or it is used on the host and its pointer must not change.
-  if (state != nullptr && !state->held && state->last_use != log.latest()) {
+  if (state != nullptr && !state->held) {
     decision.fetch.push_back(storage);
   }
 }
