@@ -87,7 +87,7 @@ def fused_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class TransformerOf:
-    """12 blocks of width 2048 are 604 M parameters; all of it is bfloat16."""
+    """12 blocks of width 2048 are 604 M parameters."""
 
     sequences: int
     length: int
@@ -95,11 +95,12 @@ class TransformerOf:
     depth: int = 12
     width: int = 2048
     heads: int = 16
+    dtype: torch.dtype = torch.bfloat16
 
     def make(self, device: torch.device) -> Workload:
-        with default_dtype(torch.bfloat16):
+        with default_dtype(self.dtype):
             model = Transformer(self.depth, self.width, self.heads, self.checkpointing)
-        x = torch.randn(self.sequences, self.length, self.width, device=device, dtype=torch.bfloat16)
+        x = torch.randn(self.sequences, self.length, self.width, device=device, dtype=self.dtype)
         return Workload(model, (x,), square, fused_adamw)
 
 
@@ -269,4 +270,4 @@ def larger(name: str, times: int, device: torch.device, small: bool = False) -> 
     assert isinstance(maker, TransformerOf)
     shape = (times * maker.sequences, maker.length, maker.width)
     torch.manual_seed(SEED + 1)
-    return (torch.randn(shape, device=device, dtype=torch.bfloat16),)
+    return (torch.randn(shape, device=device, dtype=maker.dtype),)

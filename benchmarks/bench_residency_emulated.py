@@ -1,0 +1,230 @@
+"""Training with less device memory than it takes, on the emulated accelerator, in modelled time.
+
+Bytes, hits and equality are what the table is for: modelled times only echo the cost profile of `emu`, which
+counts memory traffic and no arithmetic. A fresh process a row; well under a minute, and no GPU.
+
+    python benchmarks/bench_residency_emulated.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _environment import RESULTS, ROOT, describe
+
+MIB = 1024**2
+AMPLE = 2048 * MIB
+PARTS = ("1/1.5", "1/2", "1/4")
+WARM_UP, STEPS = 4, 2
+DRIVER, ENGINE = "driver's faults", "engine"
+
+
+@dataclass
+class Row:
+    """A run: what its steady steps did, each on average. Bytes are modelled, as times are."""
+
+    name: str
+    part: str  # of the peak, which the device has memory for
+    memory: int  # of the device, bytes
+    budget: int | None
+    bytes_in: float  # to the device: migrated and copied
+    bytes_out: float
+    in_place: float  # bytes used across the link
+    faults: float  # pages
+    evicted: float  # pages
+    hits: float | None  # operators that came as planned; None without the engine
+    misses: float | None
+    modelled_ms: float
+    peak_resident: int  # managed bytes on the device, over all steps
+    peak_allocated: int  # managed bytes in use, over all steps
+    losses: list[str] = field(repr=False)  # of all steps, in hexadecimal
+    equal: bool = True  # to the run without a budget, all losses to the last bit
+    trace: str | None = None  # where the accesses of a step were recorded
+
+
+def child(spec: dict[str, Any]) -> Row:
+    """Trains in this process, whose emulated accelerator nobody has used yet."""
+    import torch
+    from _residency_workloads import SEED, TransformerOf
+
+    import torch_uvm
+    from torch_uvm import _C
+
+    torch.set_num_threads(1)  # before the first backward: its threads read it once
+    torch_uvm.emulated.configure(memory=spec["memory"])
+    torch_uvm.enable(budget=spec["budget"], limit=AMPLE)
+    torch.manual_seed(SEED)
+    device = torch.device("emu")
+    with torch.device(device):
+        made = TransformerOf(2, 128, depth=4, width=384, heads=6, dtype=torch.float32).make(device)
+    optimizer = made.optimizer(made.trained())
+    losses = []
+
+    def step() -> None:
+        loss = made.loss(made.model, made.batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+
+    def statistics() -> dict[str, Any]:
+        found: dict[str, Any] = {} if spec["budget"] is None else bindings.residency_stats()
+        return found
+
+    bindings: Any = _C
+    for _ in range(WARM_UP):
+        step()
+    peak_before = torch_uvm.emulated.max_resident_bytes()
+    torch_uvm.emulated.reset_counters()
+    before, begin = statistics(), torch_uvm.emulated.time_us()
+    for _ in range(STEPS):
+        step()
+    modelled = (torch_uvm.emulated.time_us() - begin) / 1e3 / STEPS
+    counted, after = torch_uvm.emulated.counters(), statistics()
+    peak = max(peak_before, torch_uvm.emulated.max_resident_bytes())
+    values = [float(loss.item()).hex() for loss in losses]
+    if spec["trace"] is not None:
+        bindings.start_recording_accesses(spec["trace"])
+        step()
+        step()
+        bindings.stop_recording_accesses()
+
+    def planned(figure: str) -> float | None:
+        return (after[figure] - before[figure]) / STEPS if after else None
+
+    return Row(
+        name=spec["name"],
+        part=spec["part"],
+        memory=spec["memory"],
+        budget=spec["budget"],
+        bytes_in=(counted["bytes_to_device"] + counted["bytes_copied_to_device"]) / STEPS,
+        bytes_out=(counted["bytes_to_host"] + counted["bytes_copied_to_host"]) / STEPS,
+        in_place=counted["bytes_in_place"] / STEPS,
+        faults=(counted["faults_on_device"] + counted["faults_on_host"]) / STEPS,
+        evicted=counted["evicted_pages"] / STEPS,
+        hits=planned("plan_hits"),
+        misses=planned("plan_misses"),
+        modelled_ms=modelled,
+        peak_resident=peak,
+        peak_allocated=torch_uvm.max_memory_allocated(),
+        losses=values,
+        trace=spec["trace"],
+    )
+
+
+def run(name: str, part: str, memory: int, budget: int | None, trace: str | None = None) -> Row:
+    """A row, from a process of its own.
+
+    Raises:
+        RuntimeError: the process failed; its last words are in the message.
+    """
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("TORCH_UVM", "PYTORCH_ENABLE_UNI"))
+    }
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    kept |= {"TORCH_UVM_DEVICE": "emu", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    spec = {"name": name, "part": part, "memory": memory, "budget": budget, "trace": trace}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(spec)]
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} at {part} failed with {done.returncode}:\n{done.stderr[-2000:]}")
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def part_of(peak: int, part: str) -> int:
+    """Whole pages of 2 MiB."""
+    count = int(peak / float(part.removeprefix("1/")))
+    return count - count % (2 * MIB)
+
+
+def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | None = None) -> list[Row]:
+    """The table: without a budget where there is room for all; then, for each part of the peak, the driver's
+    faults, and the engine with that budget, on a device that has no more memory than that.
+
+    engine: whether its rows are wanted
+    folder: where the engine's rows leave a trace of two steps each; None: they leave none
+
+    Raises:
+        RuntimeError: a run failed.
+    """
+    plain = run("no budget, all fits", "1", AMPLE, None)
+    wanted = [(DRIVER, part, False) for part in parts]
+    wanted += [(ENGINE, part, True) for part in parts if engine]
+
+    def one(name: str, part: str, budgeted: bool) -> Row:
+        memory = part_of(plain.peak_allocated, part)
+        trace = str(Path(folder) / f"{part[2:]}.trace") if folder is not None and budgeted else None
+        return run(name, part, memory, memory if budgeted else None, trace)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # modelled figures do not mind company
+        found = [plain, *pool.map(lambda each: one(*each), wanted)]
+    for row in found:
+        row.equal = row.losses == plain.losses
+    return found
+
+
+def format_rows(found: Sequence[Row]) -> str:
+    lines = [
+        f"{'':22}{'memory':>9}{'peak':>9}{'in':>9}{'out':>9}{'in place':>9}{'faults':>8}{'evicted':>8}"
+        f"{'hits':>7}{'misses':>7}{'modelled':>10}  losses",
+        f"{'':22}" + f"{'MiB':>9}" * 5 + f"{'pages':>8}{'pages':>8}{'':14}{'ms':>10}",
+    ]
+
+    def mib(count: float) -> str:
+        return f"{count / MIB:>9.1f}"
+
+    def whole(count: float | None, width: int) -> str:
+        return f"{'-' if count is None else f'{count:.0f}':>{width}}"
+
+    for row in found:
+        sizes = (row.memory, row.peak_resident, row.bytes_in, row.bytes_out, row.in_place)
+        lines.append(
+            f"{row.name + ('' if row.part == '1' else ', ' + row.part):22}"
+            + "".join(map(mib, sizes))
+            + whole(row.faults, 8)
+            + whole(row.evicted, 8)
+            + whole(row.hits, 7)
+            + whole(row.misses, 7)
+            + f"{row.modelled_ms:>10.2f}  {'equal' if row.equal else 'NOT EQUAL'}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--child", metavar="SPEC", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(asdict(child(json.loads(args.child)))))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        found = rows(folder=folder)
+    print("A step of a small transformer; figures of the emulated accelerator, modelled.\n")
+    print(format_rows(found))
+    document = {
+        "environment": describe(["python", "benchmarks/bench_residency_emulated.py", *sys.argv[1:]]),
+        "rows": [{key: value for key, value in asdict(row).items() if key != "trace"} for row in found],
+    }
+    target = args.json or RESULTS / "residency_emulated.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(row.equal for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
