@@ -43,7 +43,6 @@ struct Block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   std::size_t requested = 0; ///< 0 while free or reserved
-  void* tag = nullptr; ///< of whoever has it
   Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
   Block* after = nullptr; ///< in a pool of unused blocks: the next one
@@ -52,6 +51,7 @@ struct Block {
   bool read_by_host = false; ///< its home is, or was since it was handed out, the host
   FreeIndex::Entry entry; ///< its place in the free index, made beforehand: filing cannot fail
   std::vector<Use> uses;
+  void* tag = nullptr; ///< of whoever has it; freeing reads the line of `uses` anyway
   Block* pending_before = nullptr; ///< neighbours in the list of pending blocks
   Block* pending_after = nullptr;
 };

@@ -22,7 +22,9 @@ class SegmentSource {
   /// Whether pages of a segment can move, so that hints about them make sense.
   virtual bool is_managed() const = 0;
   /// Whether it has segments of that home.
-  virtual bool serves(Location home) const = 0;
+  virtual bool serves(Location home) const {
+    return is_managed() || !home.is_host();
+  }
   /// Medium and large requests share segments of at least that many bytes, because making one is slow; 0: any size
   /// is as good.
   virtual std::size_t least_shared_segment() const {
@@ -43,9 +45,6 @@ class ManagedSegmentSource final : public SegmentSource {
   bool is_managed() const override {
     return true;
   }
-  bool serves(Location) const override {
-    return true;
-  }
 
  private:
   ManagedRuntime& runtime_;
@@ -63,9 +62,6 @@ class DeviceSegmentSource final : public SegmentSource {
   }
   bool is_managed() const override {
     return false;
-  }
-  bool serves(Location home) const override {
-    return !home.is_host();
   }
 
  private:
