@@ -63,10 +63,11 @@ def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
             before = engine.statistics()
             room: list[torch.Tensor] = []
 
-            def push(room: list[torch.Tensor] = room) -> None:
-                # Asking for the memory makes the room. Only dirty copies are there: all are written back.
-                room.append(torch.empty(sizes.moved // 4, device=device))
-                room[0].fill_(1)
+            def push(room: list[torch.Tensor] = room, pieces: int = pieces) -> None:
+                # Asking for memory makes room. Only dirty copies are there: they are written back, not dropped.
+                for _ in range(pieces):
+                    room.append(torch.empty(sizes.moved // 4 // pieces, device=device))
+                    room[-1].fill_(1)
 
             took = seconds(device, push)
             between = engine.statistics()

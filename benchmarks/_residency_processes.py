@@ -20,7 +20,10 @@ CHILD = HERE / "_residency_child.py"
 
 
 def environment(rehearsal: bool, imports_torch_uvm: bool) -> dict[str, str]:
-    """Of a child: nothing turns torch_uvm on by itself; where it is used, its limit is there at once."""
+    """Of a child: nothing turns torch_uvm on by itself; where it is used, its limit is there at once.
+
+    rehearsal: on the emulated accelerator
+    """
     kept = {
         key: value
         for key, value in os.environ.items()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -116,7 +117,8 @@ class Bench:
         report = self.folder / f"{place}.json"
         trained = planned.column == "engine" and planned.kind == "train" and not planned.spike
         wanted = trained and planned.workload not in self.traces
-        trace = str(self.folder / f"{place}.trace") if wanted else None
+        name = "-".join(re.findall(r"\w+", planned.workload))
+        trace = str((self.args.traces or self.folder) / f"{name}.trace") if wanted else None
         on = "cuda" if not self.args.rehearse else "cpu" if planned.column in WITHOUT_OURS else "emu"
         spec = {
             "kind": planned.kind,
@@ -213,6 +215,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them, the first included (3)")
     parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="where recorded accesses are kept")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--rehearse", action="store_true", help="in a few MiB, without a GPU")
     args = parser.parse_args(arguments)
@@ -244,6 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Refused as error:
             sys.exit(f"not safe to run: {error}")
         sampler = Sampler(read)
+    if args.traces:
+        args.traces = args.traces.resolve()
+        args.traces.mkdir(parents=True, exist_ok=True)
     target = args.json or Path(os.environ.get("OUT", RESULTS)) / "residency.json"
     document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}
     printer = Printer()

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _environment import RESULTS, ROOT, describe
+from _environment import RESULTS, describe
+from _residency_processes import environment
 
 MIB = 1024**2
 AMPLE = 2048 * MIB
@@ -128,16 +129,10 @@ def run(name: str, part: str, memory: int, budget: int | None, trace: str | None
     Raises:
         RuntimeError: the process failed; its last words are in the message.
     """
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("TORCH_UVM", "PYTORCH_ENABLE_UNI"))
-    }
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    kept |= {"TORCH_UVM_DEVICE": "emu", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    variables = environment(rehearsal=True, imports_torch_uvm=True) | {"OMP_NUM_THREADS": "1"}
     spec = {"name": name, "part": part, "memory": memory, "budget": budget, "trace": trace}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(spec)]
-    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} at {part} failed with {done.returncode}:\n{done.stderr[-2000:]}")
     return Row(**json.loads(done.stdout.splitlines()[-1]))
