@@ -64,7 +64,7 @@ def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
             room: list[torch.Tensor] = []
 
             def push(room: list[torch.Tensor] = room, pieces: int = pieces) -> None:
-                # Asking for memory makes room. Only dirty copies are there: they are written back, not dropped.
+                # Asking for memory makes room. What is there is dirty, and written back.
                 for _ in range(pieces):
                     room.append(torch.empty(sizes.moved // 4 // pieces, device=device))
                     room[-1].fill_(1)

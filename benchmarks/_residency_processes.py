@@ -51,7 +51,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(variables),
-                start_new_session=True,
+                process_group=0,  # to be ended with all that it starts
             )
 
     def wait_ready(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,8 +137,11 @@ class Bench:
         }
         before = self.sampler.now() if self.sampler else None
         begin = time.monotonic()
-        child.tell(spec)
-        wrong = child.wait(seconds)
+        try:
+            child.tell(spec)
+            wrong = child.wait(seconds)
+        finally:
+            child.end()
         found: dict[str, Any] = {"seconds": time.monotonic() - begin}
         if report.exists():
             found |= json.loads(report.read_text())
@@ -250,6 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.traces:
         args.traces = args.traces.resolve()
         args.traces.mkdir(parents=True, exist_ok=True)
+    # What ends this process ends its columns, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     target = args.json or Path(os.environ.get("OUT", RESULTS)) / "residency.json"
     document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}
     printer = Printer()
