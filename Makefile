@@ -22,13 +22,14 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize test-cuda-flavour sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "PYTHON=... is the Python to begin with; if it has a torch, that one is used."
 	@echo "TORCH_UVM_CUDA=0 leaves the CUDA floor out, =1 insists on it; MAX_JOBS=n bounds the compilers."
+	@echo "TORCH_UVM_TEST_CUDA=0 leaves out what is tested of CUDA without a GPU, and its downloads."
 
 demo: build ## train beyond the memory of an emulated accelerator, and show it
 	$(VENV_PY) examples/demo.py
@@ -38,7 +39,7 @@ examples: build ## run the other examples: tensors on both sides, the GPT script
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) examples/both_sides.py
 	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) -m torch_uvm run examples/train_gpt.py --steps 5 --validation-batches 1
 
-test: build cpp ## run all tests, those of the C++ floors included
+test: build cpp cuda-wheels ## run all tests, those of the C++ floors included
 	$(VENV_PY) -m pytest tests
 
 venv: $(STAMPS)/installed ## make .venv with what is pinned in requirements/
@@ -63,15 +64,35 @@ $(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $
 	$(WITH_TOOLS) $(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
 	@touch $@
 
+# CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA.
 cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ floors
-	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo
+ifneq ($(TORCH_UVM_TEST_CUDA),0)
+	@$(VENV_PY) scripts/check_cuda_flavour.py headers > $(STAMPS)/cuda-headers
+endif
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
 	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
 
 test-cpp: cpp ## run the tests of the C++ floors alone
 	$(VENV_PY) -m pytest tests/test_cpp_floors.py
 
-test-cuda-flavour: $(STAMPS)/installed ## compile and link against CUDA wheels of torch (1.1 GB), with no GPU; audit the allocator
-	TORCH_UVM_TEST_CUDA=1 $(VENV_PY) -m pytest tests/test_cuda_flavour.py
+cuda-wheels: $(STAMPS)/installed
+ifneq ($(TORCH_UVM_TEST_CUDA),0)
+	@$(VENV_PY) scripts/check_cuda_flavour.py fetch
+endif
+
+test-cuda-flavour: build cpp cuda-wheels ## what `test` has of CUDA with no GPU: compile, link, audit, control paths
+	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control.py
+
+# The limit is 4 GiB in all, and a card must have sixteen times that free: tests/_gpu_guard.py sees to it.
+test-cuda: export TORCH_UVM_REQUIRE_CUDA = 1
+test-cuda: export TORCH_UVM_CONF = limit:4GiB
+test-cuda: build ## run the suite on a real GPU; without one it fails
+	CUDA_LAUNCH_BLOCKING= $(VENV_PY) -m pytest tests/gpu
+	CUDA_LAUNCH_BLOCKING=1 $(VENV_PY) -m pytest tests/gpu
+
+bench-cuda: build ## measure on a real GPU, into benchmarks/results/cuda.json
+	env -u OUT TORCH_UVM_CONF=limit:8GiB $(VENV_PY) benchmarks/bench_cuda.py --json benchmarks/results/cuda.json
 
 sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and UBSAN, then under TSAN
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined

@@ -1,15 +1,18 @@
-"""Compiles and links the CUDA floor against CUDA builds of torch; needs neither CUDA nor a GPU.
+"""Compiles and links the CUDA flavour against CUDA builds of torch; needs neither CUDA nor a GPU.
 
     python scripts/check_cuda_flavour.py fetch           the wheels of requirements/cuda.txt, into build/
+    python scripts/check_cuda_flavour.py headers         the same of CUDA's headers alone; says the folder
     python scripts/check_cuda_flavour.py build 2.11.0    compiles (-O0), links, accounts for every symbol
 
-A wheel is fetched without what it depends on and only its headers and libraries are unpacked: enough to link,
-not to run.
+A wheel is fetched without what it depends on. CUDA's other libraries, cuBLAS and the like, are 2 GB that
+nothing here computes with: libraries of their names stand in for them, so that this torch can be imported
+over the fake CUDA runtime (tests/fake_cuda), and torch_uvm with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -17,140 +20,280 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
-FLOORS = ["runtime", "allocator", "residency", "tensor", "emulated", "cuda", "python"]
-# Where the symbols are that the extension may use.
-LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_python"]
+PYTHON = sys.implementation.cache_tag
+# Where the symbols are that the extension may use, and must be.
+LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"]
+FLAGS = (
+    "-std=c++20 -O0 -fPIC -w -DNDEBUG -fvisibility=hidden -DTORCH_UVM_WITH_CUDA -DTORCH_EXTENSION_NAME=_C "
+    "-DTORCH_API_INCLUDE_EXTENSION_H"
+).split()
+# CUDA's libraries beside its runtime, and what they are asked for.
+ABSENT_LIBRARY = re.compile(r"lib(?:cu(?!dart|da\.)|nv|nccl)\w*\.so\S*")
+ABSENT_SYMBOL = re.compile(
+    r"(?:cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|nccl|nvrtc|nvshmem)\w*"
+)
 
 
-def pins() -> dict[str, list[str]]:
-    """Versions by package."""
-    found: dict[str, list[str]] = {}
-    for package, version in re.findall(r"^([\w-]+)==(\S+)", PINNED.read_text(), re.MULTILINE):
-        found.setdefault(package, []).append(version)
+class Failed(RuntimeError):
+    """What is wrong, in words for the one who called."""
+
+
+def pins() -> dict[str, dict[str, str]]:
+    """By package, then by version: what its download amounts to."""
+    found: dict[str, dict[str, str]] = {}
+    for package, version, size in re.findall(
+        r"^([\w-]+)==(\S+)\s+#\s*(.+)$", PINNED.read_text(), re.MULTILINE
+    ):
+        found.setdefault(package, {})[version] = size
     return found
 
 
-def unpacked(package: str, version: str) -> Path:
-    return FOLDER / f"{package}-{version}"
+def versions() -> list[str]:
+    return list(pins()["torch"])
 
 
-def wanted(name: str) -> bool:
-    libraries = [*(f"torch/lib/lib{library}.so" for library in LIBRARIES)]
-    return "/include/" in name or name in libraries or re.search(r"/lib/libcudart\.so", name) is not None
-
-
-def fetch() -> None:
-    """What is unpacked already is not fetched again; nothing half unpacked is taken for whole."""
-    for package, versions in pins().items():
-        for version in versions:
-            folder = unpacked(package, version)
-            if folder.exists():
-                continue
-            wheels = FOLDER / "wheels"
-            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"]
-            subprocess.run(
-                [*command, "--quiet", "--no-deps", "--dest", wheels, f"{package}==={version}"], check=True
-            )
-            (wheel,) = wheels.glob("*.whl")
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(partial, [name for name in archive.namelist() if wanted(name)])
-            partial.rename(folder)
-            shutil.rmtree(wheels)
-            print(f"{package} {version}", flush=True)
+def torch_folder(version: str) -> Path:
+    return FOLDER / f"torch-{version}-{PYTHON}"
 
 
 def torch_include(version: str) -> Path:
-    return unpacked("torch", version) / "torch" / "include"
+    return torch_folder(version) / "torch" / "include"
 
 
-def cuda_folders() -> list[Path]:
-    return [
-        folder
-        for package, versions in pins().items()
-        if package.startswith("nvidia-")
-        for folder in unpacked(package, versions[0]).glob("nvidia/*/")
-    ]
+def cuda_folder() -> Path:
+    """The headers and the runtime library of CUDA, as its wheels lay them out."""
+    return FOLDER / "-".join(["cuda", *(version for name in cuda_packages() for version in pins()[name])])
+
+
+def cuda_packages() -> list[str]:
+    return [name for name in pins() if name.startswith("nvidia-")]
+
+
+def cuda_headers() -> Path:
+    (header,) = cuda_folder().glob("nvidia/*/include/cuda_runtime_api.h")
+    return header.parent
 
 
 def cudart() -> Path:
-    return next(path for folder in cuda_folders() for path in folder.glob("lib/libcudart.so*"))
+    (library,) = cuda_folder().glob("nvidia/*/lib/libcudart.so*")
+    return library
 
 
-def ninja_file(version: str) -> str:
-    include = torch_include(version)
-    includes = [include, include / "torch" / "csrc" / "api" / "include"]
-    includes += [folder / "include" for folder in cuda_folders()]
-    includes.append(Path(sysconfig.get_path("include")))
-    flags = (
-        "-std=c++20 -O0 -fPIC -w -DNDEBUG -fvisibility=hidden -DTORCH_UVM_WITH_CUDA -DTORCH_EXTENSION_NAME=_C"
-    )
-    flags += " -DTORCH_API_INCLUDE_EXTENSION_H"
-    search = f"-I{ROOT / 'csrc'} {' '.join(f'-isystem {path}' for path in includes)}"
-    lines = [
-        "rule cxx",
-        f"  command = c++ -MMD -MF $out.d {flags} {search} -c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-    ]
-    objects = []
-    for floor in FLOORS:
-        for source in sorted((ROOT / "csrc" / floor).glob("*.cpp")):
-            objects.append(f"{floor}/{source.stem}.o")
-            lines.append(f"build {objects[-1]}: cxx {source}")
-    return "\n".join([*lines, ""])
+def output_of(command: Iterable[str | Path]) -> str:
+    done = subprocess.run([*command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(map(str, command))[:300]}\n{done.stdout[-4000:]}{done.stderr[-8000:]}")
+    return done.stdout
 
 
-def unresolved(version: str, folder: Path) -> list[str]:
-    """Links the extension; gives the symbols that nobody has. Python's own are the interpreter's."""
+# --- what is downloaded
+
+
+def wanted(name: str) -> bool:
+    return not re.search(r"\.a$|/libtorch_cuda_linalg\.so$|^torch/(?:test|share)/", name)
+
+
+def unpack(folder: Path, requirements: list[str]) -> None:
+    """Nothing half unpacked is taken for whole."""
+    wheels, partial = folder.with_suffix(".wheels"), folder.with_suffix(".partial")
+    for left in (wheels, partial):
+        shutil.rmtree(left, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    command += ["download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    try:
+        output_of([*command, "--dest", str(wheels), *requirements])
+    except Failed as error:
+        raise Failed(
+            f"{error}\npip cannot get {', '.join(requirements)}; TORCH_UVM_TEST_CUDA=0 leaves the "
+            "check of the CUDA flavour out"
+        ) from None
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(partial, [name for name in archive.namelist() if wanted(name)])
+    shutil.rmtree(wheels)
+    for program in partial.glob("torch/bin/*"):
+        program.chmod(0o755)  # zipfile forgets it
+    partial.rename(folder)
+
+
+def fetch(with_torch: bool = True) -> None:
+    """What is unpacked already is not fetched again."""
+    found = pins()
+    wanted_folders = {cuda_folder(): [f"{name}==={v}" for name in cuda_packages() for v in found[name]]}
+    if with_torch:
+        wanted_folders |= {torch_folder(version): [f"torch==={version}"] for version in found["torch"]}
+        for old in set(FOLDER.glob("torch-*")) | set(FOLDER.glob("cuda-*")):
+            if old not in wanted_folders:
+                shutil.rmtree(old)
+    missing = {folder: what for folder, what in wanted_folders.items() if not folder.exists()}
+    if not missing:
+        return
+    print("pip now downloads, from where it is configured to, for checks of CUDA:", file=sys.stderr)
+    for requirement in (each for what in missing.values() for each in what):
+        name, version = requirement.split("===")
+        print(f"  {name + '==' + version:24} {found[name][version]}", file=sys.stderr, flush=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(unpack, missing.keys(), missing.values()))
+    for version in found["torch"] if with_torch else []:
+        if not (torch_folder(version) / "torch" / "lib" / "libtorch_cuda.so").exists():
+            shutil.rmtree(torch_folder(version))
+            raise Failed(f"the torch {version} that pip got has no CUDA: another index is needed")
+
+
+# --- compiling
+
+
+def batches() -> list[list[Path]]:
+    """What is compiled as one. Reading torch's headers takes most of the time, so the files of a floor go
+    together; those of csrc/cuda, which no other build compiles where there is no CUDA, each by itself."""
+    found: list[list[Path]] = []
+    for floor in sorted((ROOT / "csrc").iterdir()):
+        files = sorted(floor.glob("*.cpp"))
+        found += [[file] for file in files] if floor.name == "cuda" else [files] if files else []
+    return sorted(found, key=len, reverse=True)
+
+
+def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[Path]:
+    """Files that do not go together, as two helpers of one name keep them from, are taken apart."""
+    stem = folder / f"{files[0].parent.name}-{files[0].stem}-{len(files)}"
+    source, result = stem.with_suffix(".cpp"), stem.with_suffix(".o")
+    source.write_text("".join(f'#include "{file}"\n' for file in files))
+    try:
+        output_of(["c++", *flags, "-c", str(source), "-o", str(result)])
+    except Failed as error:
+        if len(files) == 1:
+            raise
+        apart = [file for file in files if f"{file}:" in str(error) and file != files[0]] or files[1:]
+        rest = [file for file in files if file not in apart]
+        return [each for part in (rest, apart) for each in compile_together(part, flags, folder)]
+    return [result]
+
+
+def link(version: str, objects: list[Path], target: Path) -> None:
+    """Every symbol is somewhere. Python's own are the interpreter's; what the libraries themselves need is
+    not there, and not asked for."""
     libraries = torch_include(version).parent / "lib"
-    command = ["c++", "-shared", *sorted(map(str, folder.glob("*/*.o"))), "-o", str(folder / "_C.so")]
-    command += [f"-L{libraries}", *(f"-l{library}" for library in LIBRARIES), str(cudart())]
-    command += ["-Wl,--unresolved-symbols=report-all", "-Wl,--warn-unresolved-symbols"]
-    # What the libraries themselves need is not there, and not asked for.
-    command += ["-Wl,--unresolved-symbols=ignore-in-shared-libs"]
+    command = ["c++", "-shared", *map(str, objects), "-o", str(target), f"-L{libraries}"]
+    command.append("-Wl,--no-as-needed")  # also what is asked for by weak symbols alone
+    command += [*(f"-l{library}" for library in LIBRARIES), str(cudart()), "-l:libstdc++.so.6"]
+    command += ["-Wl,--warn-unresolved-symbols", "-Wl,--unresolved-symbols=ignore-in-shared-libs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(done.stderr)
-    found = set(re.findall(r"undefined reference to `(.+)'", done.stderr))
-    return sorted(name for name in found if not re.match(r"_?Py", name))
+        raise Failed(done.stderr)
+    undefined = re.findall(r"undefined reference to `(.+)'", done.stderr)
+    lacking = {name for name in undefined if not re.match(r"_?Py", name)}
+    if version == versions()[-1]:
+        # Weak ones are not reported. The newest torch has each, if perhaps with another signature.
+        weak = re.findall(r"^ +w (at::\S+?)\(", output_of(["nm", "-DC", target]), re.MULTILINE)
+        there = output_of(["nm", "-DC", "--defined-only", libraries / "libtorch_cuda.so"])
+        lacking |= {name for name in weak if f" {name}(" not in there}
+    if lacking:
+        raise Failed("\n".join(f"nobody has {name}" for name in sorted(lacking)))
 
 
-def build(version: str) -> int:
-    folder = FOLDER / f"build-{version}-{sys.implementation.cache_tag}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "build.ninja").write_text(ninja_file(version))
-    jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
-    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    if ninja is None:
-        sys.exit("ninja is not there; it is pinned in requirements/build.txt")
-    done = subprocess.run([ninja, "-C", folder, "-j", jobs, "--quiet"], check=False)
-    if done.returncode != 0:
-        return done.returncode
-    lacking = unresolved(version, folder)
-    for symbol in lacking:
-        print(f"nobody has {symbol}")
-    return 1 if lacking else 0
+def fingerprint(version: str) -> str:
+    """Of all that the extension is made from."""
+    files = [Path(__file__), PINNED, *sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())]
+    text = version.encode() + b"".join(str(path).encode() + path.read_bytes() for path in files)
+    return hashlib.sha256(text).hexdigest()
+
+
+def build_folder(version: str) -> Path:
+    return FOLDER / f"build-{version}-{PYTHON}"
+
+
+def build(version: str) -> None:
+    folder = build_folder(version)
+    target, stamp = folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", folder / "stamp"
+    made_from = fingerprint(version)
+    if not stamp.exists() or stamp.read_text() != made_from:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        include = torch_include(version)
+        system = [include, include / "torch" / "csrc" / "api" / "include", cuda_headers()]
+        system.append(Path(sysconfig.get_path("include")))
+        flags = [*FLAGS, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in system)]
+        jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(jobs) as pool:
+            parts = [pool.submit(compile_together, files, flags, folder) for files in batches()]
+            objects = [each for part in parts for each in part.result()]
+        link(version, objects, target)
+        make_stand_ins(version)
+        stamp.write_text(made_from)
+    assemble(version, target)
+
+
+# --- running it
+
+
+def make_stand_ins(version: str) -> None:
+    folder, libraries = build_folder(version) / "lib", torch_folder(version) / "torch" / "lib"
+    folder.mkdir()
+    there = sorted(libraries.glob("lib*.so"))
+    needed = set(re.findall(r"\(NEEDED\)[^\[]*\[(.+)\]", output_of(["readelf", "-d", *there])))
+    compiler = ["c++", "-shared", "-fPIC", "-w", "-x", "c++"]
+    nothing = folder / "nothing.cpp"
+    nothing.write_text("")
+    for name in sorted(filter(ABSENT_LIBRARY.fullmatch, needed)):
+        output_of([*compiler, nothing, "-o", str(folder / name), f"-Wl,-soname,{name}"])
+    undefined = output_of(["nm", "-D", "--undefined-only", *there])
+    symbols = set(re.findall(r"^ +[Uw] (\w+)", undefined, re.MULTILINE))
+    source = folder / "absent.cpp"
+    source.write_text(
+        "".join(
+            f'extern "C" int {name}() {{ return 1; }}\n'
+            for name in sorted(filter(ABSENT_SYMBOL.fullmatch, symbols))
+        )
+    )
+    output_of([*compiler, str(source), "-o", str(folder / "libabsent.so")])
+
+
+def assemble(version: str, extension: Path) -> None:
+    """torch_uvm's Python files beside this extension."""
+    site = build_folder(version) / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    (site / "torch_uvm").mkdir(parents=True)
+    (site / "torch_uvm_autoload.py").symlink_to(ROOT / "torch_uvm_autoload.py")
+    for path in (ROOT / "torch_uvm").iterdir():
+        if path.suffix != ".so" and path.name != "__pycache__":
+            (site / "torch_uvm" / path.name).symlink_to(path)
+    (site / "torch_uvm" / extension.name).symlink_to(extension)
+
+
+def environment(version: str, fake_cuda: Path) -> dict[str, str]:
+    """In which this interpreter imports that torch, and torch_uvm as built for it, over the fake runtime."""
+    folder = build_folder(version)
+    return {
+        "LD_PRELOAD": f"{fake_cuda}:{folder / 'lib' / 'libabsent.so'}",
+        "LD_LIBRARY_PATH": f"{folder / 'lib'}:{cudart().parent}",
+        "PYTHONPATH": f"{folder / 'site'}:{torch_folder(version)}",
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["fetch", "build"])
+    parser.add_argument("command", choices=["fetch", "headers", "build"])
     parser.add_argument("version", nargs="?")
     arguments = parser.parse_args()
-    fetch()
-    if arguments.command == "fetch":
-        return 0
-    known = pins()["torch"]
-    if arguments.version not in known:
-        parser.error(f"version {arguments.version}; accepted: {', '.join(known)}")
-    return build(arguments.version)
+    if arguments.command == "build" and arguments.version not in versions():
+        parser.error(f"version {arguments.version}; accepted: {', '.join(versions())}")
+    try:
+        fetch(with_torch=arguments.command != "headers")
+        if arguments.command == "headers":
+            print(cuda_headers())
+        if arguments.command == "build":
+            build(arguments.version)
+    except Failed as error:
+        sys.exit(str(error))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,25 +1,26 @@
 """Control paths of the CUDA flavour, with no GPU: over the fake CUDA runtime (tests/fake_cuda), preloaded.
 
 Kernels do nothing there, so nothing is computed: what is seen is who allocates, where, and what the runtime
-is asked to do. Needs a torch with CUDA and its libraries, and a torch_uvm that was built against it.
+is asked to do. Each program runs with every torch of requirements/cuda.txt, as scripts/check_cuda_flavour.py
+has it, and with this environment's own where that has CUDA; their torch is the real one.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from _cuda_flavour import LEFT_OUT, REASON, VERSIONS, build, flavour
 from _spawn import Spawn
 
 import torch_uvm
 
-if torch.version.cuda is None:
-    pytest.skip("this torch has no CUDA build", allow_module_level=True)
-if not torch_uvm._C.built_with_cuda():
-    pytest.skip("torch_uvm was built without the CUDA floor", allow_module_level=True)
+OWN = torch.version.cuda is not None and torch_uvm._C.built_with_cuda()
+pytestmark = pytest.mark.skipif(LEFT_OUT and not OWN, reason=REASON)
 
 PRELUDE = """
 import ctypes
@@ -37,17 +38,36 @@ EPILOGUE = """
 misuse = fake.fake_cuda_misuse().decode()
 assert not misuse, misuse
 """
-Run = Callable[..., str]
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def environments(pytestconfig: pytest.Config) -> dict[str, dict[str, str]]:
+    """By the torch that a program gets there."""
+    library: Path = pytestconfig.getoption("--cpp-build").resolve() / "libfake_cuda.so"
+    assert library.exists(), f"{library} is not there; `make cpp` builds it"
+    found = {f"torch {torch.__version__}": {"LD_PRELOAD": str(library)}} if OWN else {}
+    for version in [] if LEFT_OUT else VERSIONS:
+        wrong = build(version)
+        assert not wrong, wrong
+        found[f"torch {version}"] = flavour.environment(version, library)
+    return found
 
 
 @pytest.fixture
-def over_fake(spawn: Spawn, request: pytest.FixtureRequest) -> Run:
-    library: Path = request.config.getoption("--cpp-build").resolve() / "libfake_cuda.so"
-    assert library.exists(), f"{library} is not there; `make cpp` builds it"
+def over_fake(spawn: Spawn, environments: dict[str, dict[str, str]]) -> Run:
+    def run(code: str, **env: str) -> None:
+        def one(name: str) -> None:
+            version = name.partition(" ")[2]
+            said = f"assert torch.__version__.startswith({version!r}), torch.__version__"
+            environment = {"FAKE_CUDA_DEVICES": "2", **environments[name], **env}
+            try:
+                spawn("\n".join([PRELUDE, said, textwrap.dedent(code), EPILOGUE]), env=environment)
+            except AssertionError as error:
+                raise AssertionError(f"with {name}: {error}") from None
 
-    def run(code: str, **env: str) -> str:
-        environment = {"LD_PRELOAD": str(library), "FAKE_CUDA_DEVICES": "2", **env}
-        return spawn(PRELUDE + textwrap.dedent(code) + EPILOGUE, env=environment).stdout
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(one, environments))
 
     return run
 
@@ -103,8 +123,194 @@ class TestSwitch:
             """
         )
 
+    def test_a_pool_of_another_thread_takes_nothing(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            import threading
+            torch_uvm.enable()
+            made = []
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+                thread = threading.Thread(target=lambda: made.append(torch.empty(100, device="cuda")))
+                thread.start()
+                thread.join()
+                made.append(torch.empty(100, device="cuda"))
+            made.append(torch.empty(100, device="cuda"))
+            assert [torch_uvm.is_managed(x) for x in made] == [True, False, True], made
+            """
+        )
+
+    def test_a_capture_of_another_stream_takes_nothing(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            import threading
+            torch_uvm.enable()
+            kept = torch.empty(100, device="cuda")
+            made = []
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                thread = threading.Thread(target=lambda: made.append(torch.empty(MiB, device="cuda")))
+                thread.start()
+                thread.join()
+                made.append(torch.empty(MiB, device="cuda"))
+            assert [torch_uvm.is_managed(x) for x in made] == [True, False], made
+            """
+        )
+
+    def test_scopes_hold_for_their_thread(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            import threading
+            def managed(): return torch_uvm.is_managed(torch.empty(100, device="cuda"))
+            seen = []
+            def elsewhere():
+                thread = threading.Thread(target=lambda: seen.append(managed()))
+                thread.start()
+                thread.join()
+                return seen[-1]
+            with torch_uvm.enabled():
+                assert managed() and not elsewhere()
+                with torch_uvm.disabled():
+                    assert not managed()
+                assert managed()
+            assert not managed()
+            torch_uvm.enable()
+            with torch_uvm.disabled():
+                assert not managed() and elsewhere()
+            """
+        )
+
+    def test_backward_threads_have_the_scope(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            x = torch.empty(MiB, device="cuda", requires_grad=True)
+            y = x * 2
+            with torch_uvm.enabled():
+                y.backward(torch.empty(MiB, device="cuda"))
+            assert torch_uvm.is_managed(x.grad) and not torch_uvm.is_managed(y)
+            """
+        )
+
+
+class TestRouting:
+    """What is freed goes back to whom it came from, whatever the switch says by then."""
+
+    def test_frees_against_the_switch(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            import threading
+            native = [torch.empty(MiB, device="cuda") for _ in range(3)]
+            torch_uvm.enable()
+            managed = [torch.empty(MiB, device="cuda") for _ in range(3)]
+            native.pop()
+            torch_uvm.disable()
+            managed.pop()
+            thread = threading.Thread(target=lambda: (managed.pop(), native.pop()))
+            thread.start()
+            thread.join()
+            assert torch.cuda.memory_allocated() == 8 * MiB
+            assert torch_uvm.memory_allocated("cuda") == 4 * MiB, "of managed memory alone"
+            del native, managed
+            assert torch.cuda.memory_allocated() == 0
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() == managed_bytes() == 0
+            assert fake.fake_cuda_live_bytes(b"cudaMalloc") == 0
+            """
+        )
+
+    def test_bare_addresses(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            managed = torch.cuda.caching_allocator_alloc(MiB)
+            assert managed_bytes() > 0 and fake.fake_cuda_live(b"cudaMalloc") == 0
+            torch_uvm.disable()
+            native = torch.cuda.caching_allocator_alloc(MiB)
+            assert fake.fake_cuda_live(b"cudaMalloc") == 1 and torch.cuda.memory_allocated() == 2 * MiB
+            torch_uvm.enable()
+            torch.cuda.caching_allocator_delete(native)
+            torch_uvm.disable()
+            torch.cuda.caching_allocator_delete(managed)
+            assert torch.cuda.memory_allocated() == 0
+            torch.cuda.empty_cache()
+            assert managed_bytes() == fake.fake_cuda_live(b"cudaMalloc") == 0
+            """
+        )
+
+    def test_sharing_managed_memory_between_processes_is_refused(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            x = torch.empty(MiB, device="cuda")
+            try:
+                x.untyped_storage()._share_cuda_()
+            except RuntimeError as error:
+                assert "managed" in str(error), error
+            else:
+                raise AssertionError("shared")
+            assert count("cudaIpcGetMemHandle") == 0
+            """
+        )
+
+
+class TestStatistics:
+    def test_are_the_sums_and_peaks_of_both(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            def now(name): return torch.cuda.memory_stats()[f"{name}.all.current"]
+            native = torch.empty(MiB, device="cuda")
+            torch_uvm.enable()
+            managed = torch.empty(MiB, device="cuda")
+            assert now("allocated_bytes") == 8 * MiB and now("allocation") == now("segment") == 2
+            assert torch.cuda.memory_reserved() == managed_bytes() + fake.fake_cuda_live_bytes(b"cudaMalloc")
+            del managed
+            torch_uvm.disable()
+            more = torch.empty(MiB // 2, device="cuda")
+            assert torch.cuda.memory_allocated() == 6 * MiB
+            assert torch.cuda.max_memory_allocated() == 8 * MiB, "not at once: not 10"
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.max_memory_allocated() == 6 * MiB
+            assert torch.cuda.memory_stats()["num_ooms"] == 0 and "CUDA" in torch.cuda.memory_summary()
+            """
+        )
+
+    def test_a_snapshot_has_managed_segments(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            native = torch.empty(MiB, device="cuda")
+            torch_uvm.enable()
+            managed = torch.empty(MiB, device="cuda:1")
+            segments = torch.cuda.memory_snapshot()
+            assert [segment["address"] for segment in segments] == sorted(s["address"] for s in segments)
+            for x in (native, managed):
+                (own,) = [s for s in segments if s["device"] == x.device.index]
+                assert own["address"] <= x.data_ptr() < own["address"] + own["total_size"]
+                assert own["allocated_size"] == 4 * MiB
+            """
+        )
+
 
 class TestRunningShort:
+    def test_observers_and_statistics_hear_of_it(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            heard = []
+            torch_uvm.enable()
+            kept = torch.empty(MiB, device="cuda")
+            torch._C._cuda_attach_out_of_memory_observer(lambda *args: heard.append(args))
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+            assert [(args[0], args[1]) for args in heard] == [(0, 4 << 30)], heard
+            assert torch.cuda.memory_stats()["num_ooms"] == 1
+            torch_uvm.disable()
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+            assert len(heard) == 2 and torch.cuda.memory_stats()["num_ooms"] == 2
+            """
+        )
+
     def test_past_the_limit(self, over_fake: Run) -> None:
         over_fake(
             """

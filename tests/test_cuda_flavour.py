@@ -1,50 +1,25 @@
 """The CUDA flavour where there is no GPU: it compiles and links against CUDA builds of torch, and overrides
 all that torch's allocator class has.
 
-The wheels come from where pip is configured to, 1.1 GB in all, and compiling takes minutes: only with
-`TORCH_UVM_TEST_CUDA=1`, as `make test-cuda-flavour` has it.
+The wheels come from where pip is configured to, 1.1 GB in all; `TORCH_UVM_TEST_CUDA=0` leaves this out.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from _cuda_flavour import LEFT_OUT, REASON, SCRIPTS, VERSIONS, build, flavour, script
 
-ROOT = Path(__file__).resolve().parent.parent
-needs_wheels = pytest.mark.skipif(
-    os.environ.get("TORCH_UVM_TEST_CUDA") != "1",
-    reason="without TORCH_UVM_TEST_CUDA=1 no CUDA wheels are downloaded",
-)
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
+needs_wheels = pytest.mark.skipif(LEFT_OUT, reason=REASON)
 audit = script("audit_cuda_allocator")
-flavour = script("check_cuda_flavour")
-VERSIONS: list[str] = flavour.pins()["torch"]
 
 
 @pytest.fixture(scope="session")
 def wheels() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "check_cuda_flavour.py", "fetch"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    flavour.fetch()
 
 
 class TestAudit:
@@ -128,7 +103,7 @@ class TestAudit:
             text = (include / header).read_text()
             text = text.replace("virtual void enable(bool value) = 0;", "virtual void enable(int value) = 0;")
             (tmp_path / header).write_text(text)
-        command = [sys.executable, str(ROOT / "scripts" / "audit_cuda_allocator.py")]
+        command = [sys.executable, str(SCRIPTS / "audit_cuda_allocator.py")]
         done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "enable(int)" in done.stdout
         done = subprocess.run([*command, include], capture_output=True, text=True, check=False)
@@ -137,11 +112,33 @@ class TestAudit:
 
 @needs_wheels
 @pytest.mark.parametrize("version", VERSIONS)
-def test_compiles_and_links(wheels: None, version: str) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "check_cuda_flavour.py", "build", version],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+def test_compiles_and_links(version: str) -> None:
+    wrong = build(version)
+    assert not wrong, wrong
+
+
+class TestBuilding:
+    """How the script compiles, on a floor of three files."""
+
+    FILES = {
+        "one.cpp": "static int helper() { return 1; }\nint one() { return helper(); }\n",
+        "three.cpp": "int three() { return 3; }\n",
+        "two.cpp": "static int helper() { return 2; }\nint two() { return helper(); }\n",
+    }
+
+    def compiled(self, folder: Path, files: dict[str, str]) -> list[str]:
+        floor = folder / "floor"
+        floor.mkdir()
+        for name, text in files.items():
+            (floor / name).write_text(text)
+        objects = flavour.compile_together(sorted(floor.glob("*.cpp")), ["-fPIC"], folder)
+        done = subprocess.run(["nm", "-C", *objects], capture_output=True, text=True, check=True)
+        return [name for name in ("one", "two", "three") if f" T {name}()" in done.stdout]
+
+    def test_files_that_do_not_go_together(self, tmp_path: Path) -> None:
+        assert self.compiled(tmp_path, self.FILES) == ["one", "two", "three"]
+
+    @pytest.mark.parametrize("name", sorted(FILES))
+    def test_a_file_that_is_wrong(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(flavour.Failed, match=rf"(?s){name}:\d.*unknown_thing"):
+            self.compiled(tmp_path, {**self.FILES, name: self.FILES[name] + "unknown_thing();\n"})

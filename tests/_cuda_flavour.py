@@ -1,0 +1,40 @@
+"""The CUDA flavour as scripts/check_cuda_flavour.py makes it, without CUDA and without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+LEFT_OUT = os.environ.get("TORCH_UVM_TEST_CUDA") == "0"
+REASON = "TORCH_UVM_TEST_CUDA=0 leaves the CUDA flavour out"
+
+
+def script(name: str) -> ModuleType:
+    """One of scripts/*.py, as a module."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+flavour = script("check_cuda_flavour")
+VERSIONS: list[str] = flavour.versions()
+
+
+@cache
+def build(version: str) -> str:
+    """Fetches, compiles and links, unless that is done. What is wrong, in words; nothing if all is well."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "check_cuda_flavour.py", "build", version],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
