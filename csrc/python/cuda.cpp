@@ -14,12 +14,10 @@ void bind_cuda(py::module_& module) {
 #ifdef TORCH_UVM_WITH_CUDA
   module.def("cuda_register", &cuda::register_backend);
   module.def("cuda_install", &cuda::install_allocator, py::call_guard<py::gil_scoped_release>());
-  module.def("cuda_is_installed", &cuda::is_installed);
 #else
   const auto refuse = [] { throw std::runtime_error("torch_uvm was built without CUDA"); };
   module.def("cuda_register", refuse);
   module.def("cuda_install", refuse);
-  module.def("cuda_is_installed", [] { return false; });
 #endif
 }
 

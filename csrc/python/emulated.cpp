@@ -76,13 +76,6 @@ void bind_emulated(py::module_& module) {
 
   // What torch.emu is made of, beyond torch.accelerator's own functions.
   module.def("emu_device_count", &emulated::device_count);
-  module.def("emu_plain_memory_stats", [](int device) {
-    py::dict dict;
-    for (const auto& [key, value] : emulated::plain_allocator().statistics(Location::device(device)).flatten()) {
-      dict[py::str(key)] = value;
-    }
-    return dict;
-  });
   module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); });
   module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); });
   module.def("emu_finish_backward_threads", &emulated::finish_backward_threads,
