@@ -27,7 +27,8 @@ MIB = 1024**2
 AMPLE = 2048 * MIB
 PARTS = ("1/1.5", "1/2", "1/4")
 WARM_UP, STEPS = 4, 2
-DRIVER, ENGINE = "driver's faults", "engine"
+DRIVER, ENGINE, AUTO = "driver's faults", "engine", "engine, auto"
+ROOMY = "1/0.75"  # a device with a third more than the peak, which a batch of four times the usual exceeds
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Row:
     name: str
     part: str  # of the peak, which the device has memory for
     memory: int  # of the device, bytes
-    budget: int | None
+    budget: int | str | None
     bytes_in: float  # to the device: migrated and copied
     bytes_out: float
     in_place: float  # bytes used across the link
@@ -51,6 +52,7 @@ class Row:
     losses: list[str] = field(repr=False)  # of all steps, in hexadecimal
     equal: bool = True  # to the run without a budget, all losses to the last bit
     trace: str | None = None  # where the accesses of a step were recorded
+    after_spike_ms: float | None = None  # as modelled_ms, after one batch of four times the usual
 
 
 def child(spec: dict[str, Any]) -> Row:
@@ -71,8 +73,8 @@ def child(spec: dict[str, Any]) -> Row:
     optimizer = made.optimizer(made.trained())
     losses = []
 
-    def step() -> None:
-        loss = made.loss(made.model, made.batch)
+    def step(batch: tuple[torch.Tensor, ...] = made.batch) -> None:
+        loss = made.loss(made.model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -82,18 +84,28 @@ def child(spec: dict[str, Any]) -> Row:
         found: dict[str, Any] = {} if spec["budget"] is None else bindings.residency_stats()
         return found
 
+    def steady_ms() -> float:
+        begin = torch_uvm.emulated.time_us()
+        for _ in range(STEPS):
+            step()
+        return (torch_uvm.emulated.time_us() - begin) / 1e3 / STEPS
+
     bindings: Any = _C
     for _ in range(WARM_UP):
         step()
     peak_before = torch_uvm.emulated.max_resident_bytes()
     torch_uvm.emulated.reset_counters()
-    before, begin = statistics(), torch_uvm.emulated.time_us()
-    for _ in range(STEPS):
-        step()
-    modelled = (torch_uvm.emulated.time_us() - begin) / 1e3 / STEPS
+    before = statistics()
+    modelled = steady_ms()
     counted, after = torch_uvm.emulated.counters(), statistics()
     peak = max(peak_before, torch_uvm.emulated.max_resident_bytes())
     values = [float(loss.item()).hex() for loss in losses]
+    after_spike = None
+    if spec["name"] == AUTO:
+        step(tuple(torch.cat([part] * 4) for part in made.batch))
+        for _ in range(WARM_UP):
+            step()
+        after_spike = steady_ms()
     if spec["trace"] is not None:
         bindings.start_recording_accesses(spec["trace"])
         step()
@@ -120,10 +132,11 @@ def child(spec: dict[str, Any]) -> Row:
         peak_allocated=torch_uvm.max_memory_allocated(),
         losses=values,
         trace=spec["trace"],
+        after_spike_ms=after_spike,
     )
 
 
-def run(name: str, part: str, memory: int, budget: int | None, trace: str | None = None) -> Row:
+def run(name: str, part: str, memory: int, budget: int | str | None, trace: str | None = None) -> Row:
     """A row, from a process of its own.
 
     Raises:
@@ -146,7 +159,8 @@ def part_of(peak: int, part: str) -> int:
 
 def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | None = None) -> list[Row]:
     """The table: without a budget where there is room for all; then, for each part of the peak, the driver's
-    faults, and the engine with that budget, on a device that has no more memory than that.
+    faults, and the engine with that budget, on a device that has no more memory than that. Last, the engine
+    with budget="auto" where the usual batch fits, and one of four times it does not.
 
     engine: whether its rows are wanted
     folder: where the engine's rows leave a trace of two steps each; None: they leave none
@@ -155,13 +169,15 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
         RuntimeError: a run failed.
     """
     plain = run("no budget, all fits", "1", AMPLE, None)
-    wanted = [(DRIVER, part, False) for part in parts]
-    wanted += [(ENGINE, part, True) for part in parts if engine]
+    wanted = [(DRIVER, part) for part in parts]
+    if engine:
+        wanted += [*((ENGINE, part) for part in parts), (AUTO, ROOMY)]
 
-    def one(name: str, part: str, budgeted: bool) -> Row:
+    def one(name: str, part: str) -> Row:
         memory = part_of(plain.peak_allocated, part)
-        trace = str(Path(folder) / f"{part[2:]}.trace") if folder is not None and budgeted else None
-        return run(name, part, memory, memory if budgeted else None, trace)
+        budget = {DRIVER: None, ENGINE: memory, AUTO: "auto"}[name]
+        trace = str(Path(folder) / f"{part[2:]}.trace") if folder is not None and name == ENGINE else None
+        return run(name, part, memory, budget, trace)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # modelled figures do not mind company
         found = [plain, *pool.map(lambda each: one(*each), wanted)]
@@ -172,9 +188,9 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
 
 def format_rows(found: Sequence[Row]) -> str:
     lines = [
-        f"{'':22}{'memory':>9}{'peak':>9}{'in':>9}{'out':>9}{'in place':>9}{'faults':>8}{'evicted':>8}"
-        f"{'hits':>7}{'misses':>7}{'modelled':>10}  losses",
-        f"{'':22}" + f"{'MiB':>9}" * 5 + f"{'pages':>8}{'pages':>8}{'':14}{'ms':>10}",
+        f"{'':24}{'memory':>9}{'peak':>9}{'in':>9}{'out':>9}{'in place':>9}{'faults':>8}{'evicted':>8}"
+        f"{'hits':>7}{'misses':>7}{'modelled':>10}{'after 4x':>10}  losses",
+        f"{'':24}" + f"{'MiB':>9}" * 5 + f"{'pages':>8}{'pages':>8}{'':14}{'ms':>10}{'ms':>10}",
     ]
 
     def mib(count: float) -> str:
@@ -186,13 +202,15 @@ def format_rows(found: Sequence[Row]) -> str:
     for row in found:
         sizes = (row.memory, row.peak_resident, row.bytes_in, row.bytes_out, row.in_place)
         lines.append(
-            f"{row.name + ('' if row.part == '1' else ', ' + row.part):22}"
+            f"{row.name + ('' if row.part == '1' else ', ' + row.part):24}"
             + "".join(map(mib, sizes))
             + whole(row.faults, 8)
             + whole(row.evicted, 8)
             + whole(row.hits, 7)
             + whole(row.misses, 7)
-            + f"{row.modelled_ms:>10.2f}  {'equal' if row.equal else 'NOT EQUAL'}"
+            + f"{row.modelled_ms:>10.2f}"
+            + ("-".rjust(10) if row.after_spike_ms is None else f"{row.after_spike_ms:>10.2f}")
+            + f"  {'equal' if row.equal else 'NOT EQUAL'}"
         )
     return "\n".join(lines)
 

@@ -361,12 +361,15 @@ class TestEmulated:
 
     @pytest.mark.skipif(not hasattr(_C, "set_budget"), reason="this torch_uvm has no budget")
     def test_rows_of_the_engine(self, rows: list[emulated.Row]) -> None:
-        _, driver, engine = rows
+        _, driver, engine, auto = rows
         assert engine.equal
         assert engine.peak_resident <= engine.memory
         assert engine.evicted == 0  # within its budget the driver has nothing to do
         assert engine.bytes_in + engine.in_place < driver.bytes_in
         assert engine.misses == 0
         assert engine.hits
+        assert auto.equal
+        assert auto.after_spike_ms is not None
+        assert auto.after_spike_ms <= 1.05 * auto.modelled_ms
         assert engine.trace is not None
         assert Path(engine.trace).stat().st_size > 0
