@@ -8,7 +8,10 @@ namespace torch_uvm::planning {
 
 namespace {
 
-constexpr int kLaps = 3; // the first is unlike the others, the second is kept, the third tells how it ends
+// The first lap is unlike the others: it begins with everything there. What leaves in the second is what leaves for
+// good. But farthest next use may take turns over several laps: in those after it more leaves, until nothing has to.
+constexpr int kGood = 2;
+constexpr int kMostLaps = 8;
 /// What is clean leaves for half the traffic: it is preferred unless it is needed this much sooner.
 constexpr double kCleanIsWorth = 1.5;
 
@@ -16,7 +19,7 @@ class Belady {
  public:
   Belady(const Lap& lap, const PolicyOptions& options, std::size_t capacity)
       : lap_(lap), options_(options), capacity_(capacity), parts_(lap.parts.size()) {
-    for (int at = 0; at < kLaps; ++at) {
+    for (int at = 0; at <= kGood; ++at) {
       leaves_[at].assign(lap.events.size(), false);
       in_place_[at].assign(lap.events.size(), false);
     }
@@ -29,10 +32,18 @@ class Belady {
         const std::vector<std::uint32_t>& events = lap_.events_of[part];
         parts_[part].latest = events.back();
         parts_[part].alive = true;
+        // What a step only reads is written back at most once, ever.
+        parts_[part].dirty =
+            std::any_of(events.begin(), events.end(), [&](std::uint32_t event) { return lap_.events[event].writes; });
         move_in(part, lap_.events[events.front()].op, rank(events.back()));
       }
     }
-    for (lap_number_ = 0; lap_number_ < kLaps; ++lap_number_) {
+    for (lap_number_ = 0; lap_number_ < kMostLaps && (lap_number_ <= kGood || more_leaves_); ++lap_number_) {
+      stage_ = std::min(lap_number_, kGood);
+      if (lap_number_ == kGood) {
+        leaves_[kGood] = leaves_[kGood - 1];
+      }
+      more_leaves_ = false;
       for (std::uint32_t op = 0; op < lap_.size(); ++op) {
         run_operator(op);
       }
@@ -40,15 +51,8 @@ class Belady {
   }
 
   void result(Plan& plan) const {
-    plan.leaves = leaves_[1];
-    plan.in_place.assign(lap_.events.size(), false);
-    for (std::uint32_t event = 0; event < lap_.events.size(); ++event) {
-      const Event& it = lap_.events[event];
-      if (it.next != kNone && plan.leaves[event]) {
-        const bool wraps = lap_.events[it.next].op <= it.op;
-        plan.in_place[it.next] = in_place_[wraps ? 2 : 1][it.next];
-      }
-    }
+    plan.leaves = leaves_[kGood];
+    plan.in_place = in_place_[kGood];
   }
 
  private:
@@ -130,6 +134,8 @@ class Belady {
     move_out(part);
     state.dirty = false;
     leaves_[state.lap][state.latest] = true;
+    leaves_[stage_][state.latest] = true;
+    more_leaves_ = true;
     return true;
   }
 
@@ -150,8 +156,8 @@ class Belady {
         }
         need += lap_.parts[it.part].bytes;
       } else if (!state.resident) {
-        in_place_[lap_number_][event] = better_in_place(event);
-        need += in_place_[lap_number_][event] ? 0 : lap_.parts[it.part].bytes;
+        in_place_[stage_][event] = better_in_place(event);
+        need += in_place_[stage_][event] ? 0 : lap_.parts[it.part].bytes;
       }
     }
     while (used_ + need > capacity_ && evict_one(now)) {
@@ -168,6 +174,13 @@ class Belady {
       }
     }
     aside_.clear();
+    for (std::uint32_t event = first; stage_ == kGood && event < end; ++event) {
+      State& state = parts_[lap_.events[event].part];
+      if (leaves_[kGood][event] && state.resident && state.latest == event) {
+        move_out(lap_.events[event].part);
+        state.dirty = false;
+      }
+    }
     for (const std::uint32_t part : lap_.deaths[op]) {
       if (parts_[part].resident) {
         move_out(part);
@@ -183,15 +196,15 @@ class Belady {
       return false;
     }
     const bool only_use = it.next == kNone || it.next == event;
-    return only_use || (lap_number_ > 0 && leaves_[lap_number_ - 1][event]);
+    return only_use || (stage_ > 0 && leaves_[stage_ < kGood ? stage_ - 1 : kGood][event]);
   }
 
   std::size_t use_the_rest_in_place(std::uint32_t first, std::uint32_t end, std::size_t excess) {
     std::size_t saved = 0;
     for (std::uint32_t event = first; event < end && saved < excess; ++event) {
       const Event& it = lap_.events[event];
-      if (!it.birth && parts_[it.part].alive && !parts_[it.part].resident && !in_place_[lap_number_][event]) {
-        in_place_[lap_number_][event] = true;
+      if (!it.birth && parts_[it.part].alive && !parts_[it.part].resident && !in_place_[stage_][event]) {
+        in_place_[stage_][event] = true;
         saved += lap_.parts[it.part].bytes;
       }
     }
@@ -206,9 +219,9 @@ class Belady {
     }
     state.alive = true;
     state.latest = event;
-    state.lap = lap_number_;
-    if (in_place_[lap_number_][event]) {
-      leaves_[lap_number_][event] = true; // it stays on the host
+    state.lap = stage_;
+    if (in_place_[stage_][event]) {
+      leaves_[stage_][event] = true; // it stays on the host
       return;
     }
     state.dirty = it.writes || (state.resident && state.dirty);
@@ -220,11 +233,13 @@ class Belady {
   std::size_t capacity_;
   std::size_t used_ = 0;
   int lap_number_ = 0;
+  int stage_ = 0; ///< the same, at most kGood
+  bool more_leaves_ = false;
   std::vector<State> parts_;
   std::priority_queue<Entry> queues_[2]; ///< clean, dirty
   std::vector<Entry> aside_;
-  std::vector<bool> leaves_[kLaps];
-  std::vector<bool> in_place_[kLaps];
+  std::vector<bool> leaves_[kGood + 1];
+  std::vector<bool> in_place_[kGood + 1];
 };
 
 } // namespace

@@ -43,7 +43,7 @@ void index_places(KnownPlan& known) {
 
 } // namespace
 
-void Follower::add(Plan plan, std::uint64_t options, std::uint64_t now, FlatMap<StorageState>& storages) {
+void Follower::add(Plan plan, std::uint64_t now, FlatMap<StorageState>& storages) {
   if (plans_.size() == kMostPlans) {
     const auto oldest = std::min_element(plans_.begin(), plans_.end(), [](const auto& left, const auto& right) {
       return left->last_followed < right->last_followed;
@@ -57,7 +57,6 @@ void Follower::add(Plan plan, std::uint64_t options, std::uint64_t now, FlatMap<
   KnownPlan& known = *plans_.back();
   known.plan = std::move(plan);
   known.number = ++plans_made_;
-  known.options = options;
   known.last_followed = now;
   const Lap& lap = known.plan.lap;
   known.bound.assign(lap.parts.size(), kNoStorage);
@@ -78,6 +77,11 @@ void Follower::add(Plan plan, std::uint64_t options, std::uint64_t now, FlatMap<
   position_ = lap.size() - 1;
   matched_ = true;
   strayed_ = 0;
+}
+
+unsigned Follower::unproved() const {
+  return static_cast<unsigned>(std::count_if(
+      plans_.begin(), plans_.end(), [](const auto& known) { return known->followed < known->plan.lap.size(); }));
 }
 
 std::uint32_t Follower::part_of(StorageId storage, const StorageState& state) const {

@@ -34,7 +34,7 @@ struct SeenOperand {
 struct KnownPlan {
   Plan plan;
   std::uint64_t number = 0; ///< counts from 1
-  std::uint64_t options = 0; ///< the version of the options that it was made for
+  std::uint64_t options = 0; ///< the version of the options that it was made for; 0: none yet
   std::uint64_t followed = 0; ///< operators
   std::uint64_t last_followed = 0;
   std::size_t drift = 0; ///< bytes by which births differed in this lap
@@ -67,7 +67,9 @@ class Follower {
   }
 
   /// The plan of what ran last: its last operator is the latest one.
-  void add(Plan plan, std::uint64_t options, std::uint64_t now, FlatMap<StorageState>& storages);
+  void add(Plan plan, std::uint64_t now, FlatMap<StorageState>& storages);
+  /// Plans that have not been followed for a lap.
+  unsigned unproved() const;
 
   enum class Step { kAsPlanned, kFoundAgain, kMissed, kLost };
   Step begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);

@@ -13,8 +13,11 @@ std::uint32_t distance(std::uint32_t from, std::uint32_t to, std::uint32_t size)
 
 class LapMaker {
  public:
-  LapMaker(const OperatorLog& log, std::uint64_t operators)
-      : log_(log), first_(log.latest() - operators + 1), size_(static_cast<std::uint32_t>(operators)) {}
+  LapMaker(const OperatorLog& log, std::uint64_t operators, bool repeated)
+      : log_(log),
+        first_(log.latest() - operators + 1),
+        size_(static_cast<std::uint32_t>(operators)),
+        repeated_(repeated) {}
 
   Lap make() {
     name_births();
@@ -43,6 +46,9 @@ class LapMaker {
         births_.push(here.back());
       });
       births_.close_list();
+      if (!repeated_) {
+        continue;
+      }
       std::size_t place = 0;
       log_.births_of(first_ + op - size_, [&](const LoggedBirth& birth) {
         if (place < here.size()) {
@@ -114,6 +120,7 @@ class LapMaker {
   const OperatorLog& log_;
   std::uint64_t first_;
   std::uint32_t size_;
+  bool repeated_;
   Lap lap_;
   Lists births_;
   FlatMap<std::uint32_t> temporaries_;
@@ -121,8 +128,8 @@ class LapMaker {
 
 } // namespace
 
-Lap make_lap(const OperatorLog& log, std::uint64_t operators) {
-  return LapMaker(log, operators).make();
+Lap make_lap(const OperatorLog& log, std::uint64_t operators, bool repeated) {
+  return LapMaker(log, operators, repeated).make();
 }
 
 } // namespace torch_uvm::planning

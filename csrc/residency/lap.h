@@ -87,7 +87,8 @@ struct Lap {
   }
 };
 
-/// The last `operators` of the log as a lap; those before them must equal them.
-Lap make_lap(const OperatorLog& log, std::uint64_t operators);
+/// The last `operators` of the log as a lap.
+/// \param repeated those before them equal them: temporaries of theirs that live on play the same parts
+Lap make_lap(const OperatorLog& log, std::uint64_t operators, bool repeated = true);
 
 } // namespace torch_uvm::planning

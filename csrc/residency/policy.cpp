@@ -1,6 +1,7 @@
 #include "residency/policy.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "residency/flat_map.h"
@@ -15,7 +16,8 @@ using namespace planning;
 
 namespace {
 
-constexpr std::uint64_t kLongestWait = 64; // laps between plans that turn out useless
+constexpr unsigned kLongestWait = 6; // powers of two laps between plans while others have not proved themselves
+constexpr std::size_t kMarkedSteps = 16; // that are remembered
 constexpr std::size_t kMostCaughtUp = 512; // fetches that are asked for at once
 
 } // namespace
@@ -35,8 +37,10 @@ struct Policy::State {
   bool catch_up = false; ///< a plan was entered in its midst
   bool forget = false;
   std::uint64_t next_planning = 0; ///< not before this operator
-  std::uint64_t wait = 1; ///< laps between plans
-  std::uint64_t last_lap = 0; ///< operators of the plan made last
+  std::uint64_t last_mark = 0; ///< the last operator of the marked step before this one
+  std::uint64_t mark_before = 0; ///< ... and of the one before that
+  std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
+  std::size_t next_marked = 0;
 
   StorageState& born_now(StorageId storage, std::size_t bytes) {
     StorageState& state = storages[storage];
@@ -50,7 +54,8 @@ struct Policy::State {
 
   void see(std::span<const Access> accesses);
   void consider_planning();
-  void plan_last(std::uint64_t operators);
+  void plan_last(std::uint64_t operators, bool repeated);
+  void end_marked_step();
   void solve(KnownPlan& known);
   void advise();
   void retire(std::uint32_t part);
@@ -165,25 +170,51 @@ void Policy::State::consider_planning() {
       (current != nullptr && !current->stale && follower.in_a_row() >= 2 * current->plan.lap.size())) {
     return;
   }
-  const std::uint64_t operators = log.candidate();
-  const bool foreseen = current != nullptr && follower.in_a_row() >= operators;
-  if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators))) || !log.repeats(operators)) {
-    return;
+  for (int tried = 0; tried < 2; ++tried) { // one that is refused is not proposed again at once
+    const std::uint64_t operators = log.candidate();
+    const bool foreseen = current != nullptr && follower.in_a_row() >= operators;
+    if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators)))) {
+      return;
+    }
+    if (log.repeats(operators)) {
+      plan_last(operators, true);
+      return;
+    }
   }
-  plan_last(operators);
 }
 
-void Policy::State::plan_last(std::uint64_t operators) {
-  const KnownPlan* current = follower.current();
-  const bool useless = last_lap != 0 && (current == nullptr || current->followed < last_lap);
-  wait = useless ? std::min(2 * wait, kLongestWait) : 1;
-  last_lap = operators;
-  next_planning = log.latest() + wait * operators;
-  Lap lap = make_lap(log, operators);
-  follower.add({std::move(lap), {}, {}, {}, {}, {}, {}, {}}, 0, log.latest(), storages);
+void Policy::State::plan_last(std::uint64_t operators, bool repeated) {
+  next_planning = log.latest() + (operators << std::min(follower.unproved(), kLongestWait));
+  Plan plan;
+  plan.lap = make_lap(log, operators, repeated);
+  follower.add(std::move(plan), log.latest(), storages);
   solve(*follower.current());
   ++counters.plans_made;
   catch_up = forget = true;
+}
+
+/// Steps that take turns never follow themselves; the marks between them tell where they begin. What was born before
+/// the step before this one is taken for persistent.
+void Policy::State::end_marked_step() {
+  const std::uint64_t end = log.latest(), operators = end - last_mark;
+  const std::uint64_t persistent = std::exchange(mark_before, last_mark);
+  last_mark = end;
+  if (operators == 0 || operators > OperatorLog::kLongestStep || follower.in_a_row() >= operators) {
+    return;
+  }
+  std::uint64_t hash = operators;
+  for (std::uint64_t number = end - operators + 1; number <= end; ++number) {
+    hash = mix_bits(hash ^ log[number].key);
+    log.accesses_of(number, [&](const LoggedAccess& access) {
+      hash = mix_bits(hash ^ (access.birth <= persistent ? 2 * access.storage : access.writes ? 3 : 1));
+    });
+  }
+  const bool known = std::find(marked.begin(), marked.end(), hash) != marked.end();
+  if (!known) {
+    marked[next_marked++ % kMarkedSteps] = hash;
+  } else if (end >= next_planning) {
+    plan_last(operators, false);
+  }
 }
 
 void Policy::State::solve(KnownPlan& known) {
@@ -283,7 +314,9 @@ void Policy::State::ask_for_what_is_due(const KnownPlan& known) {
   catch_up = false;
 }
 
-void Policy::mark_step() {}
+void Policy::mark_step() {
+  state_->end_marked_step();
+}
 
 double Policy::next_use(StorageId storage) const {
   constexpr double kNever = std::numeric_limits<double>::infinity();

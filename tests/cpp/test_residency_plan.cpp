@@ -1,0 +1,254 @@
+// Plans of steps small enough to be worked out by hand: exact lists.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness.h"
+#include "residency/plan.h"
+#include "residency/usage.h"
+
+using namespace torch_uvm;
+using namespace torch_uvm::planning;
+
+namespace {
+
+struct Birth {
+  StorageId storage;
+  std::size_t bytes;
+};
+
+/// Runs laps through a log, as the policy would; temporaries have names above 100, the same in each lap.
+class Script {
+ public:
+  explicit Script(std::map<StorageId, std::size_t> parameters) {
+    for (const auto& [storage, bytes] : parameters) {
+      live_[storage] = {storage, 0, 0, bytes};
+      log_.birth({storage, bytes});
+    }
+  }
+  void op(OperatorKey key, const std::vector<std::pair<StorageId, bool>>& uses, const std::vector<Birth>& births = {},
+          const std::vector<StorageId>& deaths = {}, bool in_place_ok = false, std::size_t workspace = 0) {
+    std::vector<Operand> operands;
+    const std::uint64_t number = log_.latest() + 1;
+    for (const auto& [name, writes] : uses) {
+      Live& it = live_.at(name);
+      operands.push_back({{it.id, it.birth, it.bytes, writes}, it.last_use});
+      it.last_use = number;
+    }
+    log_.begin(key, operands, in_place_ok);
+    log_.workspace(workspace);
+    for (const Birth& birth : births) {
+      live_[birth.storage] = {next_++, number, 0, birth.bytes};
+      log_.birth({live_[birth.storage].id, birth.bytes});
+    }
+    for (const StorageId name : deaths) {
+      log_.death(live_.at(name).id);
+      live_.erase(name);
+    }
+  }
+  OperatorLog& log() {
+    return log_;
+  }
+
+ private:
+  struct Live {
+    StorageId id;
+    std::uint64_t birth, last_use;
+    std::size_t bytes;
+  };
+  OperatorLog log_;
+  std::map<StorageId, Live> live_;
+  StorageId next_ = 1000;
+};
+
+PolicyOptions options(std::size_t budget, bool in_place = true) {
+  PolicyOptions result;
+  result.budget = budget;
+  result.in_place = in_place;
+  return result;
+}
+
+/// "op:storage or birth place, ..." of one of the plan's lists.
+std::string shown(const Plan& plan, const Lists& lists) {
+  std::string text;
+  for (std::uint32_t op = 0; op < plan.lap.size(); ++op) {
+    for (const std::uint32_t part : lists[op]) {
+      const Part& it = plan.lap.parts[part];
+      text += (text.empty() ? "" : " ") + std::to_string(op) + ':' +
+              (it.birth == kNone ? std::to_string(it.persistent) : 'b' + std::to_string(it.birth));
+    }
+  }
+  return text;
+}
+
+std::string in_place(const Plan& plan) {
+  std::string text;
+  for (std::uint32_t event = 0; event < plan.lap.events.size(); ++event) {
+    if (plan.in_place[event]) {
+      const Event& it = plan.lap.events[event];
+      text +=
+          (text.empty() ? "" : " ") + std::to_string(it.op) + ':' + std::to_string(plan.lap.parts[it.part].persistent);
+    }
+  }
+  return text;
+}
+
+} // namespace
+
+TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_passed) {
+  Usage usage({1, 2, 3, 4, 5, 6, 7});
+  CHECK_EQ(usage.fits_before(7, 7, 7), 7U);
+  CHECK_EQ(usage.fits_before(3, 3, 2), 0U);
+  CHECK_EQ(usage.fits_before(2, 5, 5), 2U); // back over the start: 2, 1, then 7
+  usage.add(5, 4, -4); // 5, 6, 0, 1
+  CHECK_EQ(usage.fits_before(2, 7, 3), 4U); // -2, -3, 3, 2, then 5
+  usage.add(0, 7, 10);
+  CHECK_EQ(usage.fits_before(7, 7, 13), 2U);
+  CHECK_EQ(usage.fits_before(5, 0, 0), 0U);
+}
+
+/// Four weights of 4 in a row, forwards only, room for three: the farthest next use is what was just used, and the one
+/// that leaves is the one that comes back latest.
+TEST(a_row_of_weights_that_are_only_read) {
+  Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
+  for (int lap = 0; lap < 12; ++lap) {
+    for (StorageId weight = 1; weight <= 4; ++weight) {
+      script.op(weight, {{weight, false}});
+    }
+  }
+  CHECK_EQ(script.log().candidate(), 4U);
+  CHECK(script.log().repeats(4));
+  const Plan roomy = make_plan(make_lap(script.log(), 4), options(16));
+  CHECK_EQ(shown(roomy, roomy.retire), "");
+  CHECK_EQ(shown(roomy, roomy.fetch), "");
+
+  // With room for three, one must be away at each moment. Any plan fetches at least 4/3 a lap in the long run; a plan
+  // that is the same in each lap fetches two.
+  const Plan plan = make_plan(make_lap(script.log(), 4), options(12));
+  CHECK_EQ(plan.fetches.size(), 2U);
+}
+
+/// Two layers and what they save: the early layer's activation leaves, as its backward comes last.
+TEST(activations_leave_in_the_order_of_backward) {
+  Script script({});
+  for (int lap = 0; lap < 4; ++lap) {
+    script.op(10, {}, {{101, 10}}); // 0: forward 1 saves b0
+    script.op(11, {{101, false}}, {{102, 10}}); // 1: forward 2 saves b1
+    script.op(12, {{102, false}}, {{103, 10}}); // 2: forward 3 saves b2
+    script.op(13, {{103, false}}, {{104, 2}}, {103}); // 3: backward 3, b3
+    script.op(14, {{102, false}, {104, true}}, {}, {102}); // 4: backward 2
+    script.op(15, {{101, false}, {104, true}}, {}, {101, 104}); // 5: backward 1
+  }
+  CHECK_EQ(script.log().candidate(), 6U);
+  CHECK(script.log().repeats(6));
+  const Plan all = make_plan(make_lap(script.log(), 6), options(32));
+  CHECK_EQ(shown(all, all.retire), "");
+  // Room for two activations and the gradient: b0 leaves after its use in 1, room for it is there again after 3.
+  const Plan plan = make_plan(make_lap(script.log(), 6), options(22));
+  CHECK_EQ(shown(plan, plan.retire), "1:b0");
+  CHECK_EQ(shown(plan, plan.fetch), "3:b0");
+  CHECK_EQ(plan.own_room[2], 10U);
+  CHECK_EQ(plan.room[1], 12U); // b2, and while it is there the gradient
+  // Room for one and the gradient: each leaves behind, each comes back when the one before it is gone.
+  // The operators 1 and 2 have two of them at once, which cannot be helped.
+  const Plan tight = make_plan(make_lap(script.log(), 6), options(12));
+  CHECK_EQ(shown(tight, tight.retire), "1:b0 2:b1");
+  CHECK_EQ(shown(tight, tight.fetch), "3:b1 4:b0");
+}
+
+/// A parameter, used forwards and by the optimizer; its state, used by the optimizer only: that is used in place.
+TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
+  Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, the state of each
+  for (int lap = 0; lap < 6; ++lap) {
+    script.op(10, {{1, false}}, {{101, 8}}); // 0
+    script.op(11, {{2, false}, {101, false}}, {{102, 8}}, {101}); // 1
+    script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: the gradients
+    script.op(13, {{1, false}, {103, false}}, {{104, 8}}); // 3
+    script.op(14, {{1, true}, {103, false}, {3, true}}, {}, {103}, true); // 4
+    script.op(15, {{2, true}, {104, false}, {4, true}}, {}, {104}, true); // 5
+  }
+  CHECK_EQ(script.log().candidate(), 6U);
+  const Plan plan = make_plan(make_lap(script.log(), 6), options(32));
+  CHECK_EQ(in_place(plan), "4:3 5:4");
+  CHECK_EQ(shown(plan, plan.fetch), "");
+  CHECK_EQ(shown(plan, plan.retire), ""); // it is on the host for ever
+  // Without use in place it has to come and go.
+  const Plan fetched = make_plan(make_lap(script.log(), 6), options(32, false));
+  CHECK_EQ(in_place(fetched), "");
+  CHECK(!fetched.fetches.empty());
+  // Where all fits nothing is used in place.
+  const Plan roomy = make_plan(make_lap(script.log(), 6), options(48));
+  CHECK_EQ(in_place(roomy), "");
+}
+
+/// Of two storages at about the same distance the one goes that needs no write-back.
+TEST(what_is_clean_leaves_first) {
+  for (const bool dirty : {false, true}) {
+    Script script({{1, 8}, {2, 8}, {3, 8}});
+    for (int lap = 0; lap < 5; ++lap) {
+      script.op(10, {{1, false}});
+      script.op(11, {{2, dirty}});
+      script.op(12, {{1, !dirty}});
+      script.op(13, {{3, false}});
+      script.op(14, {{3, false}});
+      script.op(15, {{3, false}});
+    }
+    const Plan plan = make_plan(make_lap(script.log(), 6), options(16));
+    CHECK_EQ(plan.fetches.size(), 2U); // 3, and one of the others
+    bool leaves = false;
+    for (const Fetch& fetch : plan.fetches) {
+      leaves |= plan.lap.parts[fetch.part].persistent == (dirty ? 1U : 2U);
+    }
+    CHECK(leaves);
+  }
+}
+
+TEST(what_is_held_stays_and_its_bytes_are_taken) {
+  Script script({{1, 8}, {2, 8}, {3, 8}});
+  for (int lap = 0; lap < 8; ++lap) {
+    script.op(10, {{1, false}});
+    script.op(11, {{2, false}});
+    script.op(12, {{3, false}});
+  }
+  Lap lap = make_lap(script.log(), 3);
+  lap.parts[*lap.part_of.find(1)].held = true;
+  const Plan plan = make_plan(lap, options(16));
+  CHECK_EQ(shown(plan, plan.retire), "1:2 2:3");
+  CHECK_EQ(shown(plan, plan.fetch), "1:3 2:2");
+}
+
+/// A temporary that lives across the step's end, as gradients do that the next step's beginning frees.
+TEST(lives_may_cross_the_end_of_a_lap) {
+  Script script(std::map<StorageId, std::size_t>{{1, 4}});
+  script.op(10, {{1, false}}, {{101, 4}});
+  for (int lap = 0; lap < 9; ++lap) {
+    script.op(11, {{101, false}}, {}, {101});
+    script.op(12, {{1, false}});
+    script.op(10, {{1, false}}, {{101, 4}});
+  }
+  CHECK_EQ(script.log().candidate(), 3U);
+  const Lap lap = make_lap(script.log(), 3);
+  CHECK_EQ(lap.parts.size(), 2U);
+  for (const Part& part : lap.parts) {
+    if (part.birth != kNone) {
+      CHECK_EQ(part.birth, 2U);
+      CHECK_EQ(part.death, 0U);
+    }
+  }
+}
+
+TEST(layers_that_look_alike_are_no_period) {
+  Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
+  for (int lap = 0; lap < 6; ++lap) {
+    for (StorageId weight = 1; weight <= 4; ++weight) { // the same operator each time, used as long ago each time
+      script.op(7, {{weight, false}});
+    }
+  }
+  CHECK_EQ(script.log().candidate(), 1U); // as far as hashes tell
+  CHECK(!script.log().repeats(1));
+  CHECK_EQ(script.log().candidate(), 4U);
+  CHECK(script.log().repeats(4));
+}
+
+HARNESS_MAIN()
