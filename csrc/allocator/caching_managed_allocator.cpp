@@ -33,6 +33,8 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
     : runtime(runtime),
       source(std::move(source)),
       managed(this->source->is_managed()),
+      serves_host(this->source->serves(Location::host())),
+      serves_devices(this->source->serves(Location::device(0))),
       least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
@@ -47,7 +49,7 @@ void CachingManagedAllocator::State::check_location(Location home) const {
     throw InvalidArgument("home " + to_string(home) + "; there are the host and " + std::to_string(devices) +
                           " devices");
   }
-  if (!managed && !source->serves(home)) {
+  if (home.is_host() ? !serves_host : !serves_devices) {
     throw InvalidArgument("home " + to_string(home) + "; this allocator has " + (home.is_host() ? "device" : "host") +
                           " memory only");
   }

@@ -180,6 +180,8 @@ struct CachingManagedAllocator::State {
   ManagedRuntime& runtime;
   const std::unique_ptr<SegmentSource> source;
   const bool managed; ///< the source's memory can move
+  const bool serves_host;
+  const bool serves_devices;
   const std::size_t least_shared_segment;
   const int devices;
   const std::vector<int> exclusive; ///< devices without concurrent access to managed memory, if it is that
