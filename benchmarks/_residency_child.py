@@ -142,7 +142,7 @@ def difference(before: dict[str, Any], after: dict[str, Any], steps: int) -> dic
     for name, value in after.items():
         if isinstance(value, dict) and "bytes" in value:
             found[name] = {key: (value[key] - before[name][key]) / steps for key in value}
-        elif name in ("plan_hits", "plan_misses", "over_budget"):
+        elif name in ("plan_hits", "plan_misses", "over_budget", "failures"):
             found[name] = (value - before[name]) / steps
         else:
             found[name] = value
@@ -219,8 +219,10 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
     recording = training.column.recording()
     if recording is not None:
         with recording:
-            for _ in range(2):  # the first step begins anywhere
+            training.column.mark_step()
+            for _ in range(2):
                 training.alone()
+                training.column.mark_step()
         report.found["trace"] = spec["trace"]
         report.write()
     if spec["repeat"]:

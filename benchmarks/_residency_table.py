@@ -97,6 +97,8 @@ HEADINGS = [
     ("losses", 15),
 ]
 
+TROUBLE = ("over_budget", "failures")  # of the engine's statistics, said where they are not 0
+
 
 def heading() -> str:
     return " ".join(
@@ -132,7 +134,9 @@ def line(row: Mapping[str, Any]) -> str:
         equality(row),
     ]
     widths = [width for _, width in HEADINGS[1:]]
-    return " ".join([name.ljust(30), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
+    text = " ".join([name.ljust(30), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
+    notes = [f"{traffic[key]:g} {key.replace('_', ' ')} a step" for key in TROUBLE if traffic.get(key)]
+    return f"{text}  {', '.join(notes)}".rstrip()
 
 
 def call_lines(row: Mapping[str, Any]) -> list[str]:

@@ -108,8 +108,10 @@ def child(spec: dict[str, Any]) -> Row:
         after_spike = steady_ms()
     if spec["trace"] is not None:
         bindings.start_recording_accesses(spec["trace"])
-        step()
-        step()
+        bindings.mark_step()
+        for _ in range(2):
+            step()
+            bindings.mark_step()
         bindings.stop_recording_accesses()
 
     def planned(figure: str) -> float | None:

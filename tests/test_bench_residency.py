@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_uvm import _C
+import torch_uvm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -341,7 +341,7 @@ class TestEmulated:
 
     @pytest.fixture(scope="class")
     def rows(self, tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Row]:
-        engine = hasattr(_C, "set_budget")
+        engine = hasattr(torch_uvm, "set_budget")
         return emulated.rows(["1/2"], engine=engine, folder=str(tmp_path_factory.mktemp("traces")))
 
     def test_rows_of_the_driver(self, rows: list[emulated.Row]) -> None:
@@ -359,7 +359,7 @@ class TestEmulated:
         with pytest.raises(RuntimeError, match="accepted: at least 1048576 bytes"):
             emulated.run("small", "1", 1, None)
 
-    @pytest.mark.skipif(not hasattr(_C, "set_budget"), reason="this torch_uvm has no budget")
+    @pytest.mark.skipif(not hasattr(torch_uvm, "set_budget"), reason="this torch_uvm has no budget")
     def test_rows_of_the_engine(self, rows: list[emulated.Row]) -> None:
         _, driver, engine, auto = rows
         assert engine.equal
