@@ -1,75 +1,14 @@
-// Making room: caps, hand-overs, tags, the cheapest run of neighbours, allocation that only tries, pinned segments.
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <functional>
-#include <limits>
+// Making room under a cap: what is refused, given back, asked of the door; allocation that only tries; tags,
+// hand-overs, peaks.
+#include <cstring>
 #include <map>
-#include <random>
 #include <string>
-#include <thread>
-#include <utility>
+#include <vector>
 
 #include "allocator/size_classes.h"
-#include "allocator_rig.h"
-#include "fork_helpers.h"
-#include "runtime/emulated_runtime.h"
-#include "runtime/recording_runtime.h"
+#include "room_helpers.h"
 
 using namespace contract;
-
-namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
-void* tag_of(std::size_t number) {
-  return reinterpret_cast<void*>(number);
-}
-std::size_t number_of(void* tag) {
-  return reinterpret_cast<std::uintptr_t>(tag);
-}
-const auto kFree = [](void*, std::size_t) { return 0.0; };
-const auto kByBytes = [](void*, std::size_t bytes) { return static_cast<double>(bytes); };
-
-/// On either runtime, of managed or device memory.
-struct Kind {
-  const char* name;
-  std::function<Rig()> make;
-};
-std::vector<Kind> kinds() {
-  const auto emulated = [](std::optional<std::uint64_t> seed, bool managed) {
-    EmulatedConfig config;
-    config.devices = 2;
-    config.memory = 1 * GiB;
-    config.schedule_seed = seed;
-    return Rig(std::make_unique<EmulatedRuntime>(config), managed);
-  };
-  return {{"recording managed", [] { return Rig(std::make_unique<RecordingRuntime>(2), true); }},
-          {"recording device", [] { return Rig(std::make_unique<RecordingRuntime>(2), false); }},
-          {"emulated managed", [=] { return emulated(std::nullopt, true); }},
-          {"emulated device", [=] { return emulated(std::nullopt, false); }},
-          {"delayed managed", [=] { return emulated(5, true); }}};
-}
-/// Runs a body on each of them, and says on which it failed.
-void on_each(const std::function<void(Rig&)>& body) {
-  for (const Kind& kind : kinds()) {
-    try {
-      Rig rig = kind.make();
-      body(rig);
-      rig.check();
-    } catch (const harness::Failure& failure) {
-      throw harness::Failure(std::string(kind.name) + ": " + failure.what());
-    }
-  }
-}
-
-std::int64_t reserved_on(const Rig& rig, int device = 0) {
-  return rig.allocator->statistics(Location::device(device)).reserved_bytes[0].current;
-}
-
-} // namespace
-
-// --- caps ---------------------------------------------------------------------------------------------------------
 
 TEST(a_hard_cap_is_named_in_the_refusal_and_never_exceeded) {
   on_each([](Rig& rig) {
@@ -112,60 +51,345 @@ TEST(a_soft_cap_is_exceeded_when_nothing_can_be_freed_and_that_is_counted) {
   });
 }
 
-// --- tags and runs ------------------------------------------------------------------------------------------------
-
-TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
+TEST(a_lower_cap_gives_caches_back_and_leaves_what_is_in_use) {
   on_each([](Rig& rig) {
+    const Stream other = rig.stream();
+    Block* const kept = rig.allocate(48 * MiB);
+    Block* const pending = rig.allocate(16 * MiB);
+    rig.allocator->record_stream(pending, other);
+    rig.allocator->free(rig.allocate(32 * MiB));
+    rig.allocator->free(pending);
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(96 * MiB));
     rig.allocator->set_cap(0, 64 * MiB, true);
+    CHECK(reserved_on(rig) <= static_cast<std::int64_t>(64 * MiB));
+    rig.check();
+    rig.allocator->set_cap(0, 20 * MiB, true);
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(48 * MiB));
+    rig.check();
+    CHECK_THROWS(OutOfMemory, rig.allocate(2 * MiB));
+    rig.allocator->free(kept);
+    Block* const inside = rig.allocate(2 * MiB); // of what is there
+    rig.allocator->free(inside);
+    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(2, 1, true));
+    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(-1, 1, true));
+    CHECK_THROWS(InvalidArgument, rig.allocator->cap(2));
+  });
+}
+
+TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
+  struct Door final : RoomMaker {
+    CachingManagedAllocator* allocator = nullptr;
+    RecordingRuntime* runtime = nullptr;
     std::vector<Block*> blocks;
-    for (std::size_t i = 0; i < 8; ++i) {
-      blocks.push_back(rig.allocate(8 * MiB));
-      CHECK(rig.allocator->tag(blocks[i]) == nullptr);
-      rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+    std::size_t asked = 0, waits_before = 0;
+    bool always = false;
+    Stream stream;
+    bool make_room(std::size_t bytes, Location home, Stream for_stream) override {
+      CHECK_EQ(bytes, 32 * MiB);
+      CHECK(home == kDevice);
+      stream = for_stream;
+      if (asked++ == 0) {
+        waits_before = runtime->count("synchronize_event") + runtime->count("synchronize_stream");
+      }
+      if (blocks.empty()) {
+        return always;
+      }
+      allocator->free(blocks.back());
+      blocks.pop_back();
+      return true;
     }
-    CHECK(rig.allocator->try_allocate(16 * MiB, kDevice, kStream) == nullptr);
-    const auto run = rig.allocator->cheapest_run(16 * MiB, 0, [&](void* tag, std::size_t bytes) {
-      CHECK_EQ(bytes, 8 * MiB);
-      const std::size_t i = number_of(tag);
-      return i == 4 ? kNever : i <= 4 ? 3.0 : i == 6 ? 1.0 : 2.0;
-    });
-    CHECK(run.has_value());
-    CHECK_EQ(run->size(), std::size_t{2});
-    for (void* const tag : *run) {
-      rig.allocator->free(std::exchange(blocks[number_of(tag) - 1], nullptr));
+  } door;
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  door.allocator = rig.allocator.get();
+  door.runtime = static_cast<RecordingRuntime*>(rig.runtime.get());
+  const Stream a = rig.stream(), b = rig.stream();
+  rig.allocator->set_cap(0, 64 * MiB, true);
+  rig.allocator->set_room_maker(&door);
+  Block* const pending = rig.allocate(32 * MiB, a);
+  for (int i = 0; i < 4; ++i) {
+    door.blocks.push_back(rig.allocate(8 * MiB, a));
+  }
+  rig.allocator->record_stream(pending, b);
+  door.runtime->hold(b);
+  rig.allocator->free(pending); // 32 MiB that the host would have to wait for
+  Block* const block = rig.allocate(32 * MiB, b);
+  CHECK_EQ(door.asked, std::size_t{1}); // one block was given up; then the host waited for what was pending
+  CHECK_EQ(door.waits_before, std::size_t{0});
+  CHECK(door.stream == b);
+  CHECK_EQ(door.runtime->count("synchronize_event"), std::size_t{1});
+  door.asked = 0;
+  Block* const second = rig.allocate(32 * MiB, a); // block by block
+  CHECK_EQ(door.asked, std::size_t{3});
+  door.asked = 0;
+  door.always = true;
+  CHECK_THROWS(OutOfMemory, rig.allocate(32 * MiB, a));
+  CHECK(door.asked > 3 && door.asked < 100); // it says yes for ever, and is not believed
+  rig.allocator->free(second);
+  rig.allocator->free(block);
+  rig.check();
+}
+
+TEST(a_door_that_throws_under_a_cap_changes_nothing) {
+  struct Door final : RoomMaker {
+    bool make_room(std::size_t, Location, Stream) override {
+      throw RuntimeFailure("the door is stuck");
     }
-    Block* const block = rig.allocator->try_allocate(16 * MiB, kDevice, kStream);
-    CHECK(block != nullptr);
-    CHECK(rig.allocator->tag(block) == nullptr);
-    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
-    rig.allocator->free(block);
-    CHECK(rig.allocator->cheapest_run(16 * MiB, 0, kByBytes)->empty()); // free already
-    CHECK(!rig.allocator->cheapest_run(80 * MiB, 0, kFree)); // more than the cap
-    for (Block* const left : blocks) {
-      rig.allocator->free(left);
+  } door;
+  on_each([&](Rig& rig) {
+    for (const bool hard : {true, false}) {
+      rig.allocator->set_cap(0, 20 * MiB, hard);
+      rig.allocator->set_room_maker(&door);
+      CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
+      rig.check();
+      CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call it
+      rig.allocator->free(rig.allocate(12 * MiB)); // the lock is not left held
     }
   });
 }
 
-TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
-  auto made = std::make_unique<RecordingRuntime>(2);
-  RecordingRuntime& runtime = *made;
-  auto source = std::make_unique<PinnedSegmentSource>(runtime, 128 * MiB);
-  PinnedSegmentSource& pinned = *source;
-  CachingManagedAllocator allocator(runtime, std::move(source));
-  CHECK_THROWS(InvalidArgument, allocator.allocate(1, kDevice, kStream));
-  Block* const first = allocator.allocate(20 * MiB, Location::host(), kStream);
-  CHECK_EQ(pinned.bytes(), 64 * MiB);
-  const void* const at = allocator.data(first);
-  runtime.hold(kStream);
-  allocator.free(first);
-  runtime.clear_calls();
-  Block* const again = allocator.try_allocate(20 * MiB, Location::host(), kStream);
-  CHECK(allocator.data(again) == at);
-  CHECK(runtime.calls().empty());
-  allocator.free(again);
-  CHECK_THROWS(OutOfMemory, allocator.allocate(200 * MiB, Location::host(), kStream));
-  CHECK(allocator.is_valid());
+TEST(room_freed_in_one_class_serves_another) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 64 * MiB, true);
+    std::map<std::size_t, Block*> small;
+    std::size_t next = 1;
+    while (Block* const block = rig.allocator->try_allocate(kSmallRequest, kDevice, kStream)) {
+      rig.allocator->set_tag(block, tag_of(next));
+      small[next++] = block;
+    }
+    CHECK_EQ(small.size(), std::size_t{64}); // the cap is full of small segments, two blocks each
+    // No segment can hold it: whole ones are emptied, the cheaper ones, and given back.
+    const auto run = rig.allocator->cheapest_run(
+        16 * MiB, 0, [](void* tag, std::size_t) { return number_of(tag) <= 40 ? 5.0 : 1.0; });
+    CHECK(run.has_value());
+    CHECK_EQ(run->size(), std::size_t{16});
+    for (void* const tag : *run) {
+      CHECK(number_of(tag) > 40);
+      rig.allocator->free(small.at(number_of(tag)));
+      small.erase(number_of(tag));
+    }
+    rig.check();
+    CHECK(rig.allocator->cheapest_run(16 * MiB, 0, by_bytes)->empty());
+    Block* const large = rig.allocator->allocate(16 * MiB, kDevice, kStream);
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
+    rig.check();
+    rig.allocator->free(large);
+    // And back: small blocks of what was made for a large one.
+    for (std::size_t i = 0; i < 16; ++i) {
+      Block* const block = rig.allocator->try_allocate(kSmallRequest, kDevice, kStream);
+      CHECK(block != nullptr);
+      small[next++] = block;
+    }
+    CHECK(!rig.allocator->cheapest_run(16 * MiB, 0, [](void*, std::size_t) { return kNever; }));
+    for (const auto& [number, block] : small) {
+      rig.allocator->free(block);
+    }
+  });
+}
+
+TEST(under_a_cap_segments_are_few_and_large) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  rig.allocator->set_cap(0, 256 * MiB, true);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 12; ++i) { // medium and large share them
+    blocks.push_back(rig.allocate(3 * MiB + 5));
+    blocks.push_back(rig.allocate(16 * MiB));
+  }
+  CHECK_EQ(rig.allocator->statistics().segment[0].current, 4);
+  CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(256 * MiB));
+  rig.check();
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+  rig.allocator->empty_cache();
+  Block* const more_than_a_quarter = rig.allocate(100 * MiB);
+  CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(100 * MiB));
+  rig.allocator->free(more_than_a_quarter);
+}
+
+TEST(where_the_source_refuses_room_is_what_others_give_up) {
+  // A device with less memory than its cap: another program has the rest.
+  EmulatedConfig config;
+  config.memory = 64 * MiB;
+  Rig rig(std::make_unique<EmulatedRuntime>(config), false);
+  rig.allocator->set_cap(0, 256 * MiB, true);
+  std::vector<Block*> blocks;
+  while (Block* const block = rig.allocator->try_allocate(8 * MiB, kDevice, kStream)) {
+    rig.allocator->set_tag(block, tag_of(blocks.size() + 1));
+    blocks.push_back(block);
+  }
+  CHECK_EQ(blocks.size(), std::size_t{8});
+  const auto run = rig.allocator->cheapest_run(16 * MiB, 0, by_bytes);
+  CHECK(run.has_value());
+  CHECK_EQ(run->size(), std::size_t{2}); // not: there is room under the cap
+  for (void* const tag : *run) {
+    rig.allocator->free(std::exchange(blocks[number_of(tag) - 1], nullptr));
+  }
+  Block* const block = rig.allocator->try_allocate(16 * MiB, kDevice, kStream);
+  CHECK(block != nullptr);
+  rig.allocator->free(block);
+  for (Block* const left : blocks) {
+    rig.allocator->free(left);
+  }
+}
+
+TEST(a_tag_goes_with_its_block) {
+  on_each([](Rig& rig) {
+    const Stream other = rig.stream();
+    Block* const block = rig.allocate(1000);
+    rig.allocator->set_tag(block, tag_of(7));
+    rig.allocator->record_stream(block, other);
+    CHECK(rig.allocator->tag(block) == tag_of(7));
+    rig.check();
+    const std::uintptr_t at = rig.address(block);
+    rig.allocator->free(block); // pending
+    rig.check();
+    rig.runtime->synchronize_device(0);
+    Block* const again = rig.allocate(1000);
+    CHECK_EQ(rig.address(again), at);
+    CHECK(rig.allocator->tag(again) == nullptr);
+    rig.allocator->free(again);
+  });
+}
+
+// --- trying -------------------------------------------------------------------------------------------------------
+
+TEST(trying_never_waits_and_never_asks) {
+  struct Door final : RoomMaker {
+    bool make_room(std::size_t, Location, Stream) override {
+      ++asked;
+      return false;
+    }
+    int asked = 0;
+  } door;
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream a = rig.stream(), b = rig.stream();
+  rig.allocator->set_room_maker(&door);
+  rig.runtime->set_limit(64 * MiB);
+  Block* const shared = rig.allocate(20 * MiB, a);
+  Block* const host = rig.allocate(20 * MiB, a);
+  rig.allocator->set_home(host, Location::host(), a);
+  rig.allocator->record_stream(shared, b);
+  for (const Stream stream : {a, b}) {
+    calls.hold(stream);
+    rig.runtime->prefetch(rig.allocator->data(host), 20 * MiB, kDevice, stream);
+  }
+  rig.allocator->free(shared); // pending
+  rig.allocator->free(host); // the host would have to wait for `a`
+  CHECK(rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host()) != nullptr); // of what the limit leaves
+  CHECK(rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host()) == nullptr);
+  CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, a) == nullptr);
+  CHECK(rig.allocator->try_allocate(~std::size_t{0}, kDevice, a) == nullptr);
+  CHECK(rig.allocator->try_allocate(0, kDevice, a) == nullptr);
+  CHECK_THROWS(InvalidArgument, rig.allocator->try_allocate(1, Location::device(1), a));
+  CHECK_THROWS(InvalidArgument, rig.allocator->try_allocate(1, kDevice, Stream{1, nullptr}));
+  for (const RecordedCall& call : calls.calls()) {
+    CHECK(!call.name.starts_with("synchronize"));
+  }
+  CHECK_EQ(door.asked, 0);
+  CHECK_EQ(rig.allocator->statistics().num_ooms, 0);
+  CHECK_EQ(rig.allocator->statistics().num_host_waits, 0);
+  rig.check();
+  calls.release(a);
+  Block* const now = rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host());
+  CHECK(now != nullptr); // `a` is idle
+  rig.allocator->free(now);
+  for (const SegmentInfo& segment : rig.allocator->snapshot()) {
+    for (const BlockInfo& block : segment.blocks) {
+      if (block.state == BlockInfo::State::kAllocated) {
+        rig.allocator->free(rig.allocator->find(reinterpret_cast<const void*>(block.address)));
+      }
+    }
+  }
+}
+
+TEST(trying_gives_cached_segments_back_only_while_nothing_is_queued) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream a = rig.stream();
+  std::vector<Block*> blocks;
+  for (const std::size_t bytes : {16 * MiB, 20 * MiB, 24 * MiB}) {
+    blocks.push_back(rig.allocate(bytes, a));
+  }
+  rig.allocator->set_cap(0, 60 * MiB, true);
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+  const Event work = rig.runtime->create_event(0, false);
+  calls.hold(a);
+  rig.runtime->record_event(work, a);
+  CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, a) == nullptr); // giving back waits for `a`
+  CHECK_EQ(calls.count("free_device"), std::size_t{0});
+  calls.release(a);
+  CHECK(rig.allocator->try_allocate(62 * MiB, kDevice, a) == nullptr); // would not do: nothing is given back in vain
+  CHECK_EQ(calls.count("free_device"), std::size_t{0});
+  Block* const block = rig.allocator->try_allocate(40 * MiB, kDevice, a);
+  CHECK(block != nullptr);
+  CHECK_EQ(calls.count("free_device"), std::size_t{2}); // the two largest are enough
+  rig.allocator->free(block);
+  rig.check();
+  rig.runtime->destroy_event(work);
+}
+
+// --- hand-overs ---------------------------------------------------------------------------------------------------
+
+TEST(a_block_handed_over_is_reused_on_its_new_stream_with_no_call) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
+  Block* const block = rig.allocate(12 * MiB, a);
+  const std::uintptr_t at = rig.address(block);
+  rig.allocator->record_stream(block, b);
+  for (const Stream stream : {a, b, c}) {
+    calls.hold(stream);
+  }
+  const Event work = rig.runtime->create_event(0, false);
+  rig.runtime->record_event(work, a);
+  calls.clear_calls();
+  rig.allocator->hand_over(block, c);
+  CHECK(rig.allocator->stream(block) == c);
+  CHECK_EQ(rig.allocator->streams(block).size(), std::size_t{1});
+  rig.check();
+  rig.allocator->free(block);
+  Block* const again = rig.allocator->try_allocate(12 * MiB, kDevice, c);
+  CHECK_EQ(rig.address(again), at);
+  CHECK(calls.calls().empty());
+  rig.allocator->free(again);
+  Block* const of_a = rig.allocate(12 * MiB, a); // which waits for `c`, and for nobody else
+  CHECK_EQ(rig.address(of_a), at);
+  CHECK_EQ(calls.count("query_stream"), std::size_t{1});
+  CHECK(calls.calls().at(0).stream == c);
+  CHECK_THROWS(InvalidArgument, rig.allocator->hand_over(of_a, Stream::default_of(7)));
+  rig.allocator->free(of_a);
+  CHECK_THROWS(InvalidArgument, rig.allocator->hand_over(nullptr, a));
+  rig.runtime->destroy_event(work);
+}
+
+// --- peaks --------------------------------------------------------------------------------------------------------
+
+TEST(the_peak_that_is_taken_and_the_one_of_the_statistics_do_not_disturb_each_other) {
+  on_each([](Rig& rig) {
+    const auto peak = [&] { return rig.allocator->statistics(kDevice).allocated_bytes[0].peak; };
+    constexpr auto k = static_cast<std::int64_t>(MiB);
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), std::size_t{0});
+    Block* const kept = rig.allocate(12 * MiB);
+    rig.allocator->free(rig.allocate(20 * MiB));
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), 32 * MiB);
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), 12 * MiB); // what there still is
+    CHECK_EQ(peak(), 32 * k);
+    CHECK_EQ(rig.allocator->statistics(kDevice).active_bytes[0].peak, 32 * k);
+    rig.allocator->free(rig.allocate(30 * MiB));
+    rig.allocator->reset_peak_statistics(kDevice);
+    CHECK_EQ(peak(), 12 * k);
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), 42 * MiB); // before the reset
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), 12 * MiB);
+    CHECK_EQ(peak(), 12 * k);
+    CHECK_EQ(rig.allocator->take_allocated_peak(1), std::size_t{0});
+    CHECK_THROWS(InvalidArgument, rig.allocator->take_allocated_peak(2));
+    rig.allocator->free(kept);
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), 12 * MiB);
+    CHECK_EQ(rig.allocator->take_allocated_peak(0), std::size_t{0});
+  });
 }
 
 HARNESS_MAIN()
