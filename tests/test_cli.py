@@ -187,7 +187,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("argv", "named"),
         [
-            (["rnu"], ["'rnu'", "info, run"]),
+            (["rnu"], ["'rnu'", "info, run, plot"]),
             (["info", "--jsno"], ["--jsno"]),
             (["run"], ["SCRIPT", "-m MODULE"]),
             (["run", "--lmit", "4GiB", "script.py"], ["--lmit", "--limit"]),
@@ -216,7 +216,7 @@ class TestUsage:
     def test_without_a_command_it_lists_them(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main() == 2
         listed = capsys.readouterr().err
-        assert all(f"  {name} " in listed for name in ("info", "run"))
+        assert all(f"  {name} " in listed for name in ("info", "run", "plot"))
 
     @pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["run", "--help"]], ids=" ".join)
     def test_help(self, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:

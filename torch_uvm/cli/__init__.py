@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch_uvm.cli import info, run
+from torch_uvm.cli import info, plot, run
 
 
 class _Command(Protocol):
@@ -16,7 +16,7 @@ class _Command(Protocol):
     def main(self, argv: Sequence[str]) -> int: ...
 
 
-_COMMANDS: dict[str, _Command] = {"info": info, "run": run}
+_COMMANDS: dict[str, _Command] = {"info": info, "run": run, "plot": plot}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,206 @@
+"""Traces of accesses: reading, refusing what does not fit, drawing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_uvm import cli, traces
+from torch_uvm.cli import plot
+
+HEADER: dict[str, Any] = {
+    "format": "torch_uvm accesses",
+    "version": 1,
+    "units": {"time": "us", "size": "bytes"},
+    "budgets": [1 << 30, None],
+}
+RECORDS: list[dict[str, Any]] = [
+    {"storage": 7, "device": 0, "bytes": 4096, "resident": True},
+    {"storage": 8, "device": 0, "bytes": 100, "resident": False},
+    {"transfer": "fetch", "storage": 8, "bytes": 100, "time": 11.5},
+    {"operator": "aten::mm", "time": 12.5, "in_place_ok": False, "reads": [7], "writes": [8]},
+    {"birth": 9, "device": 0, "bytes": 64},
+    {"resident": 4260, "device": 0},
+    {"step": "end"},
+    {"operator": "aten::add_", "time": 20, "in_place_ok": True, "reads": [9], "writes": []},
+    {"transfer": "in_place", "storage": 8, "bytes": 100, "time": 20},
+    {"transfer": "drop", "storage": 8, "bytes": 100, "time": 20},
+    {"transfer": "write_back", "storage": 7, "bytes": 4096, "time": 21},
+    {"death": 9},
+    {"resident": 0, "device": 0},
+]
+
+
+def _write(path: Path, records: list[Any], header: Any = HEADER) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in [header, *records]))
+    return path
+
+
+class TestRead:
+    def test_all_records(self, tmp_path: Path) -> None:
+        trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
+        assert trace.budgets == (1 << 30, None)
+        assert trace.storages[7] == traces.Storage(0, 4096, True)
+        assert [op.name for op in trace.operators] == ["aten::mm", "aten::add_"]
+        assert trace.operators[0].writes == (8,) and trace.operators[0].births == [9]
+        assert trace.operators[1].deaths == [9] and trace.operators[1].in_place_ok
+        assert [it.kind for it in trace.transfers] == ["fetch", "in_place", "drop", "write_back"]
+        assert [it.operators for it in trace.transfers] == [0, 2, 2, 2]
+        assert trace.resident[0] == traces.Resident(0, 4260, 1)
+        assert trace.steps == [1]
+        assert trace.begin_us == 11.5
+
+    def test_what_was_never_used_may_die(self, tmp_path: Path) -> None:
+        trace = traces.read_trace(_write(tmp_path / "trace", [*RECORDS, {"death": 99}]))
+        assert trace.operators[-1].deaths == [9]
+
+    def test_a_storage_told_of_twice_is_the_first(self, tmp_path: Path) -> None:
+        again = {"storage": 7, "device": 0, "bytes": 4096, "resident": False}
+        assert traces.read_trace(_write(tmp_path / "trace", [RECORDS[0], again])).storages[7].resident
+
+    @pytest.mark.parametrize(
+        ("record", "named"),
+        [
+            ([], "an object"),
+            ({}, "an object"),
+            ({"teleport": 7}, "unknown record 'teleport'"),
+            ({"death": 7, "why": "old"}, "expected death"),
+            ({"death": -1}, "-1"),
+            ({"death": True}, "True"),
+            ({"death": "7"}, "'7'"),
+            ({"death": 2**64}, str(2**64)),
+            ({"storage": 1, "device": 0, "bytes": -4, "resident": True}, "bytes -4"),
+            ({"storage": 1, "device": 0, "bytes": 2**63, "resident": True}, "bytes"),
+            ({"storage": 1, "device": 0, "bytes": 1.5, "resident": True}, "bytes 1.5"),
+            ({"storage": 1, "device": 5000, "bytes": 1, "resident": True}, "device 5000"),
+            ({"storage": 1, "device": 0, "bytes": 1, "resident": 1}, "resident 1"),
+            ({"birth": 7, "device": 0, "bytes": 1}, "born a second time"),
+            ({"transfer": "beam", "storage": 7, "bytes": 1, "time": 1}, "'beam'"),
+            ({"transfer": ["fetch"], "storage": 7, "bytes": 1, "time": 1}, "transfer"),
+            ({"transfer": "fetch", "storage": 99, "bytes": 1, "time": 1}, "storage 99"),
+            ({"transfer": "fetch", "storage": 7, "bytes": 1, "time": float("nan")}, "time nan"),
+            ({"transfer": "fetch", "storage": 7, "bytes": 1, "time": -1}, "time -1"),
+            ({"operator": 3, "time": 1, "in_place_ok": True, "reads": [], "writes": []}, "operator 3"),
+            ({"operator": "x", "time": 1, "in_place_ok": True, "reads": {}, "writes": []}, "reads"),
+            ({"operator": "x", "time": 1, "in_place_ok": True, "reads": [99], "writes": []}, "99"),
+            ({"operator": "x", "time": 1, "in_place_ok": True, "reads": [None], "writes": []}, "None"),
+            ({"resident": 1, "device": None}, "device None"),
+            ({"step": "begin"}, "'begin'"),
+        ],
+        ids=repr,
+    )
+    def test_refuses_by_line(self, tmp_path: Path, record: Any, named: str) -> None:
+        path = _write(tmp_path / "trace", [RECORDS[0], record])
+        with pytest.raises(ValueError) as caught:
+            traces.read_trace(path)
+        assert f"{path}, line 3: " in str(caught.value) and named in str(caught.value)
+        assert len(str(caught.value)) < 500 + len(str(path))
+
+    def test_time_does_not_run_backwards(self, tmp_path: Path) -> None:
+        earlier = {"operator": "x", "time": 1, "in_place_ok": True, "reads": [], "writes": []}
+        with pytest.raises(ValueError, match="line 6: time 1.0 is before"):
+            traces.read_trace(_write(tmp_path / "trace", [*RECORDS[:4], earlier]))
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            {},
+            7,
+            {"death": 7},
+            {**HEADER, "format": "other"},
+            {**HEADER, "version": 2},
+            {**HEADER, "version": True},
+            {**HEADER, "units": {"time": "s", "size": "bytes"}},
+            {**HEADER, "budgets": 5},
+            {**HEADER, "budgets": ["5"]},
+            {"format": "torch_uvm accesses"},
+        ],
+        ids=repr,
+    )
+    def test_refuses_other_headers(self, tmp_path: Path, header: Any) -> None:
+        with pytest.raises(ValueError, match="line 1: "):
+            traces.read_trace(_write(tmp_path / "trace", [], header))
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [
+            (b"", "empty"),
+            (b"\n", "line 1"),
+            (b"no json\n", "line 1"),
+            (b"\xff\xfe\n", "line 1"),
+            (b"[" * 100_000 + b"\n", "line 1"),
+            (b'{"format": "torch_uvm accesses"', "cut off"),
+        ],
+        ids=["empty", "blank", "text", "not UTF-8", "deep", "cut off"],
+    )
+    def test_refuses_what_is_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
+        path = tmp_path / "trace"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=named):
+            traces.read_trace(path)
+
+    def test_says_when_the_recording_broke_off(self, tmp_path: Path) -> None:
+        path = _write(tmp_path / "trace", RECORDS)
+        path.write_bytes(path.read_bytes()[:-4])
+        with pytest.raises(ValueError, match="cut off"):
+            traces.read_trace(path)
+
+
+class TestPlot:
+    def test_what_is_drawn(self, tmp_path: Path) -> None:
+        trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
+        assert plot.live_bytes(trace, 0) == ([0.0, 1.0, 8.5], [4196, 4260, 4260])
+        assert plot.resident_bytes(trace, 0) == ([1.0, 8.5], [4260, 0])
+        width, rates = plot.link_rates(trace, 0, bins=10)
+        assert width == pytest.approx(0.95)
+        assert sum(rates["fetch"]) * width == pytest.approx(100e6)
+        assert rates["fetch"][0] and not any(rates["fetch"][1:])
+        assert sum(rates["write_back"]) * width == pytest.approx(4096e6)
+        assert "drop" not in rates  # nothing crosses
+        assert plot.link_rates(trace, 1, bins=2)[1]["fetch"] == [0, 0]
+
+    def test_picture(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        picture = tmp_path / "picture.png"
+        assert cli.main(["plot", str(_write(tmp_path / "trace", RECORDS)), "-o", str(picture)]) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
+
+    @pytest.mark.parametrize(
+        ("records", "argv", "named"),
+        [
+            (RECORDS, ["--device", "3"], "device 3; it has [0]"),
+            ([{"death": -1}], [], "line 2"),
+            (RECORDS, ["-o", "picture.nothing"], "nothing"),
+        ],
+        ids=["device", "line", "format"],
+    )
+    def test_errors(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        records: list[Any],
+        argv: list[str],
+        named: str,
+    ) -> None:
+        if "-o" in argv:
+            pytest.importorskip("matplotlib")
+        path = _write(tmp_path / "trace", records)
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["plot", str(path), "-o", str(tmp_path / "picture.png"), *argv])
+        assert caught.value.code == 2 and named in capsys.readouterr().err
+
+    def test_without_matplotlib_it_says_what_to_install(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; sys.modules['matplotlib'] = None\n"
+            "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"
+        )
+        path = _write(tmp_path / "trace", RECORDS)
+        argv = [sys.executable, "-c", script, "plot", str(path), "-o", str(tmp_path / "picture.png")]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1 and "pip install matplotlib" in done.stderr
+        assert "Traceback" not in done.stderr
