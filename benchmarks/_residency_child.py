@@ -23,6 +23,7 @@ from _residency_columns import COLUMNS, Column
 from _residency_workloads import NotHere, Workload, larger, make
 
 SPIKE = 4  # times the usual batch
+RECORDED = 4  # steps; the least bytes are those of the ones in the middle
 
 
 class CudaMarks:
@@ -219,8 +220,7 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
     recording = training.column.recording()
     if recording is not None:
         with recording:
-            training.column.mark_step()
-            for _ in range(2):
+            for _ in range(RECORDED):
                 training.alone()
                 training.column.mark_step()
         report.found["trace"] = spec["trace"]

@@ -54,7 +54,7 @@ class Column:
         return {}
 
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:
-        """The scope of a step whose accesses are recorded; None where nothing can be recorded."""
+        """The scope of steps whose accesses are recorded; None where nothing can be recorded."""
         return None
 
     def mark_step(self) -> None:

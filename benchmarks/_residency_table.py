@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from _residency_floor import by_bytes_moved
+from _residency_floor import MOVED, add_floor
 from _residency_limits import GIB
 
 Row = MutableMapping[str, Any]
@@ -19,11 +20,11 @@ def in_core(rows: Sequence[Mapping[str, Any]], workload: str) -> Mapping[str, An
     return None
 
 
-def derive(row: Row, rows: Sequence[Mapping[str, Any]]) -> None:
+def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = None) -> None:
     """Adds to a row what follows from it and from its workload in core, if that was measured.
 
     over_in_core    step / step in core
-    floor_ms, over_floor, floor_kind    unless a better floor is there already: the bytes that were moved
+    floor_ms, over_floor, floor_kind    of the engine's rows; from `trace`, if the workload has one
     losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
     driver_bytes    peak in use on the device as the driver sees it, less what was in use before the process
     outside_bytes   of them, what no allocator knows of: the context, kernels' code, libraries
@@ -42,10 +43,7 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]]) -> None:
     elif row is not plain:
         both = min(len(row["losses"]), len(plain["losses"]))
         row["losses_equal"] = row["losses"][:both] == plain["losses"][:both]
-    traffic = row.get("statistics") or {}
-    if traffic.get("fetched") and "floor_ms" not in row:
-        row["floor_ms"] = by_bytes_moved(plain["step_ms"], traffic)
-        row["floor_kind"] = "bytes moved"
+    add_floor(row, plain, trace)
     if row.get("floor_ms"):
         row["over_floor"] = row["step_ms"] / row["floor_ms"]
     if row.get("budget") and "driver_bytes" in row and "outside_bytes" in plain:
@@ -121,7 +119,7 @@ def line(row: Mapping[str, Any]) -> str:
         number(row["step_ms"]),
         number(row.get("wall_ms")),
         number(row.get("over_in_core"), 2),
-        number(row.get("floor_ms")),
+        number(row.get("floor_ms")) + ("*" if row.get("floor_kind") == MOVED else ""),
         number(row.get("over_floor"), 2),
         number(row["first_ms"] / 1e3, 2),
         gib(row.get("driver_bytes")),

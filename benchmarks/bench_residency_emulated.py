@@ -22,11 +22,12 @@ from typing import Any
 
 from _environment import RESULTS, describe
 from _residency_processes import environment
+from lower_bound import bound
 
 MIB = 1024**2
 AMPLE = 2048 * MIB
 PARTS = ("1/1.5", "1/2", "1/4")
-WARM_UP, STEPS = 4, 2
+WARM_UP, STEPS, RECORDED = 4, 2, 4
 DRIVER, ENGINE, AUTO = "driver's faults", "engine", "engine, auto"
 ROOMY = "1/0.75"  # a device with a third more than the peak, which a batch of four times the usual exceeds
 
@@ -52,6 +53,8 @@ class Row:
     losses: list[str] = field(repr=False)  # of all steps, in hexadecimal
     equal: bool = True  # to the run without a budget, all losses to the last bit
     trace: str | None = None  # where the accesses of a step were recorded
+    least_in: float | None = None  # bytes a step that any plan has to bring in, or to read across the link
+    least_out: float | None = None  # bytes that a plan with no more than that writes
     after_spike_ms: float | None = None  # as modelled_ms, after one batch of four times the usual
 
 
@@ -108,8 +111,7 @@ def child(spec: dict[str, Any]) -> Row:
         after_spike = steady_ms()
     if spec["trace"] is not None:
         bindings.start_recording_accesses(spec["trace"])
-        bindings.mark_step()
-        for _ in range(2):
+        for _ in range(RECORDED):
             step()
             bindings.mark_step()
         bindings.stop_recording_accesses()
@@ -165,7 +167,7 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
     with budget="auto" where the usual batch fits, and one of four times it does not.
 
     engine: whether its rows are wanted
-    folder: where the engine's rows leave a trace of two steps each; None: they leave none
+    folder: where the engine's rows leave a trace of some steps each; None: there is none, and no least bytes
 
     Raises:
         RuntimeError: a run failed.
@@ -185,24 +187,30 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
         found = [plain, *pool.map(lambda each: one(*each), wanted)]
     for row in found:
         row.equal = row.losses == plain.losses
+        if row.trace is not None:
+            least = bound(Path(row.trace), row.memory)
+            row.least_in = least["fetched"] + least["in_place_read"]
+            row.least_out = least["written_back"] + least["in_place_written"]
     return found
 
 
 def format_rows(found: Sequence[Row]) -> str:
     lines = [
-        f"{'':24}{'memory':>9}{'peak':>9}{'in':>9}{'out':>9}{'in place':>9}{'faults':>8}{'evicted':>8}"
+        f"{'':24}{'memory':>9}{'peak':>9}{'in':>9}{'out':>9}{'in place':>9}{'least in':>9}{'and out':>9}"
+        f"{'faults':>8}{'evicted':>8}"
         f"{'hits':>7}{'misses':>7}{'modelled':>10}{'after 4x':>10}  losses",
-        f"{'':24}" + f"{'MiB':>9}" * 5 + f"{'pages':>8}{'pages':>8}{'':14}{'ms':>10}{'ms':>10}",
+        f"{'':24}" + f"{'MiB':>9}" * 7 + f"{'pages':>8}{'pages':>8}{'':14}{'ms':>10}{'ms':>10}",
     ]
 
-    def mib(count: float) -> str:
-        return f"{count / MIB:>9.1f}"
+    def mib(count: float | None) -> str:
+        return f"{'-' if count is None else f'{count / MIB:.1f}':>9}"
 
     def whole(count: float | None, width: int) -> str:
         return f"{'-' if count is None else f'{count:.0f}':>{width}}"
 
     for row in found:
-        sizes = (row.memory, row.peak_resident, row.bytes_in, row.bytes_out, row.in_place)
+        moved = (row.bytes_in, row.bytes_out, row.in_place, row.least_in, row.least_out)
+        sizes = (row.memory, row.peak_resident, *moved)
         lines.append(
             f"{row.name + ('' if row.part == '1' else ', ' + row.part):24}"
             + "".join(map(mib, sizes))

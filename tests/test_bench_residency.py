@@ -41,6 +41,8 @@ def in_core() -> dict[str, Any]:
         step_ms=100.0,
         wall_ms=101.0,
         first_ms=500.0,
+        forward_ms=30.0,
+        backward_ms=60.0,
         losses=["0x1p+0", "0x1p-1"],
         repeatable=True,
         driver_before=GIB,
@@ -145,9 +147,32 @@ class TestTable:
         assert managed["over_budget"] == pytest.approx(0.1)  # 3.2 GiB less 1 GiB outside, for 2 GiB
         cells = table.line(managed).split()
         assert cells[2:] == (
-            "2.00 150.0 151.0 1.50 120.0 1.25 0.90 3.20 +10.0% 5.20 2.60 1.04 2.0 0 equal".split()
+            "2.00 150.0 151.0 1.50 120.0* 1.25 0.90 3.20 +10.0% 5.20 2.60 1.04 2.0 0 equal".split()
         )
         assert len(table.heading()) == len(table.line(managed))
+
+    def test_floor_by_a_trace(self, tmp_path: Path) -> None:
+        """Two storages take turns in a budget that has one of them: both come in, in each step."""
+        storage = {"device": 0, "bytes": 5_200_000_000}
+        lines: list[dict[str, Any]] = [{"format": "torch_uvm accesses", "version": 1}]
+        lines += [storage | {"storage": name, "resident": name == 1} for name in (1, 2)]
+        use = {"operator": "aten::sum", "time": 0.0, "in_place_ok": False, "writes": []}
+        for _ in range(4):
+            lines += [use | {"reads": [1]}, use | {"reads": [2]}, {"step": 1}]
+        trace = tmp_path / "a.trace"
+        trace.write_text("\n".join(map(json.dumps, lines)))
+        managed = engine(budget=5_200_000_000)
+        table.derive(managed, [in_core()], trace)
+        assert managed["floor_kind"] == "least bytes, by phases"
+        assert managed["least"]["fetched"] == 10_400_000_000
+        assert managed["floor_ms"] == pytest.approx(30 + 200)
+        assert "*" not in table.line(managed)
+
+    def test_a_trace_that_cannot_be_read(self, tmp_path: Path) -> None:
+        managed = engine()
+        table.derive(managed, [in_core()], tmp_path / "none.trace")
+        assert managed["floor_kind"] == "bytes moved"
+        assert "FileNotFoundError" in managed["floor_error"]
 
     @pytest.mark.parametrize(
         ("losses", "repeatable", "said"),
@@ -335,14 +360,15 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert printed[3].endswith("equal")
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Row]:
+    engine = hasattr(torch_uvm, "set_budget")
+    return emulated.rows(["1/2"], engine=engine, folder=str(tmp_path_factory.mktemp("traces")))
+
+
 class TestEmulated:
     def test_parts_are_whole_pages(self) -> None:
         assert emulated.part_of(100 * emulated.MIB, "1/1.5") == 66 * emulated.MIB
-
-    @pytest.fixture(scope="class")
-    def rows(self, tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Row]:
-        engine = hasattr(torch_uvm, "set_budget")
-        return emulated.rows(["1/2"], engine=engine, folder=str(tmp_path_factory.mktemp("traces")))
 
     def test_rows_of_the_driver(self, rows: list[emulated.Row]) -> None:
         plain, driver = rows[:2]
@@ -371,5 +397,7 @@ class TestEmulated:
         assert auto.equal
         assert auto.after_spike_ms is not None
         assert auto.after_spike_ms <= 1.05 * auto.modelled_ms
+        assert engine.least_in is not None
+        assert 0 < engine.least_in <= engine.bytes_in + engine.in_place
         assert engine.trace is not None
         assert Path(engine.trace).stat().st_size > 0
