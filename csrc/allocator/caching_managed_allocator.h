@@ -55,6 +55,11 @@ class RoomMaker {
   /// Frees `bytes` in one piece, for a block of `home` that `stream` will use first. True: it is worth trying
   /// again. Called again, some times, while that is not enough: another thread may have been faster.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
+  /// When there is no room, and nothing more to wait for: whether a hard cap is exceeded this once, for what a
+  /// running operator cannot do without.
+  virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
+    return false;
+  }
 };
 
 struct Block; // defined in allocator/block.h; callers hold it as a handle
@@ -158,7 +163,8 @@ class CachingManagedAllocator {
 
   /// The most bytes of segments made for a device (its budget); nullopt: no cap. What is reserved above it already
   /// stays; caches are given back to get there, after waiting for pending frees.
-  /// \param hard when nothing more can be freed, allocate raises OutOfMemory; else the cap is exceeded (within the
+  /// \param hard when nothing more can be freed, allocate asks the door whether it may exceed the cap, and raises
+  ///        OutOfMemory if it says no; else the cap is exceeded (within the
   ///        limit), which num_over_cap counts
   /// \throws InvalidArgument; RuntimeFailure where the wait failed: the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, bool hard);

@@ -17,7 +17,7 @@ CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::s
   if (budget_->cap) {
     const std::size_t taken = state.taken(home.index);
     over_ = taken > *budget_->cap || bytes > *budget_->cap - taken;
-    if (over_ && (budget_->hard || !over_cap)) {
+    if (over_ && !over_cap) {
       granted_ = false;
       return;
     }
@@ -88,6 +88,15 @@ Block* CachingManagedAllocator::State::merged_within_cap(const Request& request,
     return nullptr;
   }
   return from_new_segment(request, own, lock, refusal);
+}
+
+bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
+  if (!budgets[static_cast<std::size_t>(request.home.index)].hard) {
+    return true;
+  }
+  RoomMaker* const door = room_maker;
+  const Unlocked unlocked(lock);
+  return door != nullptr && door->may_exceed(request.bytes, request.home);
 }
 
 OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) const {

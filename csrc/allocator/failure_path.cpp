@@ -24,7 +24,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     if (Block* const block = retry(request, lock, refusal)) { // waits, this time
       return block;
     }
-    if (!refusal) {
+    if (!refusal && may_exceed_cap(request, lock)) {
       if (Block* const block =
               from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;

@@ -129,7 +129,7 @@ struct CachingManagedAllocator::State {
   /// go of meanwhile: two threads cannot both claim the last of it.
   class Claim {
    public:
-    /// \param over_cap a cap that is not hard does not refuse
+    /// \param over_cap the cap does not refuse
     Claim(State& state, Location home, std::size_t bytes, bool over_cap);
     ~Claim();
     Claim(const Claim&) = delete;
@@ -167,6 +167,8 @@ struct CachingManagedAllocator::State {
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   OutOfMemory cap_refusal(const Request& request) const;
+  /// What the cap refuses may be had all the same; asks the door where it is hard.
+  bool may_exceed_cap(const Request& request, Lock& lock);
   /// Gives back segments of a device with no block in use, as few as leave room for `bytes` more under the cap, or
   /// none if all of them do not. \return there is room
   bool fit_under_cap(const Request& request, std::size_t bytes);

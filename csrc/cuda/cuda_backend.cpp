@@ -9,6 +9,7 @@
 #include "cuda/cuda_runtime.h"
 #include "cuda/delegating_allocator.h"
 #include "tensor/context.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::cuda {
 namespace {
@@ -24,9 +25,11 @@ void put_in_place() {
     // First, as it may fail, and then nothing has changed. The native allocator has to know its devices.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     auto* before = native::allocator.load();
-    auto* ours = new DelegatingAllocator(before); // leaked: see the class
+    static DelegatingAllocator* ours = nullptr;
+    ours = new DelegatingAllocator(before); // leaked: see the class
     native::allocator.store(ours);
     c10::SetAllocator(c10::DeviceType::CUDA, ours, kPriority);
+    set_capture_probe([] { return ours->is_capturing_now(); });
     installed.store(true, std::memory_order_release);
   });
 }

@@ -258,6 +258,10 @@ void DelegatingAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver 
   native_->attachOutOfMemoryObserver(std::move(observer));
 }
 
+bool DelegatingAllocator::is_capturing_now() const {
+  return filters_.any() && is_capturing(c10::cuda::getCurrentCUDAStream().stream());
+}
+
 void DelegatingAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                               std::function<bool(cudaStream_t)> filter) {
   native_->beginAllocateToPool(device, pool, filter);

@@ -50,6 +50,9 @@ class DelegatingAllocator final : public native::CUDAAllocator {
   void annotateMemory(const void* ptr, const std::string& metadata) override;
 #endif
 
+  /// Whether the calling thread's current stream is being captured into a graph. One relaxed load while no graph is.
+  bool is_capturing_now() const;
+
   // --- what both have a part in
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
   native::DeviceStats getDeviceStats(c10::DeviceIndex device) override;

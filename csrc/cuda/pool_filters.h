@@ -34,6 +34,11 @@ class PoolFilters {
     count_.store(entries_.size(), std::memory_order_relaxed);
   }
 
+  /// Whether any is in force, as there is during every capture that PyTorch makes.
+  bool any() const {
+    return count_.load(std::memory_order_relaxed) != 0;
+  }
+
   bool any_takes(c10::DeviceIndex device, cudaStream_t stream) {
     if (count_.load(std::memory_order_relaxed) == 0) {
       return false;

@@ -163,6 +163,8 @@ struct DelegatingCpuAllocator final : c10::Allocator {
     c10::DataPtr data = emulated::allocate(kernel_device, bytes);
     void* ptr = data.get();
     if (ptr != nullptr) {
+      // The allocator may have made the stream wait for another one's work on this block; the kernel runs already.
+      runtime().wait_in_kernel(current_stream(kernel_device));
       kernel_memory.push_back({ptr, block_of(data), is_managed(data)});
       data.release_context();
     }

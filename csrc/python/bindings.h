@@ -9,6 +9,8 @@ void register_exceptions(pybind11::module_& module); ///< exceptions.cpp
 void bind_floors(pybind11::module_& module); ///< floors.cpp: submodule `floors`, for tests
 void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, managed tensors, statistics
 void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
+void bind_budgets(pybind11::module_& module); ///< budgets.cpp: budgets as they are asked for
+void bind_residency(pybind11::module_& module); ///< residency.cpp: budgets, and what the engine does about them
 void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator

@@ -8,6 +8,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::register_exceptions(module);
   torch_uvm::bind_tensor(module);
   torch_uvm::bind_hints(module);
+  torch_uvm::bind_budgets(module);
+  torch_uvm::bind_residency(module);
   torch_uvm::bind_host_tensors(module);
   torch_uvm::bind_exchange(module);
   torch_uvm::bind_emulated(module);

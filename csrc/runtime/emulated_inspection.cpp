@@ -7,6 +7,16 @@ namespace torch_uvm {
 
 using emulated::Traffic;
 
+void EmulatedRuntime::State::kernel_touch(int device, const Touch& touch, Traffic& traffic) {
+  if (const auto* allocation = find_plain(touch.ptr); allocation != nullptr && allocation->device < 0) {
+    // Pinned memory is mapped: it is used across the link, and never moves.
+    (touch.write ? traffic.in_place_written : traffic.in_place_read) += touch.bytes;
+    counters.of(device).bytes_in_place += touch.bytes;
+    return;
+  }
+  pages.touch(Location::device(device), touch.ptr, touch.bytes, touch.write, traffic);
+}
+
 void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Touch> accesses) {
   State::Lock lock(state_->mutex);
   const auto& found = state_->queue.stream(stream);
@@ -18,12 +28,20 @@ void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Touch> accesse
   }
   Traffic traffic;
   for (const Touch& access : accesses) {
-    state_->pages.touch(Location::device(stream.device), access.ptr, access.bytes, access.write, traffic);
+    state_->kernel_touch(stream.device, access, traffic);
   }
   ++state_->counters.of(stream.device).kernels;
   on->time_us = state_->clock.kernel(stream.device, on->time_us, traffic);
   state_->sample(Location::device(stream.device), traffic, on->time_us);
   state_->queue.tick();
+}
+
+void EmulatedRuntime::wait_in_kernel(Stream stream) {
+  State::Lock lock(state_->mutex);
+  const std::shared_ptr<emulated::StreamState> on = state_->queue.stream(stream);
+  if (!state_->queue.idle(*on)) {
+    state_->queue.drain(lock, on);
+  }
 }
 
 void EmulatedRuntime::end_kernel(Stream stream, std::span<const Touch> accesses) {
@@ -32,7 +50,7 @@ void EmulatedRuntime::end_kernel(Stream stream, std::span<const Touch> accesses)
   if (!accesses.empty()) {
     Traffic traffic;
     for (const Touch& access : accesses) {
-      state_->pages.touch(Location::device(stream.device), access.ptr, access.bytes, access.write, traffic);
+      state_->kernel_touch(stream.device, access, traffic);
     }
     on.time_us = state_->clock.more_of_kernel(stream.device, on.time_us, traffic);
     state_->sample(Location::device(stream.device), traffic, on.time_us);

@@ -164,6 +164,10 @@ class EmulatedRuntime final : public ManagedRuntime {
   /// clock by the modelled cost. Ranges outside managed memory cost device time only.
   void begin_kernel(Stream stream, std::span<const Touch> accesses);
 
+  /// The running kernel has allocated memory that work queued before it may still touch: waits for that, as a launch
+  /// behind it would.
+  void wait_in_kernel(Stream stream);
+
   /// The kernel is over: touches the ranges that it made itself and that were not known before.
   void end_kernel(Stream stream, std::span<const Touch> accesses);
 

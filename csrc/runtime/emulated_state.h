@@ -31,6 +31,7 @@ struct EmulatedRuntime::State {
   void check_device(int device) const;
   void check_location(Location location) const;
   const PlainAllocation* find_plain(const void* ptr) const;
+  void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
   void free_plain(void* ptr, bool pinned);
   /// A copy's range must not run over the end of an allocation that it begins in.

@@ -93,6 +93,10 @@ class Book {
     return found != entries_.end() && found->second.prefetched;
   }
 
+  bool has_advice(Block* block) const {
+    return !empty() && !statements(block).empty();
+  }
+
   /// Who frees a block has it: nobody else writes to its entry, and its own writes come before.
   bool empty() const {
     return count_.load(std::memory_order_relaxed) == 0;
@@ -242,6 +246,10 @@ void note_prefetch(Block* block) {
 
 bool has_prefetch(Block* block) {
   return Book::get().has_prefetch(block);
+}
+
+bool has_advice(Block* block) {
+  return Book::get().has_advice(block);
 }
 
 void forget_hints(Block* block) noexcept {

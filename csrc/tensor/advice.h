@@ -32,6 +32,9 @@ void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change);
 void note_prefetch(Block* block);
 bool has_prefetch(Block* block);
 
+/// Whether any page of a block has advice that has not been taken back.
+bool has_advice(Block* block);
+
 /// Undoes all advice on a block that is about to be freed. One relaxed load where no block has any. In a
 /// forked child nothing is undone: the pages are the parent's.
 void forget_hints(Block* block) noexcept;

@@ -8,9 +8,11 @@
 #include <exception>
 
 #include "tensor/advice.h"
+#include "tensor/budgets.h"
 #include "tensor/context.h"
 #include "tensor/host_tensors.h"
 #include "tensor/labels.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -45,6 +47,7 @@ void free(CachingManagedAllocator& allocator, Block* block) {
 }
 
 void delete_managed(void* block) {
+  forget_record(static_cast<Block*>(block));
   forget_hints(static_cast<Block*>(block));
   free(Context::get().managed_allocator(), static_cast<Block*>(block));
 }
@@ -77,6 +80,9 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
                 " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
     return c10::GetDefaultCPUAllocator()->allocate(bytes);
   }
+  if (!home.is_host()) {
+    start_budget(home.index);
+  }
   return allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
 }
 
@@ -91,7 +97,11 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_managed || has_owner(data) || is_host_tensor(data);
+  return is_own_block(data) || has_owner(data) || is_host_tensor(data) || is_on_host(data);
+}
+
+bool is_own_block(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_managed;
 }
 
 bool is_plain(const c10::DataPtr& data) {
@@ -101,6 +111,9 @@ bool is_plain(const c10::DataPtr& data) {
 Block* block_of(const c10::DataPtr& data) {
   if (has_owner(data)) {
     return block_of_owner(data);
+  }
+  if (is_on_host(data)) {
+    return nullptr;
   }
   if (is_host_tensor(data)) {
     return Context::get().managed_allocator().find(data.get());

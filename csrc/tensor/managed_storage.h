@@ -25,9 +25,12 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 /// By the deleter, so that it holds for whatever wraps the storage: views, detached tensors, what a
 /// checkpoint was loaded into. Zero-size storages count by their allocation, too.
 bool is_managed(const c10::DataPtr& data);
+/// Managed, and the storage alone has the block, which is its context: no second label, no copy on the host instead.
+bool is_own_block(const c10::DataPtr& data);
 bool is_plain(const c10::DataPtr& data);
 
-/// The block behind a managed or plain DataPtr; nullptr for others and for empty ones.
+/// The block behind a managed or plain DataPtr; nullptr for others, for empty ones, and for storages that the
+/// residency engine has on the host.
 Block* block_of(const c10::DataPtr& data);
 
 /// A DataPtr for a block that is known by its handle, as allocate_managed and allocate_plain make them.

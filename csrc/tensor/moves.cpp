@@ -19,6 +19,7 @@
 #include "tensor/managed_storage.h"
 #include "tensor/managed_tensor.h"
 #include "tensor/operators.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -131,6 +132,9 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   TORCH_CHECK(!Context::get().forked(),
               "a move in a forked process: its devices belong to the parent, and it has the bytes of CPU labels only");
   const c10::Device device = resolve_device(to, "a move");
+  // As this operator's operand it was brought to its device, if there was room.
+  TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(self.storage().data_ptr()), "a move of ", self.nbytes(),
+                   " bytes that the budget of ", self.device(), " has no room for now: they are on the host");
   try {
     synchronise(self, device, non_blocking);
   } catch (const InvalidArgument& error) {

@@ -1,0 +1,101 @@
+// Bindings of csrc/tensor/watcher.h: budgets and the residency engine.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings.h"
+#include "tensor/context.h"
+#include "tensor/watcher.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+py::dict traffic_dict(const ResidencyStatistics::Traffic& traffic) {
+  py::dict dict;
+  dict["count"] = traffic.count;
+  dict["bytes"] = traffic.bytes;
+  dict["ms"] = traffic.ms;
+  return dict;
+}
+
+py::dict statistics_dict() {
+  ResidencyStatistics now;
+  if (Engine* const engine = engine_in_use()) {
+    const py::gil_scoped_release no_gil;
+    now = engine->statistics();
+  }
+  py::dict dict;
+  dict["fetched"] = traffic_dict(now.fetched);
+  dict["written_back"] = traffic_dict(now.written_back);
+  dict["dropped_clean"] = traffic_dict(now.dropped_clean);
+  dict["used_in_place"] = traffic_dict(now.used_in_place);
+  dict["waited"] = traffic_dict(now.waited);
+  dict["plan_hits"] = now.plan_hits;
+  dict["plan_misses"] = now.plan_misses;
+  dict["over_budget"] = now.over_budget;
+  dict["device_bytes"] = now.device_bytes;
+  dict["peak_device_bytes"] = now.peak_device_bytes;
+  dict["host_bytes"] = now.host_bytes;
+  dict["records"] = now.records;
+  dict["failures"] = now.failures;
+  return dict;
+}
+
+} // namespace
+
+void bind_residency(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil; // all of these take the engine's mutex
+  module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"), py::arg("hard"), no_gil);
+  module.def(
+      "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
+      py::arg("device"), no_gil);
+  module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
+  module.def("residency_stats", &statistics_dict);
+  module.def(
+      "reset_residency_stats",
+      [] {
+        if (Engine* const engine = engine_in_use()) {
+          engine->reset_statistics();
+        }
+      },
+      no_gil);
+  module.def(
+      "keep_resident",
+      [](const std::vector<at::Tensor>& tensors, bool keep) {
+        for (const at::Tensor& tensor : tensors) {
+          keep_resident(tensor, keep);
+        }
+      },
+      py::arg("tensors"), py::arg("keep"), no_gil);
+  module.def("settle", &settle, py::arg("tensor"), no_gil);
+  module.def(
+      "mark_step",
+      [] {
+        if (Engine* const engine = engine_in_use()) {
+          engine->mark_step();
+        }
+      },
+      no_gil);
+  module.def(
+      "start_recording_accesses",
+      [](const std::string& path) {
+        Engine* const engine = engine_in_use();
+        if (engine == nullptr) {
+          throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
+        }
+        engine->start_recording(path);
+      },
+      py::arg("path"), no_gil);
+  module.def(
+      "stop_recording_accesses",
+      [] {
+        if (Engine* const engine = engine_in_use()) {
+          engine->stop_recording();
+        }
+      },
+      no_gil);
+  module.def(
+      "check_residency", [] { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->check(); }, no_gil);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,208 @@
+// The residency engine: keeps what managed storages have on a device within its budget, and the bytes right.
+//
+// - It is told of each outermost operator before and after it runs, and carries out what the policy says: fetches
+//   ahead, writes back behind. What an operator needs and the policy did not foresee is fetched on demand.
+// - A device's budget is a cap on the allocator's segments. When the allocator runs against it the engine is asked
+//   for room (RoomMaker) and gives up device copies, neighbours in memory, those used last first.
+// - Bytes travel by asynchronous copies on streams of the engine's own, ordered by events with the streams that
+//   use the storage. The host waits for nothing but an address that leaves PyTorch (`settle`).
+// - A storage's pointer changes only between operators: what a running operator uses, or has made, stays.
+//
+// Lock order: the engine's mutex, then an allocator's, then the runtime's. It is let go of before a storage that
+// only the engine kept alive is let go of. No Python is called and no GIL is taken.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/caching_managed_allocator.h"
+#include "allocator/events.h"
+#include "residency/access_recorder.h"
+#include "residency/policy.h"
+#include "residency/record.h"
+#include "residency/residency_statistics.h"
+#include "residency/storage_door.h"
+#include "residency/transfers.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+/// Storages below this stay where they are: moving them costs more than it frees.
+inline constexpr std::size_t kLeastRelocated = 256 * 1024;
+
+class Engine final : public RoomMaker {
+ public:
+  /// Both are to outlive the engine, which is leaked on purpose: storages die after every static destructor.
+  Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door);
+
+  /// Device-resident bytes of managed tensors that a device may have; nullopt: as the driver has it.
+  /// \param hard beyond it there is OutOfMemory; else it is exceeded where nothing can be given up
+  void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
+  std::optional<std::size_t> budget(int device) const;
+  /// Pinned memory for host copies; nullopt: what the host has. At it nothing more can leave the device.
+  void set_host_limit(std::optional<std::size_t> bytes);
+
+  /// One relaxed load: whether any device has a budget.
+  bool is_awake() const noexcept {
+    return awake_.load(std::memory_order_relaxed);
+  }
+
+  /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
+  /// \throws OutOfMemory; then as much is back as fits
+  void bring_back(int device);
+  /// Gives up device copies until what is reserved is within the budget, as far as they can be.
+  void shrink(int device);
+
+  /// The lock under which records are looked up; what the engine kept alive is let go of after it.
+  class Lock {
+   public:
+    explicit Lock(Engine& engine) : engine_(engine), lock_(engine.mutex_) {}
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Engine& engine_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  /// A storage that is seen for the first time. With the lock held.
+  Record* adopt(Block* block, int device, void* storage);
+  /// Whether storages of a device are watched.
+  bool watches(int device) const {
+    return devices_[static_cast<std::size_t>(device)].budget.has_value();
+  }
+
+  struct Operand {
+    Record* record;
+    bool writes;
+  };
+  /// What an operator holds while it runs; the caller keeps it from `begin` to `end`.
+  struct Frame {
+    std::vector<Record*> held;
+    std::vector<std::pair<StorageId, std::size_t>> births;
+    OperatorKey key = 0;
+    int device = -1;
+    bool planned = false; ///< the policy was told
+  };
+  struct Operator {
+    OperatorKey key = 0;
+    const char* name = "";
+    bool in_place_ok = false;
+    bool collective = false;
+    bool capturing = false; ///< into a graph, which keeps the pointers
+  };
+  /// Before an outermost operator. With the lock held. Does not throw: where a fetch fails its operand is used on
+  /// the host.
+  /// \param streams by device: the calling thread's current streams, of the devices that the operands are on
+  void begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+             const std::vector<Stream>& streams) noexcept;
+  /// Before an operator within another one: what the outer one did not hold is used where it is.
+  void begin_nested(Frame& frame, std::span<const Operand> operands, const std::vector<Stream>& streams) noexcept;
+  /// An output of the operator or of one within it; held until the end.
+  void born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept;
+  /// With the lock held.
+  void end(Frame& frame) noexcept;
+
+  /// A storage's bytes are gone: its block is being freed (the caller does that), or its host copy.
+  void died(Record* record) noexcept;
+
+  /// An address is about to leave PyTorch. The bytes are complete when this returns, stay until the next operator,
+  /// and count as written.
+  void settle(Record* record);
+  /// The storage is on the device and stays there until it is released as often as it was held. With the lock held.
+  void hold(Record* record, Stream stream);
+  void release(Record* record) noexcept;
+
+  void mark_step();
+  void start_recording(const std::string& path);
+  void stop_recording();
+
+  ResidencyStatistics statistics();
+  void reset_statistics();
+
+  /// What contradicts the invariants, or nullopt. For tests.
+  std::optional<std::string> check();
+
+  bool make_room(std::size_t bytes, Location home, Stream stream) override;
+  bool may_exceed(std::size_t bytes, Location home) override;
+
+ private:
+  friend class Lock;
+
+  struct Device {
+    std::optional<std::size_t> budget;
+    bool hard = false;
+    std::unique_ptr<Policy> policy; ///< made with the first budget
+    Stream fetches;
+    Stream write_backs;
+    std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
+    std::size_t room = 0; ///< bytes that fetches leave free
+    bool exceeded = false; ///< by the operator that runs
+  };
+
+  enum class Need { kNow, kAhead }; ///< an operator waits for it; or it would be good to have
+
+  // relocation.cpp, with the mutex held
+  bool start_write_back(Record& record);
+  bool give_up_device_copy(Record& record);
+  bool evict(Record& record);
+  bool start_fetch(Record& record, Need need, Stream stream);
+  void use_on_device(Record& record, Stream stream, bool writes);
+  void use_in_place(Record& record, Stream stream, bool writes);
+  void drop_host_copy(Record& record) noexcept;
+  void abandon_fetch(Record& record) noexcept;
+  Block* room_for(Record& record, Need need, Stream stream);
+  bool give_up_run(std::size_t bytes, int device, Need need);
+  double cost_of(const Record& record, Need need);
+  Block* host_block(std::size_t bytes, Stream stream);
+  /// What comes next on `later` waits for what is queued on the others.
+  void order(const std::vector<Stream>& earlier, Stream later);
+  static double now_us();
+
+  // engine.cpp
+  void follow(const Decision& decision, int device);
+  void wait(Stream stream, Event event);
+  bool reached(Event& event) noexcept;
+  void give_event(int device, Event& event) noexcept;
+  void announce(Record& record);
+  void take(Frame& frame, Record* record);
+  bool better_in_place(Record& record, const Operator& op);
+  void use_where_it_is(Record& record, Stream stream, bool writes);
+  void free_if_dead(Record* record) noexcept;
+  Device& of(int device) {
+    return devices_[static_cast<std::size_t>(device)];
+  }
+  Record* find(StorageId id) const;
+
+  ManagedRuntime& runtime_;
+  CachingManagedAllocator& memory_;
+  StorageDoor& door_;
+  mutable std::mutex mutex_;
+  std::atomic<bool> awake_{false};
+  std::vector<Device> devices_;
+  std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned
+  PinnedSegmentSource* host_source_ = nullptr;
+  EventPool events_;
+  Transfers transfers_;
+  ResidencyStatistics statistics_;
+  std::unique_ptr<AccessRecorder> recorder_;
+  std::unordered_map<StorageId, Record*> records_;
+  StorageId next_id_ = 1;
+  std::uint64_t operators_ = 0;
+  std::vector<Access> accesses_; ///< of the operator that begins
+  std::int64_t hits_at_reset_ = 0;
+  std::int64_t misses_at_reset_ = 0;
+  std::int64_t failures_ = 0;
+  std::vector<void*> kept_; ///< storages to let go of once the mutex is free
+};
+
+} // namespace torch_uvm

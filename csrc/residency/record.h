@@ -1,0 +1,58 @@
+// What the engine knows of one managed storage: where its bytes are, and who is at work on them.
+//
+// A storage has a device copy (a managed block homed on its device), a host copy (a block of pinned memory, which
+// the device can use in place), or both. Its pointer shows one of them:
+//
+//   points_at kDevice   host copy: none, valid (clean), or being written (retiring)
+//   points_at kHost     device copy: none, or being fetched
+//
+// A copy whose transfer is still queued is valid from the event on that goes with it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "allocator/caching_managed_allocator.h"
+#include "residency/policy.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+enum class Side : std::uint8_t { kDevice, kHost };
+
+/// Guarded by the engine's mutex. Freed when it is dead and no operator holds it.
+struct Record {
+  StorageId id = 0;
+  int device = 0;
+  std::size_t bytes = 0; ///< of the storage
+  void* storage = nullptr; ///< of the door's: how the storage is found, without keeping it alive
+
+  Block* device_block = nullptr;
+  Block* host_block = nullptr;
+  Side points_at = Side::kDevice;
+  bool host_valid =
+      false; ///< the host copy has the bytes, from `host_ready` on; kept where the device copy is only read
+  bool retiring = false; ///< a write-back was started so that the device copy can be given up
+  Event device_ready; ///< of a fetch; none: nothing to wait for
+  Event host_ready; ///< of a write-back
+  std::vector<Stream> streams; ///< have used the device copy since it was filled
+  std::vector<Stream> written_back_after; ///< what the latest write-back has waited for
+  std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled
+
+  unsigned in_use = 0; ///< operators that run
+  unsigned held = 0; ///< exports, captures, keep_resident
+  bool collective = false; ///< last used by a collective, which may be under way on a stream of its own
+  bool fixed = false; ///< its bytes carry several labels, or are somebody else's by now
+  bool dead = false;
+  bool announced = false; ///< the policy knows it
+  std::uint64_t last_use = 0; ///< the engine's count of operators
+  std::size_t operand = 0; ///< its place in the operator that used it last
+
+  bool fetching() const {
+    return points_at == Side::kHost && device_block != nullptr;
+  }
+};
+
+} // namespace torch_uvm

@@ -1,0 +1,300 @@
+// How bytes travel: write-backs, fetches, and what is given up to make room for them.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "residency/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Of giving up a byte, relative to a byte that is to be copied out and is used next at once.
+constexpr double kCleanByte = 0.5;
+constexpr double kByteUnderWay = 0.05; // its copy is queued already
+constexpr double kByteReady = 0.001;
+
+/// A request is tried again this often: each time its neighbours may have been taken by another thread.
+constexpr int kTries = 8;
+
+void add(std::vector<Stream>& streams, Stream stream) {
+  if (!stream.is_host() && std::ranges::find(streams, stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+}
+
+} // namespace
+
+void Engine::order(const std::vector<Stream>& earlier, Stream later) {
+  for (const Stream stream : earlier) {
+    if (stream != later && !runtime_.query_stream(stream)) {
+      const Event event = events_.record(stream);
+      runtime_.wait_event(later, event);
+      events_.give(stream, event);
+    }
+  }
+}
+
+Block* Engine::host_block(std::size_t bytes, Stream stream) {
+  if (Block* const block = host_memory_->try_allocate(bytes, Location::host(), stream)) {
+    return block;
+  }
+  try {
+    return host_memory_->allocate(bytes, Location::host(), stream);
+  } catch (const OutOfMemory&) {
+    // Copies that only spare a write-back are the first to go.
+    for (const auto& [id, record] : records_) {
+      if (record->host_block != nullptr && record->points_at == Side::kDevice && !record->retiring) {
+        drop_host_copy(*record);
+      }
+    }
+  }
+  try {
+    return host_memory_->allocate(bytes, Location::host(), stream);
+  } catch (const OutOfMemory&) {
+    return nullptr;
+  }
+}
+
+bool Engine::start_write_back(Record& record) {
+  const Stream stream = of(record.device).write_backs;
+  if (record.host_block == nullptr) {
+    record.host_block = host_block(record.bytes, stream);
+    if (record.host_block == nullptr) {
+      return false;
+    }
+  }
+  for (const Stream used : memory_.streams(record.device_block)) {
+    add(record.streams, used);
+  }
+  order(record.streams, stream);
+  record.written_back_after = record.streams;
+  transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block), memory_.data(record.device_block),
+                  record.bytes, stream);
+  give_event(record.device, record.host_ready);
+  record.host_ready = events_.record(stream);
+  record.host_valid = true;
+  record.streams.clear();
+  record.in_place_streams.clear();
+  if (recorder_) {
+    recorder_->transfer(TransferKind::kWriteBack, record.id, record.bytes, now_us());
+  }
+  return true;
+}
+
+bool Engine::give_up_device_copy(Record& record) {
+  if (!door_.keep(record, kept_)) {
+    record.fixed = true; // somebody else has its bytes now, or nobody soon
+    return false;
+  }
+  Block* const block = record.device_block;
+  const Stream write_backs = of(record.device).write_backs;
+  if (!reached(record.host_ready)) {
+    // Those that have used it since the write-back began, and those that a user has named since.
+    order(record.streams, write_backs);
+    for (const Stream used : memory_.streams(block)) {
+      if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end()) {
+        order({used}, write_backs);
+      }
+    }
+    memory_.hand_over(block, write_backs);
+  } else {
+    for (const Stream used : record.streams) {
+      memory_.record_stream(block, used);
+    }
+  }
+  memory_.set_tag(block, nullptr);
+  record.device_block = nullptr;
+  record.retiring = false;
+  record.points_at = Side::kHost;
+  record.streams.clear();
+  give_event(record.device, record.device_ready);
+  door_.point_at_host(record, host_memory_->data(record.host_block));
+  memory_.free(block);
+  return true;
+}
+
+bool Engine::evict(Record& record) {
+  const bool clean = record.host_valid && !record.retiring;
+  if (!record.host_valid && !start_write_back(record)) {
+    return false;
+  }
+  if (!give_up_device_copy(record)) {
+    return false;
+  }
+  if (clean) {
+    ++statistics_.dropped_clean.count;
+    statistics_.dropped_clean.bytes += static_cast<std::int64_t>(record.bytes);
+    if (recorder_) {
+      recorder_->transfer(TransferKind::kDrop, record.id, record.bytes, now_us());
+    }
+  }
+  return true;
+}
+
+double Engine::cost_of(const Record& record, Need need) {
+  if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead ||
+      record.device_block == nullptr) {
+    return kNever;
+  }
+  const auto bytes = static_cast<double>(record.bytes);
+  if (record.fetching()) {
+    return kNever; // about to be used; and its copy is under way
+  }
+  if (record.retiring) {
+    const bool ready = !record.host_ready || runtime_.query_event(record.host_ready);
+    return bytes * (ready ? kByteReady : kByteUnderWay);
+  }
+  if (need == Need::kAhead) {
+    return kNever;
+  }
+  const double soon = of(record.device).policy->next_use(record.id);
+  // Nothing known: what was used long ago will not be used soon.
+  const double distance = std::isfinite(soon) ? soon : static_cast<double>(operators_ - record.last_use);
+  return bytes * (record.host_valid ? kCleanByte : 1.0) / (1.0 + distance);
+}
+
+bool Engine::give_up_run(std::size_t bytes, int device, Need need) {
+  const auto run = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
+    return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
+  });
+  if (!run) {
+    return false;
+  }
+  for (void* const tag : *run) {
+    auto& record = *static_cast<Record*>(tag);
+    if (!evict(record)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Block* Engine::room_for(Record& record, Need need, Stream stream) {
+  const Location home = Location::device(record.device);
+  for (int tries = 0; tries < kTries; ++tries) {
+    if (Block* const block = memory_.try_allocate(record.bytes, home, stream)) {
+      return block;
+    }
+    if (!give_up_run(record.bytes, record.device, need)) {
+      return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+bool Engine::start_fetch(Record& record, Need need, Stream stream) {
+  Block* const block = room_for(record, need, stream);
+  if (block == nullptr) {
+    return false;
+  }
+  try {
+    if (!reached(record.host_ready)) {
+      runtime_.wait_event(stream, record.host_ready);
+    }
+    order(record.in_place_streams, stream);
+    transfers_.copy(Transfers::Kind::kFetch, memory_.data(block), host_memory_->data(record.host_block), record.bytes,
+                    stream);
+    host_memory_->record_stream(record.host_block, stream);
+    record.device_ready = events_.record(stream);
+  } catch (...) {
+    memory_.free(block);
+    throw;
+  }
+  record.device_block = block;
+  memory_.set_tag(block, &record);
+  record.streams.assign(1, stream);
+  if (recorder_) {
+    recorder_->transfer(TransferKind::kFetch, record.id, record.bytes, now_us());
+  }
+  return true;
+}
+
+void Engine::abandon_fetch(Record& record) noexcept {
+  // Its block follows the fetch's stream, so that its next owner comes after the copy.
+  memory_.set_tag(record.device_block, nullptr);
+  memory_.free(record.device_block);
+  record.device_block = nullptr;
+  record.streams.clear();
+  give_event(record.device, record.device_ready);
+}
+
+void Engine::use_on_device(Record& record, Stream stream, bool writes) {
+  if (record.points_at == Side::kHost) {
+    if (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream)) {
+      use_in_place(record, stream, writes);
+      return;
+    }
+    if (!door_.keep(record, kept_)) {
+      record.fixed = true;
+      abandon_fetch(record);
+      use_in_place(record, stream, writes);
+      return;
+    }
+    door_.point_at_device(record, record.device_block);
+    record.points_at = Side::kDevice;
+  }
+  if (!reached(record.device_ready)) {
+    wait(stream, record.device_ready);
+  }
+  if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
+    memory_.hand_over(record.device_block, stream); // it has waited for the fetch, and nobody else has used it
+    record.streams.clear();
+  }
+  add(record.streams, stream);
+  if (writes) {
+    record.host_valid = false;
+  }
+  if (writes || record.retiring) {
+    record.retiring = false; // it is used again: what the write-back has read is kept only if it stays true
+  }
+}
+
+void Engine::use_in_place(Record& record, Stream stream, bool writes) {
+  if (record.points_at == Side::kDevice) {
+    use_on_device(record, stream, writes);
+    return;
+  }
+  if (record.fetching()) {
+    if (!writes) {
+      // The fetch reads what the operator reads.
+    } else {
+      wait(stream, record.device_ready); // the copy reads the bytes that are to be written
+      abandon_fetch(record);
+    }
+  }
+  if (!reached(record.host_ready)) {
+    wait(stream, record.host_ready);
+  }
+  host_memory_->record_stream(record.host_block, stream);
+  add(record.in_place_streams, stream);
+  ++statistics_.used_in_place.count;
+  statistics_.used_in_place.bytes += static_cast<std::int64_t>(record.bytes);
+  if (recorder_) {
+    recorder_->transfer(TransferKind::kInPlace, record.id, record.bytes, now_us());
+  }
+}
+
+void Engine::drop_host_copy(Record& record) noexcept {
+  host_memory_->free(record.host_block);
+  record.host_block = nullptr;
+  record.host_valid = false;
+  record.retiring = false;
+  record.in_place_streams.clear();
+  give_event(record.device, record.host_ready);
+}
+
+bool Engine::make_room(std::size_t bytes, Location home, Stream /*stream*/) {
+  if (home.is_host() || !is_awake()) {
+    return false;
+  }
+  const Lock lock(*this);
+  try {
+    return watches(home.index) && give_up_run(bytes, home.index, Need::kNow);
+  } catch (...) {
+    return false; // the runtime fails: the allocator says what is missing
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,27 @@
+// The engine's narrow door to the floor that knows tensors.
+#pragma once
+
+#include <vector>
+
+#include "residency/record.h"
+
+namespace torch_uvm {
+
+/// Called with the engine's mutex held, but for `let_go`; takes no lock of the engine's or above it.
+class StorageDoor {
+ public:
+  virtual ~StorageDoor() = default;
+  /// Keeps the storage alive while its pointer changes: what is appended to `kept` goes to `let_go`, later.
+  /// \return false: it is being destroyed, or its bytes are no longer the record's alone
+  virtual bool keep(const Record& record, std::vector<void*>& kept) = 0;
+  virtual void let_go(void* kept) noexcept = 0;
+  /// The storage's pointer shows this copy from now on; nothing is freed.
+  virtual void point_at_host(Record& record, void* ptr) noexcept = 0;
+  virtual void point_at_device(Record& record, Block* block) noexcept = 0;
+  /// Says when code that the watcher does not see may write to the storage (Engine::settle); once, where PyTorch can.
+  virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
+  /// The record is about to be freed.
+  virtual void forget(Record& record) noexcept = 0;
+};
+
+} // namespace torch_uvm

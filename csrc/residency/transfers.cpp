@@ -1,0 +1,88 @@
+#include "residency/transfers.h"
+
+#include <algorithm>
+
+namespace torch_uvm {
+
+Event Transfers::timed_event(Stream stream) {
+  const auto device = static_cast<std::size_t>(stream.device);
+  if (device >= unused_.size()) {
+    unused_.resize(device + 1);
+  }
+  Event event;
+  if (unused_[device].empty()) {
+    event = runtime_.create_event(stream.device, /*timing=*/true);
+  } else {
+    event = unused_[device].back();
+    unused_[device].pop_back();
+  }
+  try {
+    runtime_.record_event(event, stream);
+  } catch (...) {
+    give(stream.device, event);
+    throw;
+  }
+  return event;
+}
+
+void Transfers::give(int device, Event event) noexcept {
+  try {
+    unused_[static_cast<std::size_t>(device)].push_back(event);
+  } catch (...) {
+    runtime_.destroy_event(event);
+  }
+}
+
+void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream) {
+  read_times(kReadAtOnce, counted_);
+  const bool times = timed_.size() < kMostTimed;
+  const Event begin = times ? timed_event(stream) : Event{};
+  try {
+    runtime_.copy_async(dst, src, bytes, stream);
+    if (times) {
+      timed_.push_back({kind, stream.device, begin, timed_event(stream)});
+    }
+  } catch (...) {
+    if (times) {
+      give(stream.device, begin);
+    }
+    throw;
+  }
+  ResidencyStatistics::Traffic& traffic = kind == Kind::kFetch ? counted_.fetched : counted_.written_back;
+  ++traffic.count;
+  traffic.bytes += static_cast<std::int64_t>(bytes);
+}
+
+void Transfers::collect(ResidencyStatistics& statistics) noexcept {
+  if (&statistics != &counted_) {
+    for (auto traffic : {&ResidencyStatistics::fetched, &ResidencyStatistics::written_back}) {
+      (statistics.*traffic).count += (counted_.*traffic).count;
+      (statistics.*traffic).bytes += (counted_.*traffic).bytes;
+      (statistics.*traffic).ms += (counted_.*traffic).ms;
+      counted_.*traffic = {};
+    }
+  }
+  read_times(timed_.size(), statistics);
+}
+
+void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) noexcept {
+  // In the order of their making, which is nearly that of their ends: two streams a device.
+  for (std::size_t left = std::min(most, timed_.size()); left > 0; --left) {
+    const Timed timed = timed_.front();
+    timed_.pop_front();
+    try {
+      if (!runtime_.query_event(timed.end)) {
+        timed_.push_back(timed); // the room is there: it was just taken from the front
+        continue;
+      }
+      const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
+      (timed.kind == Kind::kFetch ? statistics.fetched : statistics.written_back).ms += ms;
+    } catch (...) {
+      // The copy itself has failed, or nothing is known of it: not timed.
+    }
+    give(timed.device, timed.begin);
+    give(timed.device, timed.end);
+  }
+}
+
+} // namespace torch_uvm

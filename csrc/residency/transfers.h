@@ -1,0 +1,48 @@
+// How long the engine's copies take, by timed events around each; read when they are over, without waiting.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include "residency/residency_statistics.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+/// Not thread-safe: the engine's mutex guards it.
+class Transfers {
+ public:
+  explicit Transfers(ManagedRuntime& runtime) : runtime_(runtime) {}
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
+
+  enum class Kind { kFetch, kWriteBack };
+
+  /// Copies in `stream`'s order, and counts it. \throws what the runtime throws
+  void copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream);
+  /// Adds the times of copies that are over to the statistics.
+  void collect(ResidencyStatistics& statistics) noexcept;
+
+ private:
+  struct Timed {
+    Kind kind;
+    int device;
+    Event begin;
+    Event end;
+  };
+  Event timed_event(Stream stream);
+  void read_times(std::size_t most, ResidencyStatistics& statistics) noexcept;
+  void give(int device, Event event) noexcept;
+
+  /// As many as are timed at once; copies beyond them are counted and not timed.
+  static constexpr std::size_t kMostTimed = 4096;
+  static constexpr std::size_t kReadAtOnce = 4;
+
+  ManagedRuntime& runtime_;
+  ResidencyStatistics counted_; ///< since the last `collect`
+  std::deque<Timed> timed_;
+  std::vector<std::vector<Event>> unused_; ///< by device
+};
+
+} // namespace torch_uvm

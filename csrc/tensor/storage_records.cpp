@@ -1,0 +1,123 @@
+#include "tensor/storage_records.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "tensor/advice.h"
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+#include "tensor/watcher.h"
+
+namespace torch_uvm {
+namespace {
+
+using Strong = c10::intrusive_ptr<c10::StorageImpl>;
+using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+const Weak& weak_of(const Record& record) {
+  return *static_cast<const Weak*>(record.storage);
+}
+
+/// A storage that is kept (see StorageDoor::keep).
+c10::StorageImpl* storage_of(const Record& record) {
+  return weak_of(record)._unsafe_get_target();
+}
+
+/// The old pointer goes without its memory.
+void replace(const Record& record, c10::DataPtr data) noexcept {
+  c10::StorageImpl* const storage = storage_of(record);
+  storage->_mutable_data_ptr_no_checks().release_context();
+  storage->set_data_ptr_noswap(std::move(data));
+}
+
+#if __has_include(<c10/core/StorageMaterializer.h>) // from torch 2.13 on
+constexpr bool kTellsOfWrites = true;
+
+void arm(c10::StorageImpl* storage) {
+  if (!storage->has_materializer()) {
+    storage->set_materializer(&before_mutable_access);
+  }
+}
+#else
+constexpr bool kTellsOfWrites = false;
+
+void arm(c10::StorageImpl* /*storage*/) {}
+#endif
+
+} // namespace
+
+bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
+  kept.reserve(kept.size() + 1);
+  Strong storage = weak_of(record).lock();
+  if (!storage) {
+    return false;
+  }
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  // Advice is about the pages of a block: a storage that has any stays there.
+  const bool its_own =
+      record.points_at == Side::kHost
+          ? is_on_host(data) && data.get_context() == &record
+          : is_own_block(data) && data.get_context() == record.device_block && !has_advice(record.device_block);
+  kept.push_back(storage.release()); // in any case: it may have no other owner by now, and the mutex is held
+  return its_own;
+}
+
+void StorageRecords::let_go(void* kept) noexcept {
+  Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
+}
+
+void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
+  const c10::Device label = storage_of(record)->device();
+  forget_hints(static_cast<Block*>(storage_of(record)->_mutable_data_ptr_no_checks().get_context()));
+  replace(record, {ptr, &record, &delete_evicted, label});
+}
+
+void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
+  const c10::Device label = storage_of(record)->device();
+  replace(record, managed_data(block, label));
+}
+
+void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) {
+  // Only where a write that goes unseen would be lost: there is a copy that would be taken for the newest.
+  if (kTellsOfWrites && record.host_block != nullptr && keep(record, kept)) {
+    arm(storage_of(record));
+  }
+}
+
+void StorageRecords::forget(Record& record) noexcept {
+  delete static_cast<Weak*>(record.storage);
+  record.storage = nullptr;
+}
+
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  if (is_on_host(data)) {
+    return static_cast<Record*>(data.get_context());
+  }
+  if (!is_own_block(data) || data.get_context() == nullptr || data.device().is_cpu() ||
+      !engine.watches(data.device().index())) {
+    return nullptr;
+  }
+  CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  auto* const block = static_cast<Block*>(data.get_context());
+  if (void* const record = allocator.tag(block)) {
+    return static_cast<Record*>(record);
+  }
+  if (storage->nbytes() < kLeastRelocated) {
+    return nullptr;
+  }
+  auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));
+  Record* const record = engine.adopt(block, data.device().index(), weak.get());
+  weak.release();
+  if (made != nullptr) {
+    *made = true;
+  }
+  return record;
+}
+
+void delete_evicted(void* record) {
+  engine_in_use()->died(static_cast<Record*>(record));
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,32 @@
+// Storages as the engine finds them, without keeping them alive.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include "residency/engine.h"
+
+namespace torch_uvm {
+
+/// The door that the process's engine is made with.
+class StorageRecords final : public StorageDoor {
+ public:
+  bool keep(const Record& record, std::vector<void*>& kept) override;
+  void let_go(void* kept) noexcept override;
+  void point_at_host(Record& record, void* ptr) noexcept override;
+  void point_at_device(Record& record, Block* block) noexcept override;
+  void watch_for_writes(Record& record, std::vector<void*>& kept) override;
+  void forget(Record& record) noexcept override;
+};
+
+/// The record of a storage, found or made; nullptr for storages that are not watched: other memory, small ones,
+/// several labels, a device with no budget. With the engine's lock held.
+/// \param made set if it was made
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr);
+
+/// The deleter of storages that are on the host.
+void delete_evicted(void* record);
+
+/// What PyTorch calls before code gets a pointer to write through, from torch 2.13 on (watcher.cpp).
+void before_mutable_access(c10::StorageImpl* storage);
+
+} // namespace torch_uvm

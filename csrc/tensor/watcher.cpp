@@ -1,0 +1,330 @@
+#include "tensor/watcher.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tensor/context.h"
+#include "tensor/managed_storage.h"
+#include "tensor/observed_operators.h"
+#include "tensor/storage_records.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<Engine*> the_engine{nullptr};
+std::mutex engine_making; // and the callback's; before every other lock of ours
+at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+std::atomic<bool (*)()> capture_probe{nullptr};
+
+using Frame = Engine::Frame;
+
+/// Of the outermost operator that this thread runs; nullptr: it runs none.
+thread_local Frame* running = nullptr;
+
+/// What PyTorch carries from an outermost operator's begin to its end.
+struct Outermost final : at::ObserverContext {
+  Outermost() {
+    running = &frame;
+  }
+  ~Outermost() override {
+    running = nullptr;
+  }
+  Frame frame;
+};
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (!element.isTensor()) {
+        return; // a list of numbers; None among tensors comes as an undefined tensor or not at all
+      }
+      visit(element.toTensor());
+    }
+  }
+}
+
+bool is_accelerators(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.device().is_cpu() && !tensor.device().is_meta();
+}
+
+/// The calling thread's current streams, by device, of the devices that were asked about since `clear`.
+class CurrentStreams {
+ public:
+  void clear() {
+    streams_.assign(streams_.size(), Stream::host());
+  }
+  void ask(int device) {
+    const auto index = static_cast<std::size_t>(device);
+    if (index >= streams_.size()) {
+      streams_.resize(index + 1, Stream::host());
+    }
+    if (streams_[index].is_host()) {
+      const c10::Device asked(at::getAccelerator(/*checked=*/true).value(), static_cast<c10::DeviceIndex>(device));
+      const c10::impl::VirtualGuardImpl guard(asked.type());
+      streams_[index] = Stream{device, guard.getStreamNativeHandle(guard.getStream(asked))};
+    }
+  }
+  const std::vector<Stream>& get() const {
+    return streams_;
+  }
+
+ private:
+  std::vector<Stream> streams_;
+};
+
+/// Reused: an operator comes a million times.
+struct Scratch {
+  std::vector<Engine::Operand> operands;
+  CurrentStreams streams;
+};
+thread_local Scratch scratch;
+
+/// With the engine's lock held.
+void look_up(Engine& engine, const at::RecordFunction& function, const ObservedOperator& op) {
+  scratch.operands.clear();
+  scratch.streams.clear();
+  const auto inputs = function.inputs();
+  for (std::size_t index = 0; index < inputs.size(); ++index) {
+    for_each_tensor(inputs[index], [&](const at::Tensor& tensor) {
+      c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
+      Record* const record = storage == nullptr ? nullptr : record_of(engine, storage);
+      if (record != nullptr) {
+        scratch.operands.push_back({record, op.writes(index)});
+        scratch.streams.ask(record->device);
+      }
+    });
+  }
+}
+
+struct Inputs {
+  bool accelerator = false; ///< any tensor of a device
+  bool wrapper = false; ///< one that has no storage: what is within the operator is what touches bytes
+};
+
+Inputs inspect(const at::RecordFunction& function) {
+  Inputs found;
+  for (const c10::IValue& value : function.inputs()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      if (is_accelerators(tensor)) {
+        found.accelerator = true;
+        found.wrapper = found.wrapper || !tensor.has_storage();
+      }
+    });
+  }
+  return found;
+}
+
+std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+    return nullptr;
+  }
+  try {
+    const ObservedOperator& op = observed_operator(function);
+    if (op.is_transparent()) {
+      return nullptr;
+    }
+    const Inputs inputs = inspect(function);
+    if (inputs.wrapper) {
+      return nullptr;
+    }
+    if (running != nullptr) {
+      if (inputs.accelerator) {
+        const Engine::Lock lock(*engine);
+        look_up(*engine, function, op);
+        engine->begin_nested(*running, scratch.operands, scratch.streams.get());
+      }
+      return nullptr;
+    }
+    auto outermost = std::make_unique<Outermost>();
+    outermost->frame.key = op.key();
+    if (inputs.accelerator) {
+      const auto probe = capture_probe.load(std::memory_order_relaxed);
+      const Engine::Lock lock(*engine);
+      look_up(*engine, function, op);
+      engine->begin(outermost->frame,
+                    {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(), probe != nullptr && probe()},
+                    scratch.operands, scratch.streams.get());
+    }
+    return outermost;
+  } catch (...) {
+    return nullptr; // no memory for the books; the operator finds its operands where they are
+  }
+}
+
+void after_operator(const at::RecordFunction& function, at::ObserverContext* context) {
+  Engine* const engine = engine_in_use();
+  Frame* const frame = running;
+  if (engine == nullptr || frame == nullptr) {
+    return;
+  }
+  try {
+    std::unique_ptr<Engine::Lock> lock;
+    for (const c10::IValue& value : function.outputs()) {
+      for_each_tensor(value, [&](const at::Tensor& tensor) {
+        c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
+        if (storage == nullptr || storage->nbytes() < kLeastRelocated) {
+          return;
+        }
+        if (!lock) {
+          lock = std::make_unique<Engine::Lock>(*engine);
+        }
+        bool made = false;
+        Record* const record = record_of(*engine, storage, &made);
+        if (made) {
+          scratch.streams.clear();
+          scratch.streams.ask(record->device);
+          engine->born(*frame, record, scratch.streams.get());
+        }
+      });
+    }
+  } catch (...) {
+    // A storage that is not noticed here is noticed as somebody's operand.
+  }
+  if (context != nullptr && (!frame->held.empty() || !frame->births.empty())) {
+    const Engine::Lock lock(*engine);
+    engine->end(*frame);
+  }
+}
+
+void watch(bool on) {
+  if (on && callback == at::INVALID_CALLBACK_HANDLE) {
+    callback = at::addGlobalCallback(at::RecordFunctionCallback(&before_operator, &after_operator)
+                                         .needsInputs(true)
+                                         .needsOutputs(true)
+                                         .scopes({at::RecordScope::FUNCTION}));
+  } else if (!on && callback != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(callback);
+    callback = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
+Engine& engine_made() {
+  if (Engine* const engine = the_engine.load(std::memory_order_acquire)) {
+    return *engine;
+  }
+  Context& context = Context::get();
+  static auto* door = new StorageRecords(); // leaked, and the engine: storages outlive every static destructor
+  the_engine.store(new Engine(context.runtime(), context.managed_allocator(), *door), std::memory_order_release);
+  return *the_engine.load(std::memory_order_acquire);
+}
+
+} // namespace
+
+Engine* engine_in_use() {
+  return the_engine.load(std::memory_order_acquire);
+}
+
+void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+  const std::lock_guard lock(engine_making);
+  if (!bytes && engine_in_use() == nullptr) {
+    return;
+  }
+  Engine& engine = engine_made();
+  watch(true); // before a cap is there that only the engine can keep
+  engine.set_budget(device, bytes, hard);
+  watch(engine.is_awake());
+}
+
+void set_host_limit(std::optional<std::size_t> bytes) {
+  const std::lock_guard lock(engine_making);
+  engine_made().set_host_limit(bytes);
+}
+
+namespace {
+
+/// What there is of a tensor's storage, under the engine's lock.
+Record* find_record(Engine& engine, const at::Tensor& tensor) {
+  c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
+  return storage == nullptr ? nullptr : record_of(engine, storage);
+}
+
+} // namespace
+
+void settle(const at::Tensor& tensor) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+    return;
+  }
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(*engine);
+    record = find_record(*engine, tensor);
+  }
+  if (record != nullptr) {
+    engine->settle(record); // the tensor keeps it
+  }
+}
+
+void keep_resident(const at::Tensor& tensor, bool keep) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::get().forked()) {
+    return;
+  }
+  const Engine::Lock lock(*engine);
+  Record* const record = find_record(*engine, tensor);
+  if (record == nullptr) {
+    return;
+  }
+  if (keep) {
+    scratch.streams.clear();
+    scratch.streams.ask(record->device);
+    engine->hold(record, scratch.streams.get()[static_cast<std::size_t>(record->device)]);
+  } else {
+    engine->release(record);
+  }
+}
+
+void before_mutable_access(c10::StorageImpl* storage) {
+  if (running != nullptr) {
+    return; // an operator's kernel: its schema says what it writes
+  }
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::get().forked()) {
+    return;
+  }
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(*engine);
+    record = record_of(*engine, storage);
+  }
+  if (record != nullptr) {
+    engine->settle(record);
+  }
+}
+
+void forget_record(Block* block) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || block == nullptr) {
+    return;
+  }
+  if (void* const record = Context::get().managed_allocator().tag(block)) {
+    engine->died(static_cast<Record*>(record));
+  }
+}
+
+bool is_on_host(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_evicted;
+}
+
+void set_capture_probe(bool (*is_capturing)()) {
+  capture_probe.store(is_capturing);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,42 @@
+// Sees operators go by, and tells the residency engine.
+//
+// A callback of at::RecordFunction runs before and after each operator, on the thread that runs it, in backward too. It
+// is there only while a device has a budget.
+//
+// - An outermost operator of a thread has its operands made ready, and held until it ends. Operators within it find
+//   theirs where they are: an enclosing kernel may hold the pointers.
+// - Views touch no bytes, and some wrappers (functorch's, autograd's) hold tensors with no storage: what is within
+//   them is outermost.
+// - What an operator writes is what its schema says, and running statistics of a batch norm, which say nothing.
+// - It throws nothing: PyTorch would swallow it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include "residency/engine.h"
+
+namespace torch_uvm {
+
+/// The process's engine, made with the first budget; nullptr before.
+Engine* engine_in_use();
+
+/// As Engine::set_budget; puts the watcher in place, or takes it away.
+void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
+void set_host_limit(std::optional<std::size_t> bytes);
+
+/// Before an address leaves PyTorch; ignored for storages that are not watched.
+void settle(const at::Tensor& tensor);
+/// Brings the storage to its device and holds it there, or lets go of it again. Ignored where no device has a budget.
+void keep_resident(const at::Tensor& tensor, bool keep);
+
+/// A managed block is about to be freed.
+void forget_record(Block* block);
+
+/// A storage that the engine has on the host: its pointer is pinned memory, its context a record.
+bool is_on_host(const c10::DataPtr& data);
+
+/// For CUDA: whether a graph is being captured. Set once.
+void set_capture_probe(bool (*is_capturing)());
+
+} // namespace torch_uvm
