@@ -91,8 +91,9 @@ test-cuda: build ## run the suite on a real GPU; without one it fails
 	CUDA_LAUNCH_BLOCKING= $(VENV_PY) -m pytest tests/gpu
 	CUDA_LAUNCH_BLOCKING=1 $(VENV_PY) -m pytest tests/gpu
 
-bench-cuda: build ## measure on a real GPU, into benchmarks/results/cuda.json
+bench-cuda: build ## measure on a real GPU, into benchmarks/results/
 	env -u OUT TORCH_UVM_CONF=limit:8GiB $(VENV_PY) benchmarks/bench_cuda.py --json benchmarks/results/cuda.json
+	env -u OUT $(VENV_PY) benchmarks/bench_residency.py --json benchmarks/results/residency.json
 
 sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and UBSAN, then under TSAN
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined

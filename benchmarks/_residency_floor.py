@@ -28,7 +28,7 @@ def by_bytes_moved(step_ms: float, traffic: Mapping[str, Any]) -> float:
 
 def add_floor(row: Row, plain: Mapping[str, Any], trace: Path | None) -> None:
     """Adds floor_ms and floor_kind: from the least bytes that the workload's trace allows, by phases, if
-    there is a trace that can be read, else from the bytes that were moved; but never less than the step in core.
+    there is a trace that can be read, else from the bytes that were moved. Never less than the step in core.
 
     trace: recorded at any budget; which storages are used when does not depend on it
     """
