@@ -59,8 +59,11 @@ void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool
 }
 
 void OperatorLog::forget_the_oldest() {
-  const std::uint64_t kept = operators_.end() - operators_.first();
-  if (kept > 2 * kLongestStep + 1 || (kept > 2 && accesses_.end() - accesses_.first() > kMostAccesses)) {
+  const auto too_many = [this] {
+    const std::uint64_t kept = operators_.end() - operators_.first();
+    return kept > 2 * kLongestStep + 1 || (kept > 2 && accesses_.end() - accesses_.first() > kMostAccesses);
+  };
+  while (too_many()) {
     const std::uint64_t first = operators_.first() + 1;
     operators_.drop_before(first);
     accesses_.drop_before(operators_[first].accesses);
