@@ -53,14 +53,14 @@ class Recurrent(nn.Module):
 class Gpt(nn.Module):
     """Two pre-norm blocks with causal attention over tokens (N, T) < 10, tied weights."""
 
-    def __init__(self, checkpointed: bool = False) -> None:
+    def __init__(self, checkpointed: bool = False, width: int = 32) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        self.tokens = nn.Embedding(10, 32)
-        self.places = nn.Parameter(torch.randn(16, 32) * 0.02)
-        self.blocks = nn.ModuleList(Block(32, 4) for _ in range(2))
-        self.norm = nn.LayerNorm(32)
-        self.head = nn.Linear(32, 10, bias=False)
+        self.tokens = nn.Embedding(10, width)
+        self.places = nn.Parameter(torch.randn(16, width) * 0.02)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -34,8 +34,9 @@ def freeze_what_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """After each test: all that enable() sets is off, no limit, garbage collected, and the allocator whole.
-    A test that never imported torch_uvm has left none, and the tests of the floors run where it is not built.
+    """After each test: all that enable() sets is off, no limit, no budget, garbage collected, and the
+    allocator whole. A test that never imported torch_uvm has left none, and the tests of the floors run
+    where it is not built.
     """
     yield
     torch_uvm = sys.modules.get("torch_uvm")
@@ -47,4 +48,5 @@ def leave_no_trace() -> Iterator[None]:
         torch_uvm._C.set_host_tensors(False)
     torch_uvm.set_limit(None)
     gc.collect()
+    torch_uvm._C.request_budget(None, None)
     assert torch_uvm._C.check_allocator() is None

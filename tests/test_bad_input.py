@@ -31,6 +31,7 @@ def _loose(function: Any) -> Any:
 
 
 enable, enabled, configure = _loose(torch_uvm.enable), _loose(torch_uvm.enabled), _loose(emulated.configure)
+set_budget = _loose(torch_uvm.set_budget)
 set_limit, is_managed, residency = (
     _loose(torch_uvm.set_limit),
     _loose(torch_uvm.is_managed),
@@ -51,14 +52,22 @@ BAD: dict[str, Bad] = {
     ),
     "enable positional": Bad(lambda: enable("auto"), TypeError, ("positional",)),
     "enable budget word": Bad(
-        lambda: enable(budget="lots"), ValueError, ("budget", "lots", '"auto" or None')
+        lambda: enable(budget="lots"), ValueError, ("budget", "lots", "'80%'", '"auto" or None')
     ),
     "enable budget negative": Bad(lambda: enable(budget=-1), ValueError, ("budget", "-1", '"auto" or None')),
+    "enable budget of nothing": Bad(lambda: enable(budget=0), ValueError, ("budget", "0", '"auto" or None')),
     "enable budget type": Bad(
         lambda: enable(budget=1.5), TypeError, ("budget", "1.5 (float)", '"auto" or None')
     ),
-    "enable budget not there yet": Bad(
-        lambda: enable(budget="4GiB"), NotImplementedError, ("budget", "4GiB", '"auto" or None')
+    "enable budget beside a wrong value": Bad(
+        lambda: enable(budget="1GiB", moves="x"), ValueError, ("moves", "x", '"copy"')
+    ),
+    "set_budget share": Bad(lambda: set_budget("101%"), ValueError, ("budget", "101%", "'80%'")),
+    "set_budget host": Bad(
+        lambda: set_budget("1GiB", device="cpu"), ValueError, ("device", "'cpu'", f"'{DEVICE}'")
+    ),
+    "set_budget device": Bad(
+        lambda: set_budget("1GiB", device=COUNT), ValueError, ("device", str(COUNT), f"'{DEVICE}'")
     ),
     "enable moves word": Bad(
         lambda: enable(moves="alais"), ValueError, ("moves", "alais", '"copy" or "alias"')
@@ -244,6 +253,8 @@ BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
     ({"TORCH_UVM_CONF": "limit:4GiB,limit:8GiB"}, "ValueError", ["limit", "twice"]),
     ({"TORCH_UVM_CONF": "limit:four"}, "ValueError", ["limit", "four", "bytes such as 4GiB, or none"]),
     ({"TORCH_UVM_CONF": "limit"}, "ValueError", ["limit", "key:value"]),
+    ({"TORCH_UVM_CONF": "budget:0"}, "ValueError", ["budget", '"0"', "a share of its memory such as 80%"]),
+    ({"TORCH_UVM_CONF": "host_limit:auto"}, "ValueError", ["host_limit", "auto", "bytes such as 64GiB"]),
     ({"TORCH_UVM_CONF": "populate:perhaps"}, "ValueError", ["populate", "perhaps", "true, false"]),
     ({"TORCH_UVM_CONF": "emulated_devices:0"}, "ValueError", ["emulated_devices", "0", "1 to 64"]),
     ({"TORCH_UVM_CONF": "emulated_memory:-1"}, "ValueError", ["emulated_memory", "-1", "1MiB"]),

@@ -101,9 +101,9 @@ class TestLimitOfEnable:
         torch_uvm.set_limit(None)
         assert _C.get_limit() is None
 
-    @pytest.mark.parametrize("budget", ["auto", None])
+    @pytest.mark.parametrize("budget", ["auto", None, "1GiB", "80%"])
     def test_budgets_that_are_accepted(self, budget: str | None) -> None:
-        torch_uvm.enable(budget=budget, moves="copy", host_tensors=False)
+        torch_uvm.enable(budget=budget, limit="2GiB", moves="copy", host_tensors=False)
         assert torch_uvm.is_enabled()
 
 

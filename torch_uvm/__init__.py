@@ -30,12 +30,15 @@ except ImportError as error:
     ) from error
 
 from torch_uvm import emulated
+from torch_uvm.accesses import record_accesses
+from torch_uvm.budget import reset_residency_stats, residency_stats, set_budget
 from torch_uvm.compiled_graphs import watch_compiled_graphs
 from torch_uvm.cuda import mem_pool
 from torch_uvm.environment import apply_environment
 from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
 from torch_uvm.hints import advise, discard, prefetch, residency
+from torch_uvm.keep import keep_resident, resident
 from torch_uvm.limits import set_limit
 from torch_uvm.memory import (
     empty_cache,
@@ -54,6 +57,7 @@ from torch_uvm.operators import register_rules
 from torch_uvm.plain_calls import accept_managed_keyword
 from torch_uvm.scopes import disabled, enabled, is_enabled
 from torch_uvm.sharing import send_copies
+from torch_uvm.steps import step
 from torch_uvm.switch import disable, enable
 from torch_uvm.tensors import is_managed
 
@@ -72,6 +76,7 @@ __all__ = [
     "full",
     "is_enabled",
     "is_managed",
+    "keep_resident",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_pool",
@@ -82,10 +87,16 @@ __all__ = [
     "memory_summary",
     "ones",
     "prefetch",
+    "record_accesses",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "reset_residency_stats",
     "residency",
+    "residency_stats",
+    "resident",
+    "set_budget",
     "set_limit",
+    "step",
     "to",
     "zeros",
 ]

@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from torch_uvm import _C, cuda
+from torch_uvm import _C, budget, cuda
 from torch_uvm.switch import enable
 
 log = logging.getLogger("torch_uvm")
@@ -89,5 +89,7 @@ def apply_environment() -> None:
             "using the emulated accelerator 'emu': %s; its figures are modelled",
             _why_emulated(device == "emu"),
         )
+    if _C.requested_budget(0) not in (None, "none"):
+        budget.watch()
     if rfc if ours is None else ours:
         enable()

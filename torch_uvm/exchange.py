@@ -15,7 +15,7 @@ from torch.overrides import has_torch_function_unary
 from torch.utils.dlpack import DLDeviceType
 from torch.utils.dlpack import from_dlpack as plain_from_dlpack
 
-from torch_uvm import _C
+from torch_uvm import _C, exits
 from torch_uvm.arguments import Device, accelerator, accepted_devices, exact_keywords, resolve_device, show
 
 _CPU = int(DLDeviceType.kDLCPU)
@@ -68,7 +68,8 @@ def _dlpack(
 ) -> Any:
     asked = None if dl_device is None or has_torch_function_unary(self) else _asked_type(dl_device)
     if asked not in (_CPU, _MANAGED) or not _C.is_managed(self):
-        return _plain_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        given = self if copy else exits.exported(self)
+        return _plain_dlpack(given, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
     assert dl_device is not None
     if asked == _CPU:
         if self.device.type == "cpu" or copy:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_uvm import _C, cuda
+from torch_uvm import _C, budget, cuda
 from torch_uvm.arguments import exact_keywords, show
 
 
@@ -74,6 +74,7 @@ class SwitchScope(ContextDecorator):
     def __enter__(self) -> SwitchScope:
         if self._on:
             check_runtime("enabled()")
+            budget.request_default()
         entry = threading.get_ident(), _C.Scope(self._on)
         with self._lock:
             self._open.append(entry)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from types import EllipsisType
+
 from torch_uvm import _C, plain_calls
-from torch_uvm.arguments import byte_count, exact_keywords, limit_bytes, show
+from torch_uvm import budget as budgets
+from torch_uvm.arguments import exact_keywords, limit_bytes, show
 from torch_uvm.scopes import check_runtime
 
-_BUDGETS = '"auto" or None'
 _MOVES = '"copy" or "alias"'
-
-
-def _check_budget(budget: object) -> None:
-    if budget is None or (isinstance(budget, str) and budget == "auto"):
-        return
-    byte_count(budget, "budget", also=', "auto" or None')  # a figure that is none is refused as such
-    raise NotImplementedError(f"budget={budget!r} is not there yet; accepted: {_BUDGETS}")
 
 
 def _check_moves(moves: object) -> None:
@@ -32,7 +27,7 @@ def _check_host_tensors(host_tensors: object) -> None:
 @exact_keywords
 def enable(
     *,
-    budget: int | str | None = "auto",
+    budget: int | str | None | EllipsisType = ...,
     limit: int | str | None = None,
     moves: str = "copy",
     host_tensors: bool = False,
@@ -44,8 +39,9 @@ def enable(
     `moves` and `host_tensors` are.
 
     Args:
-        budget: how much of a device to use for managed memory. "auto" and None both leave that to
-            the driver until the residency engine is there.
+        budget: the device-resident bytes that managed tensors may have on each device, as `set_budget`
+            takes it: bytes, "20GiB", "80%", "auto", or None for the driver's own residency. Left out
+            (`...`): what was asked for before, here or in TORCH_UVM_CONF, and "auto" if nothing was.
         limit: the most managed bytes the process may reserve, as `set_limit` takes it. None leaves
             the limit as it is, so that one set before, or by TORCH_UVM_CONF, is not lost;
             `set_limit(None)` takes it away.
@@ -58,18 +54,21 @@ def enable(
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.
-        NotImplementedError: a budget in bytes.
         RuntimeError: there is no runtime for this machine's accelerator.
 
     >>> torch_uvm.enable(limit="4GiB")
     """
-    _check_budget(budget)
+    asked = None if budget is ... else budgets.budget_text(budget)
     _check_moves(moves)
     _check_host_tensors(host_tensors)
     figure = limit_bytes(limit)
     check_runtime("enable()", now=host_tensors)
     if figure is not None:
         _C.set_limit(figure)
+    if asked is None:
+        budgets.request_default()
+    else:
+        budgets.request(asked)
     plain_calls.choose_moves(moves == "alias")
     _C.set_host_tensors(host_tensors)
     _C.set_enabled(True)

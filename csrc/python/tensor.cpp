@@ -135,10 +135,12 @@ void bind_tensor(py::module_& module) {
   module.def("is_enabled", &managed_enabled);
   py::class_<ManagedScope>(module, "Scope").def(py::init<bool>(), py::arg("on")).def("close", &ManagedScope::close);
 
-  module.def("load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"));
+  const py::call_guard<py::gil_scoped_release> no_gil; // budgets are options, and bytes may be on their way
+  module.def(
+      "load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"), no_gil);
   module.def(
       "set_option", [](const std::string& key, const std::string& value) { Context::get().set_option(key, value); },
-      py::arg("key"), py::arg("value"));
+      py::arg("key"), py::arg("value"), no_gil);
   module.def("describe_options", [] {
     py::list rows;
     for (const OptionInfo& option : describe_options(Context::get().options())) {

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "runtime/error.h"
+#include "tensor/budgets.h"
 
 namespace torch_uvm {
 
@@ -113,10 +114,12 @@ void Context::change_options(const std::function<void(Options&)>& change) {
 
 void Context::load_options(std::string_view text) {
   change_options([&](Options& options) { options = parse_options(text); });
+  apply_budget_options();
 }
 
 void Context::set_option(std::string_view key, std::string_view value) {
   change_options([&](Options& options) { torch_uvm::set_option(options, key, value); });
+  apply_budget_options();
 }
 
 void Context::set_emulated(const EmulatedConfig& config) {
@@ -125,6 +128,13 @@ void Context::set_emulated(const EmulatedConfig& config) {
 
 void Context::set_limit(std::optional<std::size_t> bytes) {
   change_options([&](Options& options) { options.limit = bytes; });
+}
+
+void Context::set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single) {
+  change_options([&](Options& options) {
+    options.budget = all;
+    options.device_budgets = std::move(single);
+  });
 }
 
 bool Context::forked() const {

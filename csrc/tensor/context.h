@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +46,8 @@ class Context {
   void set_option(std::string_view key, std::string_view value);
   void set_emulated(const EmulatedConfig& config); ///< the same, for the emulator's options together
   void set_limit(std::optional<std::size_t> bytes);
+  /// What was asked for, no more; tensor/budgets.h puts it in force.
+  void set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single);
 
   /// True in a process forked after first use: its managed memory is the parent's.
   bool forked() const;

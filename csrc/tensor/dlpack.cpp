@@ -17,6 +17,7 @@
 #include "tensor/context.h"
 #include "tensor/managed_storage.h"
 #include "tensor/moves.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -24,10 +25,37 @@ namespace {
 template <class T>
 constexpr bool kVersioned = std::is_same_v<T, DLManagedTensorVersioned>;
 
+/// Who has an address keeps the bytes where they are, under a budget.
+class Hold {
+ public:
+  Hold() = default;
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  ~Hold() {
+    try {
+      if (held_.defined()) {
+        keep_resident(held_, false);
+      }
+    } catch (const std::exception&) {
+      // It stays held until it is freed.
+    }
+  }
+  void begin(const at::Tensor& tensor) {
+    if (const Engine* const engine = engine_in_use(); engine != nullptr && engine->is_awake()) {
+      keep_resident(tensor, true);
+      held_ = tensor;
+    }
+  }
+
+ private:
+  at::Tensor held_;
+};
+
 template <class T>
 struct Export {
   T given{};
   at::Tensor tensor;
+  Hold hold;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
 };
@@ -126,6 +154,7 @@ T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied)
                      "a tensor with its conjugate or negative bit set; resolve_conj() and resolve_neg() clear them");
   auto made = std::make_unique<Export<T>>();
   made->tensor = tensor.detach();
+  made->hold.begin(made->tensor);
   made->sizes = tensor.sizes().vec();
   made->strides = tensor.strides().vec();
   for (std::size_t i = 0; i < made->sizes.size(); ++i) {

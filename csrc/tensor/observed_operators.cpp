@@ -30,6 +30,9 @@ ObservedOperator::ObservedOperator(const at::RecordFunction& function)
   transparent_ = std::ranges::any_of(schema->returns(), [](const c10::Argument& returned) {
     return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
   });
+  if (name_ == "torch_uvm::move") {
+    transparent_ = false; // an alias as well, but the other label has the device's copy
+  }
   for (const c10::Argument& argument : schema->arguments()) {
     writes_.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
   }

@@ -10,6 +10,7 @@
 #include "tensor/machine.h"
 #include "tensor/managed_storage.h"
 #include "tensor/ranges.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -131,7 +132,8 @@ Places residency(const std::vector<at::Tensor>& tensors) {
       for (const Range& run : asked.runs) {
         bytes += asked.reached == 0 ? run.bytes() : 0;
       }
-      add(places, asked.first->device(), bytes);
+      const bool on_host = is_on_host(asked.first->storage().data_ptr());
+      add(places, on_host ? c10::Device(c10::DeviceType::CPU) : asked.first->device(), bytes);
       continue;
     }
     ByLocation found = places_of(block, asked.runs);

@@ -25,7 +25,12 @@ def _devices() -> list[dict[str, Any]]:
     if here is None or _C.backend() == "none":
         return []
     return [
-        {"device": f"{here.type}:{index}", **_C.device_properties(index)}
+        {
+            "device": f"{here.type}:{index}",
+            **_C.device_properties(index),
+            "budget": _C.requested_budget(index),
+            "budget_bytes": _C.budget(index),
+        }
         for index in range(torch.accelerator.device_count())
     ]
 
@@ -33,6 +38,11 @@ def _devices() -> list[dict[str, Any]]:
 def _host_available() -> int | None:
     available = _C.host_memory_available()
     return None if available >= _UNKNOWN_BYTES else available
+
+
+def _host_limit() -> int | None:
+    value = next(option["value"] for option in _C.describe_options() if option["key"] == "host_limit")
+    return None if value == "none" else _C.parse_bytes(value)
 
 
 def collect() -> dict[str, Any]:
@@ -51,6 +61,7 @@ def collect() -> dict[str, Any]:
         "managed_bytes": _C.managed_bytes(),
         "peak_managed_bytes": _C.peak_managed_bytes(),
         "limit": _C.get_limit(),
+        "host_limit": _host_limit(),
         "host_available": _host_available(),
         "options": _C.describe_options(),
     }
@@ -73,6 +84,7 @@ def _text(facts: dict[str, Any]) -> str:
         f"managed memory  {_C.format_bytes(facts['managed_bytes'])}, "
         f"at most {_C.format_bytes(facts['peak_managed_bytes'])} so far",
         f"limit           {_bytes(facts['limit'], 'none (what the host has available)')}",
+        f"host limit      {_bytes(facts['host_limit'], 'none (what the host has available)')}",
         f"host available  {_bytes(facts['host_available'], 'unknown')}",
     ]
     for device in facts["devices"]:
@@ -80,6 +92,9 @@ def _text(facts: dict[str, Any]) -> str:
         for key, value in device.items():
             if key == "device":
                 continue
+            if key.startswith("budget") and value is None:
+                # What was asked for comes into force when the device gets managed memory.
+                value = "none yet" if key == "budget_bytes" and device["budget"] != "none" else "none"
             figure = isinstance(value, int) and not isinstance(value, bool)
             shown = _C.format_bytes(value) if figure and ("memory" in key or "bytes" in key) else value
             lines.append(f"  {key:<26}{shown}")

@@ -16,6 +16,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch_uvm
@@ -30,7 +31,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm run",
-        usage="python -m torch_uvm run [--limit BYTES] [--conf KEY:VALUE,...] [--stats FILE] "
+        usage="python -m torch_uvm run [--limit BYTES] [--budget BUDGET] [--host-limit BYTES] "
+        "[--conf KEY:VALUE,...] [--stats FILE] "
         "(SCRIPT | -m MODULE) [ARG ...]",
         description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
         "with managed memory on.",
@@ -38,7 +40,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
     parser.add_argument("--conf", metavar="KEY:VALUE,...", help="options, in place of TORCH_UVM_CONF")
-    parser.add_argument("--budget", metavar="BYTES", help="auto or none; figures are not there yet")
+    parser.add_argument(
+        "--budget",
+        metavar="BUDGET",
+        help="managed memory resident on each device: such as 20GiB or 80%%, auto, or none for the driver's",
+    )
+    parser.add_argument(
+        "--host-limit", metavar="BYTES", help="the most pinned memory for what is not on its device, or none"
+    )
     parser.add_argument(
         "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
     )
@@ -58,18 +67,22 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:index]), list(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             return list(argv[:index]), list(argv[index:])
-        index += 2 if word in ("--limit", "--conf", "--budget", "--stats") else 1
+        index += 2 if word in ("--limit", "--budget", "--host-limit", "--conf", "--stats") else 1
     return list(argv), []
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    budget: str | None = None if arguments.budget == "none" else arguments.budget or "auto"
+    budget: str | None | EllipsisType = ... if arguments.budget is None else arguments.budget
+    if budget == "none":
+        budget = None
     try:
         if arguments.conf is not None:
             _C.load_options(arguments.conf)
             os.environ["TORCH_UVM_CONF"] = arguments.conf
+        if arguments.host_limit is not None:
+            _C.set_option("host_limit", arguments.host_limit)
         torch_uvm.enable(limit=arguments.limit, budget=budget)
-    except (ValueError, NotImplementedError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     os.environ["TORCH_UVM"] = "1"
 

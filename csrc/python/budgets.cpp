@@ -1,0 +1,41 @@
+// Bindings of csrc/tensor/budgets.h: budgets as they are asked for.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings.h"
+#include "tensor/budgets.h"
+#include "tensor/watcher.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+/// A tensor on the storage, made without an operator.
+at::Tensor over(c10::Storage storage) {
+  const c10::DispatchKeySet key(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, caffe2::TypeMeta::Make<std::uint8_t>());
+}
+
+} // namespace
+
+void bind_budgets(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil; // bytes may be on their way
+  module.def("parse_budget", [](const std::string& text) { return show_budget(parse_budget(text)); }, py::arg("text"));
+  module.def(
+      "request_budget",
+      [](std::optional<int> device, const std::optional<std::string>& budget) {
+        request_budget(device, budget ? std::optional(parse_budget(*budget)) : std::nullopt);
+      },
+      py::arg("device"), py::arg("budget"), no_gil);
+  module.def("request_default_budget", &request_default_budget, no_gil);
+  module.def(
+      "requested_budget",
+      [](int device) {
+        const std::optional<BudgetRequest> request = requested_budget(device);
+        return request ? std::optional(show_budget(*request)) : std::nullopt;
+      },
+      py::arg("device"));
+  module.def("settle_storage", [](const c10::Storage& storage) { settle(over(storage)); }, py::arg("storage"), no_gil);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,29 @@
+// Budgets as they were asked for, and when they come into force: on a device that has managed memory at once, on
+// another with its first managed allocation. Until then nothing is asked of a device, and "auto" is not measured.
+#pragma once
+
+#include <optional>
+
+#include "allocator/budget_request.h"
+
+namespace torch_uvm {
+
+/// Of one device, or (nullopt) of all of them, which takes the place of what single devices were given. "auto" is
+/// measured anew each time. \throws what the runtime throws; then what was asked for before stays so
+/// \param request nullopt: as if nobody had ever asked; of all devices only
+void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request);
+
+/// "auto" for all devices, unless somebody has asked for anything already.
+void request_default_budget();
+
+/// nullopt: nobody has asked, and the device has no budget.
+std::optional<BudgetRequest> requested_budget(int device);
+
+/// Before managed memory is allocated for a device; one relaxed load but for the first time. Does not throw: a
+/// device that cannot say what it has free gets no budget.
+void start_budget(int device) noexcept;
+
+/// After the option table was changed: puts what it says of budgets in force.
+void apply_budget_options();
+
+} // namespace torch_uvm
