@@ -504,7 +504,7 @@ class TestRecording:
             torch_uvm.enable(budget="8MiB")
             torch_uvm.record_accesses("at_exit.jsonl")
             os.chdir("/")
-            x = [torch.ones(1 << 20, device="emu") + 1 for _ in range(4)]
+            x = [torch.ones(1 << 18, device="emu") + 1 for _ in range(4)]
             """,
             env=EMU,
         )
