@@ -163,9 +163,9 @@ class CachingManagedAllocator {
 
   /// The most bytes of segments made for a device (its budget); nullopt: no cap. What is reserved above it already
   /// stays; caches are given back to get there, after waiting for pending frees.
+  /// Where the cap was exceeded, setting it again gives back what is free by then.
   /// \param hard when nothing more can be freed, allocate asks the door whether it may exceed the cap, and raises
-  ///        OutOfMemory if it says no; else the cap is exceeded (within the
-  ///        limit), which num_over_cap counts
+  ///        OutOfMemory if it says no; else the cap is exceeded (within the limit), which num_over_cap counts
   /// \throws InvalidArgument; RuntimeFailure where the wait failed: the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, bool hard);
   std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument

@@ -21,6 +21,7 @@ CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::s
       granted_ = false;
       return;
     }
+    budget_->most = over_ ? std::max(budget_->most, taken + bytes) : budget_->most;
   }
   budget_->under_way += bytes;
 }

@@ -46,7 +46,8 @@ struct Budget {
   std::optional<std::size_t> cap;
   bool hard = false;
   std::size_t under_way = 0; ///< bytes that the source is being asked for
-  std::size_t most = 0; ///< bytes that a hard cap allows: the cap, or what there was when it was set
+  std::size_t most =
+      0; ///< bytes that a hard cap allows: the cap, what there was when it was set, or what the door let by
   bool refused = false; ///< by the source, since a segment was last made for the device, or given back
 };
 

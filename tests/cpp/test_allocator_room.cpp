@@ -129,6 +129,40 @@ TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
   rig.check();
 }
 
+TEST(a_door_may_let_one_request_exceed_a_hard_cap) {
+  struct Door final : RoomMaker {
+    bool make_room(std::size_t, Location, Stream) override {
+      return false;
+    }
+    bool may_exceed(std::size_t bytes, Location home) override {
+      CHECK_EQ(bytes, 40 * MiB);
+      CHECK(home == kDevice);
+      CHECK(rig->allocator->is_valid()); // takes the lock
+      return lets;
+    }
+    Rig* rig = nullptr;
+    bool lets = false;
+  } door;
+  on_each([&](Rig& rig) {
+    door.rig = &rig;
+    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_room_maker(&door);
+    Block* const held = rig.allocate(40 * MiB);
+    door.lets = false;
+    CHECK_THROWS(OutOfMemory, rig.allocate(40 * MiB));
+    door.lets = true;
+    CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, kStream) == nullptr); // does not ask
+    Block* const over = rig.allocate(40 * MiB);
+    CHECK_EQ(rig.allocator->statistics().num_over_cap, 1);
+    rig.check();
+    rig.allocator->free(over);
+    rig.allocator->set_cap(0, 64 * MiB, true); // gives it back
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(40 * MiB));
+    rig.check();
+    rig.allocator->free(held);
+  });
+}
+
 TEST(a_door_that_throws_under_a_cap_changes_nothing) {
   struct Door final : RoomMaker {
     bool make_room(std::size_t, Location, Stream) override {
