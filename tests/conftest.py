@@ -48,5 +48,6 @@ def leave_no_trace() -> Iterator[None]:
         torch_uvm._C.set_host_tensors(False)
     torch_uvm.set_limit(None)
     gc.collect()
+    assert torch_uvm._C.check_residency() is None
     torch_uvm._C.request_budget(None, None)
     assert torch_uvm._C.check_allocator() is None

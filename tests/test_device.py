@@ -339,6 +339,7 @@ class TestKernels:
         assert emulated.residency(big[0]) == {torch.device("emu", 0): 128 * MIB}
 
     def test_only_what_a_view_reaches_is_touched(self) -> None:
+        torch_uvm.set_budget(None)  # pages, as the driver has them
         with torch_uvm.enabled():
             x = torch.ones(32 * MIB, device="emu")
             others = [torch.ones(32 * MIB, device="emu") for _ in range(2)]

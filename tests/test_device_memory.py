@@ -217,7 +217,7 @@ class TestCache:
 
 class TestManagedMemory:
     def test_is_larger_than_the_device(self) -> None:
-        torch_uvm.enable()
+        torch_uvm.enable(budget=None)  # pages, as the driver has them
         tensors = [torch.full((16 * MIB,), float(i), device="emu") for i in range(8)]  # 512 MiB
         assert emu.memory_allocated() == 2 * CAPACITY
         assert emulated.resident_bytes() <= CAPACITY

@@ -73,7 +73,12 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   if (bytes) {
     shrink(device);
   }
-  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget.has_value(); }),
+  changed.asleep = bytes && !hard;
+  note_awake();
+}
+
+void Engine::note_awake() {
+  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
                std::memory_order_relaxed);
 }
 
@@ -305,11 +310,13 @@ void Engine::end(Frame& frame) noexcept {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);
       }
+      recorder_->resident(device,
+                          static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
     }
     follow(of(device).policy->end(frame.births, workspace), device);
     if (of(device).exceeded) {
       of(device).exceeded = false;
-      shrink(device);
+      give_back_excess(frame, device);
     }
   } catch (...) {
     ++failures_;
@@ -317,7 +324,7 @@ void Engine::end(Frame& frame) noexcept {
 }
 
 bool Engine::may_exceed(std::size_t bytes, Location home) {
-  if (home.is_host() || !is_awake()) {
+  if (home.is_host()) {
     return true;
   }
   const Lock lock(*this);
@@ -325,20 +332,46 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (device.hard) {
-    // Only what a single operator cannot do without: what is used now, and what it has made.
-    std::size_t used = bytes;
-    for (const auto& [id, record] : records_) {
-      used +=
-          record->in_use != 0 && record->device == home.index && record->device_block != nullptr ? record->bytes : 0;
+  std::size_t used = 0; // by operators that run, which cannot do without
+  std::size_t evictable = 0; // none, where the host takes no more copies
+  for (const auto& [id, record] : records_) {
+    if (record->device == home.index && record->device_block != nullptr) {
+      if (record->in_use != 0) {
+        used += record->bytes;
+      } else if (record->held == 0 && !record->fixed && !host_refused_) {
+        evictable += record->bytes;
+      }
     }
-    if (used <= *device.budget) {
-      return false;
-    }
+  }
+  const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+  const std::size_t stays = allocated - std::min(allocated, evictable);
+  // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
+  if (stays + bytes > *device.budget && used + bytes <= *device.budget) {
+    return false;
   }
   device.exceeded = true;
   ++statistics_.over_budget;
   return true;
+}
+
+void Engine::give_back_excess(const Frame& frame, int device) {
+  const auto over = [&] {
+    return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > *of(device).budget;
+  };
+  const auto again = [&] { memory_.set_cap(device, of(device).budget, of(device).hard); };
+  again();
+  if (!over()) {
+    return;
+  }
+  for (const auto& [id, bytes] : frame.births) {
+    if (Record* const record = find(id); record != nullptr && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record);
+    }
+  }
+  again();
+  if (over()) {
+    shrink(device);
+  }
 }
 
 void Engine::follow(const Decision& decision, int index) {
@@ -394,7 +427,7 @@ void Engine::died(Record* record) noexcept {
   } catch (...) {
     ++failures_;
   }
-  if (recorder_) {
+  if (recorder_ && record->announced) {
     recorder_->death(record->id);
   }
   free_if_dead(record);

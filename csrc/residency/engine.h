@@ -50,7 +50,8 @@ class Engine final : public RoomMaker {
   /// Pinned memory for host copies; nullopt: what the host has. At it nothing more can leave the device.
   void set_host_limit(std::optional<std::size_t> bytes);
 
-  /// One relaxed load: whether any device has a budget.
+  /// One relaxed load: whether operators of any device are watched. A budget that is not hard is asleep until memory
+  /// has run short once.
   bool is_awake() const noexcept {
     return awake_.load(std::memory_order_relaxed);
   }
@@ -78,7 +79,13 @@ class Engine final : public RoomMaker {
   Record* adopt(Block* block, int device, void* storage);
   /// Whether storages of a device are watched.
   bool watches(int device) const {
-    return devices_[static_cast<std::size_t>(device)].budget.has_value();
+    const Device& asked = devices_[static_cast<std::size_t>(device)];
+    return asked.budget && !asked.asleep;
+  }
+  /// One relaxed load: whether any storage has a copy on the host. If none has, what an operator within another one
+  /// does needs no attention.
+  bool has_host_copies() const noexcept {
+    return host_copies_.load(std::memory_order_relaxed) != 0;
   }
 
   struct Operand {
@@ -141,6 +148,7 @@ class Engine final : public RoomMaker {
   struct Device {
     std::optional<std::size_t> budget;
     bool hard = false;
+    bool asleep = false; ///< nothing has been short yet, and nobody is watched
     std::unique_ptr<Policy> policy; ///< made with the first budget
     Stream fetches;
     Stream write_backs;
@@ -170,6 +178,8 @@ class Engine final : public RoomMaker {
 
   // engine.cpp
   void follow(const Decision& decision, int device);
+  void note_awake();
+  void give_back_excess(const Frame& frame, int device);
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
@@ -188,6 +198,7 @@ class Engine final : public RoomMaker {
   StorageDoor& door_;
   mutable std::mutex mutex_;
   std::atomic<bool> awake_{false};
+  std::atomic<std::size_t> host_copies_{0};
   std::vector<Device> devices_;
   std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned
   PinnedSegmentSource* host_source_ = nullptr;
@@ -202,6 +213,7 @@ class Engine final : public RoomMaker {
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
+  bool host_refused_ = false; ///< the latest copy to the host found no room there
   std::vector<void*> kept_; ///< storages to let go of once the mutex is free
 };
 

@@ -61,9 +61,11 @@ bool Engine::start_write_back(Record& record) {
   const Stream stream = of(record.device).write_backs;
   if (record.host_block == nullptr) {
     record.host_block = host_block(record.bytes, stream);
-    if (record.host_block == nullptr) {
+    host_refused_ = record.host_block == nullptr;
+    if (host_refused_) {
       return false;
     }
+    host_copies_.fetch_add(1, std::memory_order_relaxed);
   }
   for (const Stream used : memory_.streams(record.device_block)) {
     add(record.streams, used);
@@ -279,6 +281,7 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
 void Engine::drop_host_copy(Record& record) noexcept {
   host_memory_->free(record.host_block);
   record.host_block = nullptr;
+  host_copies_.fetch_sub(1, std::memory_order_relaxed);
   record.host_valid = false;
   record.retiring = false;
   record.in_place_streams.clear();
@@ -286,15 +289,29 @@ void Engine::drop_host_copy(Record& record) noexcept {
 }
 
 bool Engine::make_room(std::size_t bytes, Location home, Stream /*stream*/) {
-  if (home.is_host() || !is_awake()) {
+  if (home.is_host()) {
     return false;
   }
-  const Lock lock(*this);
+  bool wakes = false;
   try {
-    return watches(home.index) && give_up_run(bytes, home.index, Need::kNow);
+    const Lock lock(*this);
+    Device& device = of(home.index);
+    if (!device.budget) {
+      return false;
+    }
+    if (!device.asleep) {
+      return give_up_run(bytes, home.index, Need::kNow);
+    }
+    device.asleep = false;
+    note_awake();
+    wakes = true;
   } catch (...) {
     return false; // the runtime fails: the allocator says what is missing
   }
+  if (wakes) {
+    door_.wake(); // nothing is known yet that could be given up: this once the budget is exceeded
+  }
+  return false;
 }
 
 } // namespace torch_uvm

@@ -20,6 +20,8 @@ class StorageDoor {
   virtual void point_at_device(Record& record, Block* block) noexcept = 0;
   /// Says when code that the watcher does not see may write to the storage (Engine::settle); once, where PyTorch can.
   virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
+  /// Operators are to be watched from now on. With no lock held.
+  virtual void wake() noexcept = 0;
   /// The record is about to be freed.
   virtual void forget(Record& record) noexcept = 0;
 };

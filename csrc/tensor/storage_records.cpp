@@ -85,6 +85,10 @@ void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) 
   }
 }
 
+void StorageRecords::wake() noexcept {
+  watch_operators();
+}
+
 void StorageRecords::forget(Record& record) noexcept {
   delete static_cast<Weak*>(record.storage);
   record.storage = nullptr;

@@ -15,6 +15,7 @@ class StorageRecords final : public StorageDoor {
   void point_at_host(Record& record, void* ptr) noexcept override;
   void point_at_device(Record& record, Block* block) noexcept override;
   void watch_for_writes(Record& record, std::vector<void*>& kept) override;
+  void wake() noexcept override;
   void forget(Record& record) noexcept override;
 };
 

@@ -145,7 +145,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (running != nullptr) {
-      if (inputs.accelerator) {
+      if (inputs.accelerator && engine->has_host_copies()) {
         const Engine::Lock lock(*engine);
         look_up(*engine, function, op);
         engine->begin_nested(*running, scratch.operands, scratch.streams.get());
@@ -229,6 +229,15 @@ Engine& engine_made() {
 
 Engine* engine_in_use() {
   return the_engine.load(std::memory_order_acquire);
+}
+
+void watch_operators() noexcept {
+  try {
+    const std::lock_guard lock(engine_making);
+    watch(true);
+  } catch (...) {
+    // No memory for it: residency stays the driver's.
+  }
 }
 
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {

@@ -25,6 +25,9 @@ Engine* engine_in_use();
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
 void set_host_limit(std::optional<std::size_t> bytes);
 
+/// Puts the watcher in place, if it is not there.
+void watch_operators() noexcept;
+
 /// Before an address leaves PyTorch; ignored for storages that are not watched.
 void settle(const at::Tensor& tensor);
 /// Brings the storage to its device and holds it there, or lets go of it again. Ignored where no device has a budget.
