@@ -8,6 +8,7 @@
 
 #include "python/bindings.h"
 #include "tensor/context.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -27,7 +28,10 @@ py::dict residency_dict(const at::Tensor& tensor) {
   py::dict dict;
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
-  if (range.bytes != 0) {
+  if (is_on_host(tensor.storage().data_ptr())) {
+    info.host = range.bytes; // in pinned memory
+    info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
+  } else if (range.bytes != 0) {
     info = emulated::runtime().residency(range.ptr, range.bytes);
   } else {
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));

@@ -388,8 +388,10 @@ void Engine::follow(const Decision& decision, int index) {
     }
     if (record->host_valid || start_write_back(*record)) {
       record->retiring = true;
+      device.retired.push_back(id);
     }
   }
+  give_up_written(index);
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());

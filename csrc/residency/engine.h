@@ -154,6 +154,9 @@ class Engine final : public RoomMaker {
     Stream write_backs;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
     std::size_t room = 0; ///< bytes that fetches leave free
+    std::deque<StorageId> retired; ///< as write-backs were started, some used again since
+    std::uint64_t write_backs_started = 0;
+    std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
   };
 
@@ -170,6 +173,9 @@ class Engine final : public RoomMaker {
   void abandon_fetch(Record& record) noexcept;
   Block* room_for(Record& record, Need need, Stream stream);
   bool give_up_run(std::size_t bytes, int device, Need need);
+  bool give_up_alike(std::size_t bytes, int device);
+  void give_up_written(int device);
+  bool is_written(Record& record);
   double cost_of(const Record& record, Need need);
   Block* host_block(std::size_t bytes, Stream stream);
   /// What comes next on `later` waits for what is queued on the others.

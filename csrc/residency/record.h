@@ -37,6 +37,7 @@ struct Record {
   bool retiring = false; ///< a write-back was started so that the device copy can be given up
   Event device_ready; ///< of a fetch; none: nothing to wait for
   Event host_ready; ///< of a write-back
+  std::uint64_t write_back = 0; ///< its number among those of the device
   std::vector<Stream> streams; ///< have used the device copy since it was filled
   std::vector<Stream> written_back_after; ///< what the latest write-back has waited for
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled

@@ -15,6 +15,9 @@ constexpr double kCleanByte = 0.5;
 constexpr double kByteUnderWay = 0.05; // its copy is queued already
 constexpr double kByteReady = 0.001;
 
+/// Of a block, what may be left over for it to count as just large enough.
+constexpr std::size_t kSlackShare = 8;
+
 /// A request is tried again this often: each time its neighbours may have been taken by another thread.
 constexpr int kTries = 8;
 
@@ -76,6 +79,7 @@ bool Engine::start_write_back(Record& record) {
                   record.bytes, stream);
   give_event(record.device, record.host_ready);
   record.host_ready = events_.record(stream);
+  record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
   record.in_place_streams.clear();
@@ -92,7 +96,7 @@ bool Engine::give_up_device_copy(Record& record) {
   }
   Block* const block = record.device_block;
   const Stream write_backs = of(record.device).write_backs;
-  if (!reached(record.host_ready)) {
+  if (!is_written(record)) {
     // Those that have used it since the write-back began, and those that a user has named since.
     order(record.streams, write_backs);
     for (const Stream used : memory_.streams(block)) {
@@ -145,8 +149,7 @@ double Engine::cost_of(const Record& record, Need need) {
     return kNever; // about to be used; and its copy is under way
   }
   if (record.retiring) {
-    const bool ready = !record.host_ready || runtime_.query_event(record.host_ready);
-    return bytes * (ready ? kByteReady : kByteUnderWay);
+    return bytes * (record.write_back <= of(record.device).write_backs_done ? kByteReady : kByteUnderWay);
   }
   if (need == Need::kAhead) {
     return kNever;
@@ -157,7 +160,49 @@ double Engine::cost_of(const Record& record, Need need) {
   return bytes * (record.host_valid ? kCleanByte : 1.0) / (1.0 + distance);
 }
 
+bool Engine::is_written(Record& record) {
+  // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
+  std::uint64_t& done = of(record.device).write_backs_done;
+  if (record.write_back > done && reached(record.host_ready)) {
+    done = record.write_back;
+  }
+  return record.write_back <= done;
+}
+
+void Engine::give_up_written(int index) {
+  Device& device = of(index);
+  while (!device.retired.empty()) {
+    Record* const record = find(device.retired.front());
+    if (record != nullptr && record->retiring && record->in_use == 0) {
+      if (!is_written(*record)) {
+        return;
+      }
+      if (std::isfinite(cost_of(*record, Need::kAhead))) {
+        give_up_device_copy(*record);
+      }
+    }
+    device.retired.pop_front();
+  }
+}
+
+bool Engine::give_up_alike(std::size_t bytes, int index) {
+  // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
+  for (const StorageId id : of(index).retired) {
+    Record* const record = find(id);
+    if (record != nullptr && record->retiring && std::isfinite(cost_of(*record, Need::kAhead))) {
+      const std::size_t leaves = memory_.bytes(record->device_block);
+      if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
+        return give_up_device_copy(*record);
+      }
+    }
+  }
+  return false;
+}
+
 bool Engine::give_up_run(std::size_t bytes, int device, Need need) {
+  if (give_up_alike(bytes, device)) {
+    return true;
+  }
   const auto run = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
     return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
   });
