@@ -171,7 +171,7 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--device", help="device to train on; without it the accelerator, else the CPU")
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=4, help="windows of text a step")
     parser.add_argument("--context", type=int, default=128, help="bytes a window")
     parser.add_argument("--layers", type=int, default=6, help="transformer blocks")

@@ -93,29 +93,38 @@ class TestTrainGpt:
         assert "torch.OutOfMemoryError" in done.stderr
         assert result is None
 
+    def run_managed(self, folder: Path, budget: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """What the script wrote, run by torch_uvm on a device that is too small, and the statistics."""
+        stats = folder / f"{budget}.json"
+        launcher = ["-m", "torch_uvm", "run", "--conf", MEMORY, "--budget", budget, "--stats", str(stats)]
+        done, result = train(folder, *launcher, TORCH_UVM_DEVICE="emu")
+        assert done.returncode == 0, done.stderr
+        return result, json.loads(stats.read_text())
+
     def test_managed_run_beyond_device_memory_gives_the_same_losses(
         self, reference: dict[str, Any], tmp_path: Path
     ) -> None:
-        stats = tmp_path / "stats.json"
-        done, result = train(
-            tmp_path,
-            "-m",
-            "torch_uvm",
-            "run",
-            "--conf",
-            MEMORY,
-            "--stats",
-            str(stats),
-            TORCH_UVM_DEVICE="emu",
-        )
-        assert done.returncode == 0, done.stderr
+        result, figures = self.run_managed(tmp_path, "none")
         assert losses(result) == losses(reference)
-        figures = json.loads(stats.read_text())
         (device,) = figures["emulated"]["devices"]
         assert device["memory"] == 4 << 20
         assert 0 < device["peak_resident_bytes"] <= device["memory"] < figures["peak_managed_bytes"]
         assert device["counters"]["evicted_pages"] > 0
         assert max(sample[1] for sample in device["timeline"]) <= device["memory"]
+        assert figures["residency"]["plan_hits"] == figures["residency"]["plan_misses"] == 0
+
+    def test_budget_gives_the_same_losses_with_less_migration(
+        self, reference: dict[str, Any], tmp_path: Path
+    ) -> None:
+        _, driver = self.run_managed(tmp_path, "none")
+        result, engine = self.run_managed(tmp_path, demo.BUDGET)
+        assert losses(result) == losses(reference)
+        residency = engine["residency"]
+        assert residency["fetched"]["bytes"] > 0 and residency["written_back"]["bytes"] > 0
+        assert residency["host_bytes"] > 0 and residency["failures"] == 0
+        migrated = [run["emulated"]["counters"]["bytes_to_device"] for run in (driver, engine)]
+        assert migrated[1] < migrated[0] / 2
+        assert engine["emulated"]["time_us"] < driver["emulated"]["time_us"]
 
     def test_environment_variable_alone_turns_it_on(self, reference: dict[str, Any], tmp_path: Path) -> None:
         done, result = train(tmp_path, TORCH_UVM="1", TORCH_UVM_DEVICE="emu", TORCH_UVM_CONF=MEMORY)
@@ -208,6 +217,41 @@ class TestDemoFunctions:
         assert demo.equality(run(0.1 + 2e-17), reference) == "NO"
         assert demo.equality(reference, reference) == demo.NOTHING
         assert demo.equality(demo.Run(1, 1.0, "", None, None), reference) == demo.NOTHING
+
+    def managed_run(self, plan_hits: int) -> demo.Run:
+        """A run as the statistics have it: 3 MiB by faults, 5 MiB copied, to the device."""
+        moved = {"bytes_to_device": 3 << 20, "bytes_copied_to_device": 5 << 20, "bytes_to_host": 1 << 20}
+        counters = moved | {"bytes_copied_to_host": 0, "bytes_in_place": 7 << 20, "faults_on_device": 48}
+        device = {
+            "memory": 4 << 20,
+            "peak_resident_bytes": 4 << 20,
+            "timeline": [[0, 0, 0, 0], [5e5, 4 << 20, 0, 6 << 20]],
+        }
+        stats = {
+            "emulated": {"counters": counters, "devices": [device], "time_us": 2.5e6},
+            "residency": {"plan_hits": plan_hits, "plan_misses": 1, "over_budget": 2},
+        }
+        result = {"losses_hex": [(1.5).hex()], "validation_loss_hex": (2.5).hex(), "validation_loss": 2.5}
+        return demo.Run(0, 1.0, "", result, stats)
+
+    def test_column_of_a_run_has_bytes_by_the_way_they_went(self) -> None:
+        column = demo.figures(self.managed_run(0), demo.Run(0, 1.0, "", None, None))
+        assert column["bytes to the device, by faults"] == "3.0 MiB"
+        assert column["bytes to the device, copied"] == "5.0 MiB"
+        assert column["bytes used in place, on the host"] == "7.0 MiB"
+        assert column["modelled time of memory traffic"] == "2.50 s"
+        assert "operators that came as planned" not in column
+        column = demo.figures(self.managed_run(9), demo.Run(0, 1.0, "", None, None))
+        assert column["operators that came as planned"] == "9 of 10"
+
+    def test_picture_is_drawn_from_the_statistics(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        from _plot import plot_residency
+
+        stats = self.managed_run(9).stats
+        assert stats is not None
+        plot_residency(stats, stats, 16 << 20, tmp_path / "residency.png")
+        assert (tmp_path / "residency.png").read_bytes().startswith(b"\x89PNG")
 
     def test_table_has_a_row_for_each_figure_of_any_column(self) -> None:
         table = demo.format_table({"CPU": {"ended": "trained"}, "emu": {"ended": "no", "faults": "12"}})

@@ -32,10 +32,11 @@ def collect_stats() -> dict[str, Any]:
     Returns:
         ``backend``: "emulated", "cuda" or "none". ``limit``, ``managed_bytes``, ``peak_managed_bytes``:
         managed memory taken from the runtime, in bytes. ``memory``: as ``torch_uvm.memory_stats()``, over
-        all homes. ``emulated``: None, or a dictionary with ``time_us`` (modelled), ``counters`` of all
-        devices together, and ``devices``: for each its ``memory`` in bytes, ``counters``,
-        ``resident_bytes``, ``peak_resident_bytes``, and ``timeline``, a list of [modelled microseconds,
-        resident managed bytes, plain device bytes, managed bytes in all].
+        all homes. ``residency``: as ``torch_uvm.residency_stats()``, with devices by their index.
+        ``emulated``: None, or a dictionary with ``time_us`` (modelled), ``counters`` of all devices
+        together, and ``devices``: for each its ``memory`` in bytes, ``counters``, ``resident_bytes``,
+        ``peak_resident_bytes``, and ``timeline``, a list of [modelled microseconds, resident managed
+        bytes, plain device bytes, managed bytes in all].
     """
     backend = _C.backend()
     return {
@@ -44,6 +45,7 @@ def collect_stats() -> dict[str, Any]:
         "managed_bytes": _C.managed_bytes(),
         "peak_managed_bytes": _C.peak_managed_bytes(),
         "memory": dict(_C.memory_stats(None)),
+        "residency": dict(_C.residency_stats()),
         "emulated": _emulated() if backend == "emulated" else None,
     }
 
