@@ -1,6 +1,6 @@
 """Builds and runs the benchmarks, prints their tables, and keeps the figures under benchmarks/results/.
 
-python benchmarks/run.py [allocator] [operators]
+python benchmarks/run.py [allocator] [operators] [residency]
 """
 
 from __future__ import annotations
@@ -54,7 +54,17 @@ def operators(build: Path) -> None:
     )
 
 
-BENCHMARKS = {"allocator": allocator, "operators": operators}
+def residency(build: Path) -> None:
+    """Training under a budget on the emulated accelerator, in modelled time."""
+    run(
+        sys.executable,
+        "benchmarks/bench_residency_emulated.py",
+        "--json",
+        str(RESULTS.relative_to(ROOT) / "residency_emulated.json"),
+    )
+
+
+BENCHMARKS = {"allocator": allocator, "operators": operators, "residency": residency}
 
 
 def main() -> None:
