@@ -15,6 +15,9 @@ namespace {
 /// Of a budget, what plans leave free: blocks do not tile it without a gap.
 constexpr std::size_t kReserveShare = 32;
 
+/// Operators between two looks for room for the next fetch, while there is none.
+constexpr unsigned kLongestPause = 31;
+
 constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
 
 } // namespace
@@ -115,7 +118,7 @@ void Engine::shrink(int device) {
   }
   for (const auto& [id, record] : records_) {
     if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
-      evict(*record);
+      evict(*record, Stream::host());
     }
   }
   memory_.empty_cache();
@@ -203,12 +206,17 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     if (frame.device >= 0 && !op.capturing) {
       Device& device = of(frame.device);
       frame.planned = true;
-      follow(device.policy->begin(op.key, accesses_, op.in_place_ok), frame.device);
+      device.last_stream = streams[static_cast<std::size_t>(frame.device)];
+      const Decision& decision = device.policy->begin(op.key, accesses_, op.in_place_ok);
+      if (decision.forget) {
+        device.pending.clear();
+      }
       memory_.take_allocated_peak(frame.device);
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
       }
     }
+    no_room_ahead_ = false;
     const std::int64_t in_place_before = statistics_.used_in_place.count;
     bool wanted_in_place = false;
     for (std::size_t index = 0; index < frame.held.size(); ++index) {
@@ -260,8 +268,13 @@ bool Engine::better_in_place(Record& record, const Operator& op) {
   if (device.policy->use_in_place(record.id)) {
     return true;
   }
+  if (!op.in_place_ok || record.fetching()) {
+    return false;
+  }
   // Unplanned: what is used once is not worth giving something up for.
-  return op.in_place_ok && !record.fetching() && !start_fetch(record, Need::kAhead, device.fetches);
+  const bool tries = !no_room_ahead_;
+  no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
+  return no_room_ahead_;
 }
 
 void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
@@ -365,7 +378,7 @@ void Engine::give_back_excess(const Frame& frame, int device) {
   }
   for (const auto& [id, bytes] : frame.births) {
     if (Record* const record = find(id); record != nullptr && std::isfinite(cost_of(*record, Need::kNow))) {
-      evict(*record);
+      evict(*record, Stream::host());
     }
   }
   again();
@@ -379,7 +392,6 @@ void Engine::follow(const Decision& decision, int index) {
   if (decision.forget) {
     device.pending.clear();
   }
-  device.room = decision.room;
   for (const StorageId id : decision.retire) {
     Record* const record = find(id);
     if (record == nullptr || record->points_at != Side::kDevice || record->in_use != 0 || record->held != 0 ||
@@ -393,12 +405,26 @@ void Engine::follow(const Decision& decision, int index) {
   }
   give_up_written(index);
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
+  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+}
+
+void Engine::start_pending_fetches(int index, bool changed) {
+  Device& device = of(index);
+  if (changed) {
+    device.pause = 0;
+  } else if (device.pause > 0) {
+    --device.pause; // to look for room costs more than an operator: not after each
+    return;
+  }
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());
     const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching();
     if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
+      device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
+      device.pause = device.next_pause;
       return; // no room yet; or a running operator uses it on the host
     }
+    device.next_pause = 0;
     device.pending.pop_front();
   }
 }

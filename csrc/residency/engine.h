@@ -153,8 +153,10 @@ class Engine final : public RoomMaker {
     Stream fetches;
     Stream write_backs;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
-    std::size_t room = 0; ///< bytes that fetches leave free
+    unsigned pause = 0; ///< operators until there is another look for room for them
+    unsigned next_pause = 0;
     std::deque<StorageId> retired; ///< as write-backs were started, some used again since
+    Stream last_stream; ///< of the latest operator: what is free of all work is best filed there
     std::uint64_t write_backs_started = 0;
     std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
@@ -164,16 +166,17 @@ class Engine final : public RoomMaker {
 
   // relocation.cpp, with the mutex held
   bool start_write_back(Record& record);
-  bool give_up_device_copy(Record& record);
-  bool evict(Record& record);
+  // `taker`: the stream that will use the memory next; the host's: it is not known
+  bool give_up_device_copy(Record& record, Stream taker);
+  bool evict(Record& record, Stream taker);
   bool start_fetch(Record& record, Need need, Stream stream);
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
   void abandon_fetch(Record& record) noexcept;
   Block* room_for(Record& record, Need need, Stream stream);
-  bool give_up_run(std::size_t bytes, int device, Need need);
-  bool give_up_alike(std::size_t bytes, int device);
+  bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
+  bool give_up_alike(std::size_t bytes, int device, Stream taker);
   void give_up_written(int device);
   bool is_written(Record& record);
   double cost_of(const Record& record, Need need);
@@ -184,6 +187,7 @@ class Engine final : public RoomMaker {
 
   // engine.cpp
   void follow(const Decision& decision, int device);
+  void start_pending_fetches(int device, bool changed);
   void note_awake();
   void give_back_excess(const Frame& frame, int device);
   void wait(Stream stream, Event event);
@@ -219,6 +223,7 @@ class Engine final : public RoomMaker {
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
+  bool no_room_ahead_ = false; ///< found out for an operand of the operator that begins
   bool host_refused_ = false; ///< the latest copy to the host found no room there
   std::vector<void*> kept_; ///< storages to let go of once the mutex is free
 };

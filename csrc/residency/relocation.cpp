@@ -89,27 +89,26 @@ bool Engine::start_write_back(Record& record) {
   return true;
 }
 
-bool Engine::give_up_device_copy(Record& record) {
+bool Engine::give_up_device_copy(Record& record, Stream taker) {
   if (!door_.keep(record, kept_)) {
     record.fixed = true; // somebody else has its bytes now, or nobody soon
     return false;
   }
   Block* const block = record.device_block;
-  const Stream write_backs = of(record.device).write_backs;
-  if (!is_written(record)) {
-    // Those that have used it since the write-back began, and those that a user has named since.
-    order(record.streams, write_backs);
-    for (const Stream used : memory_.streams(block)) {
-      if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end()) {
-        order({used}, write_backs);
-      }
-    }
-    memory_.hand_over(block, write_backs);
-  } else {
-    for (const Stream used : record.streams) {
-      memory_.record_stream(block, used);
+  // Who takes the block waits for its own write-back, not for all that are queued behind it.
+  const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
+  if (!is_written(record) && next != of(record.device).write_backs) {
+    wait(next, record.host_ready);
+  }
+  // Then there are those that have used it since the write-back began, and those that a user has named since.
+  order(record.streams, next);
+  for (const Stream used : memory_.streams(block)) {
+    if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end() &&
+        std::ranges::find(record.streams, used) == record.streams.end()) {
+      order({used}, next);
     }
   }
+  memory_.hand_over(block, next);
   memory_.set_tag(block, nullptr);
   record.device_block = nullptr;
   record.retiring = false;
@@ -121,12 +120,12 @@ bool Engine::give_up_device_copy(Record& record) {
   return true;
 }
 
-bool Engine::evict(Record& record) {
+bool Engine::evict(Record& record, Stream taker) {
   const bool clean = record.host_valid && !record.retiring;
   if (!record.host_valid && !start_write_back(record)) {
     return false;
   }
-  if (!give_up_device_copy(record)) {
+  if (!give_up_device_copy(record, taker)) {
     return false;
   }
   if (clean) {
@@ -178,30 +177,33 @@ void Engine::give_up_written(int index) {
         return;
       }
       if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        give_up_device_copy(*record);
+        give_up_device_copy(*record, device.last_stream);
       }
     }
     device.retired.pop_front();
   }
 }
 
-bool Engine::give_up_alike(std::size_t bytes, int index) {
+bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
   // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
   for (const StorageId id : of(index).retired) {
     Record* const record = find(id);
     if (record != nullptr && record->retiring && std::isfinite(cost_of(*record, Need::kAhead))) {
       const std::size_t leaves = memory_.bytes(record->device_block);
       if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
-        return give_up_device_copy(*record);
+        return give_up_device_copy(*record, taker);
       }
     }
   }
   return false;
 }
 
-bool Engine::give_up_run(std::size_t bytes, int device, Need need) {
-  if (give_up_alike(bytes, device)) {
+bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
+  if (give_up_alike(bytes, device, taker)) {
     return true;
+  }
+  if (need == Need::kAhead && of(device).retired.empty()) {
+    return false; // nothing is on its way out
   }
   const auto run = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
     return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
@@ -211,7 +213,7 @@ bool Engine::give_up_run(std::size_t bytes, int device, Need need) {
   }
   for (void* const tag : *run) {
     auto& record = *static_cast<Record*>(tag);
-    if (!evict(record)) {
+    if (!evict(record, taker)) {
       return false;
     }
   }
@@ -224,7 +226,7 @@ Block* Engine::room_for(Record& record, Need need, Stream stream) {
     if (Block* const block = memory_.try_allocate(record.bytes, home, stream)) {
       return block;
     }
-    if (!give_up_run(record.bytes, record.device, need)) {
+    if (!give_up_run(record.bytes, record.device, need, stream)) {
       return nullptr;
     }
   }
@@ -333,7 +335,7 @@ void Engine::drop_host_copy(Record& record) noexcept {
   give_event(record.device, record.host_ready);
 }
 
-bool Engine::make_room(std::size_t bytes, Location home, Stream /*stream*/) {
+bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
   if (home.is_host()) {
     return false;
   }
@@ -345,7 +347,12 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream /*stream*/) {
       return false;
     }
     if (!device.asleep) {
-      return give_up_run(bytes, home.index, Need::kNow);
+      const double began = now_us();
+      const bool made = give_up_run(bytes, home.index, Need::kNow, stream);
+      ++statistics_.made_room.count;
+      statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
+      statistics_.made_room.ms += (now_us() - began) / 1e3;
+      return made;
     }
     device.asleep = false;
     note_awake();

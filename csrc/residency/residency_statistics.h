@@ -18,6 +18,7 @@ struct ResidencyStatistics {
   Traffic dropped_clean; ///< device copies given up with nothing to copy; takes no time
   Traffic used_in_place; ///< operands that an operator used on the host; part of the operator's own time
   Traffic waited; ///< the host waited for a copy
+  Traffic made_room; ///< an allocation asked for room; the host's time to find it
   std::int64_t plan_hits = 0; ///< operators that came as planned
   std::int64_t plan_misses = 0;
   std::int64_t over_budget = 0; ///< operators whose operands alone exceeded the budget and were used on the host
