@@ -422,7 +422,7 @@ class TestLargerThanTheBudget:
         assert figures["used_in_place"]["count"] > 0
 
     def test_a_result_that_exceeds_a_hard_budget(self) -> None:
-        """It has no other place: the budget is exceeded while it is made, which is counted, and kept again after."""
+        """It has no other place: while it is made the budget is exceeded, and that is counted."""
         torch_uvm.empty_cache()
         torch_uvm.enable(budget=8 * MIB)
         torch_uvm.reset_residency_stats()
