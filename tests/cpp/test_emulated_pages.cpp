@@ -60,8 +60,8 @@ TEST(ranges_outside_managed_memory_change_no_page) {
   Managed memory(runtime, 1);
   int local = 0;
   const std::vector<Touch> accesses{{&local, sizeof local, true},
-                                     {nullptr, 0, true},
-                                     {static_cast<char*>(memory.ptr), 10 * kPage, true}}; // runs over the end
+                                    {nullptr, 0, true},
+                                    {static_cast<char*>(memory.ptr), 10 * kPage, true}}; // runs over the end
   runtime.begin_kernel(Stream::default_of(0), accesses);
   CHECK_EQ(runtime.resident_bytes(0), kPage);
   CHECK_EQ(runtime.counters().kernels, 1U);
