@@ -215,6 +215,6 @@ def measure(spec: dict[str, Any], device: torch.device, report: Any) -> None:
 
 def set_budget_of(device: torch.device, budget: int) -> Callable[[bool], None]:
     def set_budget(on: bool) -> None:
-        bindings().set_budget(device.index or 0, budget if on else None, False)
+        bindings().set_budget(device.index or 0, budget if on else None, True)
 
     return set_budget
