@@ -18,6 +18,9 @@ constexpr std::size_t kReserveShare = 32;
 /// Operators between two looks for room for the next fetch, while there is none.
 constexpr unsigned kLongestPause = 31;
 
+/// Operators between the first two tries to come back within a soft budget; then twice as many each time.
+constexpr std::uint64_t kFirstShrinkPause = 512;
+
 constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
 
 } // namespace
@@ -77,6 +80,8 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     shrink(device);
   }
   changed.asleep = bytes && !hard;
+  changed.excess = false;
+  changed.next_shrink = changed.shrink_pause = 0;
   note_awake();
 }
 
@@ -331,6 +336,9 @@ void Engine::end(Frame& frame) noexcept {
       of(device).exceeded = false;
       give_back_excess(frame, device);
     }
+    if (of(device).excess) {
+      keep_again(device);
+    }
   } catch (...) {
     ++failures_;
   }
@@ -365,6 +373,20 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   device.exceeded = true;
   ++statistics_.over_budget;
   return true;
+}
+
+void Engine::keep_again(int index) {
+  Device& device = of(index);
+  if (operators_ < device.next_shrink) {
+    return;
+  }
+  // What was there when the engine woke becomes known as operators use it: tried now and then, ever more rarely, since
+  // it empties the device and waits for it.
+  shrink(index);
+  const Levels now = memory_.levels(Location::device(index));
+  device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > *device.budget;
+  device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
+  device.next_shrink = operators_ + device.shrink_pause;
 }
 
 void Engine::give_back_excess(const Frame& frame, int device) {

@@ -160,6 +160,9 @@ class Engine final : public RoomMaker {
     std::uint64_t write_backs_started = 0;
     std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
+    bool excess = false; ///< a soft budget may have been exceeded, and not kept again since
+    std::uint64_t next_shrink = 0; ///< the operator after which to try to keep it again
+    std::uint64_t shrink_pause = 0;
   };
 
   enum class Need { kNow, kAhead }; ///< an operator waits for it; or it would be good to have
@@ -189,6 +192,7 @@ class Engine final : public RoomMaker {
   void follow(const Decision& decision, int device);
   void start_pending_fetches(int device, bool changed);
   void note_awake();
+  void keep_again(int device);
   void give_back_excess(const Frame& frame, int device);
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;

@@ -352,9 +352,11 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
       ++statistics_.made_room.count;
       statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
       statistics_.made_room.ms += (now_us() - began) / 1e3;
+      device.excess = device.excess || (!made && !device.hard);
       return made;
     }
     device.asleep = false;
+    device.excess = true;
     note_awake();
     wakes = true;
   } catch (...) {

@@ -99,8 +99,7 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
   }
-  if (!is_own_block(data) || data.get_context() == nullptr || data.device().is_cpu() ||
-      !engine.watches(data.device().index())) {
+  if (!is_own_block(data) || data.get_context() == nullptr || data.device().is_cpu()) {
     return nullptr;
   }
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
@@ -108,7 +107,7 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
   if (void* const record = allocator.tag(block)) {
     return static_cast<Record*>(record);
   }
-  if (storage->nbytes() < kLeastRelocated) {
+  if (!engine.watches(data.device().index()) || storage->nbytes() < kLeastRelocated) {
     return nullptr;
   }
   auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));
