@@ -2,7 +2,7 @@
 
 The same script, train_gpt.py, runs on the CPU for reference, on an emulated accelerator as it is, and
 there twice through `python -m torch_uvm run`: with residency left to the driver, whose pages move when they
-are touched, and with the residency engine and a budget. Writes demo-output/residency.png; `make demo` runs
+are touched, and as it comes, with the residency engine. Writes demo-output/residency.png; `make demo` runs
 this file.
 """
 
@@ -27,7 +27,6 @@ SCRIPT = "examples/train_gpt.py"
 LAUNCHER = ["-m", "torch_uvm", "run"]
 MIB = 1 << 20
 AMPLE = "emulated_memory:8GiB"  # so that a short run shows the working set, whole
-BUDGET = "85%"  # of the device: a hard budget may be exceeded by what one operator cannot do without
 NOTHING = "-"
 ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt))\b", flags=re.MULTILINE)
 
@@ -258,14 +257,8 @@ def main() -> None:
         environment=emulated,
     )
 
-    print("\n5. The same script with torch_uvm and a budget: the residency engine.")
-    engine = run(
-        [*LAUNCHER, "--conf", memory, "--budget", BUDGET],
-        arguments,
-        name="engine",
-        folder=folder,
-        environment=emulated,
-    )
+    print("\n5. The same script with torch_uvm as it comes: the residency engine.")
+    engine = run([*LAUNCHER, "--conf", memory], arguments, name="engine", folder=folder, environment=emulated)
 
     runs = {"CPU": cpu, "emulated, plain": plain, "torch_uvm, faults": driver, "torch_uvm, engine": engine}
     print("\n" + format_table({name: figures(each, cpu) for name, each in runs.items()}))

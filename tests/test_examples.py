@@ -113,11 +113,12 @@ class TestTrainGpt:
         assert max(sample[1] for sample in device["timeline"]) <= device["memory"]
         assert figures["residency"]["plan_hits"] == figures["residency"]["plan_misses"] == 0
 
+    @pytest.mark.parametrize("budget", ["auto", "85%"])
     def test_budget_gives_the_same_losses_with_less_migration(
-        self, reference: dict[str, Any], tmp_path: Path
+        self, reference: dict[str, Any], tmp_path: Path, budget: str
     ) -> None:
         _, driver = self.run_managed(tmp_path, "none")
-        result, engine = self.run_managed(tmp_path, demo.BUDGET)
+        result, engine = self.run_managed(tmp_path, budget)
         assert losses(result) == losses(reference)
         residency = engine["residency"]
         assert residency["fetched"]["bytes"] > 0 and residency["written_back"]["bytes"] > 0
