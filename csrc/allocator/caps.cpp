@@ -5,6 +5,12 @@
 #include "allocator/state.h"
 
 namespace torch_uvm {
+namespace {
+
+/// Of a segment under a large budget: making one takes time, and memory that may never be used.
+constexpr std::size_t kMostShared = 1024 * MiB;
+
+} // namespace
 
 CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::size_t bytes, bool over_cap)
     : state_(state),
@@ -62,10 +68,12 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
   if (!cap) {
     return std::max(own, least_shared_segment);
   }
-  // Few and large, so that neighbours can be given up together.
+  // Few and large, so that neighbours can be given up together. A soft cap is as a rule never reached.
+  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
+  const std::size_t share = hard ? std::min(*cap / 4, kMostShared) : kMediumSegment;
   const std::size_t taken = this->taken(request.home.index);
   const std::size_t left = taken < *cap ? *cap - taken : 0;
-  return std::max({own, round_down(std::min(left, *cap / 4), kLargeGranularity), least_shared_segment});
+  return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
 }
 
 Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& lock,

@@ -117,6 +117,9 @@ void Engine::shrink(int device) {
     return static_cast<std::size_t>(memory_.statistics(Location::device(device)).reserved_bytes[0].current) >
            *of(device).budget;
   };
+  if (!over()) {
+    return;
+  }
   memory_.empty_cache();
   if (!over()) {
     return;

@@ -90,6 +90,7 @@ class TestFigures:
         assert any(b["size"] >= 24 * MIB and b["state"] == "active_allocated" for b in segments[0]["blocks"])
 
     def test_empty_cache_gives_both_back(self) -> None:
+        torch.cuda.empty_cache()  # of earlier tests
         before = torch.cuda.memory_reserved()
         for scope in (torch_uvm.enabled, torch_uvm.disabled):
             with scope():
