@@ -458,3 +458,38 @@ class TestLargerThanTheBudget:
             """,
             env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "host_limit:96MiB"},
         )
+
+
+class TestFork:
+    def test_children_of_a_process_that_trains(self, spawn: Spawn) -> None:
+        """They let go of what the parent has under a budget, whoever held the engine's mutex then."""
+        spawn(
+            """
+            import gc, os, threading
+            import torch, torch_uvm
+
+            torch_uvm.enable(budget="8MiB")
+            kept = [torch.full((1 << 20,), float(i), device="emu") for i in range(6)]  # 24 MiB
+            stop = threading.Event()
+
+            def work():
+                while not stop.is_set():
+                    for each in kept:
+                        each.add_(1)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            for _ in range(20):
+                child = os.fork()
+                if child == 0:
+                    kept.clear()
+                    gc.collect()
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            stop.set()
+            thread.join()
+            assert len({each[0].item() - number for number, each in enumerate(kept)}) == 1
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+            timeout=120,
+        )

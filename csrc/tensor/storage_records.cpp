@@ -120,6 +120,9 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
 }
 
 void delete_evicted(void* record) {
+  if (Context::get().forked()) {
+    return;
+  }
   engine_in_use()->died(static_cast<Record*>(record));
 }
 

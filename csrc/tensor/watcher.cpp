@@ -320,8 +320,8 @@ void before_mutable_access(c10::StorageImpl* storage) {
 
 void forget_record(Block* block) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || block == nullptr) {
-    return;
+  if (engine == nullptr || block == nullptr || Context::get().forked()) {
+    return; // a child has the parent's records, and the mutex as a thread of the parent may have left it
   }
   if (void* const record = Context::get().managed_allocator().tag(block)) {
     engine->died(static_cast<Record*>(record));
