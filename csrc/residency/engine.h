@@ -56,12 +56,6 @@ class Engine final : public RoomMaker {
     return awake_.load(std::memory_order_relaxed);
   }
 
-  /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
-  /// \throws OutOfMemory; then as much is back as fits
-  void bring_back(int device);
-  /// Gives up device copies until what is reserved is within the budget, as far as they can be.
-  void shrink(int device);
-
   /// The lock under which records are looked up; what the engine kept alive is let go of after it.
   class Lock {
    public:
@@ -167,7 +161,19 @@ class Engine final : public RoomMaker {
 
   enum class Need { kNow, kAhead }; ///< an operator waits for it; or it would be good to have
 
-  // relocation.cpp, with the mutex held
+  // With the mutex held.
+
+  // budget.cpp
+  /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
+  /// \throws OutOfMemory; then as much is back as fits
+  void bring_back(int device);
+  /// Gives up device copies until what is reserved is within the budget, as far as they can be.
+  void shrink(int device);
+  void note_awake();
+  void keep_again(int device);
+  void give_back_excess(const Frame& frame, int device);
+
+  // relocation.cpp
   bool start_write_back(Record& record);
   // `taker`: the stream that will use the memory next; the host's: it is not known
   bool give_up_device_copy(Record& record, Stream taker);
@@ -188,19 +194,18 @@ class Engine final : public RoomMaker {
   void order(const std::vector<Stream>& earlier, Stream later);
   static double now_us();
 
-  // engine.cpp
+  // operators.cpp
   void follow(const Decision& decision, int device);
   void start_pending_fetches(int device, bool changed);
-  void note_awake();
-  void keep_again(int device);
-  void give_back_excess(const Frame& frame, int device);
-  void wait(Stream stream, Event event);
-  bool reached(Event& event) noexcept;
-  void give_event(int device, Event& event) noexcept;
   void announce(Record& record);
   void take(Frame& frame, Record* record);
   bool better_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
+
+  // engine.cpp
+  void wait(Stream stream, Event event);
+  bool reached(Event& event) noexcept;
+  void give_event(int device, Event& event) noexcept;
   void free_if_dead(Record* record) noexcept;
   Device& of(int device) {
     return devices_[static_cast<std::size_t>(device)];

@@ -1,0 +1,178 @@
+// How a device comes within its budget, and what it may not do without.
+#include <algorithm>
+#include <cmath>
+
+#include "residency/engine.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Of a budget, what plans leave free: blocks do not tile it without a gap.
+constexpr std::size_t kReserveShare = 32;
+
+/// Operators between the first two tries to come back within a soft budget; then twice as many each time.
+constexpr std::uint64_t kFirstShrinkPause = 512;
+
+constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
+
+} // namespace
+
+void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+  if (device < 0 || device >= static_cast<int>(devices_.size())) {
+    throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
+                          std::to_string(devices_.size()) + " devices");
+  }
+  const Lock lock(*this);
+  Device& changed = of(device);
+  if (bytes && !changed.policy) {
+    changed.fetches = runtime_.create_stream(device, kMostUrgent);
+    changed.write_backs = runtime_.create_stream(device, kMostUrgent);
+    changed.policy = std::make_unique<Policy>();
+  }
+  if (!bytes && changed.budget) {
+    memory_.set_cap(device, std::nullopt, false);
+    bring_back(device);
+  }
+  if (bytes) {
+    PolicyOptions options;
+    options.budget = *bytes;
+    options.reserve = *bytes / kReserveShare;
+    changed.policy->set_options(options);
+    memory_.set_room_maker(this);
+  }
+  memory_.set_cap(device, bytes, hard);
+  changed.budget = bytes;
+  changed.hard = hard;
+  if (bytes) {
+    shrink(device);
+  }
+  changed.asleep = bytes && !hard;
+  changed.excess = false;
+  changed.next_shrink = changed.shrink_pause = 0;
+  note_awake();
+}
+
+void Engine::note_awake() {
+  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
+               std::memory_order_relaxed);
+}
+
+void Engine::bring_back(int device) {
+  const Stream fetches = of(device).fetches;
+  for (const auto& [id, record] : records_) {
+    if (record->device != device) {
+      continue;
+    }
+    use_on_device(*record, fetches, false);
+    if (record->points_at == Side::kHost && !record->fixed) {
+      throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
+                        "no room on " + to_string(Location::device(device)) + " to bring back " +
+                            format_bytes(record->bytes) + " that are on the host; the budget stays");
+    }
+  }
+  runtime_.synchronize_stream(of(device).write_backs);
+  runtime_.synchronize_stream(fetches);
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
+      drop_host_copy(*record); // writes to the device copy will not be seen
+    }
+  }
+}
+
+void Engine::shrink(int device) {
+  const auto over = [&] {
+    return static_cast<std::size_t>(memory_.statistics(Location::device(device)).reserved_bytes[0].current) >
+           *of(device).budget;
+  };
+  if (!over()) {
+    return;
+  }
+  memory_.empty_cache();
+  if (!over()) {
+    return;
+  }
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record, Stream::host());
+    }
+  }
+  memory_.empty_cache();
+}
+
+std::optional<std::size_t> Engine::budget(int device) const {
+  const std::lock_guard lock(mutex_);
+  return devices_.at(static_cast<std::size_t>(device)).budget;
+}
+
+void Engine::set_host_limit(std::optional<std::size_t> bytes) {
+  host_source_->set_limit(bytes);
+}
+
+bool Engine::may_exceed(std::size_t bytes, Location home) {
+  if (home.is_host()) {
+    return true;
+  }
+  const Lock lock(*this);
+  Device& device = of(home.index);
+  if (!device.budget) {
+    return true;
+  }
+  std::size_t used = 0; // by operators that run, which cannot do without
+  std::size_t evictable = 0; // none, where the host takes no more copies
+  for (const auto& [id, record] : records_) {
+    if (record->device == home.index && record->device_block != nullptr) {
+      if (record->in_use != 0) {
+        used += record->bytes;
+      } else if (record->held == 0 && !record->fixed && !host_refused_) {
+        evictable += record->bytes;
+      }
+    }
+  }
+  const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+  const std::size_t stays = allocated - std::min(allocated, evictable);
+  // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
+  if (stays + bytes > *device.budget && used + bytes <= *device.budget) {
+    return false;
+  }
+  device.exceeded = true;
+  ++statistics_.over_budget;
+  return true;
+}
+
+void Engine::keep_again(int index) {
+  Device& device = of(index);
+  if (operators_ < device.next_shrink) {
+    return;
+  }
+  // What was there when the engine woke becomes known as operators use it: tried now and then, ever more rarely, since
+  // it empties the device and waits for it.
+  shrink(index);
+  const Levels now = memory_.levels(Location::device(index));
+  device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > *device.budget;
+  device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
+  device.next_shrink = operators_ + device.shrink_pause;
+}
+
+void Engine::give_back_excess(const Frame& frame, int device) {
+  const auto over = [&] {
+    return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > *of(device).budget;
+  };
+  const auto again = [&] { memory_.set_cap(device, of(device).budget, of(device).hard); };
+  again();
+  if (!over()) {
+    return;
+  }
+  for (const auto& [id, bytes] : frame.births) {
+    if (Record* const record = find(id); record != nullptr && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record, Stream::host());
+    }
+  }
+  again();
+  if (over()) {
+    shrink(device);
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,225 @@
+// What operators do to records, and what the policy has done about it. How bytes travel is in relocation.cpp.
+#include <algorithm>
+
+#include "residency/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Operators between two looks for room for the next fetch, while there is none.
+constexpr unsigned kLongestPause = 31;
+
+} // namespace
+
+void Engine::announce(Record& record) {
+  if (!record.announced) {
+    record.announced = true;
+    of(record.device).policy->created(record.id, record.bytes);
+    if (recorder_) {
+      recorder_->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
+    }
+  }
+}
+
+void Engine::take(Frame& frame, Record* record) {
+  frame.held.push_back(record);
+  ++record->in_use;
+}
+
+void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+                   const std::vector<Stream>& streams) noexcept {
+  try {
+    ++operators_;
+    accesses_.clear();
+    for (const Operand& operand : operands) {
+      Record& record = *operand.record;
+      if (record.last_use == operators_) { // it comes twice
+        accesses_[record.operand].writes |= operand.writes;
+        continue;
+      }
+      announce(record);
+      record.last_use = operators_;
+      record.operand = accesses_.size();
+      accesses_.push_back({record.id, operand.writes});
+      take(frame, &record);
+    }
+    frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
+    if (frame.device >= 0 && !op.capturing) {
+      Device& device = of(frame.device);
+      frame.planned = true;
+      device.last_stream = streams[static_cast<std::size_t>(frame.device)];
+      const Decision& decision = device.policy->begin(op.key, accesses_, op.in_place_ok);
+      if (decision.forget) {
+        device.pending.clear();
+      }
+      memory_.take_allocated_peak(frame.device);
+      if (recorder_) {
+        recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
+      }
+    }
+    no_room_ahead_ = false;
+    const std::int64_t in_place_before = statistics_.used_in_place.count;
+    bool wanted_in_place = false;
+    for (std::size_t index = 0; index < frame.held.size(); ++index) {
+      Record& record = *frame.held[index];
+      const bool writes = accesses_[index].writes;
+      const Stream stream = streams[static_cast<std::size_t>(record.device)];
+      record.collective = op.collective;
+      if (op.capturing) {
+        ++record.held; // a graph keeps its pointers, and nobody says when it ends
+        use_where_it_is(record, stream, writes);
+      } else if (record.points_at == Side::kHost && better_in_place(record, op)) {
+        wanted_in_place = true;
+        use_in_place(record, stream, writes);
+      } else {
+        use_on_device(record, stream, writes);
+      }
+    }
+    if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
+      ++statistics_.over_budget;
+    }
+  } catch (...) {
+    // A call of the runtime failed, or there is no memory for the books. Pointers show complete copies all the same;
+    // what fails for good is said by the operator itself.
+    ++failures_;
+  }
+}
+
+void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
+                          const std::vector<Stream>& streams) noexcept {
+  try {
+    for (const Operand& operand : operands) {
+      Record& record = *operand.record;
+      if (record.in_use == 0) {
+        announce(record);
+        take(frame, &record);
+        use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+      } else if (operand.writes) {
+        record.host_valid = record.host_valid && record.points_at == Side::kHost;
+        record.retiring = false;
+      }
+    }
+  } catch (...) {
+    ++failures_;
+  }
+}
+
+bool Engine::better_in_place(Record& record, const Operator& op) {
+  Device& device = of(record.device);
+  if (device.policy->use_in_place(record.id)) {
+    return true;
+  }
+  if (!op.in_place_ok || record.fetching()) {
+    return false;
+  }
+  // Unplanned: what is used once is not worth giving something up for.
+  const bool tries = !no_room_ahead_;
+  no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
+  return no_room_ahead_;
+}
+
+void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
+  if (record.points_at == Side::kHost) {
+    use_in_place(record, stream, writes);
+  } else {
+    use_on_device(record, stream, writes);
+  }
+}
+
+void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
+  try {
+    take(frame, record);
+    record->last_use = operators_;
+    record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
+    record->announced = true; // as a birth, at the end
+    frame.births.emplace_back(record->id, record->bytes);
+  } catch (...) {
+    ++failures_;
+  }
+}
+
+void Engine::end(Frame& frame) noexcept {
+  try {
+    for (Record* const record : frame.held) {
+      --record->in_use;
+      if (!record->dead) {
+        door_.watch_for_writes(*record, kept_);
+      }
+      free_if_dead(record);
+    }
+    frame.held.clear();
+    std::erase_if(frame.births, [this](const auto& birth) { return find(birth.first) == nullptr; });
+    const int device = frame.device >= 0      ? frame.device
+                       : frame.births.empty() ? -1
+                                              : find(frame.births.front().first)->device;
+    if (device < 0 || !watches(device)) {
+      return;
+    }
+    if (!frame.planned) { // nothing went in, something came out: a factory
+      of(device).policy->begin(frame.key, {}, false);
+    }
+    std::size_t workspace = memory_.take_allocated_peak(device);
+    workspace -= std::min(workspace, memory_.take_allocated_peak(device));
+    if (recorder_) {
+      for (const auto& [id, bytes] : frame.births) {
+        recorder_->birth(id, device, bytes);
+      }
+      recorder_->resident(device,
+                          static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
+    }
+    follow(of(device).policy->end(frame.births, workspace), device);
+    if (of(device).exceeded) {
+      of(device).exceeded = false;
+      give_back_excess(frame, device);
+    }
+    if (of(device).excess) {
+      keep_again(device);
+    }
+  } catch (...) {
+    ++failures_;
+  }
+}
+
+void Engine::follow(const Decision& decision, int index) {
+  Device& device = of(index);
+  if (decision.forget) {
+    device.pending.clear();
+  }
+  for (const StorageId id : decision.retire) {
+    Record* const record = find(id);
+    if (record == nullptr || record->points_at != Side::kDevice || record->in_use != 0 || record->held != 0 ||
+        record->fixed || record->collective) {
+      continue;
+    }
+    if (record->host_valid || start_write_back(*record)) {
+      record->retiring = true;
+      device.retired.push_back(id);
+    }
+  }
+  give_up_written(index);
+  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
+  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+}
+
+void Engine::start_pending_fetches(int index, bool changed) {
+  Device& device = of(index);
+  if (changed) {
+    device.pause = 0;
+  } else if (device.pause > 0) {
+    --device.pause; // to look for room costs more than an operator: not after each
+    return;
+  }
+  while (!device.pending.empty()) {
+    Record* const record = find(device.pending.front());
+    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching();
+    if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
+      device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
+      device.pause = device.next_pause;
+      return; // no room yet; or a running operator uses it on the host
+    }
+    device.next_pause = 0;
+    device.pending.pop_front();
+  }
+}
+
+} // namespace torch_uvm
