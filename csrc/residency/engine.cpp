@@ -106,6 +106,7 @@ void Engine::died(Record* record) noexcept {
 
 void Engine::settle(Record* record) {
   Event waited;
+  const std::size_t bytes = record->bytes;
   {
     const Lock lock(*this);
     if (record->fetching()) {
@@ -136,7 +137,7 @@ void Engine::settle(Record* record) {
   --record->in_use;
   free_if_dead(record);
   ++statistics_.waited.count;
-  statistics_.waited.bytes += static_cast<std::int64_t>(record->bytes);
+  statistics_.waited.bytes += static_cast<std::int64_t>(bytes);
   statistics_.waited.ms += (now_us() - began) / 1e3;
 }
 

@@ -179,6 +179,9 @@ class Engine final : public RoomMaker {
   bool give_up_device_copy(Record& record, Stream taker);
   bool evict(Record& record, Stream taker);
   bool start_fetch(Record& record, Need need, Stream stream);
+  void mark_use(Record& record, bool writes) noexcept;
+  /// Where streams could not be made to wait, the host does.
+  void wait_here(Record& record) noexcept;
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
@@ -199,6 +202,8 @@ class Engine final : public RoomMaker {
   void start_pending_fetches(int device, bool changed);
   void announce(Record& record);
   void take(Frame& frame, Record* record);
+  /// A call failed while an operand was made ready: its pointer shows a copy that is complete once this returns.
+  void without_the_runtime(Record& record, bool writes) noexcept;
   bool better_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
 

@@ -57,22 +57,29 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
       }
     }
+    for (std::size_t index = 0; index < frame.held.size(); ++index) {
+      mark_use(*frame.held[index], accesses_[index].writes);
+    }
     no_room_ahead_ = false;
     const std::int64_t in_place_before = statistics_.used_in_place.count;
     bool wanted_in_place = false;
     for (std::size_t index = 0; index < frame.held.size(); ++index) {
       Record& record = *frame.held[index];
       const bool writes = accesses_[index].writes;
-      const Stream stream = streams[static_cast<std::size_t>(record.device)];
-      record.collective = op.collective;
-      if (op.capturing) {
-        ++record.held; // a graph keeps its pointers, and nobody says when it ends
-        use_where_it_is(record, stream, writes);
-      } else if (record.points_at == Side::kHost && better_in_place(record, op)) {
-        wanted_in_place = true;
-        use_in_place(record, stream, writes);
-      } else {
-        use_on_device(record, stream, writes);
+      try {
+        const Stream stream = streams[static_cast<std::size_t>(record.device)];
+        record.collective = op.collective;
+        if (op.capturing) {
+          ++record.held; // a graph keeps its pointers, and nobody says when it ends
+          use_where_it_is(record, stream, writes);
+        } else if (record.points_at == Side::kHost && better_in_place(record, op)) {
+          wanted_in_place = true;
+          use_in_place(record, stream, writes);
+        } else {
+          use_on_device(record, stream, writes);
+        }
+      } catch (...) {
+        without_the_runtime(record, writes);
       }
     }
     if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
@@ -85,6 +92,15 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
   }
 }
 
+void Engine::without_the_runtime(Record& record, bool writes) noexcept {
+  ++failures_;
+  wait_here(record);
+  if (record.fetching() && writes) {
+    abandon_fetch(record);
+  }
+  mark_use(record, writes);
+}
+
 void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
                           const std::vector<Stream>& streams) noexcept {
   try {
@@ -93,7 +109,12 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
       if (record.in_use == 0) {
         announce(record);
         take(frame, &record);
-        use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+        mark_use(record, operand.writes);
+        try {
+          use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+        } catch (...) {
+          without_the_runtime(record, operand.writes);
+        }
       } else if (operand.writes) {
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
         record.retiring = false;

@@ -269,6 +269,25 @@ void Engine::abandon_fetch(Record& record) noexcept {
   give_event(record.device, record.device_ready);
 }
 
+void Engine::mark_use(Record& record, bool writes) noexcept {
+  if (record.points_at == Side::kDevice) {
+    record.host_valid = record.host_valid && !writes;
+    record.retiring = false; // it is used again: what a write-back has read is kept only if it stays true
+  }
+}
+
+void Engine::wait_here(Record& record) noexcept {
+  for (const Event event : {record.host_ready, record.device_ready}) {
+    try {
+      if (event) {
+        runtime_.synchronize_event(event);
+      }
+    } catch (...) {
+      ++failures_; // the device itself has failed, which the operator will say
+    }
+  }
+}
+
 void Engine::use_on_device(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kHost) {
     if (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream)) {
@@ -284,6 +303,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     door_.point_at_device(record, record.device_block);
     record.points_at = Side::kDevice;
   }
+  mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
   if (!reached(record.device_ready)) {
     wait(stream, record.device_ready);
   }
@@ -292,12 +312,6 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     record.streams.clear();
   }
   add(record.streams, stream);
-  if (writes) {
-    record.host_valid = false;
-  }
-  if (writes || record.retiring) {
-    record.retiring = false; // it is used again: what the write-back has read is kept only if it stays true
-  }
 }
 
 void Engine::use_in_place(Record& record, Stream stream, bool writes) {

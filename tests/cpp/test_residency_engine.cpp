@@ -1,0 +1,290 @@
+// The engine over storages of a test's own: right bytes, within the budget, whatever call of the runtime fails.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "allocator/caching_managed_allocator.h"
+#include "harness.h"
+#include "residency/engine.h"
+#include "runtime/bytes.h"
+#include "runtime/recording_runtime.h"
+
+namespace {
+
+using namespace torch_uvm;
+
+constexpr std::size_t kBytes = 2 * MiB;
+constexpr std::size_t kBudget = 8 * MiB;
+constexpr Stream kStream = Stream::default_of(0);
+
+/// What stands for a tensor's storage: a pointer, and the byte that the test knows to be everywhere in it.
+struct Storage {
+  Block* block = nullptr; ///< nullptr: on the host
+  unsigned char* ptr = nullptr;
+  unsigned char content = 0;
+  Record* record = nullptr;
+  bool gone = false; ///< its bytes are somebody else's: it must not be moved
+};
+
+class Door final : public StorageDoor {
+ public:
+  explicit Door(CachingManagedAllocator& memory) : memory_(memory) {}
+  bool keep(const Record& record, std::vector<void*>& /*kept*/) override {
+    return !of(record).gone;
+  }
+  void let_go(void* /*kept*/) noexcept override {}
+  void point_at_host(Record& record, void* ptr) noexcept override {
+    of(record).block = nullptr;
+    of(record).ptr = static_cast<unsigned char*>(ptr);
+  }
+  void point_at_device(Record& record, Block* block) noexcept override {
+    of(record).block = block;
+    of(record).ptr = static_cast<unsigned char*>(memory_.data(block));
+  }
+  void watch_for_writes(Record& /*record*/, std::vector<void*>& /*kept*/) override {}
+  void wake() noexcept override {
+    ++woken;
+  }
+  void forget(Record& /*record*/) noexcept override {}
+
+  int woken = 0;
+
+ private:
+  static Storage& of(const Record& record) {
+    return *static_cast<Storage*>(record.storage);
+  }
+  CachingManagedAllocator& memory_;
+};
+
+struct Rig {
+  RecordingRuntime runtime;
+  CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
+  Door door{memory};
+  Engine engine{runtime, memory, door};
+  std::vector<std::unique_ptr<Storage>> storages;
+  const std::vector<Stream> streams{kStream};
+
+  explicit Rig(bool hard = true) {
+    engine.set_budget(0, kBudget, hard);
+  }
+  ~Rig() {
+    for (const auto& storage : storages) {
+      free(*storage);
+    }
+    memory.set_room_maker(nullptr);
+  }
+
+  void free(Storage& storage) {
+    Block* const block = storage.block;
+    if (storage.record != nullptr) {
+      engine.died(storage.record);
+    }
+    memory.free(block);
+    storage = Storage{};
+  }
+
+  /// Runs `kernel` as an operator on these storages, the first of which it may write to.
+  template <typename Kernel>
+  void run(OperatorKey key, const std::vector<Storage*>& used, bool writes, Kernel kernel) {
+    Engine::Frame frame;
+    frame.key = key;
+    {
+      const Engine::Lock lock(engine);
+      std::vector<Engine::Operand> operands;
+      for (Storage* const storage : used) {
+        if (storage->record == nullptr && engine.watches(0)) {
+          storage->record = engine.adopt(storage->block, 0, storage);
+        }
+        if (storage->record != nullptr) {
+          operands.push_back({storage->record, writes && storage == used.front()});
+        }
+      }
+      engine.begin(frame, {key, "test", false, false, false}, operands, streams);
+    }
+    kernel();
+    const Engine::Lock lock(engine);
+    engine.end(frame);
+  }
+
+  /// A new storage, filled. \throws OutOfMemory
+  Storage& make(unsigned char content) {
+    Block* const block = memory.allocate(kBytes, Location::device(0), kStream);
+    storages.push_back(std::make_unique<Storage>());
+    Storage& made = *storages.back();
+    made.block = block;
+    made.ptr = static_cast<unsigned char*>(memory.data(block));
+    run(1, {&made}, true, [&] { write(made, content); });
+    return made;
+  }
+
+  static void write(Storage& storage, unsigned char content) {
+    std::memset(storage.ptr, content, kBytes);
+    storage.content = content;
+  }
+  static void check(const Storage& storage) {
+    CHECK(storage.ptr[0] == storage.content);
+    CHECK(storage.ptr[kBytes / 2] == storage.content);
+    CHECK(storage.ptr[kBytes - 1] == storage.content);
+  }
+  void check_engine() {
+    if (const auto wrong = engine.check()) {
+      harness::fail(__FILE__, __LINE__, *wrong);
+    }
+  }
+  std::int64_t reserved() const {
+    return memory.statistics(Location::device(0)).reserved_bytes[0].current;
+  }
+};
+
+/// Steps over more storages than the budget holds: each reads two and writes to one of them.
+void train(Rig& rig, int storages, int steps) {
+  for (int number = 0; number < storages; ++number) {
+    try {
+      rig.make(static_cast<unsigned char>(number + 1));
+    } catch (const OutOfMemory&) {
+      // A call that was made to fail; the others have what they had.
+    }
+  }
+  const std::size_t count = rig.storages.size();
+  for (int step = 0; step < steps; ++step) {
+    for (std::size_t index = 0; index < count; ++index) {
+      Storage& written = *rig.storages[index];
+      Storage& read = *rig.storages[(index + 1) % count];
+      rig.run(10 + index, {&written, &read}, true, [&] {
+        Rig::check(written);
+        Rig::check(read);
+        Rig::write(written, static_cast<unsigned char>(written.content + 1));
+      });
+      rig.check_engine();
+    }
+  }
+}
+
+TEST(storages_beyond_the_budget_keep_their_bytes) {
+  Rig rig;
+  train(rig, 8, 6);
+  CHECK(rig.storages.size() == 8);
+  const ResidencyStatistics figures = rig.engine.statistics();
+  CHECK(figures.written_back.count > 0);
+  CHECK(figures.fetched.count > 0);
+  CHECK(figures.failures == 0);
+  CHECK(figures.over_budget == 0);
+  CHECK(figures.peak_device_bytes.at(0) <= static_cast<std::int64_t>(kBudget));
+  CHECK(figures.plan_hits > 0);
+}
+
+TEST(what_is_only_read_is_dropped_without_a_copy) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 8; ++number) {
+    rig.make(number);
+  }
+  const std::int64_t before = rig.engine.statistics().written_back.count;
+  for (int step = 0; step < 4; ++step) {
+    for (std::size_t index = 0; index < 8; ++index) {
+      rig.run(20 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
+    }
+  }
+  // Those that were still on the device only are written once, and none twice.
+  CHECK(rig.engine.statistics().written_back.count <= before + 4);
+  CHECK(rig.engine.statistics().dropped_clean.count > 0);
+}
+
+TEST(a_write_in_an_operator_within_another_is_not_lost) {
+  Rig rig;
+  train(rig, 8, 2);
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& storage : rig.storages) {
+      Engine::Frame frame;
+      {
+        const Engine::Lock lock(rig.engine);
+        rig.engine.begin(frame, {30, "outer", false, false, false}, {}, rig.streams);
+        const Engine::Operand operand{storage->record, true};
+        rig.engine.begin_nested(frame, {&operand, 1}, rig.streams);
+      }
+      Rig::check(*storage);
+      Rig::write(*storage, static_cast<unsigned char>(storage->content + 3));
+      const Engine::Lock lock(rig.engine);
+      rig.engine.end(frame);
+    }
+  }
+  train(rig, 0, 2);
+}
+
+TEST(a_settled_storage_counts_as_written) {
+  Rig rig;
+  train(rig, 8, 2);
+  for (const auto& storage : rig.storages) {
+    rig.engine.settle(storage->record);
+    Rig::check(*storage);
+    Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // nobody sees it
+  }
+  train(rig, 0, 3);
+}
+
+TEST(what_is_held_or_somebody_elses_stays) {
+  Rig rig;
+  Storage& held = rig.make(1);
+  Storage& labelled = rig.make(2);
+  {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.hold(held.record, kStream);
+  }
+  labelled.gone = true;
+  const unsigned char* const addresses[] = {held.ptr, labelled.ptr};
+  train(rig, 6, 3);
+  CHECK(held.ptr == addresses[0]);
+  CHECK(labelled.ptr == addresses[1]);
+  const Engine::Lock lock(rig.engine);
+  rig.engine.release(held.record);
+}
+
+TEST(a_soft_budget_sleeps_until_memory_is_short) {
+  Rig rig(/*hard=*/false);
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  CHECK(!rig.engine.is_awake());
+  CHECK(rig.door.woken == 0);
+  rig.make(5);
+  CHECK(rig.engine.is_awake());
+  CHECK(rig.door.woken == 1);
+  train(rig, 3, 300);
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget)); // what was taken beyond it has been given back
+}
+
+TEST(a_budget_that_is_lifted_brings_everything_back) {
+  Rig rig;
+  train(rig, 8, 2);
+  rig.engine.set_budget(0, std::nullopt, false);
+  for (const auto& storage : rig.storages) {
+    CHECK(storage->block != nullptr);
+    Rig::check(*storage);
+  }
+  CHECK(!rig.engine.is_awake());
+}
+
+TEST(any_call_of_the_runtime_may_fail_once) {
+  int failed = 0;
+  for (std::size_t nth = 1;; ++nth) {
+    Rig rig;
+    rig.runtime.clear_calls();
+    rig.runtime.fail("*", nth);
+    train(rig, 7, 3);
+    bool reached = false;
+    for (const RecordedCall& call : rig.runtime.calls()) {
+      reached = reached || call.failed;
+    }
+    rig.runtime.clear_failures();
+    train(rig, 0, 2); // and it goes on
+    rig.check_engine();
+    if (!reached) {
+      break;
+    }
+    ++failed;
+  }
+  CHECK(failed > 100);
+}
+
+} // namespace
+
+HARNESS_MAIN()
