@@ -105,7 +105,7 @@ class TestSaveAndLoad:
         assert y.is_conj() and y.tolist() == [1 - 2j]
 
     def test_a_device_that_is_not_there_is_named(self) -> None:
-        with pytest.raises(RuntimeError, match=r"(?i)emu.*7.*device_count\(\) is 1"):
+        with pytest.raises(RuntimeError, match=r"(?i)emu.*7.*device_count\(\) is \d"):
             torch.load(_saved(torch.ones(1)), map_location="emu:7")
 
     def test_a_file_of_another_device_index(self, spawn: Spawn, tmp_path: Path) -> None:

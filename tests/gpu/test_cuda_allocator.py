@@ -129,7 +129,9 @@ class TestOutOfMemory:
     @pytest.fixture(autouse=True)
     def small_limit(self) -> Iterator[None]:
         torch_uvm.set_limit("64MiB")
+        torch_uvm.set_budget(None)  # nobody makes room by moving what is there to the host
         yield
+        torch_uvm.set_budget("auto")
         torch.cuda.empty_cache()
 
     def test_raises_pytorchs_error_and_goes_on(self) -> None:
@@ -141,6 +143,14 @@ class TestOutOfMemory:
             with pytest.raises(torch.cuda.OutOfMemoryError):
                 block(8)
             assert kept.fill_(1)[-1].item() == 1
+        assert _C.managed_bytes() <= 64 * MIB
+
+    def test_a_budget_makes_room_instead(self) -> None:
+        torch_uvm.set_budget("auto")
+        with torch_uvm.enabled():
+            first = block(60).fill_(1)
+            second = block(8).fill_(2)
+            assert int(first.sum(dtype=torch.int64)) == 60 * MIB and int(second[-1]) == 2
         assert _C.managed_bytes() <= 64 * MIB
 
     def test_from_operators_and_from_backward_threads(self) -> None:
