@@ -181,6 +181,26 @@ class CachingManagedAllocator {
   std::optional<std::vector<void*>> cheapest_run(std::size_t bytes, int device,
                                                  const std::function<double(void* tag, std::size_t bytes)>& cost) const;
 
+  /// A block that is to make way: its owner gets another one, of the device too, for it.
+  struct Move {
+    void* tag = nullptr; ///< of the owner
+    Block* from = nullptr;
+    Block* to = nullptr;
+  };
+  /// Chooses neighbouring blocks of a segment whose leaving gives `bytes` in one piece, the cheapest that free memory
+  /// elsewhere on the device can hold, and takes places for them there, filed under `stream`. Each move is to be
+  /// concluded: by `leave` once the bytes have been copied, or by `stay`. Until then `from` is nobody's. No wait of
+  /// the host, no new segment.
+  /// \param cost as in cheapest_run, of moving a block
+  /// \return empty: nothing has to move, or it cannot be done
+  /// \throws InvalidArgument; RuntimeFailure; what `cost` throws. Nothing has changed
+  std::vector<Move> vacate(std::size_t bytes, int device, Stream stream,
+                           const std::function<double(void* tag, std::size_t bytes)>& cost);
+  /// The place that it leaves is free, filed as the new one: that stream comes after all work that touches it.
+  void leave(const Move& move) noexcept;
+  /// The owner keeps `from`, with its tag, after all.
+  void stay(const Move& move) noexcept;
+
   /// The most bytes allocated on a device at once since the last call. \throws InvalidArgument
   std::size_t take_allocated_peak(int device);
 

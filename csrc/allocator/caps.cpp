@@ -8,7 +8,7 @@ namespace torch_uvm {
 namespace {
 
 /// Of a segment under a large budget: making one takes time, and memory that may never be used.
-constexpr std::size_t kMostShared = 1024 * MiB;
+constexpr std::size_t kMostShared = 2048 * MiB;
 
 } // namespace
 
@@ -68,9 +68,9 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
   if (!cap) {
     return std::max(own, least_shared_segment);
   }
-  // Few and large, so that neighbours can be given up together. A soft cap is as a rule never reached.
+  // Few and large, so that large requests find neighbours to take the place of. A soft cap is as a rule never reached.
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share = hard ? std::min(*cap / 4, kMostShared) : kMediumSegment;
+  const std::size_t share = hard ? std::min(*cap / 2, kMostShared) : kMediumSegment;
   const std::size_t taken = this->taken(request.home.index);
   const std::size_t left = taken < *cap ? *cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
@@ -81,10 +81,23 @@ Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& 
   if (Block* const block = from_cache(request, lock)) {
     return block;
   }
-  if (Block* const block = from_new_segment(request, new_segment_bytes(request), lock, refusal)) {
+  if (Block* const block = from_shared_segment(request, lock, refusal)) {
     return block;
   }
   return merged_within_cap(request, lock, refusal);
+}
+
+Block* CachingManagedAllocator::State::from_shared_segment(const Request& request, Lock& lock,
+                                                           std::optional<OutOfMemory>& refusal) {
+  const std::size_t own = round_up(request.bytes, kLargeGranularity);
+  for (std::size_t bytes = new_segment_bytes(request);; bytes = round_up(bytes / 2, kLargeGranularity)) {
+    if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
+      return block;
+    }
+    if (!refusal || bytes / 2 < own) {
+      return nullptr;
+    }
+  }
 }
 
 Block* CachingManagedAllocator::State::merged_within_cap(const Request& request, Lock& lock,

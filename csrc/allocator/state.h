@@ -5,6 +5,7 @@
 //   pending.cpp                    blocks that were freed while other streams' work may touch them
 //   failure_path.cpp               what is done before OutOfMemory is raised
 //   caps.cpp, cheapest_run.cpp     what bounds a device's segments, and what to give up for room
+//   vacate.cpp                     what to move out of the way
 //   fork_copies.h, fork.cpp        what a forked child gets
 //   snapshot.cpp, check.cpp        looking at it all
 #pragma once
@@ -166,6 +167,8 @@ struct CachingManagedAllocator::State {
   std::size_t new_segment_bytes(const Request& request) const;
   /// What can be had under the cap of its home with no wait for pending frees and without the door.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  /// From the largest segment to share that the source gives: half as much each time that it refuses.
+  Block* from_shared_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   OutOfMemory cap_refusal(const Request& request) const;
   /// What the cap refuses may be had all the same; asks the door where it is hard.
@@ -176,6 +179,8 @@ struct CachingManagedAllocator::State {
   /// Whether no stream that a block of the device's segments follows has anything queued.
   bool streams_are_idle(int device);
   void give_back_above_cap(int device) noexcept;
+
+  class Places; // vacate.cpp
 
   // check.cpp
   std::optional<std::string> check() const;

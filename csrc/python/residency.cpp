@@ -30,6 +30,7 @@ py::dict statistics_dict() {
   dict["dropped_clean"] = traffic_dict(now.dropped_clean);
   dict["used_in_place"] = traffic_dict(now.used_in_place);
   dict["waited"] = traffic_dict(now.waited);
+  dict["moved"] = traffic_dict(now.moved);
   dict["made_room"] = traffic_dict(now.made_room);
   dict["plan_hits"] = now.plan_hits;
   dict["plan_misses"] = now.plan_misses;

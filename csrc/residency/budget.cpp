@@ -10,7 +10,7 @@ namespace torch_uvm {
 namespace {
 
 /// Of a budget, what plans leave free: blocks do not tile it without a gap.
-constexpr std::size_t kReserveShare = 32;
+constexpr std::size_t kReserveShare = 64;
 
 /// Operators between the first two tries to come back within a soft budget; then twice as many each time.
 constexpr std::uint64_t kFirstShrinkPause = 512;

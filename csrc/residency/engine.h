@@ -139,6 +139,12 @@ class Engine final : public RoomMaker {
  private:
   friend class Lock;
 
+  /// Of the operator that runs: allocated bytes, those that the engine moves left aside.
+  struct Workspace {
+    std::int64_t peak = 0;
+    std::int64_t ours = 0; ///< fetched less given up since it began
+  };
+
   struct Device {
     std::optional<std::size_t> budget;
     bool hard = false;
@@ -149,7 +155,13 @@ class Engine final : public RoomMaker {
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
     unsigned pause = 0; ///< operators until there is another look for room for them
     unsigned next_pause = 0;
-    std::deque<StorageId> retired; ///< as write-backs were started, some used again since
+    struct Retirement {
+      StorageId storage;
+      std::uint64_t number; ///< the record's, unless it was used and retired again since
+    };
+    std::deque<Retirement> retired; ///< as write-backs were started, some used again since
+    std::uint64_t retirements = 0;
+    Workspace workspace;
     Stream last_stream; ///< of the latest operator: what is free of all work is best filed there
     std::uint64_t write_backs_started = 0;
     std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
@@ -186,20 +198,39 @@ class Engine final : public RoomMaker {
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
   void abandon_fetch(Record& record) noexcept;
-  Block* room_for(Record& record, Need need, Stream stream);
-  bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
-  bool give_up_alike(std::size_t bytes, int device, Stream taker);
-  void give_up_written(int device);
-  bool is_written(Record& record);
-  double cost_of(const Record& record, Need need);
   Block* host_block(std::size_t bytes, Stream stream);
   /// What comes next on `later` waits for what is queued on the others.
   void order(const std::vector<Stream>& earlier, Stream later);
   static double now_us();
 
+  // room.cpp
+  Block* room_for(Record& record, Need need, Stream stream);
+  /// Leaves `bytes` in one piece for `taker`: gives up what costs the least, and moves aside what is in the way.
+  bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
+  bool give_up_alike(std::size_t bytes, int device, Stream taker);
+  void give_up_written(int device);
+  bool is_written(Record& record);
+  double cost_of(const Record& record, Need need);
+  double price_of(const std::vector<Record*>& victims, Need need);
+  /// What to give up for that many bytes anywhere; empty: there are not as many.
+  std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
+  /// Neighbours, as the allocator finds them.
+  std::optional<std::vector<Record*>> cheapest_run(std::size_t bytes, int device, Need need);
+  bool evict_all(const std::vector<Record*>& victims, Stream taker);
+  /// Bytes of a device that nobody has, in pieces.
+  std::size_t unused(int device) const;
+  /// What retires, if it still does.
+  Record* retiring(const Device::Retirement& retirement) const;
+  bool move_aside(std::size_t bytes, int device, Stream taker);
+  bool move(const CachingManagedAllocator::Move& move, Stream taker);
+
   // operators.cpp
   void follow(const Decision& decision, int device);
   void start_pending_fetches(int device, bool changed);
+  void begin_workspace(int device);
+  /// The engine has allocated that many bytes; below 0: freed.
+  void note_workspace(int device, std::int64_t bytes);
+  std::size_t end_workspace(int device);
   void announce(Record& record);
   void take(Frame& frame, Record* record);
   /// A call failed while an operand was made ready: its pointer shows a copy that is complete once this returns.

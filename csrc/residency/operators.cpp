@@ -52,7 +52,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       if (decision.forget) {
         device.pending.clear();
       }
-      memory_.take_allocated_peak(frame.device);
+      begin_workspace(frame.device);
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
       }
@@ -179,8 +179,7 @@ void Engine::end(Frame& frame) noexcept {
     if (!frame.planned) { // nothing went in, something came out: a factory
       of(device).policy->begin(frame.key, {}, false);
     }
-    std::size_t workspace = memory_.take_allocated_peak(device);
-    workspace -= std::min(workspace, memory_.take_allocated_peak(device));
+    const std::size_t workspace = end_workspace(device);
     if (recorder_) {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);
@@ -201,6 +200,30 @@ void Engine::end(Frame& frame) noexcept {
   }
 }
 
+// What an operator has on the device besides its operands and births, at most: what is fetched and given up for it
+// while it runs is none of it.
+
+void Engine::begin_workspace(int device) {
+  Workspace& workspace = of(device).workspace;
+  memory_.take_allocated_peak(device);
+  workspace = {};
+}
+
+void Engine::note_workspace(int device, std::int64_t bytes) {
+  Workspace& workspace = of(device).workspace;
+  const auto peak = static_cast<std::int64_t>(memory_.take_allocated_peak(device));
+  // Called after the change: of what was given up, the peak before it is known too late by as much.
+  workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
+  workspace.ours += bytes;
+}
+
+std::size_t Engine::end_workspace(int device) {
+  note_workspace(device, 0);
+  const Workspace& workspace = of(device).workspace;
+  const auto now = static_cast<std::int64_t>(memory_.take_allocated_peak(device)) - workspace.ours;
+  return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
+}
+
 void Engine::follow(const Decision& decision, int index) {
   Device& device = of(index);
   if (decision.forget) {
@@ -214,7 +237,8 @@ void Engine::follow(const Decision& decision, int index) {
     }
     if (record->host_valid || start_write_back(*record)) {
       record->retiring = true;
-      device.retired.push_back(id);
+      record->retirement = ++device.retirements;
+      device.retired.push_back({id, record->retirement});
     }
   }
   give_up_written(index);

@@ -38,6 +38,7 @@ struct Record {
   Event device_ready; ///< of a fetch; none: nothing to wait for
   Event host_ready; ///< of a write-back
   std::uint64_t write_back = 0; ///< its number among those of the device
+  std::uint64_t retirement = 0; ///< likewise, while it retires
   std::vector<Stream> streams; ///< have used the device copy since it was filled
   std::vector<Stream> written_back_after; ///< what the latest write-back has waited for
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled

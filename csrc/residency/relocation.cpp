@@ -1,25 +1,10 @@
-// How bytes travel: write-backs, fetches, and what is given up to make room for them.
+// How bytes travel: write-backs, fetches, and what operators do to them. What gives way to what is in room.cpp.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "residency/engine.h"
 
 namespace torch_uvm {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
-/// Of giving up a byte, relative to a byte that is to be copied out and is used next at once.
-constexpr double kCleanByte = 0.5;
-constexpr double kByteUnderWay = 0.05; // its copy is queued already
-constexpr double kByteReady = 0.001;
-
-/// Of a block, what may be left over for it to count as just large enough.
-constexpr std::size_t kSlackShare = 8;
-
-/// A request is tried again this often: each time its neighbours may have been taken by another thread.
-constexpr int kTries = 8;
 
 void add(std::vector<Stream>& streams, Stream stream) {
   if (!stream.is_host() && std::ranges::find(streams, stream) == streams.end()) {
@@ -116,7 +101,9 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
   record.streams.clear();
   give_event(record.device, record.device_ready);
   door_.point_at_host(record, host_memory_->data(record.host_block));
+  const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
   memory_.free(block);
+  note_workspace(record.device, -bytes);
   return true;
 }
 
@@ -136,101 +123,6 @@ bool Engine::evict(Record& record, Stream taker) {
     }
   }
   return true;
-}
-
-double Engine::cost_of(const Record& record, Need need) {
-  if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead ||
-      record.device_block == nullptr) {
-    return kNever;
-  }
-  const auto bytes = static_cast<double>(record.bytes);
-  if (record.fetching()) {
-    return kNever; // about to be used; and its copy is under way
-  }
-  if (record.retiring) {
-    return bytes * (record.write_back <= of(record.device).write_backs_done ? kByteReady : kByteUnderWay);
-  }
-  if (need == Need::kAhead) {
-    return kNever;
-  }
-  const double soon = of(record.device).policy->next_use(record.id);
-  // Nothing known: what was used long ago will not be used soon.
-  const double distance = std::isfinite(soon) ? soon : static_cast<double>(operators_ - record.last_use);
-  return bytes * (record.host_valid ? kCleanByte : 1.0) / (1.0 + distance);
-}
-
-bool Engine::is_written(Record& record) {
-  // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
-  std::uint64_t& done = of(record.device).write_backs_done;
-  if (record.write_back > done && reached(record.host_ready)) {
-    done = record.write_back;
-  }
-  return record.write_back <= done;
-}
-
-void Engine::give_up_written(int index) {
-  Device& device = of(index);
-  while (!device.retired.empty()) {
-    Record* const record = find(device.retired.front());
-    if (record != nullptr && record->retiring && record->in_use == 0) {
-      if (!is_written(*record)) {
-        return;
-      }
-      if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        give_up_device_copy(*record, device.last_stream);
-      }
-    }
-    device.retired.pop_front();
-  }
-}
-
-bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
-  // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
-  for (const StorageId id : of(index).retired) {
-    Record* const record = find(id);
-    if (record != nullptr && record->retiring && std::isfinite(cost_of(*record, Need::kAhead))) {
-      const std::size_t leaves = memory_.bytes(record->device_block);
-      if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
-        return give_up_device_copy(*record, taker);
-      }
-    }
-  }
-  return false;
-}
-
-bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
-  if (give_up_alike(bytes, device, taker)) {
-    return true;
-  }
-  if (need == Need::kAhead && of(device).retired.empty()) {
-    return false; // nothing is on its way out
-  }
-  const auto run = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
-    return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
-  });
-  if (!run) {
-    return false;
-  }
-  for (void* const tag : *run) {
-    auto& record = *static_cast<Record*>(tag);
-    if (!evict(record, taker)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-Block* Engine::room_for(Record& record, Need need, Stream stream) {
-  const Location home = Location::device(record.device);
-  for (int tries = 0; tries < kTries; ++tries) {
-    if (Block* const block = memory_.try_allocate(record.bytes, home, stream)) {
-      return block;
-    }
-    if (!give_up_run(record.bytes, record.device, need, stream)) {
-      return nullptr;
-    }
-  }
-  return nullptr;
 }
 
 bool Engine::start_fetch(Record& record, Need need, Stream stream) {
@@ -253,6 +145,7 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
   }
   record.device_block = block;
   memory_.set_tag(block, &record);
+  note_workspace(record.device, static_cast<std::int64_t>(memory_.bytes(block)));
   record.streams.assign(1, stream);
   if (recorder_) {
     recorder_->transfer(TransferKind::kFetch, record.id, record.bytes, now_us());
@@ -265,6 +158,7 @@ void Engine::abandon_fetch(Record& record) noexcept {
   memory_.set_tag(record.device_block, nullptr);
   memory_.free(record.device_block);
   record.device_block = nullptr;
+  // The peak is left as it is: what is abandoned is used in place, which is rare.
   record.streams.clear();
   give_event(record.device, record.device_ready);
 }
@@ -347,39 +241,6 @@ void Engine::drop_host_copy(Record& record) noexcept {
   record.retiring = false;
   record.in_place_streams.clear();
   give_event(record.device, record.host_ready);
-}
-
-bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
-  if (home.is_host()) {
-    return false;
-  }
-  bool wakes = false;
-  try {
-    const Lock lock(*this);
-    Device& device = of(home.index);
-    if (!device.budget) {
-      return false;
-    }
-    if (!device.asleep) {
-      const double began = now_us();
-      const bool made = give_up_run(bytes, home.index, Need::kNow, stream);
-      ++statistics_.made_room.count;
-      statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
-      statistics_.made_room.ms += (now_us() - began) / 1e3;
-      device.excess = device.excess || (!made && !device.hard);
-      return made;
-    }
-    device.asleep = false;
-    device.excess = true;
-    note_awake();
-    wakes = true;
-  } catch (...) {
-    return false; // the runtime fails: the allocator says what is missing
-  }
-  if (wakes) {
-    door_.wake(); // nothing is known yet that could be given up: this once the budget is exceeded
-  }
-  return false;
 }
 
 } // namespace torch_uvm

@@ -16,6 +16,7 @@ struct ResidencyStatistics {
   Traffic fetched; ///< host to device
   Traffic written_back; ///< device to host
   Traffic dropped_clean; ///< device copies given up with nothing to copy; takes no time
+  Traffic moved; ///< to another place of the device, out of the way of a large request
   Traffic used_in_place; ///< operands that an operator used on the host; part of the operator's own time
   Traffic waited; ///< the host waited for a copy
   Traffic made_room; ///< an allocation asked for room; the host's time to find it

@@ -75,6 +75,9 @@ void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
 
 void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
   const c10::Device label = storage_of(record)->device();
+  if (const c10::DataPtr& data = storage_of(record)->_mutable_data_ptr_no_checks(); is_own_block(data)) {
+    forget_hints(static_cast<Block*>(data.get_context())); // it moves from one block to another
+  }
   replace(record, managed_data(block, label));
 }
 

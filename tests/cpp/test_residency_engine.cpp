@@ -22,6 +22,7 @@ struct Storage {
   Block* block = nullptr; ///< nullptr: on the host
   unsigned char* ptr = nullptr;
   unsigned char content = 0;
+  std::size_t bytes = kBytes;
   Record* record = nullptr;
   bool gone = false; ///< its bytes are somebody else's: it must not be moved
 };
@@ -107,10 +108,11 @@ struct Rig {
   }
 
   /// A new storage, filled. \throws OutOfMemory
-  Storage& make(unsigned char content) {
-    Block* const block = memory.allocate(kBytes, Location::device(0), kStream);
+  Storage& make(unsigned char content, std::size_t bytes = kBytes) {
+    Block* const block = memory.allocate(bytes, Location::device(0), kStream);
     storages.push_back(std::make_unique<Storage>());
     Storage& made = *storages.back();
+    made.bytes = bytes;
     made.block = block;
     made.ptr = static_cast<unsigned char*>(memory.data(block));
     run(1, {&made}, true, [&] { write(made, content); });
@@ -118,13 +120,13 @@ struct Rig {
   }
 
   static void write(Storage& storage, unsigned char content) {
-    std::memset(storage.ptr, content, kBytes);
+    std::memset(storage.ptr, content, storage.bytes);
     storage.content = content;
   }
   static void check(const Storage& storage) {
     CHECK(storage.ptr[0] == storage.content);
-    CHECK(storage.ptr[kBytes / 2] == storage.content);
-    CHECK(storage.ptr[kBytes - 1] == storage.content);
+    CHECK(storage.ptr[storage.bytes / 2] == storage.content);
+    CHECK(storage.ptr[storage.bytes - 1] == storage.content);
   }
   void check_engine() {
     if (const auto wrong = engine.check()) {
@@ -261,6 +263,80 @@ TEST(a_budget_that_is_lifted_brings_everything_back) {
     Rig::check(*storage);
   }
   CHECK(!rig.engine.is_awake());
+}
+
+TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  rig.free(*rig.storages[1]);
+  rig.free(*rig.storages[3]);
+  Storage& large = rig.make(9, 2 * kBytes); // half of the budget is free, in two pieces
+  CHECK(large.block != nullptr);
+  const ResidencyStatistics figures = rig.engine.statistics();
+  CHECK_EQ(figures.moved.count, 1);
+  CHECK_EQ(figures.moved.bytes, static_cast<std::int64_t>(kBytes));
+  CHECK_EQ(figures.written_back.count, 0);
+  for (const int index : {0, 2, 4}) {
+    Storage& storage = *rig.storages[static_cast<std::size_t>(index)];
+    CHECK(storage.block != nullptr);
+    rig.run(40, {&storage}, true, [&] {
+      Rig::check(storage);
+      Rig::write(storage, static_cast<unsigned char>(storage.content + 1));
+    });
+    Rig::check(storage);
+  }
+  rig.check_engine();
+}
+
+/// Sizes that leave gaps: what is large comes and goes among what stays.
+void train_ragged(Rig& rig, int steps) {
+  const std::size_t sizes[] = {kBytes / 2, kBytes, kBytes / 2, kBytes, 3 * kBytes / 2, kBytes / 2};
+  for (std::size_t number = 0; number < std::size(sizes); ++number) {
+    try {
+      rig.make(static_cast<unsigned char>(number + 1), sizes[number]);
+    } catch (const OutOfMemory&) {
+    }
+  }
+  const std::size_t count = rig.storages.size();
+  for (int step = 0; step < steps; ++step) {
+    for (std::size_t index = 0; index < count; ++index) {
+      Storage& written = *rig.storages[index];
+      rig.run(50 + index, {&written}, true, [&] {
+        Rig::check(written);
+        Rig::write(written, static_cast<unsigned char>(written.content + 1));
+      });
+      try {
+        rig.free(rig.make(100, kBytes + kBytes / 2 * (index % 3)));
+      } catch (const OutOfMemory&) {
+      }
+      rig.storages.erase(rig.storages.begin() + static_cast<std::ptrdiff_t>(count), rig.storages.end());
+      rig.check_engine();
+    }
+  }
+  for (std::size_t index = 0; index < count; ++index) {
+    rig.run(60, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
+  }
+}
+
+TEST(ragged_sizes_keep_their_bytes_whatever_call_fails) {
+  std::int64_t moved = 0;
+  bool reached = true;
+  for (std::size_t nth = 1; reached; ++nth) {
+    Rig rig;
+    rig.runtime.clear_calls();
+    rig.runtime.fail("*", nth);
+    train_ragged(rig, 3);
+    reached = false;
+    for (const RecordedCall& call : rig.runtime.calls()) {
+      reached = reached || call.failed;
+    }
+    rig.runtime.clear_failures();
+    moved += rig.engine.statistics().moved.count;
+    CHECK(reached || rig.engine.statistics().over_budget == 0);
+  }
+  CHECK(moved > 100);
 }
 
 TEST(any_call_of_the_runtime_may_fail_once) {

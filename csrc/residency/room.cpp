@@ -1,0 +1,303 @@
+// What gives way to a request: what is on its way out, what is needed last; and what is in the way moves aside.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "residency/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Of giving up a byte. What nobody has planned to leave is waited for when it comes back, and what is dirty now, too;
+/// to that comes one for what is used next at once, and ever less for what is used later.
+constexpr double kByteReady = 0.001;
+constexpr double kByteUnderWay = 0.05; // its copy is queued already
+constexpr double kCleanByte = 0.5;
+constexpr double kDirtyByte = 1;
+
+/// Of a block, what may be left over for it to count as just large enough.
+constexpr std::size_t kSlackShare = 8;
+
+/// Of moving a block aside, relative to one that nothing is copied to or from.
+constexpr double kUnderWay = 16;
+
+/// A request is tried again this often: each time its neighbours may have been taken by another thread.
+constexpr int kTries = 8;
+
+} // namespace
+
+double Engine::cost_of(const Record& record, Need need) {
+  if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead ||
+      record.device_block == nullptr) {
+    return kNever;
+  }
+  const auto bytes = static_cast<double>(record.bytes);
+  if (record.fetching()) {
+    return kNever; // about to be used; and its copy is under way
+  }
+  if (record.retiring) {
+    const std::uint64_t done = of(record.device).write_backs_done;
+    return bytes * (record.write_back <= done
+                        ? kByteReady
+                        : kByteUnderWay + kByteReady * static_cast<double>(record.write_back - done));
+  }
+  if (need == Need::kAhead) {
+    return kNever;
+  }
+  const double soon = of(record.device).policy->next_use(record.id);
+  // Nothing known: what was used long ago will not be used soon.
+  const double distance = std::isfinite(soon) ? soon : static_cast<double>(operators_ - record.last_use);
+  return bytes * ((record.host_valid ? kCleanByte : kDirtyByte) + 1.0 / (1.0 + distance));
+}
+
+bool Engine::is_written(Record& record) {
+  // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
+  std::uint64_t& done = of(record.device).write_backs_done;
+  if (record.write_back > done && reached(record.host_ready)) {
+    done = record.write_back;
+  }
+  return record.write_back <= done;
+}
+
+Record* Engine::retiring(const Device::Retirement& retirement) const {
+  Record* const record = find(retirement.storage);
+  return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
+}
+
+void Engine::give_up_written(int index) {
+  Device& device = of(index);
+  while (!device.retired.empty()) {
+    Record* const record = retiring(device.retired.front());
+    if (record != nullptr && record->in_use == 0) {
+      if (!is_written(*record)) {
+        return;
+      }
+      if (std::isfinite(cost_of(*record, Need::kAhead))) {
+        give_up_device_copy(*record, device.last_stream);
+      }
+    }
+    device.retired.pop_front();
+  }
+}
+
+bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
+  // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
+  for (const Device::Retirement& each : of(index).retired) {
+    Record* const record = retiring(each);
+    if (record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
+      const std::size_t leaves = memory_.bytes(record->device_block);
+      if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
+        return give_up_device_copy(*record, taker);
+      }
+    }
+  }
+  return false;
+}
+
+std::size_t Engine::unused(int index) const {
+  const Levels now = memory_.levels(Location::device(index));
+  const auto large = static_cast<std::size_t>(PoolKind::kLarge), all = static_cast<std::size_t>(PoolKind::kAll);
+  const std::int64_t cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].budget.value_or(0));
+  const std::int64_t to_come = std::max<std::int64_t>(cap - now.reserved_bytes[all], 0);
+  return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large] + to_come);
+}
+
+double Engine::price_of(const std::vector<Record*>& victims, Need need) {
+  double price = 0;
+  for (const Record* const victim : victims) {
+    price += cost_of(*victim, need);
+  }
+  return price;
+}
+
+std::vector<Record*> Engine::cheapest_bytes(std::size_t bytes, int device, Need need) {
+  struct Candidate {
+    double price_of_byte;
+    Record* record;
+  };
+  std::vector<Candidate> candidates;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->device_block != nullptr) {
+      if (const double cost = cost_of(*record, need); std::isfinite(cost)) {
+        candidates.push_back({cost / static_cast<double>(record->bytes), record});
+      }
+    }
+  }
+  std::ranges::sort(candidates, [](const Candidate& left, const Candidate& right) {
+    return left.price_of_byte != right.price_of_byte ? left.price_of_byte < right.price_of_byte
+                                                     : left.record->id < right.record->id;
+  });
+  std::vector<Record*> victims;
+  std::size_t found = 0;
+  for (const Candidate& candidate : candidates) {
+    if (found >= bytes) {
+      break;
+    }
+    victims.push_back(candidate.record);
+    found += candidate.record->bytes;
+  }
+  if (found < bytes) {
+    return {};
+  }
+  // What the dearest have made unnecessary, the dearest first.
+  for (std::size_t at = victims.size(); at-- > 0;) {
+    if (found - victims[at]->bytes >= bytes) {
+      found -= victims[at]->bytes;
+      victims.erase(victims.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  }
+  return victims;
+}
+
+bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
+  return std::ranges::all_of(victims, [&](Record* victim) { return evict(*victim, taker); });
+}
+
+bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
+  if (give_up_alike(bytes, device, taker)) {
+    return true;
+  }
+  if (need == Need::kAhead && unused(device) < bytes && of(device).retired.empty()) {
+    return false; // nothing is on its way out
+  }
+  std::optional<std::vector<Record*>> run = cheapest_run(bytes, device, need);
+  // With no room to spare there are not places for all that is in the way.
+  for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
+    const std::size_t wanting = bytes + spare - std::min(unused(device), bytes + spare);
+    const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
+    if ((wanting > 0 && scattered.empty()) || (run && price_of(*run, need) <= price_of(scattered, need))) {
+      break;
+    }
+    if (!evict_all(scattered, taker)) {
+      return false;
+    }
+    if (move_aside(bytes, device, taker)) {
+      return true;
+    }
+    run = cheapest_run(bytes, device, need);
+  }
+  return run && evict_all(*run, taker);
+}
+
+std::optional<std::vector<Record*>> Engine::cheapest_run(std::size_t bytes, int device, Need need) {
+  const auto tags = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
+    return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
+  });
+  if (!tags) {
+    return std::nullopt;
+  }
+  std::vector<Record*> run;
+  for (void* const tag : *tags) {
+    run.push_back(static_cast<Record*>(tag));
+  }
+  return run;
+}
+
+bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
+  const auto moves = memory_.vacate(bytes, device, taker, [&](void* tag, std::size_t block_bytes) {
+    if (tag == nullptr) {
+      return kNever;
+    }
+    const Record& record = *static_cast<Record*>(tag);
+    if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead) {
+      return kNever;
+    }
+    const bool under_way = record.fetching() || record.retiring;
+    return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
+  });
+  bool all = !moves.empty();
+  std::size_t at = 0;
+  try {
+    for (; at < moves.size(); ++at) {
+      all = move(moves[at], taker) && all;
+    }
+  } catch (...) {
+    for (; at < moves.size(); ++at) {
+      memory_.stay(moves[at]);
+    }
+    throw;
+  }
+  return all;
+}
+
+bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
+  Record& record = *static_cast<Record*>(move.tag);
+  if (record.points_at == Side::kDevice && !door_.keep(record, kept_)) {
+    record.fixed = true;
+    memory_.stay(move);
+    return false;
+  }
+  for (const Stream used : memory_.streams(move.to)) {
+    order({used}, taker);
+  }
+  order(record.streams, taker);
+  for (Event* const event : {&record.device_ready, &record.host_ready}) { // what fills the old place, or reads it
+    if (!reached(*event)) {
+      wait(taker, *event);
+    }
+  }
+  runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
+  const Event moved = events_.record(taker);
+  give_event(record.device, record.device_ready);
+  record.device_ready = moved;
+  record.streams.assign(1, taker);
+  record.device_block = move.to;
+  memory_.set_tag(move.to, &record);
+  if (record.points_at == Side::kDevice) {
+    door_.point_at_device(record, move.to);
+  }
+  memory_.leave(move);
+  ++statistics_.moved.count;
+  statistics_.moved.bytes += static_cast<std::int64_t>(record.bytes);
+  return true;
+}
+
+Block* Engine::room_for(Record& record, Need need, Stream stream) {
+  const Location home = Location::device(record.device);
+  for (int tries = 0; tries < kTries; ++tries) {
+    if (Block* const block = memory_.try_allocate(record.bytes, home, stream)) {
+      return block;
+    }
+    if (!give_up_run(record.bytes, record.device, need, stream)) {
+      return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
+  if (home.is_host()) {
+    return false;
+  }
+  bool wakes = false;
+  try {
+    const Lock lock(*this);
+    Device& device = of(home.index);
+    if (!device.budget) {
+      return false;
+    }
+    if (!device.asleep) {
+      const double began = now_us();
+      const bool made = give_up_run(bytes, home.index, Need::kNow, stream);
+      ++statistics_.made_room.count;
+      statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
+      statistics_.made_room.ms += (now_us() - began) / 1e3;
+      device.excess = device.excess || (!made && !device.hard);
+      return made;
+    }
+    device.asleep = false;
+    device.excess = true;
+    note_awake();
+    wakes = true;
+  } catch (...) {
+    return false; // the runtime fails: the allocator says what is missing
+  }
+  if (wakes) {
+    door_.wake(); // nothing is known yet that could be given up: this once the budget is exceeded
+  }
+  return false;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,138 @@
+// What moves out of the way of a large request: places for all of it, or nothing has changed.
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "allocator/size_classes.h"
+#include "room_helpers.h"
+
+using namespace contract;
+
+namespace {
+
+double by_size(void* tag, std::size_t bytes) {
+  return tag == nullptr ? kNever : static_cast<double>(bytes);
+}
+
+} // namespace
+
+TEST(the_smallest_neighbours_find_places) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 64 * MiB, true); // two segments
+    std::vector<Block*> blocks;
+    for (std::size_t i = 0; i < 8; ++i) {
+      blocks.push_back(rig.allocate(8 * MiB));
+      rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+    }
+    rig.allocator->free(blocks[1]);
+    rig.allocator->free(blocks[6]);
+    CHECK(rig.allocator->vacate(24 * MiB, 0, kStream, by_size).empty()); // two would have to find one place
+    rig.check();
+    const Levels before = rig.allocator->levels(kDevice);
+    const auto moves = rig.allocator->vacate(16 * MiB, 0, kStream, by_size);
+    CHECK_EQ(moves.size(), std::size_t{1});
+    const std::size_t moved = number_of(moves[0].tag) - 1;
+    CHECK(moves[0].from == blocks[moved]);
+    CHECK(rig.allocator->levels(kDevice).allocated_bytes == before.allocated_bytes);
+    CHECK(rig.allocator->tag(moves[0].from) == nullptr);
+    rig.check();
+    blocks[moved] = moves[0].to;
+    rig.allocator->leave(moves[0]);
+    rig.check();
+    Block* const large = rig.allocator->try_allocate(16 * MiB, kDevice, kStream);
+    CHECK(large != nullptr);
+    rig.allocator->free(large);
+    for (const std::size_t i : {0, 2, 3, 4, 5, 7}) {
+      rig.allocator->free(blocks[i]);
+    }
+    rig.check();
+  });
+}
+
+TEST(what_must_not_move_stays) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 32 * MiB, true);
+    std::vector<Block*> blocks;
+    for (std::size_t i = 0; i < 4; ++i) {
+      blocks.push_back(rig.allocate(8 * MiB));
+      rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+    }
+    rig.allocator->free(blocks[0]);
+    rig.allocator->free(blocks[2]);
+    const auto none = [](void*, std::size_t) { return kNever; };
+    CHECK(rig.allocator->vacate(16 * MiB, 0, kStream, none).empty());
+    rig.check();
+    // One that stays after all has its tag and its bytes in the books again.
+    const auto moves = rig.allocator->vacate(16 * MiB, 0, kStream, by_size);
+    CHECK_EQ(moves.size(), std::size_t{1});
+    rig.allocator->stay(moves[0]);
+    CHECK(rig.allocator->tag(moves[0].from) == moves[0].tag);
+    rig.check();
+    CHECK(rig.allocator->try_allocate(16 * MiB, kDevice, kStream) == nullptr);
+    rig.allocator->free(blocks[1]);
+    rig.allocator->free(blocks[3]);
+    rig.check();
+  });
+}
+
+TEST(on_random_heaps_the_request_fits_after_it) {
+  int fitted = 0, several = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    Rig rig(std::make_unique<RecordingRuntime>(1), false);
+    std::mt19937_64 random(seed);
+    rig.allocator->set_cap(0, 96 * MiB, true);
+    const Stream other = rig.stream();
+    std::vector<Block*> blocks;
+    while (Block* const block =
+               rig.allocator->try_allocate(1 + random() % (8 * MiB), kDevice, random() % 3 == 0 ? other : kStream)) {
+      blocks.push_back(block);
+    }
+    std::ranges::shuffle(blocks, random);
+    for (std::size_t freed = blocks.size() / 3; freed > 0; --freed) {
+      rig.allocator->free(blocks.back());
+      blocks.pop_back();
+    }
+    std::vector<unsigned char> contents;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+      contents.push_back(static_cast<unsigned char>(random()));
+      std::memset(rig.allocator->data(blocks[i]), contents[i], rig.allocator->requested_bytes(blocks[i]));
+    }
+    const std::size_t bytes = 8 * MiB + random() % (16 * MiB);
+    const Stream taker = random() % 2 == 0 ? other : kStream;
+    const bool fits = rig.allocator->cheapest_run(bytes, 0, [](void*, std::size_t) { return 1.0; })->empty();
+    const auto moves = rig.allocator->vacate(bytes, 0, taker, by_size);
+    rig.check();
+    for (const auto& move : moves) {
+      const std::size_t owner = number_of(move.tag) - 1;
+      CHECK(blocks[owner] == move.from);
+      CHECK(rig.allocator->bytes(move.to) >= rig.allocator->requested_bytes(move.to));
+      std::memcpy(rig.allocator->data(move.to), rig.allocator->data(move.from),
+                  rig.allocator->requested_bytes(move.to));
+      blocks[owner] = move.to;
+      CHECK(rig.allocator->stream(move.to) == taker);
+      rig.allocator->leave(move);
+      rig.check();
+    }
+    if (!moves.empty() && !fits) {
+      Block* const large = rig.allocator->try_allocate(bytes, kDevice, taker);
+      CHECK(large != nullptr);
+      std::memset(rig.allocator->data(large), 0xA5, bytes);
+      rig.allocator->free(large);
+      ++fitted;
+      several += moves.size() > 1;
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const auto* const data = static_cast<unsigned char*>(rig.allocator->data(blocks[i]));
+      const std::size_t size = rig.allocator->requested_bytes(blocks[i]);
+      CHECK(std::all_of(data, data + size, [&](unsigned char byte) { return byte == contents[i]; }));
+      rig.allocator->free(blocks[i]);
+    }
+    rig.check();
+  }
+  CHECK(fitted > 60);
+  CHECK(several > 30);
+}
+
+HARNESS_MAIN()
