@@ -78,6 +78,25 @@ def check_residency() -> str | None: ...  # None: all is well
 def settle(tensor: torch.Tensor) -> None: ...
 def settle_storage(storage: torch.UntypedStorage) -> None: ...
 
+# --- updates that wait (csrc/tensor/deferred_updates.h)
+class DeferredUpdate:
+    def __init__(self, device: torch.device) -> None: ...
+    def add(
+        self,
+        name: str,
+        overload: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: list[torch.Tensor],  # stand for what the call will return
+    ) -> None: ...
+
+def observe_operators(on: bool) -> bool: ...  # of the calling thread; whether they were
+def deferrable(operands: list[list[torch.Tensor]]) -> list[int]: ...  # indices
+def defer(updates: list[DeferredUpdate]) -> None: ...  # which are of no use afterwards
+def flush_pending(tensors: Sequence[torch.Tensor]) -> None: ...  # what uses their bytes
+def flush_all_pending() -> None: ...
+def pending_updates() -> int: ...
+
 # --- host tensors (csrc/tensor/host_tensors.h)
 def set_host_tensors(on: bool) -> None: ...  # process-wide; RuntimeError without a backend
 def host_tensors() -> bool: ...

@@ -101,6 +101,14 @@ constexpr std::array kTable{
         "the most pinned host memory for what is not on its device; none: what the host has available",
         [](const Options& o) { return show(o.host_limit); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
+    Row{"optimizer",
+        [] { return std::string("in_place, deferred"); },
+        "when an optimizer's step updates large parameters that have a budget: at once, or each at its next use",
+        [](const Options& o) { return std::string(o.deferred_optimizers ? "deferred" : "in_place"); },
+        [](Options& o, std::string_view text) {
+          o.deferred_optimizers = lower(text) == "deferred";
+          return o.deferred_optimizers || lower(text) == "in_place";
+        }},
     Row{"populate",
         [] { return std::string("true, false, 1, 0, on, off"); },
         "prefetch a fresh segment to its device",

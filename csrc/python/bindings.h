@@ -11,6 +11,7 @@ void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, m
 void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
 void bind_budgets(pybind11::module_& module); ///< budgets.cpp: budgets as they are asked for
 void bind_residency(pybind11::module_& module); ///< residency.cpp: budgets, and what the engine does about them
+void bind_deferred(pybind11::module_& module); ///< deferred.cpp: optimizers' updates that wait
 void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tensor/context.h"
+#include "tensor/deferred_updates.h"
 #include "tensor/managed_storage.h"
 #include "tensor/observed_operators.h"
 #include "tensor/storage_records.h"
@@ -132,13 +133,20 @@ Inputs inspect(const at::RecordFunction& function) {
 
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+  const bool deferred = has_deferred_updates() && !runs_deferred_update();
+  if (engine == nullptr || (!engine->is_awake() && !deferred) || Context::get().forked()) {
     return nullptr;
   }
   try {
     const ObservedOperator& op = observed_operator(function);
     if (op.is_transparent()) {
       return nullptr;
+    }
+    if (deferred) {
+      run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
+      if (!engine->is_awake()) {
+        return nullptr;
+      }
     }
     const Inputs inputs = inspect(function);
     if (inputs.wrapper) {
@@ -159,7 +167,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       const Engine::Lock lock(*engine);
       look_up(*engine, function, op);
       engine->begin(outermost->frame,
-                    {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(), probe != nullptr && probe()},
+                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
+                     probe != nullptr && probe()},
                     scratch.operands, scratch.streams.get());
     }
     return outermost;
@@ -248,7 +257,7 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
   Engine& engine = engine_made();
   watch(true); // before a cap is there that only the engine can keep
   engine.set_budget(device, bytes, hard);
-  watch(engine.is_awake());
+  watch(engine.is_awake() || has_deferred_updates());
 }
 
 void set_host_limit(std::optional<std::size_t> bytes) {
@@ -267,6 +276,7 @@ Record* find_record(Engine& engine, const at::Tensor& tensor) {
 } // namespace
 
 void settle(const at::Tensor& tensor) {
+  run_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
     return;
@@ -282,6 +292,7 @@ void settle(const at::Tensor& tensor) {
 }
 
 void keep_resident(const at::Tensor& tensor, bool keep) {
+  run_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::get().forked()) {
     return;
@@ -304,6 +315,7 @@ void before_mutable_access(c10::StorageImpl* storage) {
   if (running != nullptr) {
     return; // an operator's kernel: its schema says what it writes
   }
+  run_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::get().forked()) {
     return;
