@@ -66,7 +66,7 @@ void Engine::bring_back(int device) {
       continue;
     }
     use_on_device(*record, fetches, false);
-    if (record->points_at == Side::kHost && !record->fixed) {
+    if (record->points_at == Side::kHost && !is_fixed(*record)) {
       throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
                         "no room on " + to_string(Location::device(device)) + " to bring back " +
                             format_bytes(record->bytes) + " that are on the host; the budget stays");
@@ -125,7 +125,7 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
     if (record->device == home.index && record->device_block != nullptr) {
       if (record->in_use != 0) {
         used += record->bytes;
-      } else if (record->held == 0 && !record->fixed && !host_refused_) {
+      } else if (record->held == 0 && !is_fixed(*record) && !host_refused_) {
         evictable += record->bytes;
       }
     }

@@ -37,6 +37,8 @@ namespace torch_uvm {
 
 /// Storages below this stay where they are: moving them costs more than it frees.
 inline constexpr std::size_t kLeastRelocated = 256 * 1024;
+/// Operators until a storage that could not be moved is tried again.
+inline constexpr std::uint64_t kFixedFor = 64;
 
 class Engine final : public RoomMaker {
  public:
@@ -186,6 +188,14 @@ class Engine final : public RoomMaker {
   void give_back_excess(const Frame& frame, int device);
 
   // relocation.cpp
+  /// It was found out that the storage cannot be moved. For a while: its other labels may go.
+  void fix(Record& record) {
+    record.fixed_until = operators_ + kFixedFor;
+    found_fixed_ = true;
+  }
+  bool is_fixed(const Record& record) const {
+    return operators_ < record.fixed_until;
+  }
   bool start_write_back(Record& record);
   // `taker`: the stream that will use the memory next; the host's: it is not known
   bool give_up_device_copy(Record& record, Stream taker);
@@ -207,6 +217,7 @@ class Engine final : public RoomMaker {
   Block* room_for(Record& record, Need need, Stream stream);
   /// Leaves `bytes` in one piece for `taker`: gives up what costs the least, and moves aside what is in the way.
   bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
+  bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
   void give_up_written(int device);
   bool is_written(Record& record);
@@ -268,6 +279,7 @@ class Engine final : public RoomMaker {
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
+  bool found_fixed_ = false; ///< a storage that cannot be moved, since somebody has looked
   bool no_room_ahead_ = false; ///< found out for an operand of the operator that begins
   bool host_refused_ = false; ///< the latest copy to the host found no room there
   std::vector<void*> kept_; ///< storages to let go of once the mutex is free

@@ -232,7 +232,7 @@ void Engine::follow(const Decision& decision, int index) {
   for (const StorageId id : decision.retire) {
     Record* const record = find(id);
     if (record == nullptr || record->points_at != Side::kDevice || record->in_use != 0 || record->held != 0 ||
-        record->fixed || record->collective) {
+        is_fixed(*record) || record->collective) {
       continue;
     }
     if (record->host_valid || start_write_back(*record)) {

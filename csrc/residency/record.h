@@ -46,7 +46,7 @@ struct Record {
   unsigned in_use = 0; ///< operators that run
   unsigned held = 0; ///< exports, captures, keep_resident
   bool collective = false; ///< last used by a collective, which may be under way on a stream of its own
-  bool fixed = false; ///< its bytes carry several labels, or are somebody else's by now
+  std::uint64_t fixed_until = 0; ///< an operator; its bytes carry several labels, or are somebody else's by now
   bool dead = false;
   bool announced = false; ///< the policy knows it
   std::uint64_t last_use = 0; ///< the engine's count of operators

@@ -76,7 +76,7 @@ bool Engine::start_write_back(Record& record) {
 
 bool Engine::give_up_device_copy(Record& record, Stream taker) {
   if (!door_.keep(record, kept_)) {
-    record.fixed = true; // somebody else has its bytes now, or nobody soon
+    fix(record); // somebody else has its bytes now, or nobody soon
     return false;
   }
   Block* const block = record.device_block;
@@ -189,7 +189,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
       return;
     }
     if (!door_.keep(record, kept_)) {
-      record.fixed = true;
+      fix(record);
       abandon_fetch(record);
       use_in_place(record, stream, writes);
       return;

@@ -29,7 +29,7 @@ constexpr int kTries = 8;
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
-  if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead ||
+  if (record.in_use != 0 || record.held != 0 || record.collective || is_fixed(record) || record.dead ||
       record.device_block == nullptr) {
     return kNever;
   }
@@ -156,6 +156,19 @@ bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
 }
 
 bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
+  for (int tries = 0; tries < kTries; ++tries) {
+    found_fixed_ = false;
+    if (try_to_give_up(bytes, device, need, taker)) {
+      return true;
+    }
+    if (!found_fixed_) {
+      break; // else: not counting on what turned out to stay
+    }
+  }
+  return false;
+}
+
+bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
   if (give_up_alike(bytes, device, taker)) {
     return true;
   }
@@ -201,7 +214,7 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
       return kNever;
     }
     const Record& record = *static_cast<Record*>(tag);
-    if (record.in_use != 0 || record.held != 0 || record.collective || record.fixed || record.dead) {
+    if (record.in_use != 0 || record.held != 0 || record.collective || is_fixed(record) || record.dead) {
       return kNever;
     }
     const bool under_way = record.fetching() || record.retiring;
@@ -225,7 +238,7 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
 bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   Record& record = *static_cast<Record*>(move.tag);
   if (record.points_at == Side::kDevice && !door_.keep(record, kept_)) {
-    record.fixed = true;
+    fix(record);
     memory_.stay(move);
     return false;
   }
