@@ -38,10 +38,13 @@ double Engine::cost_of(const Record& record, Need need) {
     return kNever; // about to be used; and its copy is under way
   }
   if (record.retiring) {
-    const std::uint64_t done = of(record.device).write_backs_done;
-    return bytes * (record.write_back <= done
-                        ? kByteReady
-                        : kByteUnderWay + kByteReady * static_cast<double>(record.write_back - done));
+    const Device& device = of(record.device);
+    if (record.write_back <= device.write_backs_done) {
+      return bytes * kByteReady;
+    }
+    // Those that were started first are done first.
+    const auto turn = static_cast<double>(record.write_back - device.write_backs_done);
+    return bytes * kByteUnderWay * (1 + turn / static_cast<double>(device.write_backs_started));
   }
   if (need == Need::kAhead) {
     return kNever;
