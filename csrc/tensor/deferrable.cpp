@@ -53,7 +53,7 @@ bool is_movable(Engine& engine, const at::Tensor& tensor) {
     return false;
   }
   const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
-  return record != nullptr && record->held == 0 && !record->fixed;
+  return record != nullptr && record->held == 0;
 }
 
 } // namespace
