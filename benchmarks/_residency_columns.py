@@ -145,6 +145,7 @@ class Managed(Column):
     """torch_uvm without a budget: residency is the driver's, and as everything fits nothing moves."""
 
     imports_torch_uvm = True
+    optimizer = "in_place"
 
     def start(self) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -164,7 +165,7 @@ class Managed(Column):
             most = f"at most {MOST_BUDGET / GIB:.1f} GiB here"
             raise NotHere(f"a budget of {self.budget / GIB:.2f} GiB; {most}")
         try:
-            torch_uvm.enable(budget=self.budget, limit=LIMIT)
+            torch_uvm.enable(budget=self.budget, limit=LIMIT, optimizer=self.optimizer)
         except NotImplementedError as error:
             raise NotHere(f"this torch_uvm has no budget: {error}") from None
 
@@ -213,9 +214,16 @@ class Engine(Managed):
             bindings().stop_recording_accesses()
 
 
+class EngineDeferred(Engine):
+    """The same, with each parameter's update left for its next use."""
+
+    optimizer = "deferred"
+
+
 COLUMNS: dict[str, type[Column]] = {
     "in core": InCore,
     "engine": Engine,
+    "engine, deferred": EngineDeferred,
     "save_on_cpu": SaveOnCpu,
     "FSDP2 offload": Fsdp2,
     "PagedAdamW": PagedAdamW,

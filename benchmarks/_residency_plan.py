@@ -9,7 +9,7 @@ from typing import Any
 from _residency_limits import GIB, MOST_BUDGET
 
 MIB = 1024**2
-IN_CORE, ENGINE = "in core", "engine"
+IN_CORE, ENGINE, DEFERRED = "in core", "engine", "engine, deferred"
 CALLS = ("rates", "launches", "operators")
 FITS = 1.3  # times the peak in core
 # A peer's reserved peak over this is a budget with which the engine should need no more than the peer.
@@ -53,11 +53,16 @@ def _plan() -> list[Planned]:
     def engines(workload: str, *budgets: str) -> list[Planned]:
         return [Planned(workload, ENGINE, budget) for budget in budgets]
 
+    def deferred(workload: str, *budgets: str) -> list[Planned]:
+        return [Planned(workload, DEFERRED, budget) for budget in budgets]
+
     return [
         Planned(checkpointing, IN_CORE),
         *engines(checkpointing, *parts),
+        *deferred(checkpointing, *parts),
         Planned(little, IN_CORE),
         *engines(little, *parts, "fits"),
+        *deferred(little, *parts),
         Planned("rates", ENGINE),
         Planned("operators", ENGINE),
         Planned(little, "save_on_cpu"),

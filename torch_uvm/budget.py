@@ -48,6 +48,7 @@ def request(text: str, device: int | None = None) -> None:
     """Has budgets made of `text`; None: of every device."""
     if text != "none":
         watch()
+    _C.flush_all_pending()  # while there is the budget that they were deferred under
     _C.request_budget(device, text)
 
 

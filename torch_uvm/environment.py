@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from torch_uvm import _C, budget, cuda
+from torch_uvm import _C, budget, cuda, deferred
 from torch_uvm.switch import enable
 
 log = logging.getLogger("torch_uvm")
@@ -91,5 +91,6 @@ def apply_environment() -> None:
         )
     if _C.requested_budget(0) not in (None, "none"):
         budget.watch()
+    deferred.choose(deferred.chosen())
     if rfc if ours is None else ours:
         enable()

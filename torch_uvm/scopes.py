@@ -93,6 +93,8 @@ class SwitchScope(ContextDecorator):
             mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
             _, scope = self._open.pop(next(mine, -1))
         scope.close()
+        if not _C.is_enabled():
+            _C.flush_all_pending()
 
     def __repr__(self) -> str:
         return "torch_uvm.enabled()" if self._on else "torch_uvm.disabled()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import EllipsisType
 
-from torch_uvm import _C, plain_calls
+from torch_uvm import _C, deferred, plain_calls
 from torch_uvm import budget as budgets
 from torch_uvm.arguments import exact_keywords, limit_bytes, show
 from torch_uvm.scopes import check_runtime
@@ -31,6 +31,7 @@ def enable(
     limit: int | str | None = None,
     moves: str = "copy",
     host_tensors: bool = False,
+    optimizer: str | EllipsisType = ...,
 ) -> None:
     """Turns managed memory on for the process: new tensors on the accelerator are managed.
 
@@ -51,6 +52,11 @@ def enable(
             program that takes `.cpu()` for a snapshot then sees it change.
         host_tensors: whether CPU tensors of at least 1 MiB are managed, too, so that moving them to the
             accelerator copies nothing.
+        optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
+            have a budget. "in_place": at once. "deferred": each at its next use, so that its transfers
+            overlap what is computed before; whoever looks at a parameter, its gradient or its state finds
+            the bits of a step at once (docs/residency.md). Left out (`...`): what was asked for before,
+            here or in TORCH_UVM_CONF, and "in_place" if nothing was.
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.
@@ -61,6 +67,8 @@ def enable(
     asked = None if budget is ... else budgets.budget_text(budget)
     _check_moves(moves)
     _check_host_tensors(host_tensors)
+    asked_optimizer = deferred.chosen() if isinstance(optimizer, EllipsisType) else optimizer
+    deferred.check(asked_optimizer)
     figure = limit_bytes(limit)
     check_runtime("enable()", now=host_tensors)
     if figure is not None:
@@ -70,6 +78,7 @@ def enable(
     else:
         budgets.request(asked)
     plain_calls.choose_moves(moves == "alias")
+    deferred.choose(asked_optimizer)
     _C.set_host_tensors(host_tensors)
     _C.set_enabled(True)
 
@@ -78,6 +87,8 @@ def enable(
 def disable() -> None:
     """Turns managed memory off for the process: new tensors get ordinary memory again.
 
-    Managed tensors stay managed, and usable, until they are freed. The limit stays.
+    Managed tensors stay managed, and usable, until they are freed. The limit stays. Updates that an
+    optimizer has deferred are run.
     """
     _C.set_enabled(False)
+    _C.flush_all_pending()

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm run",
         usage="python -m torch_uvm run [--limit BYTES] [--budget BUDGET] [--host-limit BYTES] "
-        "[--conf KEY:VALUE,...] [--stats FILE] "
+        "[--optimizer WHEN] [--conf KEY:VALUE,...] [--stats FILE] "
         "(SCRIPT | -m MODULE) [ARG ...]",
         description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
         "with managed memory on.",
@@ -47,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--host-limit", metavar="BYTES", help="the most pinned memory for what is not on its device, or none"
+    )
+    parser.add_argument(
+        "--optimizer",
+        metavar="WHEN",
+        help="in_place, or deferred: an optimizer's step updates large parameters at their next use",
     )
     parser.add_argument(
         "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
@@ -67,7 +72,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:index]), list(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             return list(argv[:index]), list(argv[index:])
-        index += 2 if word in ("--limit", "--budget", "--host-limit", "--conf", "--stats") else 1
+        index += (
+            2 if word in ("--limit", "--budget", "--host-limit", "--optimizer", "--conf", "--stats") else 1
+        )
     return list(argv), []
 
 
@@ -81,7 +88,8 @@ def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
             os.environ["TORCH_UVM_CONF"] = arguments.conf
         if arguments.host_limit is not None:
             _C.set_option("host_limit", arguments.host_limit)
-        torch_uvm.enable(limit=arguments.limit, budget=budget)
+        optimizer = ... if arguments.optimizer is None else arguments.optimizer
+        torch_uvm.enable(limit=arguments.limit, budget=budget, optimizer=optimizer)
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     os.environ["TORCH_UVM"] = "1"
