@@ -20,7 +20,7 @@ class ObservedOperator {
   }
   /// Whether it writes to the tensors of an input.
   bool writes(std::size_t input) const {
-    return writes_all_ || (input < writes_.size() && writes_[input]);
+    return input < writes_.size() && writes_[input];
   }
   /// It uses each byte about once, so that bytes on the host may stay there: optimizers, lookups in tables.
   bool in_place_ok() const {
@@ -44,7 +44,6 @@ class ObservedOperator {
   std::string overload_;
   OperatorKey key_ = 0;
   bool transparent_ = true;
-  bool writes_all_ = false;
   bool in_place_ok_ = false;
   bool collective_ = false;
   std::vector<bool> writes_;
