@@ -288,32 +288,32 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     return false;
   }
   bool wakes = false;
+  bool made = false;
   try {
     const Lock lock(*this);
     Device& device = of(home.index);
     if (!device.budget) {
       return false;
     }
-    if (!device.asleep) {
-      const double began = now_us();
-      const bool made = give_up_run(bytes, home.index, Need::kNow, stream);
-      ++statistics_.made_room.count;
-      statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
-      statistics_.made_room.ms += (now_us() - began) / 1e3;
-      device.excess = device.excess || (!made && !device.hard);
-      return made;
+    if (device.asleep) {
+      // What is there becomes known as operators use it: as a rule there is nothing yet to give up.
+      device.asleep = false;
+      note_awake();
+      wakes = true;
     }
-    device.asleep = false;
-    device.excess = true;
-    note_awake();
-    wakes = true;
+    const double began = now_us();
+    made = give_up_run(bytes, home.index, Need::kNow, stream);
+    ++statistics_.made_room.count;
+    statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
+    statistics_.made_room.ms += (now_us() - began) / 1e3;
+    device.excess = device.excess || (!made && !device.hard);
   } catch (...) {
-    return false; // the runtime fails: the allocator says what is missing
+    made = false; // the runtime fails: the allocator says what is missing
   }
   if (wakes) {
-    door_.wake(); // nothing is known yet that could be given up: this once the budget is exceeded
+    door_.wake();
   }
-  return false;
+  return made;
 }
 
 } // namespace torch_uvm
