@@ -32,6 +32,7 @@ except ImportError as error:
 from torch_uvm import emulated
 from torch_uvm.accesses import record_accesses
 from torch_uvm.budget import reset_residency_stats, residency_stats, set_budget
+from torch_uvm.compiled import watch_graphs
 from torch_uvm.compiled_graphs import watch_compiled_graphs
 from torch_uvm.cuda import mem_pool
 from torch_uvm.environment import apply_environment
@@ -108,9 +109,10 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
 
 register_rules()
 watch_compiled_graphs()
+watch_graphs()
 apply_environment()
 accept_managed_keyword()
 export_managed_memory()
 send_copies()
 del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules
-del send_copies, watch_compiled_graphs
+del send_copies, watch_compiled_graphs, watch_graphs

@@ -8,17 +8,14 @@ the same bytes the graph is run as it was recorded, operator by operator, which 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from torch_uvm import _C
+from torch_uvm.when_imported import when_imported
 
 _MODULE = "torch._dynamo.output_graph"
 
@@ -44,29 +41,6 @@ def _watch(module: ModuleType) -> None:
     module.OutputGraph.call_user_compiler = call_user_compiler
 
 
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Watches the compiler from the moment on that somebody imports it."""
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _watch(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 def watch_compiled_graphs() -> None:
     """Called once, by `import torch_uvm`; imports nothing."""
-    if _MODULE in sys.modules:
-        _watch(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _WhenImported())
+    when_imported(_MODULE, _watch)

@@ -12,6 +12,7 @@ void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, di
 void bind_budgets(pybind11::module_& module); ///< budgets.cpp: budgets as they are asked for
 void bind_residency(pybind11::module_& module); ///< residency.cpp: budgets, and what the engine does about them
 void bind_deferred(pybind11::module_& module); ///< deferred.cpp: optimizers' updates that wait
+void bind_regions(pybind11::module_& module); ///< regions.cpp: compiled graphs, captures
 void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator

@@ -26,9 +26,11 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   }
   const Lock lock(*this);
   Device& changed = of(device);
-  if (bytes && !changed.policy) {
+  if (bytes && changed.fetches.is_host()) {
     changed.fetches = runtime_.create_stream(device, kMostUrgent);
     changed.write_backs = runtime_.create_stream(device, kMostUrgent);
+  }
+  if (bytes && !changed.policy) {
     changed.policy = std::make_unique<Policy>();
   }
   if (!bytes && changed.budget) {
@@ -66,7 +68,7 @@ void Engine::bring_back(int device) {
       continue;
     }
     use_on_device(*record, fetches, false);
-    if (record->points_at == Side::kHost && !is_fixed(*record)) {
+    if (record->points_at == Side::kHost && !is_fixed(*record) && record->captured == 0) {
       throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
                         "no room on " + to_string(Location::device(device)) + " to bring back " +
                             format_bytes(record->bytes) + " that are on the host; the budget stays");
@@ -121,8 +123,10 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   }
   std::size_t used = 0; // by operators that run, which cannot do without
   std::size_t evictable = 0; // none, where the host takes no more copies
+  std::size_t known = 0;
   for (const auto& [id, record] : records_) {
     if (record->device == home.index && record->device_block != nullptr) {
+      known += record->bytes;
       if (record->in_use != 0) {
         used += record->bytes;
       } else if (record->held == 0 && !is_fixed(*record) && !host_refused_) {
@@ -131,6 +135,9 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
     }
   }
   const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+  if (device.regions != 0) {
+    used += allocated - std::min(allocated, known); // what is between its kernels has no record
+  }
   const std::size_t stays = allocated - std::min(allocated, evictable);
   // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
   if (stays + bytes > *device.budget && used + bytes <= *device.budget) {

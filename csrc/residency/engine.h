@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "allocator/caching_managed_allocator.h"
@@ -95,13 +96,14 @@ class Engine final : public RoomMaker {
     OperatorKey key = 0;
     int device = -1;
     bool planned = false; ///< the policy was told
+    bool region = false; ///< see Operator
   };
   struct Operator {
     OperatorKey key = 0;
     const char* name = "";
     bool in_place_ok = false;
     bool collective = false;
-    bool capturing = false; ///< into a graph, which keeps the pointers
+    bool region = false; ///< a compiled graph: kernels that nobody sees, with storages that nobody has named
   };
   /// Before an outermost operator. With the lock held. Does not throw: where a fetch fails its operand is used on
   /// the host.
@@ -124,6 +126,23 @@ class Engine final : public RoomMaker {
   /// The storage is on the device and stays there until it is released as often as it was held. With the lock held.
   void hold(Record* record, Stream stream);
   void release(Record* record) noexcept;
+
+  // captures.cpp: a graph keeps the addresses of what was captured into it, and nobody sees it run.
+
+  /// \return what to call the others with. Until `end_capture`, what operators capture is held for this graph.
+  std::uint64_t begin_capture();
+  void end_capture(std::uint64_t capture) noexcept;
+  /// The graph is launched on the stream: what was captured is in use there.
+  void replayed(std::uint64_t capture, Stream stream);
+  /// The graph is gone.
+  void release_capture(std::uint64_t capture) noexcept;
+  /// One relaxed load: whether there is a capture between its begin and its end.
+  bool has_open_captures() const noexcept {
+    return open_captures_.load(std::memory_order_relaxed) != 0;
+  }
+  /// In place of `begin`, for an operator that is being captured: operands stay where they are from now on. With the
+  /// lock held.
+  void captured(std::span<const Operand> operands) noexcept;
 
   void mark_step();
   void start_recording(const std::string& path);
@@ -168,9 +187,16 @@ class Engine final : public RoomMaker {
     std::uint64_t write_backs_started = 0;
     std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
+    unsigned regions = 0; ///< that run
     bool excess = false; ///< a soft budget may have been exceeded, and not kept again since
     std::uint64_t next_shrink = 0; ///< the operator after which to try to keep it again
     std::uint64_t shrink_pause = 0;
+  };
+
+  struct Capture {
+    bool open = true;
+    std::unordered_set<StorageId> held;
+    std::vector<Stream> streams; ///< it was launched on
   };
 
   enum class Need { kNow, kAhead }; ///< an operator waits for it; or it would be good to have
@@ -249,6 +275,9 @@ class Engine final : public RoomMaker {
   bool better_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
 
+  // captures.cpp
+  void hold_address(Record& record);
+
   // engine.cpp
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;
@@ -265,6 +294,7 @@ class Engine final : public RoomMaker {
   mutable std::mutex mutex_;
   std::atomic<bool> awake_{false};
   std::atomic<std::size_t> host_copies_{0};
+  std::atomic<std::size_t> open_captures_{0};
   std::vector<Device> devices_;
   std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned
   PinnedSegmentSource* host_source_ = nullptr;
@@ -274,6 +304,8 @@ class Engine final : public RoomMaker {
   std::unique_ptr<AccessRecorder> recorder_;
   std::unordered_map<StorageId, Record*> records_;
   StorageId next_id_ = 1;
+  std::map<std::uint64_t, Capture> captures_;
+  std::uint64_t next_capture_ = 1;
   std::uint64_t operators_ = 0;
   std::vector<Access> accesses_; ///< of the operator that begins
   std::int64_t hits_at_reset_ = 0;

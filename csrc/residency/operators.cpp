@@ -44,8 +44,10 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       take(frame, &record);
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
-    if (frame.device >= 0 && !op.capturing) {
+    if (frame.device >= 0) {
       Device& device = of(frame.device);
+      frame.region = op.region;
+      device.regions += op.region ? 1 : 0;
       frame.planned = true;
       device.last_stream = streams[static_cast<std::size_t>(frame.device)];
       const Decision& decision = device.policy->begin(op.key, accesses_, op.in_place_ok);
@@ -69,10 +71,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       try {
         const Stream stream = streams[static_cast<std::size_t>(record.device)];
         record.collective = op.collective;
-        if (op.capturing) {
-          ++record.held; // a graph keeps its pointers, and nobody says when it ends
-          use_where_it_is(record, stream, writes);
-        } else if (record.points_at == Side::kHost && better_in_place(record, op)) {
+        if (record.points_at == Side::kHost && better_in_place(record, op)) {
           wanted_in_place = true;
           use_in_place(record, stream, writes);
         } else {
@@ -127,7 +126,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
 
 bool Engine::better_in_place(Record& record, const Operator& op) {
   Device& device = of(record.device);
-  if (device.policy->use_in_place(record.id)) {
+  if (record.captured != 0 || device.policy->use_in_place(record.id)) {
     return true;
   }
   if (!op.in_place_ok || record.fetching()) {
@@ -161,6 +160,9 @@ void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& strea
 
 void Engine::end(Frame& frame) noexcept {
   try {
+    if (frame.region) {
+      --of(frame.device).regions;
+    }
     for (Record* const record : frame.held) {
       --record->in_use;
       if (!record->dead) {
@@ -256,7 +258,8 @@ void Engine::start_pending_fetches(int index, bool changed) {
   }
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());
-    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching();
+    const bool wanted =
+        record != nullptr && record->points_at == Side::kHost && !record->fetching() && record->captured == 0;
     if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
       device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
       device.pause = device.next_pause;

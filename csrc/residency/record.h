@@ -45,6 +45,7 @@ struct Record {
 
   unsigned in_use = 0; ///< operators that run
   unsigned held = 0; ///< exports, captures, keep_resident
+  unsigned captured = 0; ///< of these, graphs: the address stays, be it the host's
   bool collective = false; ///< last used by a collective, which may be under way on a stream of its own
   std::uint64_t fixed_until = 0; ///< an operator; its bytes carry several labels, or are somebody else's by now
   bool dead = false;

@@ -184,7 +184,7 @@ void Engine::wait_here(Record& record) noexcept {
 
 void Engine::use_on_device(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kHost) {
-    if (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream)) {
+    if (record.captured != 0 || (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream))) {
       use_in_place(record, stream, writes);
       return;
     }

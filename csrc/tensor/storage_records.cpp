@@ -110,7 +110,8 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
   if (void* const record = allocator.tag(block)) {
     return static_cast<Record*>(record);
   }
-  if (!engine.watches(data.device().index()) || storage->nbytes() < kLeastRelocated) {
+  const bool watched = engine.watches(data.device().index()) || engine.has_open_captures();
+  if (!watched || storage->nbytes() < kLeastRelocated) {
     return nullptr;
   }
   auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));

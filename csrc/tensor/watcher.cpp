@@ -113,6 +113,11 @@ void look_up(Engine& engine, const at::RecordFunction& function, const ObservedO
   }
 }
 
+bool is_capturing() {
+  const auto probe = capture_probe.load(std::memory_order_relaxed);
+  return probe != nullptr && probe();
+}
+
 struct Inputs {
   bool accelerator = false; ///< any tensor of a device
   bool wrapper = false; ///< one that has no storage: what is within the operator is what touches bytes
@@ -134,7 +139,8 @@ Inputs inspect(const at::RecordFunction& function) {
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
   const bool deferred = has_deferred_updates() && !runs_deferred_update();
-  if (engine == nullptr || (!engine->is_awake() && !deferred) || Context::get().forked()) {
+  if (engine == nullptr || !(engine->is_awake() || engine->has_open_captures() || deferred) ||
+      Context::get().forked()) {
     return nullptr;
   }
   try {
@@ -144,12 +150,18 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
     }
     if (deferred) {
       run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
-      if (!engine->is_awake()) {
-        return nullptr;
-      }
     }
     const Inputs inputs = inspect(function);
     if (inputs.wrapper) {
+      return nullptr;
+    }
+    if (inputs.accelerator && (running == nullptr || engine->has_open_captures()) && is_capturing()) {
+      const Engine::Lock lock(*engine);
+      look_up(*engine, function, op);
+      engine->captured(scratch.operands);
+      return nullptr;
+    }
+    if (!engine->is_awake()) {
       return nullptr;
     }
     if (running != nullptr) {
@@ -157,18 +169,19 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
         const Engine::Lock lock(*engine);
         look_up(*engine, function, op);
         engine->begin_nested(*running, scratch.operands, scratch.streams.get());
+        for (const Engine::Operand& operand : scratch.operands) {
+          operand.record->collective = operand.record->collective || op.is_collective();
+        }
       }
       return nullptr;
     }
     auto outermost = std::make_unique<Outermost>();
     outermost->frame.key = op.key();
     if (inputs.accelerator) {
-      const auto probe = capture_probe.load(std::memory_order_relaxed);
       const Engine::Lock lock(*engine);
       look_up(*engine, function, op);
       engine->begin(outermost->frame,
-                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
-                     probe != nullptr && probe()},
+                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective()},
                     scratch.operands, scratch.streams.get());
     }
     return outermost;
@@ -212,6 +225,19 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* con
   }
 }
 
+/// New ones have their first operand, or their maker.
+void note_births(Engine& engine, Frame& frame, std::span<c10::StorageImpl* const> storages) {
+  for (c10::StorageImpl* const storage : storages) {
+    bool made = false;
+    Record* const record = record_of(engine, storage, &made);
+    if (made) {
+      scratch.streams.clear();
+      scratch.streams.ask(record->device);
+      engine.born(frame, record, scratch.streams.get());
+    }
+  }
+}
+
 void watch(bool on) {
   if (on && callback == at::INVALID_CALLBACK_HANDLE) {
     callback = at::addGlobalCallback(at::RecordFunctionCallback(&before_operator, &after_operator)
@@ -222,6 +248,10 @@ void watch(bool on) {
     at::removeCallback(callback);
     callback = at::INVALID_CALLBACK_HANDLE;
   }
+}
+
+void watch_while_needed(const Engine& engine) {
+  watch(engine.is_awake() || engine.has_open_captures() || has_deferred_updates());
 }
 
 Engine& engine_made() {
@@ -257,7 +287,7 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
   Engine& engine = engine_made();
   watch(true); // before a cap is there that only the engine can keep
   engine.set_budget(device, bytes, hard);
-  watch(engine.is_awake() || has_deferred_updates());
+  watch_while_needed(engine);
 }
 
 void set_host_limit(std::optional<std::size_t> bytes) {
@@ -308,6 +338,108 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     engine->hold(record, scratch.streams.get()[static_cast<std::size_t>(record->device)]);
   } else {
     engine->release(record);
+  }
+}
+
+Region::Region() {
+  running = &frame_;
+}
+
+Region::~Region() {
+  leave({});
+}
+
+std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> inputs) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+    return nullptr;
+  }
+  const Engine::Lock lock(*engine);
+  scratch.operands.clear();
+  scratch.streams.clear();
+  for (const Input& input : inputs) {
+    if (Record* const record = record_of(*engine, input.storage)) {
+      scratch.operands.push_back({record, input.writes});
+      scratch.streams.ask(record->device);
+    }
+  }
+  if (is_capturing()) {
+    engine->captured(scratch.operands);
+    return nullptr;
+  }
+  if (running != nullptr) {
+    engine->begin_nested(*running, scratch.operands, scratch.streams.get());
+    return nullptr;
+  }
+  std::unique_ptr<Region> region(new Region());
+  region->frame_.key = key;
+  Engine::Operator op;
+  op.key = key;
+  op.name = "compiled graph";
+  op.region = true;
+  engine->begin(region->frame_, op, scratch.operands, scratch.streams.get());
+  return region;
+}
+
+void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
+  if (!open_) {
+    return;
+  }
+  open_ = false;
+  running = nullptr;
+  Engine* const engine = engine_in_use();
+  if (Context::get().forked()) {
+    return;
+  }
+  const Engine::Lock lock(*engine);
+  try {
+    note_births(*engine, frame_, outputs);
+  } catch (...) {
+    // As in after_operator.
+  }
+  engine->end(frame_);
+}
+
+std::uint64_t begin_capture() {
+  if (!Context::get().in_use() || Context::get().forked()) {
+    return 0;
+  }
+  const std::lock_guard making(engine_making);
+  Engine& engine = engine_made();
+  const std::uint64_t capture = engine.begin_capture();
+  watch(true);
+  if (running != nullptr) {
+    const Engine::Lock lock(engine);
+    scratch.operands.clear();
+    for (Record* const record : running->held) {
+      scratch.operands.push_back({record, false}); // what it writes was said when it was entered
+    }
+    engine.captured(scratch.operands);
+  }
+  return capture;
+}
+
+void end_capture(std::uint64_t capture) noexcept {
+  const std::lock_guard making(engine_making);
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && !Context::get().forked()) {
+    engine->end_capture(capture);
+    watch_while_needed(*engine);
+  }
+}
+
+void note_replay(std::uint64_t capture) {
+  if (Context::get().forked()) {
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
+  const c10::Device device = guard.getDevice();
+  engine_in_use()->replayed(capture, Stream{device.index(), guard.getStreamNativeHandle(guard.getStream(device))});
+}
+
+void release_capture(std::uint64_t capture) noexcept {
+  if (!Context::get().forked()) {
+    engine_in_use()->release_capture(capture);
   }
 }
 

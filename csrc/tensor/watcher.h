@@ -7,12 +7,15 @@
 //   theirs where they are: an enclosing kernel may hold the pointers.
 // - Views touch no bytes, and some wrappers (functorch's, autograd's) hold tensors with no storage: what is within
 //   them is outermost.
-// - What an operator writes is what its schema says, and running statistics of a batch norm, which say nothing.
+// - What an operator writes is what its schema says, and running statistics of a batch norm, of which it says nothing.
 // - It throws nothing: PyTorch would swallow it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
+
+#include <memory>
+#include <span>
 
 #include "residency/engine.h"
 
@@ -32,6 +35,38 @@ void watch_operators() noexcept;
 void settle(const at::Tensor& tensor);
 /// Brings the storage to its device and holds it there, or lets go of it again. Ignored where no device has a budget.
 void keep_resident(const at::Tensor& tensor, bool keep);
+
+/// A call of a compiled graph, which is to the engine what an operator is: kernels run that nobody sees, on its inputs
+/// and on storages that it makes. Operators within it are within an operator.
+class Region {
+ public:
+  struct Input {
+    c10::StorageImpl* storage;
+    bool writes;
+  };
+  /// Makes the inputs ready and holds them.
+  /// \param key of the graph
+  /// \return nullptr: nothing is watched, or the call is within an operator, which holds them too
+  static std::unique_ptr<Region> enter(std::uint64_t key, std::span<const Input> inputs);
+  /// On the thread that entered. \param outputs storages that outlive it
+  void leave(std::span<c10::StorageImpl* const> outputs) noexcept;
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+ private:
+  Region();
+  Engine::Frame frame_;
+  bool open_ = true;
+};
+
+/// A capture into a graph has begun: what is captured from now on stays where it is (Engine::begin_capture), as does
+/// what the compiled graph holds that this thread runs. 0: there is no managed memory.
+std::uint64_t begin_capture();
+void end_capture(std::uint64_t capture) noexcept;
+/// On the calling thread's current stream of the current device.
+void note_replay(std::uint64_t capture);
+void release_capture(std::uint64_t capture) noexcept;
 
 /// A managed block is about to be freed.
 void forget_record(Block* block);

@@ -1,0 +1,81 @@
+// Bindings of csrc/tensor/watcher.h: calls of compiled graphs, and captures into CUDA's graphs.
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <set>
+
+#include "python/bindings.h"
+#include "tensor/context.h"
+#include "tensor/watcher.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+/// nullptr: nothing that the engine could move.
+c10::StorageImpl* storage_of(py::handle object) {
+  if (!THPVariable_Check(object.ptr())) {
+    return nullptr;
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+  const bool may_be_managed =
+      tensor.defined() && tensor.has_storage() && !tensor.device().is_cpu() && !tensor.device().is_meta();
+  return may_be_managed ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+std::unique_ptr<Region> enter_region(std::uint64_t key, const py::sequence& inputs, const py::sequence& constants,
+                                     const std::optional<std::set<std::size_t>>& written, const py::object& unwritten) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake()) {
+    return nullptr;
+  }
+  std::vector<Region::Input> storages;
+  std::size_t index = 0;
+  for (const py::handle input : inputs) {
+    if (c10::StorageImpl* const storage = storage_of(input)) {
+      const bool writes =
+          !written || written->contains(index) || (!unwritten.is_none() && !py::isinstance(input, unwritten));
+      storages.push_back({storage, writes});
+    }
+    ++index;
+  }
+  for (const py::handle constant : constants) {
+    if (c10::StorageImpl* const storage = storage_of(constant)) {
+      storages.push_back({storage, false});
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  return Region::enter(key, storages);
+}
+
+void leave_region(Region& region, const py::object& outputs) {
+  std::vector<c10::StorageImpl*> storages;
+  if (py::isinstance<py::sequence>(outputs)) {
+    for (const py::handle output : py::reinterpret_borrow<py::sequence>(outputs)) {
+      if (c10::StorageImpl* const storage = storage_of(output)) {
+        storages.push_back(storage);
+      }
+    }
+  } else if (c10::StorageImpl* const storage = storage_of(outputs)) {
+    storages.push_back(storage);
+  }
+  const py::gil_scoped_release no_gil;
+  region.leave(storages);
+}
+
+} // namespace
+
+void bind_regions(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil; // these take the engine's mutex
+  py::class_<Region>(module, "Region");
+  module.def("enter_region", &enter_region, py::arg("key"), py::arg("inputs"), py::arg("constants"), py::arg("written"),
+             py::arg("unwritten"));
+  module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"));
+  module.def("begin_capture", &begin_capture, no_gil);
+  module.def("end_capture", &end_capture, py::arg("capture"), no_gil);
+  module.def("note_replay", &note_replay, py::arg("capture"), no_gil);
+  module.def("release_capture", &release_capture, py::arg("capture"), no_gil);
+}
+
+} // namespace torch_uvm

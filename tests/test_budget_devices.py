@@ -1,0 +1,214 @@
+"""Budgets of several devices: each keeps its own, and results are those without any, to the last bit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+from _spawn import Spawn
+
+PRELUDE = """
+import gc, sys
+import torch, torch_uvm
+from torch import nn
+from torch_uvm import _C
+
+MIB = 1 << 20
+torch_uvm.emulated.configure(devices=2)
+FIRST, SECOND = torch.device("emu:0"), torch.device("emu:1")
+
+
+class Split(nn.Module):
+    # The first half on one device, the second on the other.
+    def __init__(self):
+        super().__init__()
+        half = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))
+        self.first, self.second = half().to(FIRST), half().to(SECOND)
+
+    def forward(self, x):
+        return self.second(self.first(x.to(FIRST)).to(SECOND))
+
+
+def training(steps=6, **options):
+    torch.manual_seed(0)
+    model = Split()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(64, 768)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *model.state_dict().values()]
+
+
+def run(program, *budgets):
+    # With these budgets of the two devices; what it returned, on the CPU, and the figures.
+    gc.collect()
+    torch_uvm.empty_cache()
+    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.emulated.reset_counters()
+    torch_uvm.enable(budget=None)
+    for index, budget in enumerate(budgets):
+        torch_uvm.set_budget(budget, index)
+    torch_uvm.reset_residency_stats()
+    results = [result.detach().cpu() for result in program()]
+    assert _C.check_residency() is None
+    figures = torch_uvm.residency_stats()
+    figures["used"] = [torch_uvm.max_memory_allocated(device) for device in (FIRST, SECOND)]
+    figures["resident"] = [torch_uvm.emulated.max_resident_bytes(device) for device in (FIRST, SECOND)]
+    assert figures["failures"] == 0, figures
+    torch_uvm.set_budget(None)
+    return results, figures
+
+
+def check(program, *shares, elsewhere=0):
+    # In these shares of what it uses on each device; None: as much as it likes.
+    # elsewhere: bytes that have labels of both devices; they count for the first, wherever their pages are.
+    expected, plain = run(program, None, None)
+    budgets = [None if share is None else int(share * used) for share, used in zip(shares, plain["used"])]
+    results, figures = run(program, *budgets)
+    assert len(results) == len(expected) > 0
+    for number, (result, wanted) in enumerate(zip(results, expected)):
+        assert torch.equal(result, wanted), number
+    for index, budget in enumerate(budgets):
+        if budget is not None:
+            assert figures["resident"][index] <= budget + elsewhere, (index, figures)
+            assert figures["peak_device_bytes"][torch.device("emu", index)] <= budget
+    assert figures["written_back"]["bytes"] > 0
+    return figures
+"""
+Run = Callable[[str], None]
+
+
+@pytest.fixture
+def on_two(spawn: Spawn) -> Run:
+    def run(code: str) -> None:
+        spawn(PRELUDE + textwrap.dedent(code), env={"TORCH_UVM_DEVICE": "emu"}, timeout=120)
+
+    return run
+
+
+@pytest.mark.parametrize("shares", [(0.6, 0.6), (0.5, None), (None, 0.5), (0.45, 0.8)])
+def test_a_model_split_over_two(on_two: Run, shares: tuple[float | None, float | None]) -> None:
+    on_two(f"check(lambda: training(foreach=False), *{shares})")
+
+
+def test_with_a_foreach_optimizer(on_two: Run) -> None:
+    on_two("check(lambda: training(foreach=True), 0.7, 0.7)")
+
+
+def test_repeated_steps_come_as_planned(on_two: Run) -> None:
+    on_two(
+        """
+        figures = check(lambda: training(steps=14, foreach=False), 0.6, 0.6)
+        assert figures["plan_hits"] > figures["plan_misses"], figures
+        """
+    )
+
+
+def test_a_budget_of_one_leaves_the_other_alone(on_two: Run) -> None:
+    on_two(
+        """
+        def program():
+            ours = [torch.full((MIB // 4,), float(i), device=FIRST) for i in range(12)]
+            others = [torch.full((MIB // 4,), float(i), device=SECOND) for i in range(12)]
+            addresses = [each.data_ptr() for each in others]
+            for _ in range(3):
+                for one, other in zip(ours, others):
+                    one += 1
+                    other += 2
+            assert [each.data_ptr() for each in others] == addresses
+            assert all(torch_uvm.residency(each) == {SECOND: MIB} for each in others)
+            return ours + others
+
+        check(program, 0.5, None)
+        """
+    )
+
+
+def test_copies_between_them(on_two: Run) -> None:
+    on_two(
+        """
+        def program():
+            ours = [torch.full((MIB // 4,), float(i), device=FIRST) for i in range(12)]
+            for turn in range(4):
+                there = [each.to(SECOND) for each in ours]
+                for each in there:
+                    each += 1
+                for each, other in zip(ours, there):
+                    each.copy_(other)
+                ours[turn] = there[turn].to(FIRST)
+            return ours + there
+
+        check(program, 0.5, 0.5)
+        """
+    )
+
+
+def test_labels_of_both(on_two: Run) -> None:
+    """Bytes with labels of two devices stay where they are, and may leave when one label is gone."""
+    on_two(
+        """
+        def program():
+            table = torch.arange(float(MIB // 4), device=FIRST)
+            other = torch_uvm.to(table, SECOND)
+            both = [device for _ in range(10) for device in (FIRST, SECOND)]
+            rest = [torch.full((MIB // 4,), float(i), device=device) for i, device in enumerate(both)]
+            results = []
+            for turn in range(4):
+                for each in rest:
+                    each += 1
+                other *= 2
+                torch_uvm.to(table, FIRST)  # which orders the devices' streams
+                results.append(table.sum())
+                assert table.data_ptr() == other.data_ptr()
+                table = torch_uvm.to(other, FIRST)
+            del table
+            torch.accelerator.synchronize()
+            for _ in range(4):
+                for each in rest:
+                    each += 1
+            results.append(other.sum())
+            back = torch_uvm.to(other, FIRST)
+            results.append(back.sum())
+            assert back.data_ptr() == other.data_ptr()
+            return [*results, *rest, back]
+
+        check(program, 0.6, 0.6, elsewhere=MIB)
+        """
+    )
+
+
+def test_four_threads_on_two_devices(on_two: Run) -> None:
+    on_two(
+        """
+        import threading
+
+        def program():
+            results = [None] * 4
+
+            def work(number):
+                device = (FIRST, SECOND)[number % 2]
+                values = [torch.full((MIB // 4,), float(i), device=device) for i in range(6)]
+                for _ in range(10):
+                    for one, other in zip(values, values[1:]):
+                        one += other
+                results[number] = torch.stack(values)
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return results
+
+        # While results are stacked an operator may take more than there is.
+        expected, _ = run(program, None, None)
+        results, figures = run(program, 12 * MIB, 14 * MIB)
+        assert all(map(torch.equal, results, expected))
+        assert figures["written_back"]["bytes"] > 0
+        """
+    )
