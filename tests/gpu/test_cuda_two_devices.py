@@ -1,8 +1,12 @@
-"""Several GPUs: moves between them and their order, peers, whose memory is freed where."""
+"""Several GPUs: moves between them and their order, peers, whose memory is freed where, budgets of each."""
 
 from __future__ import annotations
 
 import gc
+import os
+
+# Read when cuBLAS starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
@@ -146,3 +150,51 @@ class TestPeers:
         native = losses()
         with torch_uvm.enabled():
             assert losses() == native
+
+
+class TestBudgets:
+    def test_training_a_model_split_between_them(self) -> None:
+        """Each device keeps its own budget, and the results are those without any."""
+        count = 6
+
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            halves = [
+                torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(count))).to(f"cuda:{index}")
+                for index in (0, 1)
+            ]
+            both = [*halves[0].parameters(), *halves[1].parameters()]  # 24 MiB each, and three times that
+            optimizer = torch.optim.AdamW(both, foreach=False)
+            losses = []
+            for _ in range(5):
+                x = torch.randn(64, 1024).to("cuda:0")
+                loss = halves[1](halves[0](x).relu().to("cuda:1")).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach().cpu())
+            return losses + [p.detach().cpu() for p in both]
+
+        budgets = [48 * MIB, 64 * MIB]
+        torch.use_deterministic_algorithms(True)
+        try:
+            torch_uvm.set_budget(None)
+            with torch_uvm.enabled():
+                expected = program()
+            gc.collect()
+            torch_uvm.empty_cache()
+            torch_uvm.reset_peak_memory_stats()
+            for index, budget in enumerate(budgets):
+                torch_uvm.set_budget(budget, index)
+            with torch_uvm.enabled():
+                torch_uvm.reset_residency_stats()
+                results = program()
+                figures = torch_uvm.residency_stats()
+                assert _C.check_residency() is None
+        finally:
+            torch.use_deterministic_algorithms(False)
+            torch_uvm.set_budget(None)
+        assert all(map(torch.equal, results, expected))
+        assert figures["failures"] == 0 and figures["written_back"]["bytes"] > 0
+        for index, budget in enumerate(budgets):
+            assert figures["peak_device_bytes"][torch.device("cuda", index)] <= budget
