@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "allocator/events.h"
 #include "allocator/free_index.h"
 #include "allocator/size_classes.h"
 #include "runtime/location.h"
@@ -32,6 +33,21 @@ struct Use {
   Event event; ///< recorded when the block was freed; none: not freed yet, or the runtime failed
 };
 
+/// The one thing that a free block has to wait for, instead of all that its stream has queued. Shared by the pieces
+/// of what was freed with it. Under the allocator's mutex, like the pool that it goes back to.
+struct Readiness {
+  Readiness(EventPool& pool, Stream stream, Event event) : pool(pool), stream(stream), event(event) {}
+  ~Readiness() {
+    pool.give(stream, event);
+  }
+  Readiness(const Readiness&) = delete;
+  Readiness& operator=(const Readiness&) = delete;
+
+  EventPool& pool;
+  Stream stream;
+  Event event;
+};
+
 enum class BlockState : std::uint8_t {
   kFree, ///< filed
   kReserved, ///< taken out for a request that still waits for older work
@@ -51,6 +67,7 @@ struct Block {
   bool read_by_host = false; ///< its home is, or was since it was handed out, the host
   FreeIndex::Entry entry; ///< its place in the free index, made beforehand: filing cannot fail
   std::vector<Use> uses;
+  std::shared_ptr<const Readiness> ready; ///< while free; none: once the lane's stream has done what it has queued
   void* tag = nullptr; ///< of whoever has it; freeing reads the line of `uses` anyway
   Block* pending_before = nullptr; ///< neighbours in the list of pending blocks
   Block* pending_after = nullptr;
@@ -74,6 +91,7 @@ class BlockPool {
   }
 
   void give(Block* block) noexcept {
+    block->ready.reset();
     block->state = BlockState::kFree; // merged into a neighbour or not: who frees it again is found out
     block->after = unused_;
     unused_ = block;

@@ -40,13 +40,31 @@ Block* CachingManagedAllocator::State::take(Block* free, const Request& request,
   // A request that may not wait has seen that it need not.
   if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
     try {
-      order(block->lane->stream, request.stream, request.home, lock);
+      order_after(*block, request, lock);
     } catch (...) {
       heap.release(block);
       throw;
     }
   }
   return hand_out(block, request, lane);
+}
+
+void CachingManagedAllocator::State::order_after(const Block& free, const Request& request, Lock& lock) {
+  if (!free.ready) {
+    order(free.lane->stream, request.stream, request.home, lock);
+    return;
+  }
+  const std::shared_ptr<const Readiness> ready = free.ready; // the lock may be let go of
+  if (runtime.query_event(ready->event)) {
+    return;
+  }
+  if (request.stream.is_host()) {
+    ledger.count(Ledger::k_num_host_waits, request.home);
+    const Unlocked unlocked(lock);
+    runtime.synchronize_event(ready->event);
+    return;
+  }
+  runtime.wait_event(request.stream, ready->event);
 }
 
 void CachingManagedAllocator::State::order(Stream earlier, Stream later, Location home, Lock& lock) {
@@ -79,6 +97,7 @@ void CachingManagedAllocator::State::wait_for_exclusive_devices() {
 
 Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& request, Lane& lane) noexcept {
   reserved->lane = &lane;
+  reserved->ready.reset();
   reserved->requested = request.requested;
   reserved->state = BlockState::kAllocated;
   reserved->read_by_host = request.home.is_host();

@@ -41,8 +41,8 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       options(options),
       budgets(static_cast<std::size_t>(devices)),
       ledger(devices),
-      heap(ledger),
-      events(runtime, devices) {}
+      events(runtime, devices),
+      heap(ledger) {}
 
 void CachingManagedAllocator::State::check_location(Location home) const {
   if (home.index >= devices || home.index < -1) {
@@ -133,6 +133,25 @@ void CachingManagedAllocator::free(Block* block) noexcept {
     return;
   }
   const std::lock_guard lock(state_->mutex);
+  state_->free(block);
+}
+
+void CachingManagedAllocator::free_after(Block* block, Event ready, Stream stream) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  try {
+    auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready);
+    Lane& lane = state_->heap.lane(block->lane->home, stream);
+    block->uses.clear();
+    block->lane = &lane;
+    block->ready = std::move(readiness);
+  } catch (...) { // no memory to remember it with
+    try {
+      state_->runtime.synchronize_event(ready);
+    } catch (...) {
+      // The device has failed, which its next user will be told.
+    }
+    state_->events.give(stream, ready);
+  }
   state_->free(block);
 }
 

@@ -115,6 +115,11 @@ class CachingManagedAllocator {
   /// block that is freed already, and not in use again, aborts the program, as it does in malloc.
   void free(Block* block) noexcept;
 
+  /// As free, but of a block that may be used again once `ready` is reached, whatever else its stream has queued.
+  /// \param ready recorded on a stream of the block's device, after all work that touches it; the allocator's from now
+  /// on
+  void free_after(Block* block, Event ready, Stream stream) noexcept;
+
   /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
   /// time of `free` is done. The host's own work needs no record. \throws InvalidArgument
   void record_stream(Block* block, Stream stream);
@@ -186,6 +191,7 @@ class CachingManagedAllocator {
     void* tag = nullptr; ///< of the owner
     Block* from = nullptr;
     Block* to = nullptr;
+    Stream earlier; ///< whose order the place that it leaves has followed
   };
   /// Chooses neighbouring blocks of a segment whose leaving gives `bytes` in one piece, the cheapest that free memory
   /// elsewhere on the device can hold, and takes places for them there, filed under `stream`. Each move is to be

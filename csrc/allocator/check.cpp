@@ -63,12 +63,14 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
     findings.expect(block.requested == 0 && block.uses.empty() && block.tag == nullptr, at(),
                     "free, with marks of a use");
     const Block* const after = block.after;
-    findings.expect(after == nullptr || after->state != BlockState::kFree || after->lane != block.lane, at(),
-                    "free, as its neighbour of the same lane, and not merged with it");
+    findings.expect(after == nullptr || after->state != BlockState::kFree || after->lane != block.lane ||
+                        after->ready != block.ready,
+                    at(), "free, as its neighbour of the same lane, and not merged with it");
     ++filed[&index];
     return;
   }
   findings.expect(!block.entry.filed(), at(), "in use, and filed");
+  findings.expect(block.state == BlockState::kReserved || !block.ready, at(), "in use, and waiting to be ready");
   findings.expect(block.tag == nullptr || block.state == BlockState::kAllocated, at(), "not allocated, and tagged");
   if (block.state == BlockState::kAllocated) {
     findings.expect(block.requested > 0 && block.requested <= block.bytes, at(), "of ", block.bytes, " bytes for ",

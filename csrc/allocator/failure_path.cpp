@@ -114,7 +114,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
           runtime.synchronize_stream(earlier);
         }
       } else {
-        order(earlier, request.stream, request.home, lock); // waits on no host: the lock is kept
+        order_after(*block, request, lock); // waits on no host: the lock is kept
       }
     }
     if (block == run->last) {

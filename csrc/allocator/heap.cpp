@@ -67,6 +67,7 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
     taken->bytes = bytes;
     taken->segment = free->segment;
     taken->lane = free->lane;
+    taken->ready = free->ready;
     link_before(taken, free);
     free->address += bytes;
     free->bytes -= bytes;
@@ -86,7 +87,8 @@ void Heap::release(Block* block) noexcept {
   Segment& segment = *block->segment;
   block->requested = 0;
   const auto alike = [block](const Block* other) {
-    return other != nullptr && other->state == BlockState::kFree && other->lane == block->lane;
+    return other != nullptr && other->state == BlockState::kFree && other->lane == block->lane &&
+           other->ready == block->ready;
   };
   Block* const before = alike(block->before) ? block->before : nullptr;
   Block* const after = alike(block->after) ? block->after : nullptr;

@@ -3,7 +3,7 @@
 //
 // Invariants (check.cpp walks them):
 // - the blocks of a segment tile it, in address order; `used` counts those that are not free,
-// - no two free neighbours share a lane: they would have been merged,
+// - no two free neighbours share a lane and what they wait for: they would have been merged,
 // - a block is filed, in its lane under its segment's size class, exactly while it is free.
 //
 // Not thread-safe: the allocator's mutex guards it.

@@ -88,6 +88,8 @@ struct CachingManagedAllocator::State {
   Block* best_fit(const Request& request, const Lane& lane) const;
   /// Takes a free block, orders it after its lane's work, and hands it out.
   Block* take(Block* free, const Request& request, Lock& lock);
+  /// Orders a request's stream after what a free block has to wait for.
+  void order_after(const Block& free, const Request& request, Lock& lock);
   /// Makes what comes next on `later` wait for what is queued on `earlier`; for the host, waits here.
   void order(Stream earlier, Stream later, Location home, Lock& lock);
   Block* hand_out(Block* reserved, const Request& request, Lane& lane) noexcept;
@@ -200,8 +202,8 @@ struct CachingManagedAllocator::State {
   std::vector<Budget> budgets; ///< by device
   const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;
+  EventPool events; // outlives the heap, whose free blocks give theirs back
   Heap heap;
-  EventPool events;
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
   bool in_forked_child = false;

@@ -100,8 +100,10 @@ class CachingManagedAllocator::State::Places {
         return false;
       }
       Block* const to = state_.heap.carve(free, request.bytes);
-      found_.push_back({from->tag, from, to});
-      state_.order(to->lane->stream, stream_, home_, lock); // a stream's: waits on no host, and keeps the lock
+      found_.push_back({from->tag, from, to, from->lane->stream});
+      if (to->lane->stream != stream_) {
+        state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
+      }
     }
     return true;
   }

@@ -1,5 +1,6 @@
 // How bytes travel: write-backs, fetches, and what operators do to them. What gives way to what is in room.cpp.
 #include <algorithm>
+#include <utility>
 
 #include "residency/engine.h"
 
@@ -64,6 +65,8 @@ bool Engine::start_write_back(Record& record) {
                   record.bytes, stream);
   give_event(record.device, record.host_ready);
   record.host_ready = events_.record(stream);
+  give_event(record.device, record.block_ready);
+  record.block_ready = events_.record(stream);
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
@@ -80,20 +83,26 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
     return false;
   }
   Block* const block = record.device_block;
-  // Who takes the block waits for its own write-back, not for all that are queued behind it.
-  const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
-  if (!is_written(record) && next != of(record.device).write_backs) {
-    wait(next, record.host_ready);
-  }
-  // Then there are those that have used it since the write-back began, and those that a user has named since.
-  order(record.streams, next);
-  for (const Stream used : memory_.streams(block)) {
-    if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end() &&
-        std::ranges::find(record.streams, used) == record.streams.end()) {
-      order({used}, next);
+  const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
+    return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
+  });
+  const bool after_its_copy =
+      record.block_ready && !used_since && (!is_written(record) || taker == of(record.device).fetches);
+  if (!after_its_copy) {
+    const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
+    if (!is_written(record) && next != of(record.device).write_backs) {
+      wait(next, record.host_ready);
     }
+    // Then there are those that have used it since the write-back began, and those that a user has named since.
+    order(record.streams, next);
+    for (const Stream used : memory_.streams(block)) {
+      if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end() &&
+          std::ranges::find(record.streams, used) == record.streams.end()) {
+        order({used}, next);
+      }
+    }
+    memory_.hand_over(block, next);
   }
-  memory_.hand_over(block, next);
   memory_.set_tag(block, nullptr);
   record.device_block = nullptr;
   record.retiring = false;
@@ -102,7 +111,11 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
   give_event(record.device, record.device_ready);
   door_.point_at_host(record, host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
-  memory_.free(block);
+  if (after_its_copy) { // who takes it waits for that, and for nothing else that is queued
+    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
+  } else {
+    memory_.free(block);
+  }
   note_workspace(record.device, -bytes);
   return true;
 }
@@ -241,6 +254,7 @@ void Engine::drop_host_copy(Record& record) noexcept {
   record.retiring = false;
   record.in_place_streams.clear();
   give_event(record.device, record.host_ready);
+  give_event(record.device, record.block_ready);
 }
 
 } // namespace torch_uvm

@@ -189,7 +189,8 @@ bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream tak
     if (!evict_all(scattered, taker)) {
       return false;
     }
-    if (move_aside(bytes, device, taker)) {
+    // What moves is the compute's: a stream of copies would make it wait for all of them.
+    if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
       return true;
     }
     run = cheapest_run(bytes, device, need);
@@ -245,10 +246,13 @@ bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
     memory_.stay(move);
     return false;
   }
-  for (const Stream used : memory_.streams(move.to)) {
-    order({used}, taker);
-  }
-  order(record.streams, taker);
+  std::vector<Stream> users = memory_.streams(move.to);
+  users.insert(users.end(), record.streams.begin(), record.streams.end());
+  users.push_back(move.earlier);
+  // Of its fetch, that one, and not those that are queued behind it.
+  std::erase_if(
+      users, [&](Stream used) { return used.is_host() || (used == of(record.device).fetches && record.device_ready); });
+  order(users, taker);
   for (Event* const event : {&record.device_ready, &record.host_ready}) { // what fills the old place, or reads it
     if (!reached(*event)) {
       wait(taker, *event);

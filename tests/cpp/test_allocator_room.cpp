@@ -286,6 +286,51 @@ TEST(a_tag_goes_with_its_block) {
   });
 }
 
+TEST(a_block_freed_after_an_event_waits_for_that_alone) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream copies = rig.stream();
+  Block* const block = rig.allocate(24 * MiB);
+  const std::uintptr_t at = rig.address(block);
+  calls.hold(copies);
+  const Event ready = calls.create_event(0, false);
+  calls.record_event(ready, copies);
+  rig.allocator->free_after(block, ready, copies);
+  rig.check();
+  calls.clear_calls();
+  // Both parts of it wait, each by itself.
+  Block* const first = rig.allocate(12 * MiB);
+  Block* const second = rig.allocate(12 * MiB);
+  CHECK_EQ(rig.address(first), at);
+  CHECK_EQ(rig.address(second), at + 12 * MiB);
+  CHECK_EQ(calls.count("wait_event"), std::size_t{2});
+  CHECK_EQ(calls.count("record_event"), std::size_t{0}); // which would be behind all that is queued
+  rig.check();
+  rig.allocator->free(first);
+  calls.release(copies);
+  rig.allocator->free(second);
+  Block* const again = rig.allocate(24 * MiB);
+  CHECK_EQ(rig.address(again), at); // one piece again
+  CHECK_EQ(calls.count("wait_event"), std::size_t{2});
+  rig.allocator->free(again);
+  rig.check();
+}
+
+TEST(a_block_freed_after_an_event_that_is_reached_waits_for_nothing) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
+  const Stream copies = rig.stream();
+  Block* const block = rig.allocate(16 * MiB);
+  const Event ready = calls.create_event(0, false);
+  calls.record_event(ready, copies);
+  rig.allocator->free_after(block, ready, copies);
+  calls.hold(copies); // what is queued from now on is none of its business
+  calls.clear_calls();
+  rig.allocator->free(rig.allocate(16 * MiB));
+  CHECK_EQ(calls.count("wait_event"), std::size_t{0});
+  calls.release(copies);
+}
+
 // --- trying -------------------------------------------------------------------------------------------------------
 
 TEST(trying_never_waits_and_never_asks) {
