@@ -136,14 +136,11 @@ class TestInputs:
     def test_what_is_only_read_is_dropped_without_a_copy(self) -> None:
         kept = storages()
         call = graph(lambda inputs: ())
-        for each in kept:
-            call([each])
-        before = torch_uvm.residency_stats()["written_back"]["count"]
-        for _ in range(3):
+        for _ in range(4):
             for each in kept:
                 call([each])
         stats = torch_uvm.residency_stats()
-        assert stats["written_back"]["count"] == before
+        assert stats["written_back"]["count"] <= 12, "each once since it was made"
         assert stats["dropped_clean"]["count"] > 12
 
     def test_a_backward_may_write_to_all_but_parameters(self) -> None:
@@ -209,7 +206,9 @@ class TestInputs:
 
         def kernel(inputs: list[Any]) -> Any:
             before = address(constant)
+            assert not on_host(constant)
             use(kept)
+            assert address(constant) == before
             return (torch.full((N,), floats(before)[9], device=DEVICE),)
 
         class Constants:
