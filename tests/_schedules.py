@@ -30,8 +30,8 @@ def seeds(trial, devices, count=20):
 """
 
 
-def across_seeds(spawn: Spawn, trial: str, devices: int = 1) -> int:
-    """The flags that `trial`, the body of a function, returns for some of 20 schedules."""
+def across_seeds(spawn: Spawn, trial: str, devices: int = 1, count: int = 20) -> int:
+    """The flags that `trial`, the body of a function, returns for some of 20 schedules, or `count`."""
     lines = "\n".join("    " + line for line in trial.strip("\n").splitlines())
-    code = f"{EACH_SEED}\ndef trial():\n    if True:\n{lines}\nprint(seeds(trial, {devices}))\n"
+    code = f"{EACH_SEED}\ndef trial():\n    if True:\n{lines}\nprint(seeds(trial, {devices}, {count}))\n"
     return int(spawn(code).stdout)

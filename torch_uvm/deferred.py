@@ -4,10 +4,10 @@ A step under a budget brings parameters, gradients and moments to the device one
 to compute meanwhile. Deferred, each parameter's update runs right before the parameter is used again, so
 that its transfers overlap the forward.
 
-The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for each such
-parameter by itself, and the operators that they call are recorded in place of being run
-(csrc/tensor/deferred_updates.h). What depends on time is taken then: hyper-parameters are numbers, step counts
-go up at once, versions of tensors, too. What cannot wait, or might give other bits, runs as ever.
+The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for each
+such parameter by itself, and the operators that they call are recorded in place of being run
+(csrc/tensor/deferred_updates.h). What depends on time is taken then: hyper-parameters are numbers, step
+counts and versions of tensors go up at once. What cannot wait, or might give other bits, runs as ever.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Recorder(TorchDispatchMode):
     """Records the operators that use a device's tensors, but those on `numbers` alone, which run."""
 
     def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.update = _C.DeferredUpdate(device)
         self._at_once = {id(number) for number in numbers}
         self._results: dict[int, torch.Tensor] = {}  # they stand for what the update will have made
@@ -149,7 +149,8 @@ class _Recorder(TorchDispatchMode):
 def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any]]] | None:
     """Lists with a tensor for each parameter, and those with a number; None: something here cannot wait."""
     length = len(arguments["params"])
-    tensors, numbers = [], []
+    tensors: list[list[Any]] = []
+    numbers: list[list[Any]] = []
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             return None  # a learning rate, a gradient's scale: it may change before the update runs
@@ -239,6 +240,15 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _step.optimizer = weakref.ref(optimizer)
 
 
+def _flushing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _C.flush_all_pending()  # what ran inside would run again each time
+        return plain(*args, **kwargs)
+
+    return call
+
+
 def _watch() -> None:
     """Puts the above in the functions' places. Calling it again does nothing."""
     global _watching
@@ -248,5 +258,7 @@ def _watch() -> None:
         for name in _FUNCTIONS:
             module = importlib.import_module(f"torch.optim.{name}")
             setattr(module, name, _deferring(getattr(module, name)))
+        graph: Any = torch.cuda.CUDAGraph
+        graph.capture_begin = _flushing(graph.capture_begin)
         register_optimizer_step_pre_hook(_before_step)
         _watching = True

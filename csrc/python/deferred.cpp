@@ -69,6 +69,7 @@ void bind_deferred(py::module_& module) {
         for (const at::Tensor& tensor : tensors) {
           run_deferred_updates_of(tensor);
         }
+        wait_for_deferred_updates(std::vector<c10::IValue>(tensors.begin(), tensors.end()));
       },
       py::arg("tensors"), no_gil);
   module.def("flush_all_pending", &run_deferred_updates, no_gil);

@@ -1,182 +1,17 @@
 #include "tensor/deferred_updates.h"
 
-#include <ATen/core/List.h>
-#include <ATen/core/function_schema.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "tensor/context.h"
-#include "tensor/switch.h"
 
 namespace torch_uvm {
-namespace {
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-/// Makes a stream current; afterwards the one that was current before waits for what was queued meanwhile.
-class OnStream {
- public:
-  explicit OnStream(c10::Stream stream) : guard_(stream.device_type()), stream_(stream), before_(stream) {
-    before_ = guard_.getStream(stream.device());
-    if (before_ != stream_) {
-      guard_.exchangeStream(stream_);
-    }
-  }
-  ~OnStream() {
-    if (before_ != stream_) {
-      guard_.exchangeStream(before_);
-    }
-  }
-  OnStream(const OnStream&) = delete;
-  OnStream& operator=(const OnStream&) = delete;
-
-  void join() const {
-    if (before_ != stream_) {
-      void* event = nullptr;
-      guard_.record(&event, stream_, stream_.device_index(), c10::EventFlag::PYTORCH_DEFAULT);
-      guard_.block(event, before_);
-      guard_.destroyEvent(event, stream_.device_index());
-    }
-  }
-
- private:
-  c10::impl::VirtualGuardImpl guard_;
-  c10::Stream stream_;
-  c10::Stream before_;
-};
-
-/// Optimizers' kernels write to gradients only to scale them, and the schema does not say so.
-bool only_reads(const c10::FunctionSchema& schema, std::size_t argument, const torch::jit::Stack& inputs) {
-  if (!std::string_view(schema.name()).starts_with("aten::_fused_") || schema.arguments()[argument].name() != "grads") {
-    return false;
-  }
-  const std::optional<int> scale = schema.argumentIndexWithName("grad_scale");
-  return scale && inputs[static_cast<std::size_t>(*scale)].isNone();
-}
-
-} // namespace
-
-DeferredUpdate::DeferredUpdate(c10::Device device) : stream_(current_stream(device)), managed_(managed_enabled()) {}
-
-at::Tensor DeferredUpdate::keep(const at::Tensor& tensor, bool writes, Patch where, Call& call) {
-  if (!tensor.defined()) {
-    return tensor;
-  }
-  if (const auto found = result_of_.find(tensor.unsafeGetTensorImpl()); found != result_of_.end()) {
-    where.result = found->second;
-    call.patches.push_back(where);
-    last_use_[where.result] = calls_.size();
-    return {};
-  }
-  // A tensor of its own: the caller's may be given another storage, and has a Python object.
-  at::Tensor kept = tensor.variable_data();
-  const c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
-  const auto known = std::ranges::find(accesses_, storage, &Access::storage);
-  if (known == accesses_.end()) {
-    accesses_.push_back({storage, writes});
-  } else {
-    known->writes |= writes;
-  }
-  return kept;
-}
-
-void DeferredUpdate::add(const c10::OperatorHandle& op, torch::jit::Stack inputs,
-                         const std::vector<at::Tensor>& results) {
-  const c10::FunctionSchema& schema = op.schema();
-  Call call{op, std::move(inputs), {}, results.size()};
-  for (std::size_t index = 0; index < call.inputs.size(); ++index) {
-    c10::IValue& value = call.inputs[index];
-    const c10::AliasInfo* const alias = schema.arguments()[index].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite() && !only_reads(schema, index, call.inputs);
-    if (value.isTensor()) {
-      value = keep(value.toTensor(), writes, {index, 0, 0}, call);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> kept;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        kept.push_back(keep(tensor, writes, {index, kept.size(), 0}, call));
-      }
-      value = std::move(kept);
-    } else {
-      TORCH_CHECK(!value.isList() || value.toListRef().empty() || !value.toListRef().front().isTensor(),
-                  "a deferred update cannot have ", schema.operator_name(), ": its argument ", index,
-                  " is a list of optional tensors");
-    }
-  }
-  for (const at::Tensor& result : results) {
-    result_of_.emplace(result.unsafeGetTensorImpl(), last_use_.size());
-    last_use_.push_back(calls_.size());
-    stand_ins_.push_back(result);
-  }
-  calls_.push_back(std::move(call));
-}
-
-void DeferredUpdate::seal() {
-  result_of_.clear();
-  stand_ins_.clear();
-}
-
-void DeferredUpdate::make(const Call& call) {
-  torch::jit::Stack stack = call.inputs;
-  for (const Patch& patch : call.patches) {
-    c10::IValue& value = stack[patch.argument];
-    if (!value.isTensorList()) {
-      value = results_[patch.result];
-      continue;
-    }
-    c10::List<at::Tensor> list = value.toTensorList().copy(); // the call's own is for its next try
-    list.set(patch.element, results_[patch.result]);
-    value = std::move(list);
-  }
-  call.op.callBoxed(stack);
-  if (call.results == 0) {
-    return;
-  }
-  for (const c10::IValue& value : stack) {
-    if (value.isTensor()) {
-      results_.push_back(value.toTensor());
-    } else {
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        results_.push_back(tensor);
-      }
-    }
-  }
-}
-
-void DeferredUpdate::run() {
-  // As below the step's own no_grad, whatever the thread that looks is in the midst of.
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ForceDispatchKeyGuard plain(
-      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  std::optional<ManagedScope> as_then;
-  if (managed_enabled() != managed_) {
-    as_then.emplace(managed_);
-  }
-  const OnStream on_stream(stream_);
-  while (next_ < calls_.size()) {
-    make(calls_[next_]);
-    for (std::size_t result = 0; result < results_.size(); ++result) {
-      if (last_use_[result] == next_) {
-        results_[result].reset();
-      }
-    }
-    ++next_;
-  }
-  on_stream.join();
-}
-
-// --- those that are pending
 
 namespace {
 
@@ -189,12 +24,26 @@ struct Pending {
 };
 using Shared = std::shared_ptr<Pending>;
 
+/// A storage that an update has written, on a stream.
+struct Written {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage; // so that its address stands for no other
+  c10::Stream stream;
+};
+
 struct Table {
   std::mutex mutex;
   std::condition_variable finished;
   std::unordered_map<const c10::StorageImpl*, std::vector<Shared>> by_storage;
   std::uint64_t numbered = 0;
   std::atomic<std::size_t> count{0};
+  std::unordered_map<const c10::StorageImpl*, Written> written;
+  std::size_t most_written = 64; ///< before those that are gone are looked for
+  std::atomic<bool> any_written{false};
+  /// Of all that were ever written, if it is one: then the thread that has it current need not look further.
+  std::atomic<c10::DeviceType> written_type{c10::DeviceType::CPU};
+  std::atomic<int> written_device{0};
+  std::atomic<c10::StreamId> written_stream{0};
+  std::atomic<bool> several_streams{false};
 
   static Table& get() {
     static auto* table = new Table(); // leaked: what is pending when the process ends nobody looks at
@@ -251,6 +100,30 @@ void forget(Table& table, const Shared& pending) {
   }
 }
 
+void note_written(Table& table, const DeferredUpdate& update) {
+  if (table.written.size() >= table.most_written) {
+    std::erase_if(table.written, [](const auto& entry) { return entry.second.storage.expired(); });
+    table.most_written = 2 * table.written.size() + 64;
+  }
+  for (const DeferredUpdate::Access& access : update.accesses()) {
+    if (access.writes) {
+      const auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          const_cast<c10::StorageImpl*>(access.storage)); // which the update keeps
+      table.written.insert_or_assign(access.storage,
+                                     Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream()});
+    }
+  }
+  const c10::Stream stream = update.stream();
+  if (table.written_type == c10::DeviceType::CPU) {
+    table.written_device = stream.device_index();
+    table.written_stream = stream.id();
+    table.written_type = stream.device_type();
+  } else if (table.written_device != stream.device_index() || table.written_stream != stream.id()) {
+    table.several_streams = true;
+  }
+  table.any_written.store(true, std::memory_order_relaxed);
+}
+
 /// Runs it, or waits for the thread that does. \throws what it throws
 void run(const Shared& pending) {
   Table& table = Table::get();
@@ -283,6 +156,7 @@ void run(const Shared& pending) {
     if (!error) {
       pending->done = true;
       forget(table, pending);
+      note_written(table, *pending->update);
       done = std::move(pending->update);
       table.count.fetch_sub(1, std::memory_order_relaxed);
     }
@@ -341,19 +215,20 @@ void collect(const Table& table, const at::Tensor& tensor, bool writes, std::vec
   }
 }
 
-void collect(const Table& table, const c10::IValue& value, bool writes, std::vector<Shared>& found) {
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    collect(table, value.toTensor(), writes, found);
+    visit(value.toTensor());
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       if (!element.isTensor() && !element.isNone() && !element.isList()) {
         return; // a list of numbers
       }
-      collect(table, element, writes, found);
+      for_each_tensor(element, visit);
     }
   } else if (value.isTuple()) {
     for (const c10::IValue& element : value.toTupleRef().elements()) {
-      collect(table, element, writes, found);
+      for_each_tensor(element, visit);
     }
   }
 }
@@ -397,7 +272,7 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
       Table& table = Table::get();
       const std::lock_guard lock(table.mutex);
       for (std::size_t index = 0; index < inputs.size(); ++index) {
-        collect(table, inputs[index], writes(index), found);
+        for_each_tensor(inputs[index], [&](const at::Tensor& tensor) { collect(table, tensor, writes(index), found); });
       }
     }
     run(found);
@@ -405,6 +280,51 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
     // The tensors say so when the operator comes to use them.
   }
 }
+
+namespace {
+
+/// Whether the calling thread's current stream is the one that all updates have run on.
+bool is_the_one_stream(const Table& table) {
+  if (table.several_streams) {
+    return false;
+  }
+  const c10::Device device(table.written_type, static_cast<c10::DeviceIndex>(table.written_device));
+  return current_stream(device).id() == table.written_stream;
+}
+
+} // namespace
+
+void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
+  try {
+    Table& table = Table::get();
+    if (!table.any_written.load(std::memory_order_relaxed) || is_the_one_stream(table)) {
+      return;
+    }
+    c10::SmallVector<c10::Stream, 2> streams;
+    {
+      const std::lock_guard lock(table.mutex);
+      for (const c10::IValue& input : inputs) {
+        for_each_tensor(input, [&](const at::Tensor& tensor) {
+          const bool known = tensor.defined() && tensor.has_storage();
+          const auto found = known ? table.written.find(tensor.storage().unsafeGetStorageImpl()) : table.written.end();
+          if (found != table.written.end() && std::ranges::find(streams, found->second.stream) == streams.end()) {
+            streams.push_back(found->second.stream);
+          }
+        });
+      }
+    }
+    for (const c10::Stream earlier : streams) {
+      const c10::Stream now = current_stream(earlier.device());
+      if (now != earlier) {
+        wait_for(earlier, now);
+      }
+    }
+  } catch (...) {
+    // No event could be had. What is wrong with the device the operator itself will say.
+  }
+}
+
+namespace {
 
 void run_deferred_updates_of(const c10::StorageImpl* storage) {
   if (!has_deferred_updates() || running || Context::get().forked()) {
@@ -419,9 +339,37 @@ void run_deferred_updates_of(const c10::StorageImpl* storage) {
   run(found);
 }
 
+} // namespace
+
 void run_deferred_updates_of(const at::Tensor& tensor) {
   if (tensor.defined() && tensor.has_storage()) {
     run_deferred_updates_of(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+void finish_deferred_updates_of(c10::StorageImpl* storage) {
+  run_deferred_updates_of(storage);
+  Table& table = Table::get();
+  if (!table.any_written.load(std::memory_order_relaxed) || running || Context::get().forked()) {
+    return;
+  }
+  std::optional<c10::Stream> stream;
+  {
+    const std::lock_guard lock(table.mutex);
+    if (const auto found = table.written.find(storage); found != table.written.end()) {
+      stream = found->second.stream;
+      table.written.erase(found); // whoever comes after this comes after the host
+      table.any_written.store(!table.written.empty(), std::memory_order_relaxed);
+    }
+  }
+  if (stream) {
+    c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
+  }
+}
+
+void finish_deferred_updates_of(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage()) {
+    finish_deferred_updates_of(tensor.storage().unsafeGetStorageImpl());
   }
 }
 

@@ -178,6 +178,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
     auto outermost = std::make_unique<Outermost>();
     outermost->frame.key = op.key();
     if (inputs.accelerator) {
+      wait_for_deferred_updates(function.inputs());
       const Engine::Lock lock(*engine);
       look_up(*engine, function, op);
       engine->begin(outermost->frame,
@@ -306,7 +307,7 @@ Record* find_record(Engine& engine, const at::Tensor& tensor) {
 } // namespace
 
 void settle(const at::Tensor& tensor) {
-  run_deferred_updates_of(tensor);
+  finish_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
     return;
@@ -322,7 +323,9 @@ void settle(const at::Tensor& tensor) {
 }
 
 void keep_resident(const at::Tensor& tensor, bool keep) {
-  run_deferred_updates_of(tensor);
+  if (keep) {
+    finish_deferred_updates_of(tensor);
+  }
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::get().forked()) {
     return;
@@ -447,7 +450,7 @@ void before_mutable_access(c10::StorageImpl* storage) {
   if (running != nullptr) {
     return; // an operator's kernel: its schema says what it writes
   }
-  run_deferred_updates_of(storage);
+  finish_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::get().forked()) {
     return;
