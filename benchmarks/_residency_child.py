@@ -193,7 +193,7 @@ def train(spec: dict[str, Any], report: Report) -> None:
     warm_up = [training.alone()]
     report.found["first_ms"] = warm_up[0]
     report.moment("first step")
-    warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]
+    warm_up += [training.alone() for _ in range(spec["warm_up"] - 1 + column.settles)]
     report.found["warm_up_ms"] = warm_up
     before = column.statistics()
     report.moment("warm")

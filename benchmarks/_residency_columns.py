@@ -28,6 +28,7 @@ class Column:
     """PyTorch by itself: everything stays on the device. Others override what they do differently."""
 
     back_to_back = True  # steady steps run with no synchronisation between them
+    settles = 0  # steps more before those that are measured
     imports_torch_uvm = False
 
     def __init__(self, device: torch.device, budget: int | None, trace: str | None) -> None:
@@ -218,6 +219,9 @@ class EngineDeferred(Engine):
     """The same, with each parameter's update left for its next use."""
 
     optimizer = "deferred"
+    settles = (
+        2  # the first step has nothing to run of one before, so that steps repeat, and are planned, later
+    )
 
 
 COLUMNS: dict[str, type[Column]] = {
