@@ -150,7 +150,7 @@ class TestOutOfMemory:
         with torch_uvm.enabled():
             first = block(60).fill_(1)
             second = block(8).fill_(2)
-            assert int(first.sum(dtype=torch.int64)) == 60 * MIB and int(second[-1]) == 2
+            assert int(first.min()) == int(first.max()) == 1 and int(second[-1]) == 2
         assert _C.managed_bytes() <= 64 * MIB
 
     def test_the_automatic_budget_makes_room_of_what_was_used_since_memory_was_short(self) -> None:
@@ -161,7 +161,7 @@ class TestOutOfMemory:
                 block(8)  # the first time that memory is short: nobody has watched until now
             first += 1
             second = block(8).fill_(2)
-            assert int(first.sum(dtype=torch.int64)) == 120 * MIB and int(second[-1]) == 2
+            assert int(first.min()) == int(first.max()) == 2 and int(second[-1]) == 2
         assert _C.managed_bytes() <= 64 * MIB
 
     def test_from_operators_and_from_backward_threads(self) -> None:

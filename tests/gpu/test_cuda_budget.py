@@ -462,40 +462,31 @@ class _Process(ctypes.Structure):
     ]
 
 
-def driver_reader() -> Callable[[], int]:
-    """Bytes that this process has on device 0: the process's own by NVML, where it tells processes apart;
-    the device's, where no other process is on it. Skips otherwise."""
+def processes_on_the_device() -> int:
+    """As NVML counts them; 1 where it does not say. What managed memory a process has there it does not tell."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return used_on_the_device
+        return 1
     handle = ctypes.c_void_p()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     card = int(visible) if visible.isdigit() else 0
     if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(card, ctypes.byref(handle)):
-        return used_on_the_device
-
-    def processes() -> dict[int, int] | None:
-        count, found = ctypes.c_uint(128), (_Process * 128)()
-        if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
-            return None
-        return {each.pid: each.used for each in found[: count.value]}
-
-    torch.cuda.synchronize()
-    there = processes()
-    ours, unknown = os.getpid(), 2**64 - 1
-    if there and there.get(ours, unknown) != unknown:
-        return lambda: (processes() or {}).get(ours, 0)
-    if there and len(there) > 1:
-        pytest.skip(f"{len(there)} processes use the device, and which is ours NVML does not say")
-    return used_on_the_device
+        return 1
+    count, found = ctypes.c_uint(128), (_Process * 128)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
+        return 1
+    return int(count.value)
 
 
 class TestDriversFigures:
     def test_the_budget_holds_while_steps_run(self) -> None:
         """By the driver's free memory, at 1 kHz. What PyTorch itself needs (its context, kernels, cuBLAS's
         workspaces) is what a run with the switch off has beyond its tensors."""
-        used = driver_reader()
+        torch.cuda.synchronize()
+        if processes_on_the_device() > 1:
+            pytest.skip("other processes use the device: its free memory does not tell what is ours")
+        used = used_on_the_device
         slack = 32 * MIB  # the driver's tables for pinned memory, streams; kernels that are loaded late
         budget = 160 * MIB
         program = training(lambda: mlp(2048, 6), self.wide, steps=6, foreach=False)  # 400 MiB
