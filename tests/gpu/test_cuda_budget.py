@@ -463,7 +463,7 @@ class _Process(ctypes.Structure):
 
 
 def processes_on_the_device() -> int:
-    """As NVML counts them; 1 where it does not say. What managed memory a process has there it does not tell."""
+    """As NVML counts them; 1 where it does not say. It does not tell what managed memory each has there."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
