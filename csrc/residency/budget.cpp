@@ -51,6 +51,8 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     shrink(device);
   }
   changed.asleep = bytes && !hard;
+  changed.quiet = Quiet{};
+  memory_.take_allocated_peak(device); // what there was before does not count
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
   note_awake();
@@ -59,6 +61,10 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
 void Engine::note_awake() {
   awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
                std::memory_order_relaxed);
+  const auto rests = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
+  sleepers_.store(static_cast<int>(std::ranges::count_if(devices_, rests)), std::memory_order_relaxed);
+  unsettled_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.settled; }),
+                   std::memory_order_relaxed);
 }
 
 void Engine::bring_back(int device) {
@@ -121,6 +127,11 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
+  if (!device.settled) {
+    device.exceeded = true; // nothing can be given up yet
+    ++statistics_.over_budget;
+    return true;
+  }
   std::size_t used = 0; // by operators that run, which cannot do without
   std::size_t evictable = 0; // none, where the host takes no more copies
   std::size_t known = 0;
@@ -138,6 +149,8 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (device.regions != 0) {
     used += allocated - std::min(allocated, known); // what is between its kernels has no record
   }
+  // Made while nobody watched, and not used since: it could be given up if it were known.
+  evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
   const std::size_t stays = allocated - std::min(allocated, evictable);
   // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
   if (stays + bytes > *device.budget && used + bytes <= *device.budget) {

@@ -175,6 +175,7 @@ void Engine::mark_step() {
 }
 
 void Engine::start_recording(const std::string& path) {
+  wake_resting();
   const Lock lock(*this);
   if (recorder_) {
     throw InvalidArgument("accesses are being recorded already; stop that first");

@@ -54,9 +54,36 @@ class Engine final : public RoomMaker {
   void set_host_limit(std::optional<std::size_t> bytes);
 
   /// One relaxed load: whether operators of any device are watched. A budget that is not hard is asleep until memory
-  /// has run short once.
+  /// has run short once, and every one while steps repeat and fit (sleep.cpp).
   bool is_awake() const noexcept {
     return awake_.load(std::memory_order_relaxed);
+  }
+  /// One relaxed load: whether a device sleeps because its steps fit. Then `note_allocation` is to be called.
+  bool has_sleepers() const noexcept {
+    return sleepers_.load(std::memory_order_relaxed) != 0;
+  }
+  /// One relaxed load: whether a device has slept, and operators that began unseen may still run.
+  bool is_unsettled() const noexcept {
+    return unsettled_.load(std::memory_order_relaxed);
+  }
+  /// A compiled graph runs that began while a device slept; it ends.
+  void begin_unseen_graph() noexcept {
+    ++unseen_graphs_;
+  }
+  void end_unseen_graph() noexcept {
+    --unseen_graphs_;
+  }
+  /// Managed memory of a device was given out.
+  void note_allocation(int device);
+  /// Operators are to be seen from now on.
+  void wake(int device);
+  /// Wakes what sleeps because its steps fit.
+  void wake_resting();
+  /// ... and lets nothing fall asleep any more.
+  void stay_awake() {
+    if (!stays_awake_.load(std::memory_order_relaxed) && !stays_awake_.exchange(true)) {
+      wake_resting();
+    }
   }
 
   /// The lock under which records are looked up; what the engine kept alive is let go of after it.
@@ -79,6 +106,10 @@ class Engine final : public RoomMaker {
     const Device& asked = devices_[static_cast<std::size_t>(device)];
     return asked.budget && !asked.asleep;
   }
+  /// Whether they are known, be they watched or not.
+  bool knows(int device) const {
+    return devices_[static_cast<std::size_t>(device)].budget.has_value();
+  }
   /// One relaxed load: whether any storage has a copy on the host. If none has, what an operator within another one
   /// does needs no attention.
   bool has_host_copies() const noexcept {
@@ -97,6 +128,7 @@ class Engine final : public RoomMaker {
     int device = -1;
     bool planned = false; ///< the policy was told
     bool region = false; ///< see Operator
+    bool counted = false; ///< among those that run
   };
   struct Operator {
     OperatorKey key = 0;
@@ -104,6 +136,7 @@ class Engine final : public RoomMaker {
     bool in_place_ok = false;
     bool collective = false;
     bool region = false; ///< a compiled graph: kernels that nobody sees, with storages that nobody has named
+    bool surely_outermost = true; ///< within no other, be that watched or not
   };
   /// Before an outermost operator. With the lock held. Does not throw: where a fetch fails its operand is used on
   /// the host.
@@ -166,10 +199,29 @@ class Engine final : public RoomMaker {
     std::int64_t ours = 0; ///< fetched less given up since it began
   };
 
+  /// Whether a device may sleep, and what it was like when it fell asleep.
+  struct Quiet {
+    std::uint64_t since = 0; ///< the operator that disturbed it last
+    std::uint64_t next_look = 0;
+    std::uint64_t misses = 0; ///< the policy's, by then
+    std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
+    std::int64_t rooms = 0; ///< made, by the latest look
+    std::uint64_t write_backs = 0;
+    std::size_t peak = 0; ///< allocated bytes, at most, since then
+    std::size_t alarm = 0; ///< allocated bytes that wake it; 0: it has not fallen asleep
+    std::size_t other = 0; ///< allocated bytes that no record has, since it was watched
+    std::size_t unseen = 0; ///< the same of what was made while nobody watched
+    unsigned rests = 0;
+    unsigned seen = 0; ///< operators since it woke
+  };
+
   struct Device {
     std::optional<std::size_t> budget;
     bool hard = false;
-    bool asleep = false; ///< nothing has been short yet, and nobody is watched
+    bool asleep = false; ///< nobody is watched
+    bool settled = true; ///< no operator runs that began unseen; else nothing may be given up
+    Quiet quiet;
+    int running = 0; ///< operators with operands there
     std::unique_ptr<Policy> policy; ///< made with the first budget
     Stream fetches;
     Stream write_backs;
@@ -212,6 +264,14 @@ class Engine final : public RoomMaker {
   void note_awake();
   void keep_again(int device);
   void give_back_excess(const Frame& frame, int device);
+
+  // sleep.cpp
+  void note_level(Device& device, std::size_t bytes);
+  void restart_quiet(Device& device);
+  void rest_if_quiet(int device);
+  bool fall_asleep(int device);
+  void settle_down(int device, bool surely_outermost);
+  std::size_t allocated_bytes(int device) const;
 
   // relocation.cpp
   /// It was found out that the storage cannot be moved. For a while: its other labels may go.
@@ -262,6 +322,7 @@ class Engine final : public RoomMaker {
   bool move(const CachingManagedAllocator::Move& move, Stream taker);
 
   // operators.cpp
+  void note_begin(Frame& frame, const Operator& op);
   void follow(const Decision& decision, int device);
   void start_pending_fetches(int device, bool changed);
   void begin_workspace(int device);
@@ -293,6 +354,10 @@ class Engine final : public RoomMaker {
   StorageDoor& door_;
   mutable std::mutex mutex_;
   std::atomic<bool> awake_{false};
+  std::atomic<bool> unsettled_{false};
+  std::atomic<int> sleepers_{0};
+  std::atomic<int> unseen_graphs_{0};
+  std::atomic<bool> stays_awake_{false};
   std::atomic<std::size_t> host_copies_{0};
   std::atomic<std::size_t> open_captures_{0};
   std::vector<Device> devices_;

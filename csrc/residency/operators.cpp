@@ -26,6 +26,20 @@ void Engine::take(Frame& frame, Record* record) {
   ++record->in_use;
 }
 
+void Engine::note_begin(Frame& frame, const Operator& op) {
+  if (frame.device < 0) {
+    return;
+  }
+  Device& device = of(frame.device);
+  frame.counted = true;
+  if (device.running++ != 0) {
+    device.quiet.overlap = operators_;
+  }
+  if (!device.settled && !device.asleep) {
+    settle_down(frame.device, op.surely_outermost);
+  }
+}
+
 void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
                    const std::vector<Stream>& streams) noexcept {
   try {
@@ -44,6 +58,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       take(frame, &record);
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
+    note_begin(frame, op);
     if (frame.device >= 0) {
       Device& device = of(frame.device);
       frame.region = op.region;
@@ -159,6 +174,10 @@ void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& strea
 }
 
 void Engine::end(Frame& frame) noexcept {
+  if (frame.counted) {
+    frame.counted = false;
+    --of(frame.device).running;
+  }
   try {
     if (frame.region) {
       --of(frame.device).regions;
@@ -189,13 +208,19 @@ void Engine::end(Frame& frame) noexcept {
       recorder_->resident(device,
                           static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
     }
-    follow(of(device).policy->end(frame.births, workspace), device);
+    const Decision& decision = of(device).policy->end(frame.births, workspace);
+    if (of(device).settled) {
+      follow(decision, device);
+    }
     if (of(device).exceeded) {
       of(device).exceeded = false;
       give_back_excess(frame, device);
     }
-    if (of(device).excess) {
+    if (of(device).excess && of(device).settled) {
       keep_again(device);
+    }
+    if (frame.planned) {
+      rest_if_quiet(device);
     }
   } catch (...) {
     ++failures_;
@@ -214,6 +239,7 @@ void Engine::begin_workspace(int device) {
 void Engine::note_workspace(int device, std::int64_t bytes) {
   Workspace& workspace = of(device).workspace;
   const auto peak = static_cast<std::int64_t>(memory_.take_allocated_peak(device));
+  note_level(of(device), static_cast<std::size_t>(peak));
   // Called after the change: of what was given up, the peak before it is known too late by as much.
   workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
   workspace.ours += bytes;

@@ -159,4 +159,8 @@ Policy::Counters Policy::counters() const {
   return state_->counters;
 }
 
+std::uint64_t Policy::step_length() const {
+  return state_->follower.matched() ? state_->follower.current()->plan.lap.size() : 0;
+}
+
 } // namespace torch_uvm

@@ -94,6 +94,8 @@ class Policy {
   bool use_in_place(StorageId storage) const;
 
   Counters counters() const;
+  /// Operators of the plan that is followed; 0: none is.
+  std::uint64_t step_length() const;
 
  private:
   struct State;

@@ -29,6 +29,9 @@ constexpr int kTries = 8;
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
+  if (!of(record.device).settled) {
+    return kNever;
+  }
   if (record.in_use != 0 || record.held != 0 || record.collective || is_fixed(record) || record.dead ||
       record.device_block == nullptr) {
     return kNever;
@@ -213,6 +216,9 @@ std::optional<std::vector<Record*>> Engine::cheapest_run(std::size_t bytes, int 
 }
 
 bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
+  if (!of(device).settled) {
+    return false;
+  }
   const auto moves = memory_.vacate(bytes, device, taker, [&](void* tag, std::size_t block_bytes) {
     if (tag == nullptr) {
       return kNever;

@@ -41,7 +41,7 @@ class Hold {
     }
   }
   void begin(const at::Tensor& tensor) {
-    if (const Engine* const engine = engine_in_use(); engine != nullptr && engine->is_awake()) {
+    if (engine_in_use() != nullptr) { // it may sleep, and wake
       keep_resident(tensor, true);
       held_ = tensor;
     }

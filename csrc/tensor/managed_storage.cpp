@@ -83,7 +83,11 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   if (!home.is_host()) {
     start_budget(home.index);
   }
-  return allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+  c10::DataPtr data = allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+  if (!home.is_host()) {
+    note_allocation(home.index, bytes);
+  }
+  return data;
 }
 
 void set_plain_allocator(CachingManagedAllocator* allocator) {

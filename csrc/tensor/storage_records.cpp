@@ -97,7 +97,7 @@ void StorageRecords::forget(Record& record) noexcept {
   record.storage = nullptr;
 }
 
-Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
@@ -110,7 +110,8 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made) {
   if (void* const record = allocator.tag(block)) {
     return static_cast<Record*>(record);
   }
-  const bool watched = engine.watches(data.device().index()) || engine.has_open_captures();
+  const int device = data.device().index();
+  const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));
   if (!watched || storage->nbytes() < kLeastRelocated) {
     return nullptr;
   }

@@ -22,7 +22,8 @@ class StorageRecords final : public StorageDoor {
 /// The record of a storage, found or made; nullptr for storages that are not watched: other memory, small ones,
 /// several labels, a device with no budget. With the engine's lock held.
 /// \param made set if it was made
-Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr);
+/// \param asleep also where nobody watches now
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool asleep = false);
 
 /// The deleter of storages that are on the host.
 void delete_evicted(void* record);

@@ -113,6 +113,12 @@ void look_up(Engine& engine, const at::RecordFunction& function, const ObservedO
   }
 }
 
+/// Whether this thread runs the kernel of an operator, as far as PyTorch tells: below autograd, autograd is excluded.
+/// In inference mode it is throughout.
+bool may_be_nested() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
+}
+
 bool is_capturing() {
   const auto probe = capture_probe.load(std::memory_order_relaxed);
   return probe != nullptr && probe();
@@ -139,8 +145,13 @@ Inputs inspect(const at::RecordFunction& function) {
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
   const bool deferred = has_deferred_updates() && !runs_deferred_update();
-  if (engine == nullptr || !(engine->is_awake() || engine->has_open_captures() || deferred) ||
-      Context::get().forked()) {
+  if (engine == nullptr || Context::get().forked()) {
+    return nullptr;
+  }
+  if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {
+    if (!has_deferred_updates()) {
+      watch_operators(); // no longer
+    }
     return nullptr;
   }
   try {
@@ -149,6 +160,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (deferred) {
+      engine->stay_awake(); // who waits for an update is seen by its operators
       run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
     }
     const Inputs inputs = inspect(function);
@@ -182,7 +194,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       const Engine::Lock lock(*engine);
       look_up(*engine, function, op);
       engine->begin(outermost->frame,
-                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective()},
+                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
+                     /*region=*/false, !engine->is_unsettled() || !may_be_nested()},
                     scratch.operands, scratch.streams.get());
     }
     return outermost;
@@ -274,7 +287,9 @@ Engine* engine_in_use() {
 void watch_operators() noexcept {
   try {
     const std::lock_guard lock(engine_making);
-    watch(true);
+    if (const Engine* const engine = engine_in_use()) {
+      watch_while_needed(*engine);
+    }
   } catch (...) {
     // No memory for it: residency stays the driver's.
   }
@@ -299,9 +314,9 @@ void set_host_limit(std::optional<std::size_t> bytes) {
 namespace {
 
 /// What there is of a tensor's storage, under the engine's lock.
-Record* find_record(Engine& engine, const at::Tensor& tensor) {
+Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = false) {
   c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
-  return storage == nullptr ? nullptr : record_of(engine, storage);
+  return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);
 }
 
 } // namespace
@@ -331,7 +346,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     return;
   }
   const Engine::Lock lock(*engine);
-  Record* const record = find_record(*engine, tensor);
+  Record* const record = find_record(*engine, tensor, /*asleep=*/keep);
   if (record == nullptr) {
     return;
   }
@@ -344,8 +359,12 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   }
 }
 
-Region::Region() {
-  running = &frame_;
+Region::Region(bool seen) : seen_(seen) {
+  if (seen) {
+    running = &frame_;
+  } else {
+    engine_in_use()->begin_unseen_graph();
+  }
 }
 
 Region::~Region() {
@@ -354,8 +373,11 @@ Region::~Region() {
 
 std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> inputs) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+  if (engine == nullptr || Context::get().forked()) {
     return nullptr;
+  }
+  if (!engine->is_awake()) {
+    return engine->has_sleepers() ? std::unique_ptr<Region>(new Region(/*seen=*/false)) : nullptr;
   }
   const Engine::Lock lock(*engine);
   scratch.operands.clear();
@@ -374,7 +396,7 @@ std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> 
     engine->begin_nested(*running, scratch.operands, scratch.streams.get());
     return nullptr;
   }
-  std::unique_ptr<Region> region(new Region());
+  std::unique_ptr<Region> region(new Region(/*seen=*/true));
   region->frame_.key = key;
   Engine::Operator op;
   op.key = key;
@@ -389,8 +411,12 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
     return;
   }
   open_ = false;
-  running = nullptr;
   Engine* const engine = engine_in_use();
+  if (!seen_) {
+    engine->end_unseen_graph();
+    return;
+  }
+  running = nullptr;
   if (Context::get().forked()) {
     return;
   }
@@ -477,6 +503,13 @@ void forget_record(Block* block) {
 
 bool is_on_host(const c10::DataPtr& data) {
   return data.get_deleter() == &delete_evicted;
+}
+
+void note_allocation(int device, std::size_t bytes) {
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && engine->has_sleepers() && bytes >= kLeastRelocated) {
+    engine->note_allocation(device);
+  }
 }
 
 void set_capture_probe(bool (*is_capturing)()) {

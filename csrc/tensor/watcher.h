@@ -1,7 +1,8 @@
 // Sees operators go by, and tells the residency engine.
 //
 // A callback of at::RecordFunction runs before and after each operator, on the thread that runs it, in backward too. It
-// is there only while a device has a budget.
+// is there only while a device has a budget that steps may run against (residency/sleep.cpp): with a callback that does
+// nothing, a step that is bound by the host takes 1.2 to 1.4 times as long.
 //
 // - An outermost operator of a thread has its operands made ready, and held until it ends. Operators within it find
 //   theirs where they are: an enclosing kernel may hold the pointers.
@@ -28,7 +29,7 @@ Engine* engine_in_use();
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
 void set_host_limit(std::optional<std::size_t> bytes);
 
-/// Puts the watcher in place, if it is not there.
+/// Puts the watcher in place, or takes it away, as the engine needs it.
 void watch_operators() noexcept;
 
 /// Before an address leaves PyTorch; ignored for storages that are not watched.
@@ -55,8 +56,9 @@ class Region {
   Region& operator=(const Region&) = delete;
 
  private:
-  Region();
+  explicit Region(bool seen);
   Engine::Frame frame_;
+  bool seen_; ///< else the engine sleeps
   bool open_ = true;
 };
 
@@ -70,6 +72,9 @@ void release_capture(std::uint64_t capture) noexcept;
 
 /// A managed block is about to be freed.
 void forget_record(Block* block);
+
+/// Managed memory of a device was given out.
+void note_allocation(int device, std::size_t bytes);
 
 /// A storage that the engine has on the host: its pointer is pinned memory, its context a record.
 bool is_on_host(const c10::DataPtr& data);
