@@ -100,9 +100,16 @@ void forget(Table& table, const Shared& pending) {
   }
 }
 
-void note_written(Table& table, const DeferredUpdate& update) {
+/// \param gone entries to let go of without the mutex: theirs may be the last word on a storage with a Python object
+void note_written(Table& table, const DeferredUpdate& update, std::vector<Written>& gone) {
   if (table.written.size() >= table.most_written) {
-    std::erase_if(table.written, [](const auto& entry) { return entry.second.storage.expired(); });
+    std::erase_if(table.written, [&](auto& entry) {
+      const bool expired = entry.second.storage.expired();
+      if (expired) {
+        gone.push_back(std::move(entry.second));
+      }
+      return expired;
+    });
     table.most_written = 2 * table.written.size() + 64;
   }
   for (const DeferredUpdate::Access& access : update.accesses()) {
@@ -148,6 +155,7 @@ void run(const Shared& pending) {
     refuse_use(*pending, error);
   }
   running = false;
+  std::vector<Written> gone;
   std::unique_ptr<DeferredUpdate> done; // goes without the mutex, and when nobody waits any more: it may be the last
                                         // to hold a storage with a Python object
   {
@@ -156,7 +164,7 @@ void run(const Shared& pending) {
     if (!error) {
       pending->done = true;
       forget(table, pending);
-      note_written(table, *pending->update);
+      note_written(table, *pending->update, gone);
       done = std::move(pending->update);
       table.count.fetch_sub(1, std::memory_order_relaxed);
     }
