@@ -123,6 +123,8 @@ if wanted suite; then
   suite suite 200
   # The CPU suite's cases take kernels for done when their call returns.
   CUDA_LAUNCH_BLOCKING=1 suite cases 200
+  # A device's free memory says something only while no other process is at work there.
+  stage alone alone 60 "$PYTHON" -m pytest tests/gpu/test_cuda_budget.py -k TestDriversFigures --tb=short -rs || true
 fi
 if wanted bench; then
   stage bench bench 200 "$PYTHON" benchmarks/bench_cuda.py --json "$OUT/cuda.json" || true
