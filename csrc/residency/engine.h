@@ -330,6 +330,8 @@ class Engine final : public RoomMaker {
   void note_workspace(int device, std::int64_t bytes);
   std::size_t end_workspace(int device);
   void announce(Record& record);
+  /// A policy hears of what is on its device.
+  std::span<const Access> accesses_on(int device, const Frame& frame);
   void take(Frame& frame, Record* record);
   /// A call failed while an operand was made ready: its pointer shows a copy that is complete once this returns.
   void without_the_runtime(Record& record, bool writes) noexcept;
@@ -373,6 +375,7 @@ class Engine final : public RoomMaker {
   std::uint64_t next_capture_ = 1;
   std::uint64_t operators_ = 0;
   std::vector<Access> accesses_; ///< of the operator that begins
+  std::vector<Access> told_; ///< of these, those on one device
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;

@@ -26,6 +26,19 @@ void Engine::take(Frame& frame, Record* record) {
   ++record->in_use;
 }
 
+std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
+  if (std::ranges::all_of(frame.held, [device](const Record* record) { return record->device == device; })) {
+    return accesses_;
+  }
+  told_.clear();
+  for (const Record* const record : frame.held) {
+    if (record->device == device) {
+      told_.push_back(accesses_[record->operand]);
+    }
+  }
+  return told_;
+}
+
 void Engine::note_begin(Frame& frame, const Operator& op) {
   if (frame.device < 0) {
     return;
@@ -65,7 +78,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       device.regions += op.region ? 1 : 0;
       frame.planned = true;
       device.last_stream = streams[static_cast<std::size_t>(frame.device)];
-      const Decision& decision = device.policy->begin(op.key, accesses_, op.in_place_ok);
+      const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
       if (decision.forget) {
         device.pending.clear();
       }
@@ -194,6 +207,15 @@ void Engine::end(Frame& frame) noexcept {
     const int device = frame.device >= 0      ? frame.device
                        : frame.births.empty() ? -1
                                               : find(frame.births.front().first)->device;
+    std::erase_if(frame.births, [&](const auto& birth) {
+      Record* const record = find(birth.first);
+      if (record->device == device) {
+        return false;
+      }
+      record->announced = false; // a copy from another device: its own has a policy of its own
+      announce(*record);
+      return true;
+    });
     if (device < 0 || !watches(device)) {
       return;
     }
