@@ -308,6 +308,7 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     if (device.asleep) {
       // What is there becomes known as operators use it: as a rule there is nothing yet to give up.
       device.asleep = false;
+      device.settled = false; // what runs now has begun unseen
       note_awake();
       wakes = true;
     }

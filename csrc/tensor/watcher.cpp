@@ -377,7 +377,7 @@ std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> 
     return nullptr;
   }
   if (!engine->is_awake()) {
-    return engine->has_sleepers() ? std::unique_ptr<Region>(new Region(/*seen=*/false)) : nullptr;
+    return std::unique_ptr<Region>(new Region(/*seen=*/false)); // a device may wake before the call ends
   }
   const Engine::Lock lock(*engine);
   scratch.operands.clear();
