@@ -216,7 +216,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--timeout", type=float, default=90, metavar="S", help="for one column (90)")
     parser.add_argument("--only", default="", metavar="TEXT", help='columns with it in "workload: name"')
     parser.add_argument("--steps", type=int, default=5, help="that are measured (5)")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before them, the first included (3)")
+    parser.add_argument("--warm-up", type=int, default=8, help="steps before them, the first included (8)")
     parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where recorded accesses are kept")

@@ -97,6 +97,8 @@ class OperatorLog {
   std::uint64_t candidate() const;
   /// Whether the last `operators` used the same persistent storages as those before them, operator by operator.
   bool repeats(std::uint64_t operators);
+  /// Whether as many operators before them were alike, by hashes.
+  bool may_repeat(std::uint64_t operators) const;
   /// ... and operands of the same bytes.
   bool sizes_repeat(std::uint64_t operators) const;
 
@@ -111,7 +113,6 @@ class OperatorLog {
     return number == latest() ? ring.end() : operators_[number + 1].*field;
   }
   bool equal_laps(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const;
-  bool may_repeat(std::uint64_t operators) const;
   void forget_the_oldest();
 
   Ring<LoggedOperator> operators_;

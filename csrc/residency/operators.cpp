@@ -222,7 +222,7 @@ void Engine::end(Frame& frame) noexcept {
     if (!frame.planned) { // nothing went in, something came out: a factory
       of(device).policy->begin(frame.key, {}, false);
     }
-    const std::size_t workspace = end_workspace(device);
+    const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // of a factory nobody noted the begin
     if (recorder_) {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);

@@ -63,7 +63,8 @@ void Policy::State::end_marked_step() {
   if (!known) {
     marked[next_marked++ % kMarkedSteps] = hash;
   } else if (end >= next_planning) {
-    plan_last(operators, false);
+    // What one step leaves to the next (gradients, where updates are deferred) is told only where it is the same step.
+    plan_last(operators, log.may_repeat(operators) && log.repeats(operators));
   }
 }
 

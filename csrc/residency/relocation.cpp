@@ -211,7 +211,9 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     record.points_at = Side::kDevice;
   }
   mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
-  if (!reached(record.device_ready)) {
+  if (reached(record.device_ready)) {
+    give_event(record.device, record.device_ready); // a question costs a call of the driver each time
+  } else {
     wait(stream, record.device_ready);
   }
   if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {

@@ -188,6 +188,25 @@ TEST(updates_at_the_next_use_hide_behind_checkpointed_layers) {
   }
 }
 
+TEST(what_a_step_leaves_to_the_next_is_planned_where_steps_are_marked) {
+  Transformer model = small();
+  model.layers = 3; // too few operators for a repetition to be found before the mark
+  model.deferred = true;
+  Simulator simulator(with_budget(peak_of(model) * 2 / 3));
+  model.declare(simulator);
+  Policy::Counters before;
+  for (int step = 0; step < 12; ++step) {
+    Program program = model.deferred_step(step == 0);
+    program.back().mark = true;
+    simulator.run(program);
+    if (step == 8) {
+      before = simulator.policy().counters();
+    }
+  }
+  CHECK_EQ(simulator.policy().counters().plan_misses, before.plan_misses);
+  CHECK(simulator.policy().counters().plan_hits > before.plan_hits);
+}
+
 TEST(where_all_fits_nothing_moves) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model)));
