@@ -45,6 +45,9 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     memory_.set_room_maker(this);
   }
   memory_.set_cap(device, bytes, hard);
+  // Only where it has just been watched can operators run that nobody saw begin, and that the last budget waits for.
+  const bool rests = changed.asleep && changed.quiet.alarm != 0;
+  changed.settled = !changed.budget || !(rests || (!changed.asleep && !changed.settled));
   changed.budget = bytes;
   changed.hard = hard;
   if (bytes) {
@@ -146,8 +149,8 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
     }
   }
   const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
-  if (device.regions != 0) {
-    used += allocated - std::min(allocated, known); // what is between its kernels has no record
+  if (device.regions != 0 || device.running != 0) {
+    used += allocated - std::min(allocated, known); // what operators that run have made so far has no record
   }
   // Made while nobody watched, and not used since: it could be given up if it were known.
   evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));

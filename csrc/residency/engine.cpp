@@ -84,7 +84,10 @@ void Engine::died(Record* record) noexcept {
   if (record->fetching()) {
     abandon_fetch(*record);
   }
-  record->device_block = nullptr; // the caller frees it
+  if (record->device_block != nullptr) {
+    memory_.set_tag(record->device_block, nullptr); // the caller frees it, and others may look at it before
+    record->device_block = nullptr;
+  }
   if (record->host_block != nullptr) {
     drop_host_copy(*record);
   }
