@@ -349,6 +349,7 @@ class TestLargerThanTheBudget:
 
         call = graph(kernel, written=range(12))
         torch_uvm.reset_residency_stats()
+        torch_uvm.reset_peak_memory_stats()
         for _ in range(3):
             call(list(kept))
         stats = torch_uvm.residency_stats()

@@ -18,6 +18,7 @@ Policy::~Policy() = default;
 void Policy::set_options(const PolicyOptions& options) {
   state_->options = options;
   ++state_->options_version;
+  state_->next_planning = 0; // what has not proved itself was planned for something else
 }
 
 void Policy::created(StorageId storage, std::size_t bytes) {

@@ -87,7 +87,7 @@ TEST(a_typo_names_the_nearest_key) {
   CHECK(has(refusal("emulated_device:2"), "did you mean emulated_devices?"));
   CHECK(has(refusal("MaxSplit:4GiB"), "did you mean max_split?"));
   CHECK(!has(refusal("garbage_collection:1"), "did you mean"));
-  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, populate, max_split"));
+  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, optimizer, populate, max_split"));
 }
 
 TEST(malformed_texts_are_refused) {
