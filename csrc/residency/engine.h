@@ -226,6 +226,7 @@ class Engine final : public RoomMaker {
     Stream fetches;
     Stream write_backs;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
+    std::vector<StorageId> unforeseen; ///< they left, and the plan has not: fetched when they are needed soon
     unsigned pause = 0; ///< operators until there is another look for room for them
     unsigned next_pause = 0;
     struct Retirement {
@@ -308,6 +309,8 @@ class Engine final : public RoomMaker {
   void give_up_written(int device);
   bool is_written(Record& record);
   double cost_of(const Record& record, Need need);
+  /// 1: used next at once; towards 0: ever later.
+  double soonness(const Record& record);
   double price_of(const std::vector<Record*>& victims, Need need);
   /// What to give up for that many bytes anywhere; empty: there are not as many.
   std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
@@ -325,6 +328,10 @@ class Engine final : public RoomMaker {
   void note_begin(Frame& frame, const Operator& op);
   void follow(const Decision& decision, int device);
   void start_pending_fetches(int device, bool changed);
+  /// It left though the plan counts on it.
+  void fetch_again(const Record& record);
+  /// What was left for later and is needed soon takes its turn among the fetches ahead.
+  void queue_unforeseen_fetches(int device);
   void begin_workspace(int device);
   /// The engine has allocated that many bytes; below 0: freed.
   void note_workspace(int device, std::int64_t bytes);

@@ -17,6 +17,11 @@ struct Fetch {
   std::uint32_t need = 0;
 };
 
+struct NextUse {
+  std::uint32_t ahead = 0; ///< operators from the latest one
+  bool in_place = false;
+};
+
 struct Plan {
   Lap lap;
   std::vector<bool> leaves; ///< by event: the part leaves the device after it

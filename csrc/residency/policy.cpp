@@ -9,6 +9,12 @@ namespace torch_uvm {
 
 using namespace planning;
 
+namespace {
+
+constexpr double kNoUse = std::numeric_limits<double>::infinity();
+
+} // namespace
+
 Policy::Policy(PolicyOptions options) : state_(std::make_unique<State>()) {
   state_->options = options;
 }
@@ -114,28 +120,37 @@ void Policy::mark_step() {
   state_->end_marked_step();
 }
 
-double Policy::next_use(StorageId storage) const {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  const State& it = *state_;
-  const StorageState* state = it.storages.find(storage);
-  const KnownPlan* known = it.follower.current();
-  const std::uint32_t part = state == nullptr ? kNone : it.follower.part_of(storage, *state);
+std::optional<NextUse> Policy::State::next_use(StorageId storage) const {
+  const StorageState* state = storages.find(storage);
+  const KnownPlan* known = follower.current();
+  const std::uint32_t part = state == nullptr ? kNone : follower.part_of(storage, *state);
   if (part == kNone || known->plan.lap.events_of[part].empty()) {
-    return kNever;
+    return std::nullopt;
   }
   const Lap& lap = known->plan.lap;
   const std::vector<std::uint32_t>& events = lap.events_of[part];
-  const std::uint32_t position = it.follower.position(), size = lap.size();
+  const std::uint32_t position = follower.position(), size = lap.size();
   const std::uint32_t first = lap.events[events.front()].op;
   const auto since_first = [&](std::uint32_t op) { return (op + size - first) % size; };
   const auto next = std::upper_bound(
       events.begin(), events.end(), since_first(position),
       [&](std::uint32_t value, std::uint32_t event) { return value < since_first(lap.events[event].op); });
   if (next == events.end() && lap.parts[part].birth != kNone) {
-    return kNever;
+    return std::nullopt;
   }
-  const std::uint32_t op = next == events.end() ? first : lap.events[*next].op;
-  return op > position ? op - position : op + size - position;
+  const std::uint32_t event = next == events.end() ? events.front() : *next;
+  const std::uint32_t op = lap.events[event].op;
+  return NextUse{op > position ? op - position : op + size - position, known->plan.in_place[event]};
+}
+
+double Policy::next_use(StorageId storage) const {
+  const std::optional<NextUse> next = state_->next_use(storage);
+  return next ? next->ahead : kNoUse;
+}
+
+double Policy::next_use_on_device(StorageId storage) const {
+  const std::optional<NextUse> next = state_->next_use(storage);
+  return next && !next->in_place ? next->ahead : kNoUse;
 }
 
 std::uint64_t Policy::last_use(StorageId storage) const {

@@ -88,6 +88,8 @@ class Policy {
 
   /// Operators from the latest begun one until this storage's next use as the plan has it; infinity: none is known.
   double next_use(StorageId storage) const;
+  /// The same of a use that the plan has on the device; infinity: the next one is on the host, or none is known.
+  double next_use_on_device(StorageId storage) const;
   /// The count of the latest operator that used it or gave birth to it, for when plans are silent; 0: none did.
   std::uint64_t last_use(StorageId storage) const;
   /// Of the operator that has begun last: better used on the host, where it is not resident, than fetched.

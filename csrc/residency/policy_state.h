@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct Policy::State {
     return state;
   }
 
+  /// As the plan has it that is followed; nullopt: none is known.
+  std::optional<planning::NextUse> next_use(StorageId storage) const;
   void see(std::span<const Access> accesses);
   void consider_planning();
   void plan_last(std::uint64_t operators, bool repeated);

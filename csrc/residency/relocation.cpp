@@ -121,7 +121,13 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
 }
 
 bool Engine::evict(Record& record, Stream taker) {
+  if (record.fetching()) {
+    abandon_fetch(record);
+    fetch_again(record);
+    return true;
+  }
   const bool clean = record.host_valid && !record.retiring;
+  const bool planned = record.retiring;
   if (!record.host_valid && !start_write_back(record)) {
     return false;
   }
@@ -134,6 +140,9 @@ bool Engine::evict(Record& record, Stream taker) {
     if (recorder_) {
       recorder_->transfer(TransferKind::kDrop, record.id, record.bytes, now_us());
     }
+  }
+  if (!planned) {
+    fetch_again(record);
   }
   return true;
 }

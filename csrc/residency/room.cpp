@@ -16,6 +16,7 @@ constexpr double kByteReady = 0.001;
 constexpr double kByteUnderWay = 0.05; // its copy is queued already
 constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
+constexpr double kFetchedByte = 8; // for nothing, and once more; only where it is the last resort
 
 /// Of a block, what may be left over for it to count as just large enough.
 constexpr std::size_t kSlackShare = 8;
@@ -37,8 +38,11 @@ double Engine::cost_of(const Record& record, Need need) {
     return kNever;
   }
   const auto bytes = static_cast<double>(record.bytes);
-  if (record.fetching()) {
-    return kNever; // about to be used; and its copy is under way
+  if (record.fetching()) { // about to be used, but not by the operator that cannot do without room
+    if (need == Need::kAhead) {
+      return kNever;
+    }
+    return bytes * (kFetchedByte + soonness(record));
   }
   if (record.retiring) {
     const Device& device = of(record.device);
@@ -52,10 +56,14 @@ double Engine::cost_of(const Record& record, Need need) {
   if (need == Need::kAhead) {
     return kNever;
   }
-  const double soon = of(record.device).policy->next_use(record.id);
+  return bytes * ((record.host_valid ? kCleanByte : kDirtyByte) + soonness(record));
+}
+
+double Engine::soonness(const Record& record) {
+  const double next = of(record.device).policy->next_use(record.id);
   // Nothing known: what was used long ago will not be used soon.
-  const double distance = std::isfinite(soon) ? soon : static_cast<double>(operators_ - record.last_use);
-  return bytes * ((record.host_valid ? kCleanByte : kDirtyByte) + 1.0 / (1.0 + distance));
+  const double distance = std::isfinite(next) ? next : static_cast<double>(operators_ - record.last_use);
+  return 1.0 / (1.0 + distance);
 }
 
 bool Engine::is_written(Record& record) {

@@ -93,6 +93,7 @@ bool Engine::fall_asleep(int index) {
     }
   }
   device.pending.clear();
+  device.unforeseen.clear();
   device.retired.clear();
   const std::size_t allocated = allocated_bytes(index);
   quiet.other = allocated - std::min(allocated, known);

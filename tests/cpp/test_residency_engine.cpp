@@ -1,4 +1,5 @@
 // The engine over storages of a test's own: right bytes, within the budget, whatever call of the runtime fails.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -194,6 +195,70 @@ TEST(what_is_only_read_is_dropped_without_a_copy) {
   // Those that were still on the device only are written once, and none twice.
   CHECK(rig.engine.statistics().written_back.count <= before + 4);
   CHECK(rig.engine.statistics().dropped_clean.count > 0);
+}
+
+/// One step over eight storages: each operator reads two.
+void read_in_turn(Rig& rig) {
+  for (std::size_t index = 0; index < 8; ++index) {
+    Storage& one = *rig.storages[index];
+    Storage& other = *rig.storages[(index + 1) % 8];
+    rig.run(30 + index, {&one, &other}, false, [&] {
+      Rig::check(one);
+      Rig::check(other);
+    });
+  }
+}
+
+TEST(what_is_fetched_ahead_gives_way_to_an_operator_that_runs) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 8; ++number) {
+    rig.make(number);
+  }
+  for (int step = 0; step < 6; ++step) {
+    read_in_turn(rig);
+  }
+  CHECK(std::ranges::any_of(rig.storages, [](const auto& storage) { return storage->record->fetching(); }));
+  // Nobody has foreseen this one, which takes all of the budget.
+  std::vector<Storage*> used;
+  for (const std::size_t index : {4, 5, 6, 7}) {
+    used.push_back(rig.storages[index].get());
+  }
+  rig.run(99, used, false, [&] {
+    for (const Storage* const storage : used) {
+      CHECK(storage->record->points_at == Side::kDevice);
+      Rig::check(*storage);
+    }
+  });
+  CHECK(rig.engine.statistics().used_in_place.count == 0);
+  CHECK(rig.engine.statistics().over_budget == 0);
+  rig.check_engine();
+  read_in_turn(rig);
+}
+
+TEST(what_left_though_the_plan_counts_on_it_is_fetched_before_its_use) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 3; ++number) {
+    rig.make(number);
+  }
+  const auto run = [&](OperatorKey from, OperatorKey to) { // of twelve operators: four on each storage in turn
+    for (OperatorKey key = from; key < to; ++key) {
+      Storage& used = *rig.storages[key / 4];
+      rig.run(40 + key, {&used}, false, [&] { Rig::check(used); });
+    }
+  };
+  for (int step = 0; step < 6; ++step) {
+    run(0, 12); // three of four blocks: nothing leaves
+  }
+  CHECK(rig.engine.statistics().plan_hits > 0);
+  CHECK(rig.engine.statistics().written_back.count == 0);
+  run(0, 4);
+  Storage& last = *rig.storages[2];
+  rig.free(rig.make(9, 3 * kBytes)); // a moment's need, beside the plan
+  CHECK(last.record->device_block == nullptr);
+  run(4, 8);
+  CHECK(last.record->device_block != nullptr);
+  run(8, 12);
+  rig.check_engine();
 }
 
 TEST(a_write_in_an_operator_within_another_is_not_lost) {
