@@ -1,0 +1,38 @@
+// Segments of a caching allocator that another allocator gives.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "allocator/allocator.h"
+#include "allocator/segment_source.h"
+
+namespace torch_uvm {
+
+/// Of managed memory. A segment is used on any stream from its start, and may have been by its end, where the upstream
+/// knows of one: so the host waits, as it does in a driver that makes and takes back memory.
+class UpstreamSegmentSource final : public SegmentSource {
+ public:
+  UpstreamSegmentSource(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream)
+      : runtime_(runtime), upstream_(std::move(upstream)) {}
+  void* allocate(std::size_t bytes, Location home) override;
+  void free(void* ptr) noexcept override;
+  bool is_managed() const override {
+    return true;
+  }
+
+ private:
+  struct Taken {
+    Allocation allocation;
+    Location home;
+  };
+
+  ManagedRuntime& runtime_;
+  const std::shared_ptr<Allocator> upstream_;
+  std::mutex mutex_; // leaf: nothing is called with it held
+  std::unordered_map<void*, Taken> taken_; ///< by the aligned address that was given out
+};
+
+} // namespace torch_uvm
