@@ -1,14 +1,25 @@
 #include "allocator/caching_allocator.h"
 
 #include "allocator/upstream_segments.h"
+#include "runtime/error.h"
 
 namespace torch_uvm {
+namespace {
+
+std::shared_ptr<Allocator> some(std::shared_ptr<Allocator> upstream) {
+  if (upstream == nullptr) {
+    throw InvalidArgument("an allocator with no upstream");
+  }
+  return upstream;
+}
+
+} // namespace
 
 CachingAllocator::CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream,
-                                   AllocatorOptions options)
-    : upstream_(std::move(upstream)),
+                                   AllocatorOptions options, std::size_t least_shared_segment)
+    : upstream_(some(std::move(upstream))),
       own_(std::make_unique<CachingManagedAllocator>(
-          runtime, std::make_unique<UpstreamSegmentSource>(runtime, upstream_), options)),
+          runtime, std::make_unique<UpstreamSegmentSource>(runtime, upstream_, least_shared_segment), options)),
       memory_(*own_) {}
 
 Allocation CachingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {

@@ -16,7 +16,10 @@ class CachingAllocator final : public Allocator {
   /// \param memory is not owned, and outlives this
   explicit CachingAllocator(CachingManagedAllocator& memory) : memory_(memory) {}
   /// One of its own, whose segments come from `upstream`.
-  CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, AllocatorOptions options = {});
+  /// \param least_shared_segment bytes: medium and large requests share segments of at least that many; 0: they do not
+  /// \throws InvalidArgument where there is no upstream
+  CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, AllocatorOptions options = {},
+                   std::size_t least_shared_segment = 0);
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
   void free(const Allocation& allocation) noexcept override;

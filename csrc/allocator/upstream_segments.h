@@ -15,12 +15,17 @@ namespace torch_uvm {
 /// knows of one: so the host waits, as it does in a driver that makes and takes back memory.
 class UpstreamSegmentSource final : public SegmentSource {
  public:
-  UpstreamSegmentSource(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream)
-      : runtime_(runtime), upstream_(std::move(upstream)) {}
+  /// \param least_shared_segment see SegmentSource
+  UpstreamSegmentSource(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream,
+                        std::size_t least_shared_segment = 0)
+      : runtime_(runtime), upstream_(std::move(upstream)), least_shared_segment_(least_shared_segment) {}
   void* allocate(std::size_t bytes, Location home) override;
   void free(void* ptr) noexcept override;
   bool is_managed() const override {
     return true;
+  }
+  std::size_t least_shared_segment() const override {
+    return least_shared_segment_;
   }
 
  private:
@@ -31,6 +36,7 @@ class UpstreamSegmentSource final : public SegmentSource {
 
   ManagedRuntime& runtime_;
   const std::shared_ptr<Allocator> upstream_;
+  const std::size_t least_shared_segment_;
   std::mutex mutex_; // leaf: nothing is called with it held
   std::unordered_map<void*, Taken> taken_; ///< by the aligned address that was given out
 };

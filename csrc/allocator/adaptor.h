@@ -1,0 +1,49 @@
+// An allocator around another one: it passes every request through, and minds something about it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "allocator/allocator.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+
+/// What passes through unchanged; what an adaptor minds, it overrides. Allocations are the upstream's own.
+class Adaptor : public Allocator {
+ public:
+  /// \throws InvalidArgument where there is no upstream
+  explicit Adaptor(std::shared_ptr<Allocator> upstream) : upstream_(std::move(upstream)) {
+    if (upstream_ == nullptr) {
+      throw InvalidArgument("an adaptor around no allocator");
+    }
+  }
+
+  Allocation allocate(std::size_t bytes, Location home, Stream stream) override {
+    return upstream_->allocate(bytes, home, stream);
+  }
+  void free(const Allocation& allocation) noexcept override {
+    upstream_->free(allocation);
+  }
+  void record_stream(const Allocation& allocation, Stream stream) override {
+    upstream_->record_stream(allocation, stream);
+  }
+  std::size_t release() override {
+    return upstream_->release();
+  }
+  AllocatorFigures figures() const override {
+    return upstream_->figures();
+  }
+
+ protected:
+  Allocator& upstream() const {
+    return *upstream_;
+  }
+
+ private:
+  const std::shared_ptr<Allocator> upstream_;
+};
+
+} // namespace torch_uvm
