@@ -51,3 +51,16 @@ def leave_no_trace() -> Iterator[None]:
     assert torch_uvm._C.check_residency() is None
     torch_uvm._C.request_budget(None, None)
     assert torch_uvm._C.check_allocator() is None
+
+
+@pytest.fixture
+def steps_at_once_afterwards() -> Iterator[None]:
+    """For tests of deferred steps: what they left pending runs, and nothing is deferred after them."""
+    yield
+    torch_uvm = sys.modules["torch_uvm"]
+    torch_uvm.enable(budget=None, optimizer="in_place")
+    assert torch_uvm._C.pending_updates() == 0
+    torch_uvm.disable()
+    gc.collect()
+    torch_uvm._C.request_budget(None, None)
+    torch_uvm.empty_cache()

@@ -1,0 +1,203 @@
+"""`enable(optimizer="deferred")`: the bits of steps at once, with every optimizer and at every budget.
+
+Each program runs twice on the emulated accelerator: without a budget and with steps at once, and under a hard
+budget with steps deferred.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from _deferred import (
+    BUDGET,
+    DEVICE,
+    MIB,
+    OPTIMIZERS,
+    assert_equal,
+    backward,
+    batch,
+    everything,
+    mlp,
+    on_cpu,
+    stepped,
+    versions,
+)
+from _spawn import Spawn
+from torch import nn
+
+import torch_uvm
+from torch_uvm import _C
+
+pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
+
+
+class TestBits:
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_equal_at_every_budget(self, name: str) -> None:
+        def train() -> tuple[list[torch.Tensor], list[int], int]:
+            torch.manual_seed(0)
+            model = mlp(768)
+            optimizer = OPTIMIZERS[name](model.parameters())
+            losses, most = [], 0
+            for _ in range(7):
+                loss = model(torch.randn(32, 768).to("emu")).square().mean()
+                loss.backward()
+                optimizer.step()
+                most = max(most, _C.pending_updates())
+                optimizer.zero_grad()
+                losses.append(loss)
+            return on_cpu([*losses, *everything(model, optimizer)]), versions(model, optimizer), most
+
+        torch_uvm.enable(budget=None)
+        torch_uvm.empty_cache()
+        torch_uvm.reset_peak_memory_stats()
+        wanted, counted, most = train()
+        assert most == 0
+        used = torch_uvm.max_memory_allocated(DEVICE)
+        for part in (1.5, 2, 4):
+            budget = int(used / part)
+            torch_uvm.enable(budget=budget, optimizer="deferred")
+            torch_uvm.reset_residency_stats()
+            torch_uvm.reset_peak_memory_stats()
+            found, found_versions, most = train()
+            assert_equal(found, wanted)
+            assert found_versions == counted
+            assert most == 4
+            figures = torch_uvm.residency_stats()
+            assert figures["failures"] == 0
+            assert figures["written_back"]["bytes"] > 0
+            if figures["over_budget"] == 0:
+                assert figures["peak_device_bytes"][DEVICE] <= budget
+            assert _C.check_residency() is None
+            torch_uvm.enable(budget=None, optimizer="in_place")
+
+    def test_moments_are_not_used_in_place(self) -> None:
+        torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
+        model = mlp(768, 8)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for step in range(10):
+            if step == 1:
+                torch_uvm.reset_residency_stats()
+            model(torch.randn(32, 768).to("emu")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch_uvm.residency_stats()["used_in_place"]["count"] == 0
+        assert torch_uvm.residency_stats()["fetched"]["bytes"] > 0
+
+
+# --- what happens between a step and the next one: generators; what is before a yield comes before the step
+
+
+class TestSteps:
+    def test_hooks_run_at_the_step(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        seen: list[tuple[str, int]] = []
+        optimizer.register_step_pre_hook(lambda *_: seen.append(("before", _C.pending_updates())))
+        optimizer.register_step_post_hook(lambda *_: seen.append(("after", _C.pending_updates())))
+        backward(model)
+        optimizer.step()
+        assert seen == [("before", 0), ("after", 4)]
+
+    def test_a_closure(self) -> None:
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = mlp()
+            optimizer = OPTIMIZERS["sgd"](model.parameters())
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                return backward(model)
+
+            losses: list[Any] = [optimizer.step(closure) for _ in range(4)]  # type: ignore[arg-type]
+            return on_cpu([*losses, *model.parameters()])
+
+        torch_uvm.enable(budget=None)
+        wanted = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        assert_equal(program(), wanted)
+
+    def test_a_gradient_accumulated_over_batches(self) -> None:
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = mlp()
+            optimizer = OPTIMIZERS["adamw fused"](model.parameters())
+            for step in range(9):
+                backward(model)
+                if step % 3 == 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=step < 6)
+            return on_cpu(everything(model, optimizer))
+
+        torch_uvm.enable(budget=None)
+        wanted = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        assert_equal(program(), wanted)
+
+    def test_under_modes_of_the_thread_that_looks(self) -> None:
+        """Autocast, inference, a default device, and hooks on saved tensors are not the update's."""
+
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = mlp()
+            optimizer = OPTIMIZERS["adamw foreach"](model.parameters())
+            results = []
+            for _ in range(3):
+                with torch.autocast("emu", torch.bfloat16), torch.device("cpu"):
+                    loss = model(batch()).float().square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.inference_mode(), torch.autocast("emu", torch.bfloat16):
+                    results.append(model(batch()).float())
+            return on_cpu([*results, *everything(model, optimizer)])
+
+        torch_uvm.enable(budget=None)
+        wanted = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        assert_equal(program(), wanted)
+
+
+class TestOptions:
+    def test_the_environment(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            assert torch_uvm.deferred.chosen() == "deferred"
+            model = torch.nn.Linear(1024, 1024).to("emu")
+            optimizer = torch.optim.SGD(model.parameters())
+            model(torch.ones(2, 1024, device="emu")).sum().backward()
+            optimizer.step()
+            assert torch_uvm._C.pending_updates() == 1
+            torch_uvm.enable(budget="1GiB")  # says nothing of optimizers
+            assert torch_uvm.deferred.chosen() == "deferred"
+            torch_uvm.enable(optimizer="in_place")
+            assert torch_uvm.deferred.chosen() == "in_place"
+            """,
+            env={
+                "TORCH_UVM": "1",
+                "TORCH_UVM_DEVICE": "emu",
+                "TORCH_UVM_CONF": "optimizer:deferred,budget:64MiB",
+            },
+        )
+
+    def test_the_command_line(self, spawn: Spawn) -> None:
+        script = spawn.folder / "script.py"
+        script.write_text("import torch_uvm\nprint(torch_uvm.deferred.chosen())\n")
+        done = spawn(args=["-m", "torch_uvm", "run", "--optimizer", "deferred", str(script)])
+        assert done.stdout.strip() == "deferred"
+        done = spawn(args=["-m", "torch_uvm", "run", "--optimizer", "later", str(script)], check=False)
+        assert done.returncode == 2
+        assert "optimizer='later'" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("wrong", "error"), [("later", ValueError), (True, TypeError), (None, TypeError)]
+    )
+    def test_what_is_refused(self, wrong: Any, error: type[Exception]) -> None:
+        torch_uvm.enable(optimizer="deferred")
+        with pytest.raises(error, match=r'optimizer.*accepted: "in_place" or "deferred"'):
+            torch_uvm.enable(optimizer=wrong)
+        assert torch_uvm.deferred.chosen() == "deferred"

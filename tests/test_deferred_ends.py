@@ -1,0 +1,234 @@
+"""Deferred steps: what runs all that is pending, how long updates hold memory, forks, updates that fail."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from _deferred import (
+    BUDGET,
+    DEVICE,
+    OPTIMIZERS,
+    assert_equal,
+    at_once,
+    backward,
+    everything,
+    first,
+    mlp,
+    on_cpu,
+    stepped,
+)
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C
+
+pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        "end",
+        [
+            torch_uvm.disable,
+            lambda: torch_uvm.enable(optimizer="in_place"),
+            lambda: torch_uvm.set_budget(None),
+            lambda: torch_uvm.set_budget("1GiB"),
+            _C.flush_all_pending,
+        ],
+        ids=["disable", "enable", "no budget", "another budget", "flush"],
+    )
+    def test_nothing_is_pending_afterwards(self, end: Callable[[], None]) -> None:
+        wanted = at_once()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        both = stepped()
+        assert _C.pending_updates() == 4
+        end()
+        assert _C.pending_updates() == 0
+        assert_equal(on_cpu(everything(*both)), wanted)
+
+    def test_a_budget_that_goes_behind_our_back(self) -> None:
+        """What is pending then still runs when somebody looks."""
+        wanted = at_once()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        both = stepped()
+        _C.set_budget(0, None, False)
+        assert _C.pending_updates() == 4
+        assert_equal(on_cpu(everything(*both)), wanted)
+        assert _C.pending_updates() == 0
+
+    def test_a_scope(self) -> None:
+        wanted = at_once()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        torch_uvm.disable()
+        with torch_uvm.enabled():
+            both = stepped()
+            assert _C.pending_updates() == 4
+        assert _C.pending_updates() == 0
+        assert_equal(on_cpu(everything(*both)), wanted)
+
+    def test_some_tensors(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        weights = [p for p in model.parameters() if p.dim() == 2 and p.shape[0] == 512]
+        _C.flush_pending(weights[:2])
+        assert _C.pending_updates() == 2
+        gradient = weights[3].grad
+        assert gradient is not None
+        _C.flush_pending([optimizer.state[weights[2]]["exp_avg_sq"], gradient])
+        assert _C.pending_updates() == 0
+
+    def test_only_what_is_looked_at_runs(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, _ = stepped()
+        for left, layer in zip((3, 2, 1, 0), list(model)[::2], strict=False):  # type: ignore[call-overload]
+            layer.weight.sum()
+            assert _C.pending_updates() == left
+
+    def test_views_and_reads_of_gradients_run_nothing(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, _ = stepped()
+        for parameter in model.parameters():
+            parameter.detach().t()[0].view(-1)
+            parameter.grad.sum()  # type: ignore[union-attr]
+        assert _C.pending_updates() == 4
+
+    def test_parameters_that_the_next_forward_does_not_use(self) -> None:
+        def run() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            models = [mlp(layers=2), mlp(layers=2)]
+            optimizer = torch.optim.AdamW([p for m in models for p in m.parameters()], fused=True)
+            for step in range(6):
+                backward(models[step % 2])
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step % 3 != 0)
+            return on_cpu([*everything(models[0], optimizer), *models[1].parameters()])
+
+        torch_uvm.enable(budget=None)
+        wanted = run()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        assert_equal(run(), wanted)
+
+
+class TestLifetime:
+    def test_what_is_dropped_is_freed(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        gc.collect()
+        before = torch_uvm.memory_allocated(DEVICE) + torch_uvm.residency_stats()["records"]
+        model, optimizer = stepped()
+        gone = weakref.ref(first(model))
+        assert _C.pending_updates() == 4
+        del model, optimizer
+        gc.collect()
+        assert gone() is None
+        assert _C.pending_updates() == 0
+        assert torch_uvm.memory_allocated(DEVICE) + torch_uvm.residency_stats()["records"] == before
+
+    def test_without_its_optimizer_a_model_is_up_to_date(self) -> None:
+        wanted = at_once()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        del optimizer
+        gc.collect()
+        assert _C.pending_updates() == 0
+        found = on_cpu(list(model.state_dict().values()))
+        assert_equal(found, wanted[: len(found)])
+
+    def test_gradients_go_when_their_update_has_run(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        gradient = first(model).grad
+        assert gradient is not None
+        storage = weakref.ref(gradient.untyped_storage())
+        optimizer.zero_grad()
+        del gradient
+        gc.collect()
+        records = torch_uvm.residency_stats()["records"]
+        first(model).sum()
+        gc.collect()
+        assert storage() is None
+        assert torch_uvm.residency_stats()["records"] == records - 1
+
+    def test_at_exit(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import torch, torch_uvm
+            torch_uvm.enable(budget="32MiB", optimizer="deferred")
+            model = torch.nn.Linear(1024, 1024).to("emu")
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            model(torch.ones(2, 1024, device="emu")).sum().backward()
+            optimizer.step()
+            assert torch_uvm._C.pending_updates() == 1
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+
+    def test_children_leave_them_to_the_parent(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import gc, os
+            import torch, torch_uvm
+            torch_uvm.enable(budget="32MiB", optimizer="deferred")
+            model = torch.nn.Linear(1024, 1024).to("emu")
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            model(torch.ones(2, 1024, device="emu")).sum().backward()
+            optimizer.step()
+            child = os.fork()
+            if child == 0:
+                torch.ones(3) + 1
+                del model, optimizer
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert torch_uvm._C.pending_updates() == 1
+            before = model.weight.sum().item()
+            assert torch_uvm._C.pending_updates() == 0
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+
+
+class TestFailures:
+    @pytest.fixture
+    def failing(self) -> Iterator[dict[str, int]]:
+        """The kernel of one of the step's operators: raises while `failing["times"]` lasts."""
+        left = {"times": 0, "calls": 0}
+
+        def square_roots(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            left["calls"] += 1
+            if left["times"] > 0:
+                left["times"] -= 1
+                raise ArithmeticError("on purpose")
+            return [tensor.sqrt() for tensor in tensors]
+
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("_foreach_sqrt", square_roots, "PrivateUse1")
+        yield left
+        library._destroy()
+
+    def test_neither_lost_nor_done_twice(self, failing: dict[str, int]) -> None:
+        wanted = at_once(OPTIMIZERS["adamw foreach"])
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped(OPTIMIZERS["adamw foreach"])
+        failing["times"] = 1000  # what an operator calls tries again
+        with pytest.raises(RuntimeError, match="deferred failed: .*on purpose"):
+            first(model).sum()
+        assert _C.pending_updates() == 4
+        failing["times"] = 1
+        assert_equal(on_cpu(everything(model, optimizer)), wanted)
+        assert _C.pending_updates() == 0
+
+    def test_told_by_the_next_step(self, failing: dict[str, int]) -> None:
+        wanted = at_once(OPTIMIZERS["adamw foreach"])
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped(OPTIMIZERS["adamw foreach"])
+        failing["times"] = 2
+        with pytest.raises(Exception, match="on purpose"):
+            optimizer.step()  # the first of them is tried first
+        with pytest.raises(Exception, match="on purpose"):
+            _C.flush_all_pending()
+        assert _C.pending_updates() == 1  # the others were run
+        assert_equal(on_cpu(everything(model, optimizer)), wanted)
