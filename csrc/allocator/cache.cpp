@@ -102,6 +102,7 @@ Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& 
   reserved->state = BlockState::kAllocated;
   reserved->read_by_host = request.home.is_host();
   ledger.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
+  note_allocated(reserved);
   return reserved;
 }
 

@@ -108,6 +108,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
   std::unique_lock lock(state.mutex);
   state.check_not_forked();
   if (bytes > kLargestRequest) {
+    state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
   const Request request(bytes, home, stream);
@@ -300,6 +301,11 @@ void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Locatio
 void CachingManagedAllocator::set_room_maker(RoomMaker* room_maker) {
   const std::lock_guard lock(state_->mutex);
   state_->room_maker = room_maker;
+}
+
+void CachingManagedAllocator::set_observer(AllocationObserver* observer) {
+  const std::lock_guard lock(state_->mutex);
+  state_->observer = state_->in_forked_child ? nullptr : observer;
 }
 
 AllocatorOptions CachingManagedAllocator::options() const {

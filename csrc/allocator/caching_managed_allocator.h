@@ -62,6 +62,8 @@ class RoomMaker {
   }
 };
 
+class AllocationObserver; // allocator/allocation_observer.h
+
 struct Block; // defined in allocator/block.h; callers hold it as a handle
 
 /// One piece of a segment, as `snapshot` reports it, in address order.
@@ -211,6 +213,7 @@ class CachingManagedAllocator {
   std::size_t take_allocated_peak(int device);
 
   void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
+  void set_observer(AllocationObserver* observer); ///< not owned; is told of nothing once it is taken away by nullptr
   AllocatorOptions options() const;
   void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument for max_split_bytes below 20 MiB
 

@@ -31,6 +31,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       }
     }
   }
+  note_refused(request.requested, request.stream);
   raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request));
 }
 

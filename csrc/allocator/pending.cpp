@@ -26,6 +26,7 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
     std::abort();
   }
   block->tag = nullptr;
+  note_freed(block);
   const Location home = block->lane->home;
   const PoolKind kind = pool_kind(block->segment->size_class);
   if (block->uses.empty() || in_forked_child) { // the child has no device work, and nobody will reuse it there

@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "allocator/allocation_observer.h"
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
 #include "allocator/fork_copies.h"
@@ -102,6 +103,23 @@ struct CachingManagedAllocator::State {
 
   /// Waits for every device whose work, on whatever memory, keeps the host from touching managed memory.
   void wait_for_exclusive_devices();
+
+  // Beside the ledger: what callers get and give back.
+  void note_allocated(const Block* block) noexcept {
+    if (observer != nullptr) {
+      observer->allocated(reinterpret_cast<void*>(block->address), block->requested, block->lane->stream);
+    }
+  }
+  void note_refused(std::size_t requested, Stream stream) noexcept {
+    if (observer != nullptr) {
+      observer->refused(requested, stream);
+    }
+  }
+  void note_freed(const Block* block) noexcept {
+    if (observer != nullptr) {
+      observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->lane->stream);
+    }
+  }
 
   // fork.cpp
   /// Waits for the work that may still write a block, but for that of `finished` streams, which grow.
@@ -199,6 +217,7 @@ struct CachingManagedAllocator::State {
   mutable std::mutex mutex; ///< guards all below
   AllocatorOptions options;
   RoomMaker* room_maker = nullptr;
+  AllocationObserver* observer = nullptr; ///< none in a forked child
   std::vector<Budget> budgets; ///< by device
   const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;

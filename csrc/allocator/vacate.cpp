@@ -114,6 +114,7 @@ class CachingManagedAllocator::State::Places {
     for (const Move& move : found_) {
       const PoolKind pool = pool_kind(move.from->segment->size_class);
       state_.ledger.freed(move.from->lane->home, pool, move.from->bytes, move.from->requested);
+      state_.note_freed(move.from);
       const Request request(move.from->requested, home_, stream_);
       state_.hand_out(move.to, request, lane);
       move.to->uses.swap(move.from->uses);
@@ -185,8 +186,10 @@ void CachingManagedAllocator::stay(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
   const PoolKind pool = pool_kind(move.to->segment->size_class);
   state_->ledger.freed(move.to->lane->home, pool, move.to->bytes, move.to->requested);
+  state_->note_freed(move.to);
   state_->ledger.allocated(move.from->lane->home, pool_kind(move.from->segment->size_class), move.from->bytes,
                            move.from->requested);
+  state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
   move.from->uses.swap(move.to->uses);
   move.from->tag = move.tag;
