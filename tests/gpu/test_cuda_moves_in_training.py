@@ -1,0 +1,5 @@
+"""Moves under autograd, there and back, and of modules, on CUDA."""
+
+from _cuda_cases import run_on_cuda
+
+run_on_cuda("test_moves_in_training", globals())
