@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "allocator/size_classes.h"
-#include "runtime/error.h"
 
 namespace torch_uvm {
 namespace {
@@ -19,45 +18,72 @@ bool is_aligned(const void* ptr, std::size_t alignment) {
 
 } // namespace
 
-void* UpstreamSegmentSource::allocate(std::size_t bytes, Location home) {
-  const Stream stream = home.is_host() ? Stream::host() : Stream::default_of(home.index);
-  const std::size_t alignment = alignment_of(bytes);
-  Allocation taken = upstream_->allocate(bytes, home, stream);
-  if (!is_aligned(taken.ptr, alignment)) {
-    upstream_->free(taken); // it was by chance before: now there is as much more as that takes
-    taken = upstream_->allocate(bytes + alignment - kAllocationAlignment, home, stream);
-  }
-  try {
-    if (!home.is_host()) {
-      runtime_.synchronize_stream(stream);
-    }
-    const std::uintptr_t address = round_up(reinterpret_cast<std::uintptr_t>(taken.ptr), alignment);
-    void* const ptr = reinterpret_cast<void*>(address);
-    const std::lock_guard lock(mutex_);
-    taken_.emplace(ptr, Taken{taken, home});
-    return ptr;
-  } catch (...) {
-    upstream_->free(taken);
-    throw;
+UpstreamSegmentSource::~UpstreamSegmentSource() {
+  wait_for_devices(); // one that fails twice has nothing under way any more
+  for (const Allocation& allocation : freed_) {
+    upstream_->free(allocation);
   }
 }
 
+void* UpstreamSegmentSource::allocate(std::size_t bytes, Location home) {
+  give_back_freed();
+  const std::size_t alignment = alignment_of(bytes);
+  Allocation allocation = upstream_->allocate(bytes, home, Stream::host());
+  if (!is_aligned(allocation.ptr, alignment)) {
+    upstream_->free(allocation); // with as much more as it takes in the worst case it is
+    allocation = upstream_->allocate(bytes + alignment - kAllocationAlignment, home, Stream::host());
+  }
+  void* const ptr = reinterpret_cast<void*>(round_up(reinterpret_cast<std::uintptr_t>(allocation.ptr), alignment));
+  try {
+    Taken taken{allocation};
+    const std::lock_guard lock(mutex_);
+    at_.emplace(ptr, taken.begin());
+    taken_.splice(taken_.end(), taken);
+  } catch (...) {
+    upstream_->free(allocation);
+    throw;
+  }
+  return ptr;
+}
+
 void UpstreamSegmentSource::free(void* ptr) noexcept {
-  Taken taken;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = taken_.find(ptr);
-    taken = found->second;
-    taken_.erase(found);
+    const auto found = at_.find(ptr);
+    freed_.splice(freed_.end(), taken_, found->second);
+    at_.erase(found);
   }
+  give_back_freed();
+}
+
+void UpstreamSegmentSource::give_back_freed() noexcept {
+  Taken freed; // those whose work was queued before the wait, and no others
+  {
+    const std::lock_guard lock(mutex_);
+    freed.swap(freed_);
+  }
+  if (freed.empty()) {
+    return;
+  }
+  if (!wait_for_devices()) {
+    const std::lock_guard lock(mutex_);
+    freed_.splice(freed_.end(), freed);
+    return;
+  }
+  for (const Allocation& allocation : freed) {
+    upstream_->free(allocation);
+  }
+}
+
+bool UpstreamSegmentSource::wait_for_devices() noexcept {
   try {
-    if (!taken.home.is_host()) {
-      runtime_.synchronize_device(taken.home.index);
+    for (int device = 0; device < runtime_.device_count(); ++device) {
+      runtime_.synchronize_device(device);
     }
+    return true;
   } catch (...) {
-    return; // the device has failed: what it may still touch is leaked
+    return false;
   }
-  upstream_->free(taken.allocation);
 }
 
 } // namespace torch_uvm
