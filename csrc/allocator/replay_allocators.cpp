@@ -1,0 +1,70 @@
+// The allocators that a log is replayed on, by name.
+#include <array>
+#include <utility>
+
+#include "allocator/caching_allocator.h"
+#include "allocator/limiting_allocator.h"
+#include "allocator/pool_allocator.h"
+#include "allocator/replay.h"
+#include "allocator/runtime_allocator.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+namespace {
+
+/// With the allocator that everything is taken from already in its place.
+using Make = void (*)(ReplaySubject&, std::shared_ptr<Allocator>, ManagedRuntime&, const ReplayOptions&);
+
+void make_none(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime&, const ReplayOptions&) {
+  subject.allocator = std::move(below);
+}
+
+void make_caching(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
+                  const ReplayOptions& options) {
+  subject.allocator = std::make_shared<CachingAllocator>(runtime, std::move(below), options.cache);
+}
+
+void make_event_per_free(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
+                         const ReplayOptions& options) {
+  make_caching(subject, std::move(below), runtime, options);
+  subject.event_per_free = true;
+}
+
+void make_pool(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
+               const ReplayOptions& options) {
+  const PoolOptions pool{Location::device(0), options.pool_bytes, std::nullopt, options.cache};
+  subject.allocator = std::make_shared<PoolAllocator>(runtime, std::move(below), pool);
+}
+
+constexpr auto kMakers = std::to_array<std::pair<const char*, Make>>({
+    {"none", &make_none},
+    {"event-per-free", &make_event_per_free},
+    {"caching", &make_caching},
+    {"pool", &make_pool},
+});
+
+} // namespace
+
+std::vector<std::string> replay_allocators() {
+  std::vector<std::string> names;
+  for (const auto& [name, make] : kMakers) {
+    names.emplace_back(name);
+  }
+  return names;
+}
+
+ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options) {
+  std::string accepted;
+  for (const auto& [known, make] : kMakers) {
+    if (name == known) {
+      ReplaySubject subject;
+      subject.runtime = std::make_shared<RuntimeAllocator>(runtime);
+      make(subject, std::make_shared<LimitingAllocator>(subject.runtime, options.ceiling), runtime, options);
+      return subject;
+    }
+    accepted += (accepted.empty() ? "" : ", ") + std::string(known);
+  }
+  throw InvalidArgument("no allocator '" + name + "' to replay on; accepted: " + accepted);
+}
+
+} // namespace torch_uvm
