@@ -1,11 +1,12 @@
-"""Who waits for whom in a step of bench_residency.py, on a GPU: kernels and copies by stream, and the compute's gaps.
+"""Who waits for whom in a step of bench_residency.py: kernels and copies by stream, and the compute's gaps.
 
     python benchmarks/profile_residency.py "engine, deferred" "16k tokens, checkpointing" 4162846720 out
 
-Trains until the steps repeat, then profiles two of them. Prints for every stream what it was busy with, for every
-kind of copy its rate, and for each gap of the compute stream which copies ended where the gap does: those it waited
-for; and whether the kernel after it had been launched by then: if not, it waited for the host. The whole trace goes
-to OUT.json.gz (chrome://tracing). The same guard as in bench_residency.py: a limit of 8 GiB, sixteen times that free.
+For a GPU. Trains until the steps repeat, then profiles two of them. Prints for every stream what it was busy
+with, for every kind of copy its rate, and for each gap of the compute stream which copies ended where the gap
+does: those it waited for; and whether the kernel after it had been launched by then: if not, it waited for
+the host. The whole trace goes to OUT.json.gz (chrome://tracing). The same guard as in bench_residency.py: a
+limit of 8 GiB, sixteen times that free.
 """
 
 from __future__ import annotations
@@ -62,9 +63,8 @@ def print_streams(by_stream: dict[int, list[Event]], compute: int) -> None:
     for stream, events in by_stream.items():
         busy = sum(event["dur"] for event in events) / 1e3
         names = Counter(event["name"][:32] for event in events).most_common(3)
-        print(
-            f"stream {stream}{' (compute)' if stream == compute else ''}: {len(events)}, busy {busy:.1f} ms, {names}"
-        )
+        role = " (compute)" if stream == compute else ""
+        print(f"stream {stream}{role}: {len(events)}, busy {busy:.1f} ms, {names}")
     kinds: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for stream, events in by_stream.items():
         for event in events:
@@ -73,9 +73,8 @@ def print_streams(by_stream: dict[int, list[Event]], compute: int) -> None:
     for (stream, name), events in kinds.items():
         ms = sum(event["dur"] for event in events) / 1e3
         count = sum(event["args"].get("bytes", 0) for event in events)
-        print(
-            f"  {name} on {stream}: {len(events)}, {ms:.1f} ms, {count / 1e9:.2f} GB, {count / ms / 1e6:.1f} GB/s"
-        )
+        rate = count / ms / 1e6
+        print(f"  {name} on {stream}: {len(events)}, {ms:.1f} ms, {count / 1e9:.2f} GB, {rate:.1f} GB/s")
 
 
 def print_gaps(by_stream: dict[int, list[Event]], compute: int, launches: dict[int, Event]) -> None:
@@ -92,12 +91,11 @@ def print_gaps(by_stream: dict[int, list[Event]], compute: int, launches: dict[i
                 if abs(end_of(other) - event["ts"]) < NEAR_US
             ]
             launch = launches.get(event["args"].get("correlation", -1))
-            ahead = (
-                "" if launch is None else f", launched {(event['ts'] - end_of(launch)) / 1e3:.2f} ms before"
+            early = (
+                "" if launch is None else f", launched {(event['ts'] - end_of(launch)) / 1e3:.2f} ms ahead"
             )
-            print(
-                f"  {gap / 1e3:6.2f} ms at {(end - begin) / 1e3:8.2f}, before {event['name'][:48]}{ahead}: {ending}"
-            )
+            at = (end - begin) / 1e3
+            print(f"  {gap / 1e3:6.2f} ms at {at:8.2f}, before {event['name'][:48]}{early}: {ending}")
         end = max(end, end_of(event))
     print(f"gaps of the compute stream: {gaps / 1e3:.1f} ms of {(end - begin) / 1e3:.1f}")
 
