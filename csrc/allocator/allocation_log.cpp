@@ -13,8 +13,8 @@
 #include <cstring>
 #include <ctime>
 #include <limits>
+#include <memory>
 #include <string_view>
-#include <system_error>
 
 #include "runtime/error.h"
 
@@ -198,14 +198,17 @@ class AllocationLog::Writer {
 };
 
 AllocationLog::AllocationLog(std::string path) : path_(std::move(path)), forks_(watch_forks()) {
-  filling_.reserve(kBlockRows);
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) {
     throw InvalidArgument("cannot write a log of allocations to '" + path_ + "': " + std::strerror(errno));
   }
+  auto shared = std::make_unique<Shared>();
+  shared_ = shared.get();
   try {
-    thread_ = new std::thread([this] { write_blocks(); });
-  } catch (const std::system_error& error) {
+    shared->filling.reserve(kBlockRows);
+    shared->thread = std::thread([this] { write_blocks(); });
+    shared.release();
+  } catch (const std::exception& error) {
     ::close(file_);
     throw RuntimeFailure("no thread to write the log of allocations '" + path_ + "': " + error.what());
   }
@@ -213,6 +216,9 @@ AllocationLog::AllocationLog(std::string path) : path_(std::move(path)), forks_(
 
 AllocationLog::~AllocationLog() {
   close();
+  if (forks.load(std::memory_order_relaxed) == forks_) {
+    delete shared_;
+  }
 }
 
 void AllocationLog::allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept {
@@ -233,16 +239,16 @@ void AllocationLog::append(Action action, const void* ptr, std::size_t bytes, St
     return;
   }
   const int thread = this_thread(forks_now);
-  std::unique_lock lock(mutex_);
-  room_came_.wait(lock, [&] { return filling_.size() < kBlockRows || closing_; });
-  if (closing_) {
+  std::unique_lock lock(shared_->mutex);
+  shared_->room_came.wait(lock, [&] { return shared_->filling.size() < kBlockRows || shared_->closing; });
+  if (shared_->closing) {
     return;
   }
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now); // under the mutex: rows are in time's order, too
-  filling_.push_back({ptr, bytes, stream, now.tv_sec * 1'000'000 + now.tv_nsec / 1000, thread, action});
-  if (filling_.size() == kBlockRows / 2) {
-    rows_came_.notify_one();
+  shared_->filling.push_back({ptr, bytes, stream, now.tv_sec * 1'000'000 + now.tv_nsec / 1000, thread, action});
+  if (shared_->filling.size() == kBlockRows / 2) {
+    shared_->rows_came.notify_one();
   }
 }
 
@@ -254,28 +260,28 @@ void AllocationLog::write_blocks() noexcept {
     Writer writer(file_, end_);
     while (!last) {
       {
-        std::unique_lock lock(mutex_);
-        rows_came_.wait_for(lock, std::chrono::seconds(1),
-                            [&] { return filling_.size() >= kBlockRows / 2 || closing_; });
-        last = closing_;
-        block.swap(filling_);
+        std::unique_lock lock(shared_->mutex);
+        shared_->rows_came.wait_for(lock, std::chrono::seconds(1),
+                                    [&] { return shared_->filling.size() >= kBlockRows / 2 || shared_->closing; });
+        last = shared_->closing;
+        block.swap(shared_->filling);
       }
-      room_came_.notify_all();
+      shared_->room_came.notify_all();
       writer.write(block);
       block.clear();
     }
   } catch (const std::exception& error) { // no memory for text
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(shared_->mutex);
     end_.error = error.what();
     end_.lost += block.size();
     while (true) { // nobody is to wait for room in vain
-      end_.lost += filling_.size();
-      filling_.clear();
-      room_came_.notify_all();
-      if (closing_) {
+      end_.lost += shared_->filling.size();
+      shared_->filling.clear();
+      shared_->room_came.notify_all();
+      if (shared_->closing) {
         return;
       }
-      rows_came_.wait_for(lock, std::chrono::seconds(1));
+      shared_->rows_came.wait_for(lock, std::chrono::seconds(1));
     }
   }
 }
@@ -288,16 +294,14 @@ AllocationLogEnd AllocationLog::close() noexcept {
     }
     return {};
   }
-  if (thread_ != nullptr) {
+  if (shared_->thread.joinable()) {
     {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
+      const std::lock_guard lock(shared_->mutex);
+      shared_->closing = true;
     }
-    rows_came_.notify_one();
-    room_came_.notify_all();
-    thread_->join();
-    delete thread_;
-    thread_ = nullptr;
+    shared_->rows_came.notify_one();
+    shared_->room_came.notify_all();
+    shared_->thread.join();
     if (::close(file_) != 0 && end_.error.empty()) {
       end_.error = std::strerror(errno);
     }

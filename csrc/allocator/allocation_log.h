@@ -74,6 +74,13 @@ class AllocationLog final : public AllocationObserver {
     Action action;
   };
   class Writer;
+  struct Shared {
+    std::mutex mutex; ///< guards the next three
+    std::condition_variable rows_came, room_came;
+    std::vector<Row> filling;
+    bool closing = false;
+    std::thread thread;
+  };
 
   void append(Action action, const void* ptr, std::size_t bytes, Stream stream) noexcept;
   void write_blocks() noexcept; ///< what the thread does
@@ -81,12 +88,10 @@ class AllocationLog final : public AllocationObserver {
   const std::string path_;
   const unsigned forks_; ///< that this process had been through when the log was made
   int file_ = -1;
-  std::mutex mutex_; ///< guards the next four
-  std::condition_variable rows_came_, room_came_;
-  std::vector<Row> filling_;
-  bool closing_ = false;
   AllocationLogEnd end_; ///< the thread's until it is joined
-  std::thread* thread_ = nullptr; ///< leaked in a forked child, where it cannot be joined
+  /// Leaked in a forked child: the thread cannot be joined there, and a condition that was waited for when the process
+  /// was copied is waited for ever.
+  Shared* shared_ = nullptr;
 };
 
 } // namespace torch_uvm

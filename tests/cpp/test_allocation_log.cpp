@@ -384,26 +384,30 @@ TEST(a_disk_that_becomes_full_leaves_whole_rows) {
 TEST(a_forked_child_leaves_the_log_alone) {
   const ScratchFile file;
   Rig rig;
-  auto* const log = new AllocationLog(file.path()); // the child's copy cannot be destroyed twice
+  auto* const log = new AllocationLog(file.path());
   rig.memory.set_observer(log);
-  Block* const block = rig.memory.allocate(100, kDevice, kStream);
-  rig.memory.before_fork();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    rig.memory.after_fork_in_child();
+  constexpr int kTurns = 20; // whatever its thread is at as the process is copied
+  for (int turn = 0; turn < kTurns; ++turn) {
+    Block* const block = rig.memory.allocate(100, kDevice, kStream);
+    rig.memory.before_fork();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      rig.memory.after_fork_in_child();
+      rig.memory.free(block);
+      log->allocated(&rig, 5, kStream);
+      const AllocationLogEnd end = log->close();
+      delete log;
+      ::_exit(end.error.empty() && end.rows == 0 ? 0 : 1);
+    }
+    rig.memory.after_fork_in_parent();
+    CHECK(child > 0);
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     rig.memory.free(block);
-    log->allocated(&rig, 5, kStream);
-    const AllocationLogEnd end = log->close();
-    ::_exit(end.error.empty() && end.rows == 0 ? 0 : 1);
   }
-  rig.memory.after_fork_in_parent();
-  CHECK(child > 0);
-  int status = -1;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  rig.memory.free(block);
   rig.memory.set_observer(nullptr);
-  CHECK_EQ(log->close().rows, std::uint64_t{2});
+  CHECK_EQ(log->close().rows, std::uint64_t{2 * kTurns});
   delete log;
   CHECK(replayed(rows_of(file)).empty());
 }
