@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <span>
+#include <map>
 
 #include "runtime/error.h"
 
@@ -74,12 +74,19 @@ class Streams {
 
 /// One time through a log.
 class Pass {
+  struct Held {
+    Allocation allocation;
+    Allocator* owner = nullptr; ///< none: freed, or not allocated yet
+  };
+
  public:
   Pass(const ReplayLog& log, const Streams& streams, ReplaySubject subject)
       : log_(log), streams_(streams), subject_(std::move(subject)), held_(log.allocations) {}
   ~Pass() {
-    for (const Allocation& allocation : held_) {
-      subject_.allocator->free(allocation);
+    for (const Held& held : held_) {
+      if (held.owner != nullptr) {
+        held.owner->free(held.allocation);
+      }
     }
   }
   Pass(const Pass&) = delete;
@@ -96,29 +103,34 @@ class Pass {
   /// \param after called after each row
   template <typename After>
   void do_next(std::size_t count, After&& after) {
-    Allocator& allocator = *subject_.allocator;
+    Allocator* const inner = subject_.allocator.get();
+    Allocator* const outer = subject_.outside == nullptr ? inner : subject_.outside.get();
     const std::size_t end = std::min(at_ + count, log_.events.size());
     for (; at_ < end; ++at_) {
       const ReplayEvent& event = log_.events[at_];
       switch (event.kind) {
         case Kind::kAllocate: {
           const Stream stream = streams_[event.stream];
-          held_[event.allocation] = allocator.allocate(event.bytes, Location{stream.device}, stream);
+          const Location home{stream.device};
+          Allocator* const owner = inside_ && home == subject_.home ? inner : outer;
+          held_[event.allocation] = {owner->allocate(event.bytes, home, stream), owner};
           break;
         }
         case Kind::kFree:
           if (subject_.event_per_free) {
             recorded_ += streams_.record(event.stream) ? 1 : 0;
           }
-          allocator.free(held_[event.allocation]);
-          held_[event.allocation] = Allocation{};
+          held_[event.allocation].owner->free(held_[event.allocation].allocation);
+          held_[event.allocation].owner = nullptr;
           break;
         case Kind::kIterationBegins:
+          inside_ = true;
           if (subject_.begin_iteration) {
             subject_.begin_iteration();
           }
           continue;
         case Kind::kIterationEnds:
+          inside_ = false;
           if (subject_.end_iteration) {
             subject_.end_iteration();
           }
@@ -140,8 +152,9 @@ class Pass {
   const ReplayLog& log_;
   const Streams& streams_;
   const ReplaySubject subject_;
-  std::vector<Allocation> held_;
+  std::vector<Held> held_;
   std::size_t at_ = 0;
+  bool inside_ = false; ///< of an iteration
   std::int64_t recorded_ = 0;
 };
 
@@ -187,6 +200,17 @@ double timed(Pass& pass, const ReplayLog& log, const std::function<void(std::siz
 
 std::size_t ReplayLog::rows() const {
   return static_cast<std::size_t>(std::ranges::count_if(events, is_row));
+}
+
+Location ReplayLog::busiest_home() const {
+  std::map<Location, double> bytes;
+  for (const ReplayEvent& event : events) {
+    if (event.kind == Kind::kAllocate) {
+      bytes[Location{streams.at(event.stream).device}] += static_cast<double>(event.bytes);
+    }
+  }
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; });
+  return most == bytes.end() ? Location::host() : most->first;
 }
 
 void ReplayLog::check(const ManagedRuntime& runtime) const {

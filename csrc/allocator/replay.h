@@ -37,6 +37,7 @@ struct ReplayLog {
   ///         that do not alternate, and streams of devices that the runtime does not have
   void check(const ManagedRuntime& runtime) const;
   std::size_t rows() const; ///< events that are rows
+  Location busiest_home() const; ///< of the most bytes allocated; the host where there are none
 };
 
 /// What a log is replayed on.
@@ -44,13 +45,17 @@ struct ReplaySubject {
   std::shared_ptr<Allocator> runtime; ///< below all: what it has given out is what is reserved
   std::vector<std::shared_ptr<Allocator>> layers; ///< between, each of which counts its own events
   std::shared_ptr<Allocator> allocator; ///< above all
+  /// What serves requests outside of iterations, and those for other homes than the options'; none: `allocator` does.
+  std::shared_ptr<Allocator> outside;
+  Location home; ///< the options'
   std::function<void()> begin_iteration, end_iteration; ///< none: iterations are nothing to it
   bool event_per_free = false; ///< an event is recorded at each free, and nothing made of it
 };
 
 struct ReplayOptions {
+  Location home; ///< that pools and arenas are for
   std::size_t ceiling = 0; ///< bytes of managed memory that a replay may have at once; the runtime's limit comes first
-  std::size_t pool_bytes = 0; ///< that a pool begins with
+  std::size_t initial = 0; ///< bytes that a pool and an arena begin with
   AllocatorOptions cache;
 };
 

@@ -32,7 +32,7 @@ void make_event_per_free(ReplaySubject& subject, std::shared_ptr<Allocator> belo
 
 void make_pool(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
                const ReplayOptions& options) {
-  const PoolOptions pool{Location::device(0), options.pool_bytes, std::nullopt, options.cache};
+  const PoolOptions pool{options.home, options.initial, std::nullopt, options.cache};
   subject.allocator = std::make_shared<PoolAllocator>(runtime, std::move(below), pool);
 }
 
@@ -58,6 +58,7 @@ ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, con
   for (const auto& [known, make] : kMakers) {
     if (name == known) {
       ReplaySubject subject;
+      subject.home = options.home;
       subject.runtime = std::make_shared<RuntimeAllocator>(runtime);
       make(subject, std::make_shared<LimitingAllocator>(subject.runtime, options.ceiling), runtime, options);
       return subject;

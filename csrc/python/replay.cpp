@@ -92,14 +92,14 @@ py::bytes raw(const std::vector<std::size_t>& numbers) {
 
 py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const py::buffer& allocations,
                    const py::buffer& bytes, const py::buffer& streams, const std::vector<std::uint64_t>& logged_streams,
-                   std::uint32_t count, std::size_t ceiling, std::size_t pool_bytes, int repeat,
+                   std::uint32_t count, std::size_t ceiling, std::size_t initial, int repeat,
                    const py::object& progress) {
   const ReplayLog log = log_of(kinds, allocations, bytes, streams, logged_streams, count);
   ReplayResult result;
   {
     const py::gil_scoped_release no_gil;
     ManagedRuntime& runtime = Context::get().runtime();
-    const ReplayOptions options{ceiling, pool_bytes, Context::get().options().allocator};
+    const ReplayOptions options{log.busiest_home(), ceiling, initial, Context::get().options().allocator};
     const auto make = [&] { return make_subject(allocator, runtime, options); };
     const auto tell = [&](std::size_t done, std::size_t of) {
       const py::gil_scoped_acquire gil;
@@ -145,7 +145,7 @@ void bind_replay(py::module_& module) {
   });
   module.def("replay_allocators", &replay_allocators);
   module.def("replay", &replay_on, py::arg("allocator"), py::arg("kinds"), py::arg("allocations"), py::arg("bytes"),
-             py::arg("streams"), py::arg("logged_streams"), py::arg("count"), py::arg("ceiling"), py::arg("pool_bytes"),
+             py::arg("streams"), py::arg("logged_streams"), py::arg("count"), py::arg("ceiling"), py::arg("initial"),
              py::arg("repeat"), py::arg("progress") = py::none());
 }
 
