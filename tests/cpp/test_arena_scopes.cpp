@@ -1,0 +1,309 @@
+// The arena's resets and marks: what they give up, what outlives them, what waits for other streams.
+#include "arena_rig.h"
+
+using namespace face;
+
+// --- reset --------------------------------------------------------------------------------------------------
+
+TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
+  ArenaRig rig;
+  const auto iteration = [&] {
+    std::vector<Allocation> held;
+    for (std::size_t i = 0; i < 300; ++i) {
+      held.push_back(rig.allocate(1 + i * 40));
+    }
+    for (const Allocation& allocation : held) {
+      rig.arena.free(allocation);
+    }
+    CHECK(rig.arena.reset() == kNothing);
+    return address(held.front());
+  };
+  iteration();
+  CHECK(rig.asked() > 3); // blocks were chained,
+  const std::uintptr_t at = iteration();
+  CHECK_EQ(rig.blocks(), 1); // and are one now
+  const std::int64_t asked = rig.asked();
+  rig.calls().clear_calls();
+  for (int turn = 0; turn < 5; ++turn) {
+    CHECK_EQ(iteration(), at);
+  }
+  CHECK_EQ(rig.asked(), asked);
+  CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
+}
+
+TEST(what_outlives_a_reset_keeps_its_block) {
+  ArenaRig rig;
+  const Allocation kept = rig.allocate(1000), also = rig.allocate(24);
+  rig.bump(5000);
+  fill(kept, 9);
+  CHECK((rig.arena.reset() == Outlived{2, 1024}));
+  CHECK_EQ(rig.blocks(), 1);
+  const Allocation next = rig.allocate(60 * KiB); // of another block
+  fill(next, 1);
+  CHECK(!overlap(kept, next));
+  CHECK_EQ(rig.blocks(), 2);
+  CHECK((rig.arena.reset() == Outlived{1, 60 * KiB})); // the others were given up before
+  rig.arena.free(next);
+  CHECK_EQ(rig.blocks(), 1);
+  expect_filled(kept, 9);
+  rig.arena.free(kept);
+  CHECK_EQ(rig.blocks(), 1);
+  rig.arena.free(also); // the last one
+  CHECK_EQ(rig.blocks(), 0);
+  CHECK_EQ(rig.arena.figures().reserved_bytes, 0);
+}
+
+TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
+  ArenaRig rig;
+  Allocation loss;
+  std::int64_t reserved = 0;
+  for (int turn = 0; turn < 40; ++turn) {
+    for (int i = 0; i < 50; ++i) {
+      rig.bump(6000);
+    }
+    const Allocation next = rig.allocate(4);
+    rig.arena.free(std::exchange(loss, next));
+    CHECK((rig.arena.reset() == Outlived{1, 4}));
+    if (turn == 4) {
+      reserved = rig.arena.figures().peak_reserved_bytes;
+    }
+  }
+  CHECK_EQ(rig.arena.figures().peak_reserved_bytes, reserved);
+  rig.arena.free(loss);
+}
+
+TEST(a_release_takes_what_nobody_has) {
+  ArenaRig rig;
+  rig.bump(40 * KiB);
+  const Allocation held = rig.allocate(40 * KiB); // of the second block
+  CHECK_EQ(rig.arena.release(), 64 * KiB);
+  CHECK_EQ(rig.blocks(), 1);
+  const std::uintptr_t next = rig.at();
+  CHECK_EQ(next, address(held) + 40 * KiB);
+  rig.arena.free(held);
+  CHECK_EQ(rig.arena.release(), 128 * KiB);
+  CHECK_EQ(rig.arena.release(), std::size_t{0});
+  CHECK_EQ(rig.blocks(), 0);
+}
+
+// --- marks --------------------------------------------------------------------------------------------------
+
+TEST(a_pop_goes_back_to_its_push) {
+  ArenaRig rig;
+  const Stream other = rig.stream();
+  const Allocation before = rig.allocate(1000);
+  fill(before, 1);
+  const std::uintptr_t at = rig.at();
+  const Arena::Mark outer = rig.arena.push();
+  rig.bump(3000);
+  rig.bump(500, other);
+  std::uintptr_t inside = rig.at();
+  for (int turn = 0; turn < 3; ++turn) {
+    const Arena::Mark inner = rig.arena.push();
+    CHECK_EQ(rig.at(), inside + 256);
+    rig.bump(7000);
+    rig.arena.pop(rig.arena.push()); // of nothing
+    CHECK(rig.arena.pop(inner) == kNothing);
+    CHECK_EQ(rig.at(), inside + 256);
+    rig.arena.pop(rig.arena.push());
+    const Arena::Mark last = rig.arena.push();
+    CHECK(last != inner);
+    rig.arena.pop(last);
+    inside += 256; // where `at` looked
+  }
+  rig.arena.pop(outer);
+  CHECK_EQ(rig.at(), at + 256);
+  expect_filled(before, 1);
+  rig.arena.free(before);
+}
+
+TEST(a_scope_that_repeats_asks_the_upstream_once) {
+  ArenaRig rig;
+  rig.bump(50 * KiB);
+  for (int turn = 0; turn < 4; ++turn) {
+    const Arena::Mark mark = rig.arena.push();
+    for (int i = 0; i < 8; ++i) {
+      rig.bump(60 * KiB); // of blocks of their own
+    }
+    CHECK(rig.arena.pop(mark) == kNothing);
+  }
+  const std::int64_t asked = rig.asked();
+  for (int turn = 0; turn < 4; ++turn) {
+    const Arena::Mark mark = rig.arena.push();
+    for (int i = 0; i < 8; ++i) {
+      rig.bump(60 * KiB);
+    }
+    rig.arena.pop(mark);
+  }
+  CHECK_EQ(rig.asked(), asked);
+}
+
+TEST(what_outlives_a_pop_stays_where_it_is) {
+  ArenaRig rig;
+  rig.bump(1000);
+  const Arena::Mark outer = rig.arena.push();
+  rig.bump(1000);
+  const Arena::Mark inner = rig.arena.push();
+  rig.bump(1000);
+  const Allocation kept = rig.allocate(700);
+  fill(kept, 4);
+  const Arena::Mark innermost = rig.arena.push();
+  rig.bump(4000);
+  CHECK(rig.arena.pop(innermost) == kNothing);
+  CHECK_EQ(rig.at(), address(kept) + 768);
+  CHECK((rig.arena.pop(inner) == Outlived{1, 700}));
+  CHECK(rig.at() > address(kept)); // it is the outer scope's now
+  CHECK((rig.arena.pop(outer) == Outlived{1, 700}));
+  CHECK(rig.at() > address(kept));
+  expect_filled(kept, 4);
+  rig.arena.free(kept);
+  CHECK(rig.arena.reset() == kNothing);
+  CHECK_EQ(rig.blocks(), 1);
+}
+
+TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
+  ArenaRig rig;
+  const Arena::Mark outer = rig.arena.push();
+  const std::uintptr_t at = rig.at();
+  const Arena::Mark inner = rig.arena.push();
+  const Allocation kept = rig.allocate(700);
+  CHECK((rig.arena.pop(inner) == Outlived{1, 700}));
+  rig.arena.free(kept);
+  CHECK(rig.arena.pop(outer) == kNothing);
+  CHECK_EQ(rig.at(), at);
+}
+
+TEST(what_was_there_before_a_push_may_go_within) {
+  ArenaRig rig;
+  const Allocation before = rig.allocate(700);
+  const Arena::Mark mark = rig.arena.push();
+  const Allocation inside = rig.allocate(100);
+  rig.arena.free(before);
+  CHECK((rig.arena.pop(mark) == Outlived{1, 100})); // not none, though as many are left as there were
+  rig.arena.free(inside);
+}
+
+TEST(marks_are_popped_in_order) {
+  ArenaRig rig;
+  const auto refused = [&](Arena::Mark mark, const std::string& why) {
+    try {
+      rig.arena.pop(mark);
+      harness::fail(__FILE__, __LINE__, "it was popped");
+    } catch (const InvalidArgument& error) {
+      CHECK(std::string(error.what()).find("mark " + std::to_string(mark)) != std::string::npos);
+      CHECK(std::string(error.what()).find(why) != std::string::npos);
+    }
+  };
+  refused(1, "not open");
+  const Arena::Mark outer = rig.arena.push(), inner = rig.arena.push();
+  refused(outer, "mark " + std::to_string(inner) + " comes first");
+  rig.arena.pop(inner);
+  refused(inner, "not open");
+  rig.arena.reset(); // closes what is open
+  refused(outer, "not open");
+}
+
+// --- other streams --------------------------------------------------------------------------------------------
+
+TEST(another_stream_is_waited_for_by_one_event) {
+  ArenaRig rig;
+  const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
+  const std::uintptr_t of_a = rig.at(a), of_c = rig.at(c);
+  for (const Stream own : {a, c}) {
+    for (int i = 0; i < 10; ++i) {
+      const Allocation shared = rig.allocate(100, own);
+      rig.arena.record_stream(shared, b);
+      rig.arena.free(shared);
+    }
+  }
+  const Event work = rig.busy(b);
+  rig.calls().clear_calls();
+  CHECK(rig.arena.reset() == kNothing);
+  CHECK_EQ(rig.calls().count("record_event"), std::size_t{1});
+  CHECK_EQ(rig.calls().count("wait_event"), std::size_t{2}); // one for each chain
+  CHECK_EQ(rig.arena.figures().events_recorded, 1);
+  CHECK(!rig.runtime->query_event(work)); // the host went on
+  CHECK_EQ(rig.at(a), of_a);
+  CHECK_EQ(rig.at(c), of_c);
+  for (const Stream own : {a, c}) {
+    CHECK(!rig.runtime->query_event(rig.mark(own)));
+  }
+  rig.calls().clear_calls();
+  rig.arena.reset(); // nobody named b since
+  CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
+}
+
+TEST(an_idle_stream_needs_no_event) {
+  ArenaRig rig;
+  const Stream b = rig.stream();
+  const Allocation shared = rig.allocate(100);
+  rig.arena.record_stream(shared, b);
+  rig.arena.free(shared);
+  rig.arena.reset();
+  CHECK_EQ(rig.arena.figures().events_recorded, 0);
+  CHECK_EQ(rig.calls().count("create_event"), std::size_t{0});
+}
+
+TEST(the_host_waits_before_its_chain_is_used_again) {
+  ArenaRig rig;
+  const Allocation shared = rig.allocate(100, Stream::host());
+  rig.arena.record_stream(shared, kStream);
+  rig.arena.free(shared);
+  const Event work = rig.busy(kStream);
+  rig.arena.reset();
+  CHECK(rig.runtime->query_event(work));
+}
+
+TEST(a_pop_waits_for_the_streams_of_its_scope_alone) {
+  ArenaRig rig;
+  const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
+  Allocation shared = rig.allocate(100, a);
+  rig.arena.record_stream(shared, b);
+  rig.arena.free(shared);
+  rig.busy(b);
+  const Arena::Mark first = rig.arena.push();
+  rig.bump(100, a);
+  rig.arena.pop(first);
+  CHECK_EQ(rig.arena.figures().events_recorded, 0);
+  const Arena::Mark second = rig.arena.push();
+  shared = rig.allocate(100, a);
+  rig.arena.record_stream(shared, c);
+  rig.arena.free(shared);
+  const Event work = rig.busy(c);
+  rig.arena.pop(second);
+  CHECK_EQ(rig.arena.figures().events_recorded, 1);
+  CHECK(!rig.runtime->query_event(work) && !rig.runtime->query_event(rig.mark(a)));
+}
+
+TEST(the_upstream_waits_for_a_block_that_is_given_back) {
+  ArenaRig rig;
+  const Stream a = rig.stream(), b = rig.stream();
+  const Allocation kept = rig.allocate(12 * MiB, a);
+  rig.arena.record_stream(kept, b);
+  CHECK((rig.arena.reset() == Outlived{1, 12 * MiB}));
+  const Event work = rig.busy(b);
+  rig.arena.free(kept);
+  CHECK_EQ(rig.blocks(), 0);
+  expect_reuse_after(rig, work, kept, *rig.upstream, a);
+}
+
+TEST(where_no_event_can_be_had_the_memory_is_not_used_again) {
+  for (const char* const call : {"query_stream", "create_event", "record_event", "wait_event"}) {
+    for (const bool scoped : {false, true}) {
+      ArenaRig rig;
+      const Stream a = rig.stream(), b = rig.stream();
+      const Arena::Mark mark = rig.arena.push();
+      const Allocation shared = rig.allocate(1000, a);
+      rig.arena.record_stream(shared, b);
+      rig.arena.free(shared);
+      const Event work = rig.busy(b);
+      rig.calls().fail(call, 1);
+      CHECK((scoped ? rig.arena.pop(mark) : rig.arena.reset()) == kNothing);
+      CHECK(rig.calls().count(call) > 0);
+      expect_reuse_after(rig, work, shared, *rig.allocator, a);
+      CHECK(!rig.runtime->query_event(work));
+    }
+  }
+}
+
+HARNESS_MAIN()
