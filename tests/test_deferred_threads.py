@@ -94,39 +94,62 @@ class TestStreams:
     STEPS = """
         import ctypes
         torch_uvm.enable(budget="10MiB", optimizer="deferred")
-        layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(3)).to("emu")
+        library = torch.library.Library("aten", "IMPL")
+        copied = []
+
+        def addcdiv(tensors, left, right, scalars):
+            # The emulated accelerator's kernels are done when they return. A GPU's are not, nor is the end of this.
+            results = torch._foreach_addcdiv(tensors, left, right, scalars)
+            for tensor, result in zip(tensors, results):
+                copied.append(result.cpu().pin_memory())  # whose end would wait for the copy
+                tensor.copy_(copied[-1], non_blocking=True)
+
+        library.impl("_foreach_addcdiv_.ScalarList", addcdiv, "PrivateUse1")
+        layers = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(3)).to("emu")
         optimizer = torch.optim.AdamW(layers.parameters(), foreach=True)
         side, other = emu.Stream(), emu.Stream()
         expected = [p.detach().cpu() for p in layers.parameters()]
         mirror = torch.optim.AdamW(expected, foreach=True)
+
+        def differ(stream):
+            with stream:  # what was written last comes first: it is the most likely to be under way
+                found = [layer.weight.detach().cpu() for layer in reversed(layers)]
+            return not all(map(torch.equal, found, expected[::-1]))
+
         flags = 0
-        for step in range(3):
+        for look in ("another stream", "the host", "the stream that runs them", "no budget any more"):
+            main = emu.current_stream()
             for p, e in zip(layers.parameters(), expected):
-                e.grad = torch.full_like(e, step + 1.0)
-                p.grad = torch.full_like(p, step + 1.0)
+                e.grad = torch.randn_like(e)
+                p.grad = e.grad.to("emu")
             mirror.step()
-            side.wait_stream(emu.current_stream())
+            side.wait_stream(main)
             with side:
                 optimizer.step()
             assert torch_uvm._C.pending_updates() == 3
-            other.wait_stream(side)
-            emu.current_stream().wait_stream(side)
+            for stream in (main, other):
+                stream.wait_stream(side)
             optimizer.zero_grad()
-            if step == 1:
-                torch.accelerator.synchronize()
-                weight = layers[0].weight
-                address = weight.data_ptr()  # the host has waited: it may read
-                copy = torch.empty(512, 512)
-                ctypes.memmove(copy.data_ptr(), address, copy.nbytes)
-                flags |= 4 * (not torch.equal(copy, expected[0]))
-            first = [p.detach().sum() for p in layers.parameters()]  # runs the updates, on `side`
-            with other:
-                found = [p.detach().cpu() for p in layers.parameters()]
-            emu.current_stream().wait_stream(other)
-            side.wait_stream(other)
-            flags |= 1 * (not all(map(torch.equal, found, expected)))
-            sums = torch.stack([e.sum() for e in expected])
-            flags |= 2 * (not torch.allclose(torch.stack(first).cpu(), sums))
+            if look == "the host":
+                torch.accelerator.synchronize()  # so it may read what is at an address
+            if look != "no budget any more":
+                torch_uvm._C.flush_all_pending()  # runs them on `side`, and waits for nothing
+            else:
+                torch_uvm.set_budget(None)
+            assert torch_uvm._C.pending_updates() == 0
+            if look == "another stream":
+                flags |= 1 * differ(other)
+            elif look == "the host":
+                for layer, e in zip(reversed(layers), expected[::-1]):
+                    copy = torch.empty(512, 512)
+                    ctypes.memmove(copy.data_ptr(), layer.weight.data_ptr(), copy.nbytes)
+                    flags |= 2 * (not torch.equal(copy, e))
+            elif look == "the stream that runs them":
+                flags |= 4 * differ(main)
+            else:
+                flags |= 8 * differ(other)
+            torch.accelerator.synchronize()
+            flags |= 16 * differ(main)
         return flags
     """
 
