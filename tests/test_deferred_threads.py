@@ -98,7 +98,7 @@ class TestStreams:
         copied = []
 
         def addcdiv(tensors, left, right, scalars):
-            # The emulated accelerator's kernels are done when they return. A GPU's are not, nor is the end of this.
+            # Kernels of the emulated accelerator are done when they return. A GPU's are not, nor is this.
             results = torch._foreach_addcdiv(tensors, left, right, scalars)
             for tensor, result in zip(tensors, results):
                 copied.append(result.cpu().pin_memory())  # whose end would wait for the copy
