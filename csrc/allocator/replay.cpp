@@ -125,6 +125,7 @@ class Pass {
           break;
         case Kind::kIterationBegins:
           inside_ = true;
+          began_ = Clock::now();
           if (subject_.begin_iteration) {
             subject_.begin_iteration();
           }
@@ -134,10 +135,19 @@ class Pass {
           if (subject_.end_iteration) {
             subject_.end_iteration();
           }
+          last_iteration_ = Clock::now() - began_;
           continue;
       }
       after(event);
     }
+  }
+
+  /// Time that was spent elsewhere between two calls of do_next.
+  void leave_out(Clock::duration elsewhere) {
+    began_ += elsewhere;
+  }
+  Clock::duration last_iteration() const {
+    return last_iteration_;
   }
 
   std::int64_t events_recorded() const {
@@ -155,6 +165,8 @@ class Pass {
   std::vector<Held> held_;
   std::size_t at_ = 0;
   bool inside_ = false; ///< of an iteration
+  Clock::time_point began_; ///< the iteration
+  Clock::duration last_iteration_{};
   std::int64_t recorded_ = 0;
 };
 
@@ -190,8 +202,10 @@ double timed(Pass& pass, const ReplayLog& log, const std::function<void(std::siz
   while (pass.at() < log.events.size()) {
     const Clock::time_point begin = Clock::now();
     pass.do_next(kPiece, [](const ReplayEvent&) {});
-    spent += Clock::now() - begin;
+    const Clock::time_point end = Clock::now();
+    spent += end - begin;
     done(pass.at());
+    pass.leave_out(Clock::now() - end);
   }
   return std::chrono::duration<double>(spent).count();
 }
@@ -200,6 +214,15 @@ double timed(Pass& pass, const ReplayLog& log, const std::function<void(std::siz
 
 std::size_t ReplayLog::rows() const {
   return static_cast<std::size_t>(std::ranges::count_if(events, is_row));
+}
+
+std::size_t ReplayLog::rows_of_last_iteration() const {
+  std::size_t rows = 0, last = 0;
+  for (const ReplayEvent& event : events) {
+    rows = event.kind == Kind::kIterationBegins ? 0 : rows + (is_row(event) ? 1 : 0);
+    last = event.kind == Kind::kIterationEnds ? rows : last;
+  }
+  return last;
 }
 
 Location ReplayLog::busiest_home() const {
@@ -259,6 +282,7 @@ ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::fu
   const Streams streams(log.streams, runtime);
   ReplayResult result;
   result.calls = log.rows();
+  result.last_iteration_calls = log.rows_of_last_iteration();
   const std::size_t all = log.events.size() * static_cast<std::size_t>(std::max(repeat, 0) + 1);
   for (int turn = 0; turn <= repeat; ++turn) {
     const auto done = [&](std::size_t events) {
@@ -276,6 +300,7 @@ ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::fu
         look(*pass, log, result, done);
       } else {
         result.seconds.push_back(timed(*pass, log, done));
+        result.last_iteration_seconds.push_back(std::chrono::duration<double>(pass->last_iteration()).count());
       }
     } catch (const OutOfMemory& error) {
       result.failure = error.what();

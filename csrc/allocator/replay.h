@@ -37,6 +37,7 @@ struct ReplayLog {
   ///         that do not alternate, and streams of devices that the runtime does not have
   void check(const ManagedRuntime& runtime) const;
   std::size_t rows() const; ///< events that are rows
+  std::size_t rows_of_last_iteration() const;
   Location busiest_home() const; ///< of the most bytes allocated; the host where there are none
 };
 
@@ -68,6 +69,8 @@ ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, con
 struct ReplayResult {
   std::string description; ///< of the allocator
   std::vector<double> seconds; ///< in the allocator, of each repetition
+  std::vector<double> last_iteration_seconds; ///< of these, those of the last iteration and its end; 0 for none
+  std::size_t last_iteration_calls = 0;
   std::size_t calls = 0; ///< of allocate and free
   std::size_t peak_live = 0;
   std::size_t peak_reserved = 0;

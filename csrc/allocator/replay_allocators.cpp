@@ -1,7 +1,9 @@
 // The allocators that a log is replayed on, by name.
+#include <algorithm>
 #include <array>
 #include <utility>
 
+#include "allocator/arena.h"
 #include "allocator/caching_allocator.h"
 #include "allocator/limiting_allocator.h"
 #include "allocator/pool_allocator.h"
@@ -36,11 +38,24 @@ void make_pool(ReplaySubject& subject, std::shared_ptr<Allocator> below, Managed
   subject.allocator = std::make_shared<PoolAllocator>(runtime, std::move(below), pool);
 }
 
+/// What iterations allocate comes from an arena, which is reset at their end; the rest from the cache that it stands
+/// on.
+void make_arena(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
+                const ReplayOptions& options) {
+  subject.outside = std::make_shared<CachingAllocator>(runtime, std::move(below), options.cache);
+  subject.layers = {subject.outside};
+  const ArenaOptions how{.home = options.home, .initial = std::max<std::size_t>(options.initial, 1)};
+  const auto arena = std::make_shared<Arena>(runtime, subject.outside, how);
+  subject.end_iteration = [arena] { arena->reset(); };
+  subject.allocator = arena;
+}
+
 constexpr auto kMakers = std::to_array<std::pair<const char*, Make>>({
     {"none", &make_none},
     {"event-per-free", &make_event_per_free},
     {"caching", &make_caching},
     {"pool", &make_pool},
+    {"arena", &make_arena},
 });
 
 } // namespace

@@ -115,6 +115,8 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
   py::dict dict;
   dict["description"] = result.description;
   dict["seconds"] = result.seconds;
+  dict["last_iteration_seconds"] = result.last_iteration_seconds;
+  dict["last_iteration_calls"] = result.last_iteration_calls;
   dict["calls"] = result.calls;
   dict["peak_live"] = result.peak_live;
   dict["peak_reserved"] = result.peak_reserved;

@@ -56,6 +56,11 @@ TEST(every_allocator_sees_the_log_and_gives_all_back) {
       CHECK(result.reserved[row] <= result.peak_reserved);
     }
     CHECK_EQ(result.seconds.size(), std::size_t{2});
+    CHECK_EQ(result.last_iteration_calls, std::size_t{3});
+    for (std::size_t turn = 0; turn < 2; ++turn) {
+      CHECK(0 < result.last_iteration_seconds.at(turn));
+      CHECK(result.last_iteration_seconds[turn] <= result.seconds[turn]);
+    }
     CHECK(result.runtime_allocations >= 1);
     CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
     CHECK_EQ(runtime.live_objects(), std::size_t{0}); // streams and events, too
