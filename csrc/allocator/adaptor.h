@@ -33,6 +33,9 @@ class Adaptor : public Allocator {
   std::size_t release() override {
     return upstream_->release();
   }
+  bool serves(Location home) const override {
+    return upstream_->serves(home);
+  }
   AllocatorFigures figures() const override {
     return upstream_->figures();
   }

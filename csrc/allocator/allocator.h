@@ -61,6 +61,11 @@ class Allocator {
   /// Gives back to the upstream what nobody uses. \return bytes \throws RuntimeFailure
   virtual std::size_t release() = 0;
 
+  /// Whether it has memory for that home; what it does not serve, others do.
+  virtual bool serves(Location /*home*/) const {
+    return true;
+  }
+
   virtual AllocatorFigures figures() const = 0;
 
   /// As users see it, its upstream included: "arena(caching)".

@@ -138,9 +138,8 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
 }
 
 void DelegatingAllocator::raw_delete(void* ptr) {
-  if (Block* block = managed_block_at(ptr)) {
-    managed_data(block, c10::Device(c10::DeviceType::CUDA)).clear();
-    return;
+  if (c10::DataPtr data = data_by_address(ptr, c10::Device(c10::DeviceType::CUDA))) {
+    return; // goes back as it would from a storage
   }
   native_->raw_delete(ptr);
 }

@@ -29,8 +29,8 @@ thread_local int kernel_device = kOrdinary; // whose memory CPU allocations of t
 // which is where nearly all of it ends, else by a search.
 struct KernelMemory {
   void* ptr;
-  Block* block;
-  bool managed;
+  void* context;
+  c10::DeleterFnPtr deleter;
 };
 
 thread_local c10::SmallVector<KernelMemory, 16> kernel_memory;
@@ -55,7 +55,7 @@ void delete_cpu_memory(void* ptr) {
   // Outside a kernel the list is old: what it names may have been freed by another thread, and be another's.
   const auto mine = kernel_device == kOrdinary ? std::nullopt : take_kernel_memory(ptr);
   if (mine) {
-    freed = mine->managed ? managed_data(mine->block, cpu) : plain_data(mine->block, cpu);
+    freed = c10::DataPtr(ptr, mine->context, mine->deleter, cpu);
   } else {
     freed = data_by_address(ptr, cpu);
   }
@@ -165,7 +165,7 @@ struct DelegatingCpuAllocator final : c10::Allocator {
     if (ptr != nullptr) {
       // The allocator may have made the stream wait for another one's work on this block; the kernel runs already.
       runtime().wait_in_kernel(current_stream(kernel_device));
-      kernel_memory.push_back({ptr, block_of(data), is_managed(data)});
+      kernel_memory.push_back({ptr, data.get_context(), data.get_deleter()});
       data.release_context();
     }
     return {ptr, ptr, &delete_cpu_memory, c10::Device(c10::DeviceType::CPU)};
@@ -203,7 +203,7 @@ c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device) {
   const c10::Device label(kDeviceType, static_cast<c10::DeviceIndex>(device));
   if (const auto mine = take_kernel_memory(data.get())) {
     data.release_context();
-    return mine->managed ? managed_data(mine->block, label) : plain_data(mine->block, label);
+    return {mine->ptr, mine->context, mine->deleter, label};
   }
   c10::DataPtr adopted = data_by_address(data.get(), label);
   if (adopted.get() != nullptr) {

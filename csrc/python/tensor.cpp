@@ -107,7 +107,7 @@ py::list snapshot_list() {
 
 /// Whether two of the values are tensors under different labels of the same bytes.
 bool share_bytes(const py::sequence& values) {
-  std::vector<std::pair<const Block*, const c10::StorageImpl*>> labelled;
+  std::vector<std::pair<const void*, const c10::StorageImpl*>> labelled;
   for (const py::handle value : values) {
     if (!THPVariable_Check(value.ptr())) {
       continue;
@@ -116,13 +116,13 @@ bool share_bytes(const py::sequence& values) {
     if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !has_owner(tensor.storage().data_ptr())) {
       continue;
     }
-    const Block* block = block_of_owner(tensor.storage().data_ptr());
+    const void* const bytes = data_behind_labels(tensor.storage().data_ptr()).get();
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     if (std::ranges::any_of(labelled,
-                            [&](const auto& other) { return other.first == block && other.second != storage; })) {
+                            [&](const auto& other) { return other.first == bytes && other.second != storage; })) {
       return true;
     }
-    labelled.emplace_back(block, storage);
+    labelled.emplace_back(bytes, storage);
   }
   return false;
 }
@@ -133,7 +133,13 @@ void bind_tensor(py::module_& module) {
   register_operators();
   module.def("set_enabled", &set_managed_enabled, py::arg("on"));
   module.def("is_enabled", &managed_enabled);
-  py::class_<ManagedScope>(module, "Scope").def(py::init<bool>(), py::arg("on")).def("close", &ManagedScope::close);
+  py::class_<ManagedScope>(module, "Scope")
+      .def(py::init<bool>(), py::arg("on"))
+      .def(py::init([](bool on, std::shared_ptr<Allocator> allocator) { // None: the process's own
+             return std::make_unique<ManagedScope>(on, AllocatorChoice(std::move(allocator)));
+           }),
+           py::arg("on"), py::arg("allocator").none(true))
+      .def("close", &ManagedScope::close);
 
   const py::call_guard<py::gil_scoped_release> no_gil; // budgets are options, and bytes may be on their way
   module.def(

@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "tensor/allocator_storage.h"
 #include "tensor/context.h"
+#include "tensor/labels.h"
 #include "tensor/machine.h"
 #include "tensor/ranges.h"
 
@@ -205,6 +207,12 @@ void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) 
   }
   for (const Location location : change.accessed_by.value_or(std::vector<Location>{})) {
     check(location);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        !tensor.has_storage() || !is_from_allocator(data_behind_labels(tensor.storage().data_ptr())),
+        "advice about a tensor in the memory of an allocator that was chosen for it: it would stay on the "
+        "pages for the tensors after it; accepted: managed tensors made outside of such a scope");
   }
   if (!Machine::get().takes_hints()) {
     return;

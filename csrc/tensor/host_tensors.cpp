@@ -25,7 +25,7 @@ Block* block_at(void* ptr) {
 }
 
 void delete_host_tensor(void* ptr) {
-  managed_data(block_at(ptr), cpu()); // goes back as any other managed memory
+  data_by_address(ptr, cpu()); // goes back as any other managed memory
 }
 
 // What raw_allocate gave out: ours or the native allocator's, which only the address tells.

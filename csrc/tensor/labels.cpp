@@ -97,9 +97,9 @@ bool has_owner(const c10::DataPtr& data) {
   return data.get_deleter() == &release_owner;
 }
 
-Block* block_of_owner(const c10::DataPtr& data) {
+const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
   const Owner* owner = owner_of(data);
-  return owner == nullptr ? nullptr : block_of(owner->data);
+  return owner == nullptr ? data : owner->data;
 }
 
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {

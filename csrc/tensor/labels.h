@@ -5,10 +5,9 @@
 // storages live as their tensors want, and the block as long as any of them.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
-
-#include "allocator/caching_managed_allocator.h"
 
 namespace torch_uvm {
 
@@ -20,8 +19,9 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
 /// How many live storages share these bytes; 1 for managed memory that was never moved, 0 for other memory.
 std::size_t label_count(const c10::Storage& storage);
 
-/// The deleter of labelled storages, and the block behind one.
+/// The deleter of labelled storages.
 bool has_owner(const c10::DataPtr& data);
-Block* block_of_owner(const c10::DataPtr& data);
+/// What they share: the DataPtr that frees the bytes; of other storages, their own.
+const c10::DataPtr& data_behind_labels(const c10::DataPtr& data);
 
 } // namespace torch_uvm

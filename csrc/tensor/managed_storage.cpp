@@ -1,34 +1,26 @@
 #include "tensor/managed_storage.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <exception>
+#include <memory>
 
 #include "tensor/advice.h"
+#include "tensor/allocator_storage.h"
 #include "tensor/budgets.h"
 #include "tensor/context.h"
 #include "tensor/host_tensors.h"
 #include "tensor/labels.h"
+#include "tensor/profiler_report.h"
+#include "tensor/switch.h"
 #include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
 
 std::atomic<CachingManagedAllocator*> plain_allocator{nullptr};
-
-/// Tells the profiler of memory that came or went, as PyTorch's own allocators do.
-/// \param change in bytes; less than 0 for memory that went
-void report(const CachingManagedAllocator& allocator, void* ptr, std::int64_t change, Location home) {
-  const Statistics now = allocator.statistics(home);
-  const c10::Device device = home.is_host() ? c10::Device(c10::DeviceType::CPU)
-                                            : c10::Device(at::getAccelerator(/*checked=*/true).value(),
-                                                          static_cast<c10::DeviceIndex>(home.index));
-  c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
-                                   static_cast<std::size_t>(now.reserved_bytes[0].current), device);
-}
 
 void free(CachingManagedAllocator& allocator, Block* block) {
   if (!c10::memoryProfilingEnabled()) {
@@ -40,7 +32,7 @@ void free(CachingManagedAllocator& allocator, Block* block) {
   const Location home = allocator.home(block);
   allocator.free(block);
   try {
-    report(allocator, ptr, -bytes, home);
+    report_to_profiler(allocator, ptr, -bytes, home);
   } catch (const std::exception&) {
     // Nothing to be done about it where memory is freed.
   }
@@ -66,7 +58,7 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
   }
   c10::DataPtr data(block == nullptr ? nullptr : allocator.data(block), block, deleter, device);
   if (block != nullptr && c10::memoryProfilingEnabled()) {
-    report(allocator, data.get(), static_cast<std::int64_t>(allocator.bytes(block)), home);
+    report_to_profiler(allocator, data.get(), static_cast<std::int64_t>(allocator.bytes(block)), home);
   }
   return data;
 }
@@ -83,7 +75,10 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   if (!home.is_host()) {
     start_budget(home.index);
   }
-  c10::DataPtr data = allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+  const std::shared_ptr<Allocator> chosen = current_allocator();
+  c10::DataPtr data = chosen != nullptr && chosen->serves(home)
+                          ? allocate_from(chosen, bytes, home, stream, device)
+                          : allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
   if (!home.is_host()) {
     note_allocation(home.index, bytes);
   }
@@ -101,7 +96,7 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  return is_own_block(data) || has_owner(data) || is_host_tensor(data) || is_on_host(data);
+  return is_own_block(data) || has_owner(data) || is_host_tensor(data) || is_on_host(data) || is_from_allocator(data);
 }
 
 bool is_own_block(const c10::DataPtr& data) {
@@ -113,16 +108,14 @@ bool is_plain(const c10::DataPtr& data) {
 }
 
 Block* block_of(const c10::DataPtr& data) {
-  if (has_owner(data)) {
-    return block_of_owner(data);
-  }
-  if (is_on_host(data)) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (is_on_host(bytes)) {
     return nullptr;
   }
-  if (is_host_tensor(data)) {
-    return Context::get().managed_allocator().find(data.get());
+  if (is_host_tensor(bytes) || is_from_allocator(bytes)) {
+    return Context::get().managed_allocator().find(bytes.get());
   }
-  return is_managed(data) || is_plain(data) ? static_cast<Block*>(data.get_context()) : nullptr;
+  return is_own_block(bytes) || is_plain(bytes) ? static_cast<Block*>(bytes.get_context()) : nullptr;
 }
 
 c10::DataPtr managed_data(Block* block, c10::Device device) {
@@ -135,6 +128,9 @@ c10::DataPtr plain_data(Block* block, c10::Device device) {
 
 c10::DataPtr data_by_address(void* ptr, c10::Device device) {
   if (ptr != nullptr && Context::get().in_use()) {
+    if (c10::DataPtr data = allocator_data_at(ptr, device)) { // first: its block is the allocator's
+      return data;
+    }
     if (Block* block = Context::get().managed_allocator().find(ptr)) {
       return managed_data(block, device);
     }
@@ -147,6 +143,11 @@ c10::DataPtr data_by_address(void* ptr, c10::Device device) {
 }
 
 void record_stream(const c10::DataPtr& data, Stream stream) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (is_from_allocator(bytes)) {
+    record_allocator_stream(bytes, stream);
+    return;
+  }
   Block* block = block_of(data);
   if (block == nullptr) {
     return;

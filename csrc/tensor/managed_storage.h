@@ -30,7 +30,8 @@ bool is_own_block(const c10::DataPtr& data);
 bool is_plain(const c10::DataPtr& data);
 
 /// The block behind a managed or plain DataPtr; nullptr for others, for empty ones, and for storages that the
-/// residency engine has on the host.
+/// residency engine has on the host. Of memory from another allocator, the block that this one has it from, which is
+/// larger.
 Block* block_of(const c10::DataPtr& data);
 
 /// A DataPtr for a block that is known by its handle, as allocate_managed and allocate_plain make them.

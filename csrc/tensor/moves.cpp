@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "tensor/allocator_storage.h"
 #include "tensor/context.h"
 #include "tensor/hints.h"
 #include "tensor/labels.h"
@@ -58,9 +59,12 @@ class RecordedEvent {
 
 /// The streams with queued work that may touch the block: those that the allocator was told of, and the
 /// current one of the device that the bytes are labelled with.
-std::vector<Stream> busy_streams(const Block* block, c10::Device label) {
+std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
   Context& context = Context::get();
-  std::vector<Stream> streams = context.managed_allocator().streams(block);
+  const c10::Device label = data.device();
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  std::vector<Stream> streams =
+      is_from_allocator(bytes) ? allocator_streams(bytes) : context.managed_allocator().streams(block);
   if (!label.is_cpu()) {
     const Stream current = current_stream(label);
     if (std::ranges::find(streams, current) == streams.end()) {
@@ -72,16 +76,18 @@ std::vector<Stream> busy_streams(const Block* block, c10::Device label) {
 }
 
 void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
-  Block* block = block_of(self.storage().data_ptr());
+  const c10::DataPtr& data = self.storage().data_ptr();
+  Block* block = block_of(data);
   if (block == nullptr || self.numel() == 0) {
     return;
   }
   ManagedRuntime& runtime = Context::get().runtime();
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  const bool shares_block = is_from_allocator(data_behind_labels(data)); // with others, which have not moved
   if (to.is_cpu()) {
     // By an event each: what others queue there meanwhile is not waited for.
     if (!non_blocking) {
-      for (const Stream stream : busy_streams(block, self.device())) {
+      for (const Stream stream : busy_streams(block, data)) {
         runtime.synchronize_event(RecordedEvent(stream).get());
       }
       // Where the host may not touch managed memory while a device works, on whatever.
@@ -91,19 +97,25 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
     }
     // The current stream of the old label may still be at work on them, and is not always the block's.
     if (non_blocking && !self.device().is_cpu()) {
-      allocator.record_stream(block, current_stream(self.device()));
+      record_stream(data, current_stream(self.device()));
     }
-    allocator.set_home(block, Location::host(), Stream::host());
+    if (!shares_block) {
+      allocator.set_home(block, Location::host(), Stream::host());
+    }
     return;
   }
   const Stream stream = current_stream(to);
-  for (const Stream earlier : busy_streams(block, self.device())) {
+  for (const Stream earlier : busy_streams(block, data)) {
     if (earlier != stream) {
       runtime.wait_event(stream, RecordedEvent(earlier).get());
     }
   }
   prefetch_range_of(self, Location::device(to.index()), stream);
-  allocator.set_home(block, Location::device(to.index()), stream);
+  if (shares_block) {
+    record_stream(data, stream);
+  } else {
+    allocator.set_home(block, Location::device(to.index()), stream);
+  }
 }
 
 } // namespace

@@ -6,7 +6,9 @@
 #include <map>
 
 #include "allocator/block.h"
+#include "tensor/allocator_storage.h"
 #include "tensor/context.h"
+#include "tensor/labels.h"
 #include "tensor/managed_storage.h"
 
 namespace torch_uvm {
@@ -162,7 +164,7 @@ std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size
       continue;
     }
     const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(tensor.storage().data()) + tensor.storage().nbytes();
-    if (runs.back().end == end) {
+    if (runs.back().end == end && !is_from_allocator(data_behind_labels(tensor.storage().data_ptr()))) {
       runs.back().end = block->address + block->bytes; // the padding is nobody's
     }
     Owned& owned = by_address[block->address];

@@ -12,9 +12,11 @@ namespace torch_uvm {
 // The state of one scope. It is shared by every thread that the scope was carried to, and keeps the
 // scope it is nested in: what was carried to another thread must not depend on the first one's stack.
 struct ScopeInfo : c10::DebugInfoBase, std::enable_shared_from_this<ScopeInfo> {
-  ScopeInfo(bool on, std::shared_ptr<ScopeInfo> outer) : on(on), outer(std::move(outer)) {}
+  ScopeInfo(bool on, AllocatorChoice allocator, std::shared_ptr<ScopeInfo> outer)
+      : on(on), allocator(std::move(allocator)), outer(std::move(outer)) {}
 
   const bool on;
+  const AllocatorChoice allocator;
   std::atomic<bool> open{true};
   const std::shared_ptr<ScopeInfo> outer;
 };
@@ -24,6 +26,7 @@ namespace {
 std::atomic<bool> global_switch{false};
 // Threads without any scope, which are nearly all, need not look into the debug info at all.
 std::atomic<int> open_scopes{0};
+std::atomic<int> open_choices{0}; // of an allocator, by these scopes
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
 constexpr std::string_view kKindName = "TORCH_UVM_SCOPE";
@@ -106,12 +109,24 @@ bool managed_enabled_globally() {
   return global_switch.load(std::memory_order_relaxed);
 }
 
-ManagedScope::ManagedScope(bool on) : thread_(std::this_thread::get_id()) {
+std::shared_ptr<Allocator> current_allocator() {
+  if (open_choices.load(std::memory_order_relaxed) != 0) {
+    for (const ScopeInfo* info = innermost(); info != nullptr; info = info->outer.get()) {
+      if (info->allocator && info->open.load(std::memory_order_relaxed)) {
+        return *info->allocator;
+      }
+    }
+  }
+  return nullptr;
+}
+
+ManagedScope::ManagedScope(bool on, AllocatorChoice allocator) : thread_(std::this_thread::get_id()) {
   const UnderTheProfiler under;
   pop_closed();
   ScopeInfo* outer = innermost();
-  info_ = std::make_shared<ScopeInfo>(on, outer == nullptr ? nullptr : outer->shared_from_this());
+  info_ = std::make_shared<ScopeInfo>(on, std::move(allocator), outer == nullptr ? nullptr : outer->shared_from_this());
   c10::ThreadLocalDebugInfo::_push(kKind, info_);
+  open_choices.fetch_add(info_->allocator ? 1 : 0, std::memory_order_relaxed);
   open_scopes.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -122,6 +137,7 @@ void ManagedScope::close() noexcept {
   // The flag first: from here on the scope has no effect anywhere, whether or not it can be popped.
   info_->open.store(false, std::memory_order_relaxed);
   open_scopes.fetch_sub(1, std::memory_order_relaxed);
+  open_choices.fetch_sub(info_->allocator ? 1 : 0, std::memory_order_relaxed);
   info_.reset();
   if (thread_ == std::this_thread::get_id()) {
     ++unpopped;

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <thread>
+
+#include "allocator/allocator.h"
 
 namespace torch_uvm {
 
@@ -14,7 +17,14 @@ bool managed_enabled();
 void set_managed_enabled(bool on);
 bool managed_enabled_globally();
 
+/// Who gives the calling thread managed memory: what its innermost open scope with a choice says; nullptr: the
+/// process's caching allocator.
+std::shared_ptr<Allocator> current_allocator();
+
 struct ScopeInfo; // switch.cpp
+
+/// What a scope says of the allocator; nullopt: nothing, so that an outer scope's choice holds.
+using AllocatorChoice = std::optional<std::shared_ptr<Allocator>>;
 
 /// Overrides the switch from its construction to `close()` on the thread that made it, and on the
 /// threads to which autograd carries that thread's state.
@@ -22,7 +32,7 @@ struct ScopeInfo; // switch.cpp
 /// A plain thread_local would not reach backward threads; c10::ThreadLocalDebugInfo is carried over.
 class ManagedScope {
  public:
-  explicit ManagedScope(bool on);
+  explicit ManagedScope(bool on, AllocatorChoice allocator = std::nullopt);
   ~ManagedScope() {
     close();
   }
