@@ -6,14 +6,39 @@
 #include <csignal>
 #include <limits>
 
+#include "allocator/adaptor.h"
 #include "arena_rig.h"
 
 using namespace face;
 
 namespace {
 
-const bool registered = register_face("small", arena_face(kSmall)) &&
-                        register_face("large", arena_face({.home = kHome, .initial = 32 * MiB, .growth = 1.0}));
+/// An arena that is used in scopes, one after the other.
+class Scoped final : public Adaptor {
+ public:
+  explicit Scoped(std::shared_ptr<Arena> arena) : Adaptor(arena), arena_(*arena), mark_(arena_.push()) {}
+  void next() {
+    arena_.pop(mark_);
+    mark_ = arena_.push();
+  }
+  std::string description() const override {
+    return "scoped " + arena_.description();
+  }
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+const bool registered =
+    register_face("small", arena_face(kSmall)) &&
+    register_face("large", arena_face({.home = kHome, .initial = 32 * MiB, .growth = 1.0})) &&
+    register_face("scoped",
+                  {.make =
+                       [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+                         return std::make_shared<Scoped>(std::make_shared<Arena>(runtime, std::move(upstream), kSmall));
+                       },
+                   .again = [](Allocator& arena) { static_cast<Scoped&>(arena).next(); }});
 
 } // namespace
 

@@ -53,6 +53,19 @@ TEST(what_outlives_a_reset_keeps_its_block) {
   CHECK_EQ(rig.arena.figures().reserved_bytes, 0);
 }
 
+TEST(a_retired_block_goes_with_the_last_of_all_its_scopes) {
+  ArenaRig rig;
+  const Allocation outside = rig.allocate(100);
+  rig.arena.push();
+  const Allocation inside = rig.allocate(200);
+  CHECK((rig.arena.reset() == Outlived{2, 300}));
+  rig.arena.free(inside);
+  CHECK_EQ(rig.blocks(), 1);
+  fill(outside, 2);
+  rig.arena.free(outside);
+  CHECK_EQ(rig.blocks(), 0);
+}
+
 TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
   ArenaRig rig;
   Allocation loss;
@@ -84,6 +97,17 @@ TEST(a_release_takes_what_nobody_has) {
   CHECK_EQ(rig.arena.release(), 128 * KiB);
   CHECK_EQ(rig.arena.release(), std::size_t{0});
   CHECK_EQ(rig.blocks(), 0);
+}
+
+TEST(after_a_release_it_knows_what_it_needs) {
+  ArenaRig rig;
+  for (int i = 0; i < 4; ++i) {
+    rig.bump(60 * KiB);
+  }
+  const std::size_t needed = rig.arena.release();
+  CHECK(needed > 4 * 60 * KiB);
+  rig.bump(1);
+  CHECK_EQ(rig.arena.figures().reserved_bytes, static_cast<std::int64_t>(needed));
 }
 
 // --- marks --------------------------------------------------------------------------------------------------
@@ -161,6 +185,20 @@ TEST(what_outlives_a_pop_stays_where_it_is) {
   CHECK_EQ(rig.blocks(), 1);
 }
 
+TEST(what_outlived_a_scope_is_none_of_the_next_one) {
+  ArenaRig rig;
+  const Arena::Mark first = rig.arena.push();
+  const Allocation kept = rig.allocate(700);
+  CHECK((rig.arena.pop(first) == Outlived{1, 700}));
+  const Arena::Mark second = rig.arena.push();
+  rig.bump(100);
+  CHECK(rig.arena.pop(second) == kNothing);
+  const Arena::Mark third = rig.arena.push();
+  rig.arena.free(kept);
+  CHECK(rig.arena.pop(third) == kNothing);
+  CHECK(rig.at() > address(kept)); // its scope is the outermost, which goes with a reset
+}
+
 TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
   ArenaRig rig;
   const Arena::Mark outer = rig.arena.push();
@@ -230,6 +268,19 @@ TEST(another_stream_is_waited_for_by_one_event) {
   }
   rig.calls().clear_calls();
   rig.arena.reset(); // nobody named b since
+  CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
+}
+
+TEST(its_own_stream_and_the_host_need_no_event) {
+  ArenaRig rig;
+  const Stream a = rig.stream();
+  const Allocation own = rig.allocate(100, a);
+  rig.arena.record_stream(own, a);
+  rig.arena.record_stream(own, Stream::host());
+  rig.arena.free(own);
+  rig.busy(a);
+  rig.calls().clear_calls();
+  rig.arena.reset();
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 
