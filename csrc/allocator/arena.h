@@ -69,7 +69,7 @@ class Arena final : public Allocator {
   void record_stream(const Allocation& allocation, Stream stream) override;
   /// Blocks that nobody has an allocation in, a reset or not.
   std::size_t release() override;
-  bool serves(Location home) const {
+  bool serves(Location home) const override {
     return home == options_.home;
   }
   AllocatorFigures figures() const override;
