@@ -33,6 +33,11 @@ class Scoped final : public Adaptor {
 const bool registered =
     register_face("small", arena_face(kSmall)) &&
     register_face("large", arena_face({.home = kHome, .initial = 32 * MiB, .growth = 1.0})) &&
+    register_face("under_a_cache", {.make =
+                                        [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+                                          return std::make_shared<CachingAllocator>(
+                                              runtime, std::make_shared<Arena>(runtime, std::move(upstream), kSmall));
+                                        }}) &&
     register_face("scoped",
                   {.make =
                        [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
