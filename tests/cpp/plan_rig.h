@@ -1,0 +1,105 @@
+// What the tests of allocation plans stand on: a plan over a cache, on the recording runtime, and iterations of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "allocator/allocation_plan.h"
+#include "allocator/counting_allocator.h"
+#include "face_rig.h"
+#include "training_steps.h"
+
+namespace plans {
+
+using namespace torch_uvm;
+using face::expect_filled;
+using face::fill;
+using face::kHome;
+using face::kStream;
+using face::overlap;
+
+struct PlanRig {
+  RecordingRuntime runtime{2};
+  std::shared_ptr<CountingAllocator> upstream; ///< a cache
+  std::unique_ptr<AllocationPlan> plan;
+  std::vector<Stream> streams; ///< made by `stream`, destroyed with the rig
+
+  PlanRig() {
+    upstream = std::make_shared<CountingAllocator>(face::caching(runtime));
+    plan = std::make_unique<AllocationPlan>(upstream, kHome);
+  }
+  /// All of the runtime's is given back, or the case fails.
+  void close() {
+    plan.reset();
+    CHECK_EQ(upstream->passed().allocations, 0);
+    upstream.reset();
+    for (const Stream stream : streams) {
+      runtime.destroy_stream(stream);
+    }
+    streams.clear();
+    CHECK_EQ(runtime.live_objects(), std::size_t{0});
+  }
+
+  Stream stream() {
+    streams.push_back(runtime.create_stream(0, 0));
+    return streams.back();
+  }
+  Allocation allocate(std::size_t bytes, Stream stream = kStream) {
+    return plan->allocate(bytes, kHome, stream);
+  }
+  void free(const Allocation& allocation) {
+    plan->free(allocation);
+  }
+  template <typename Body>
+  void iterate(Body body) {
+    plan->begin_iteration();
+    body();
+    plan->end_iteration();
+  }
+  /// Allocates all, then frees all.
+  void iterate(const std::vector<std::size_t>& sizes, Stream stream = kStream) {
+    iterate([&] {
+      std::vector<Allocation> held;
+      for (const std::size_t bytes : sizes) {
+        held.push_back(allocate(bytes, stream));
+        fill(held.back(), static_cast<unsigned char>(held.size()));
+      }
+      for (std::size_t i = 0; i < held.size(); ++i) {
+        expect_filled(held[i], static_cast<unsigned char>(i + 1));
+        free(held[i]);
+      }
+    });
+  }
+  /// All requests of a step and their ends, the bytes of each checked. What has no end is freed after the iteration.
+  void iterate_step(const std::vector<PlanRequest>& requests) {
+    std::vector<Allocation> held(requests.size());
+    iterate([&] {
+      for (const steps::StepEvent& event : steps::events_of(requests)) {
+        const std::size_t i = event.request;
+        if (event.allocates) {
+          held[i] = allocate(requests[i].bytes, requests[i].stream);
+          fill(held[i], static_cast<unsigned char>(i));
+        } else {
+          expect_filled(held[i], static_cast<unsigned char>(i));
+          free(held[i]);
+        }
+      }
+    });
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (requests[i].end == kNoEnd) {
+        expect_filled(held[i], static_cast<unsigned char>(i));
+        free(held[i]);
+      }
+    }
+  }
+
+  std::int64_t taken() const { ///< allocations of the upstream, so far
+    return upstream->passed().total_allocations;
+  }
+  PlanReport report() const {
+    return plan->report();
+  }
+};
+
+} // namespace plans

@@ -1,0 +1,387 @@
+// Iterations that go by plan, and those that do not: other requests, other orders, what outlives them.
+#include <algorithm>
+#include <random>
+
+#include "allocator/adaptor.h"
+#include "plan_rig.h"
+
+using namespace plans;
+
+namespace {
+
+/// Refuses what is larger than that.
+class Refusing final : public Adaptor {
+ public:
+  using Adaptor::Adaptor;
+  Allocation allocate(std::size_t bytes, Location home, Stream stream) override {
+    if (bytes > most) {
+      ++refused;
+      throw OutOfMemory(OutOfMemory::Cause::kRuntime, bytes, "refused");
+    }
+    return Adaptor::allocate(bytes, home, stream);
+  }
+  std::string description() const override {
+    return "refusing";
+  }
+
+  std::size_t most = GiB;
+  int refused = 0;
+};
+
+} // namespace
+
+TEST(an_iteration_by_plan_asks_nobody) {
+  PlanRig rig;
+  const std::vector<PlanRequest> step = steps::ragged(20);
+  rig.iterate_step(step); // recorded
+  CHECK_EQ(rig.report().plans, 1);
+  CHECK_EQ(rig.report().hits, 0);
+  const std::int64_t recorded = rig.taken();
+  CHECK_EQ(recorded, static_cast<std::int64_t>(step.size()));
+  rig.iterate_step(step); // takes the segment
+  CHECK_EQ(rig.taken(), recorded + 1);
+  rig.runtime.clear_calls();
+  for (int i = 0; i < 5; ++i) {
+    rig.iterate_step(step);
+  }
+  CHECK_EQ(rig.taken(), recorded + 1);
+  CHECK_EQ(rig.runtime.calls().size(), std::size_t{0});
+  const PlanReport report = rig.report();
+  CHECK_EQ(report.iterations, 7);
+  CHECK_EQ(report.plans, 1);
+  CHECK_EQ(report.hits, static_cast<std::int64_t>(6 * step.size()));
+  CHECK_EQ(report.misses, 0);
+  CHECK_EQ(rig.plan->figures().reserved_bytes, static_cast<std::int64_t>(report.planned_bytes));
+  rig.close();
+}
+
+TEST(the_report_has_the_layout) {
+  PlanRig rig;
+  std::vector<PlanRequest> step = {
+      {1000, 0, 2, kStream}, {3000, 1, 3, kStream}, {500, 4, kNoEnd, kStream}, {900, 5, 6, kStream}};
+  rig.iterate_step(step);
+  const PlanReport report = rig.report();
+  CHECK_EQ(report.requests, std::size_t{4});
+  CHECK_EQ(report.planned_requests, std::size_t{3});
+  CHECK_EQ(report.peak_live_bytes, std::size_t{4000});
+  CHECK_EQ(report.planned_bytes, std::size_t{1024 + 3072});
+  CHECK_EQ(report.layout.size(), std::size_t{4});
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK_EQ(report.layout[i].bytes, step[i].bytes);
+    CHECK_EQ(report.layout[i].begin, step[i].begin);
+    CHECK_EQ(report.layout[i].end, step[i].end);
+    CHECK_EQ(report.layout[i].apart, i == 2);
+    CHECK(report.layout[i].offset + report.layout[i].bytes <= report.planned_bytes);
+  }
+  rig.close();
+}
+
+TEST(places_are_those_of_the_report) {
+  PlanRig rig;
+  rig.iterate({1000, 3 * MiB, 50});
+  const PlanReport report = rig.report();
+  rig.plan->begin_iteration();
+  std::vector<Allocation> held;
+  for (const PlannedRequest& planned : report.layout) {
+    held.push_back(rig.allocate(planned.bytes));
+    CHECK_EQ(static_cast<char*>(held.back().ptr) - static_cast<char*>(held.front().ptr),
+             static_cast<std::ptrdiff_t>(planned.offset) - static_cast<std::ptrdiff_t>(report.layout[0].offset));
+  }
+  std::ranges::for_each(held, [&](const Allocation& allocation) { rig.free(allocation); });
+  rig.plan->end_iteration();
+  rig.close();
+}
+
+TEST(other_bytes_miss_and_the_next_plan_has_them) {
+  PlanRig rig;
+  rig.iterate({1000, 2000, 3000, 4000});
+  rig.iterate({1000, 2000, 3000, 4000});
+  rig.iterate({1000, 2001, 3000, 4000}); // one instead of another
+  CHECK_EQ(rig.report().misses, 1);
+  CHECK_EQ(rig.report().hits, 4 + 3);
+  CHECK_EQ(rig.report().plans, 2);
+  rig.iterate({1000, 2001, 3000, 4000});
+  CHECK_EQ(rig.report().misses, 1);
+  CHECK_EQ(rig.report().hits, 4 + 3 + 4);
+  rig.close();
+}
+
+TEST(one_more_and_one_less_miss_alone) {
+  PlanRig rig;
+  const std::vector<std::size_t> sizes = {1000, 2000, 3000, 4000, 5000, 6000};
+  rig.iterate(sizes);
+  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000}); // one more
+  CHECK_EQ(rig.report().misses, 1);
+  CHECK_EQ(rig.report().hits, 6);
+  rig.iterate({1000, 2000, 700, 4000, 5000, 6000}); // one less
+  CHECK_EQ(rig.report().misses, 1);
+  CHECK_EQ(rig.report().hits, 12);
+  CHECK_EQ(rig.report().plans, 2); // all of it was in the plan
+  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000, 8000}); // at the end
+  CHECK_EQ(rig.report().misses, 2);
+  CHECK_EQ(rig.report().plans, 3);
+  rig.iterate({1000, 2000}); // the first only
+  CHECK_EQ(rig.report().misses, 2);
+  CHECK_EQ(rig.report().plans, 3);
+  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000, 8000});
+  CHECK_EQ(rig.report().misses, 2);
+  rig.close();
+}
+
+TEST(another_order_of_requests_is_found_near_by) {
+  PlanRig rig;
+  rig.iterate({1000, 2000, 3000, 4000});
+  rig.iterate({2000, 1000, 4000, 3000});
+  CHECK_EQ(rig.report().misses, 0); // all live at once: each has its own place
+  CHECK_EQ(rig.report().hits, 4);
+  rig.close();
+}
+
+TEST(another_stream_or_home_misses) {
+  PlanRig rig;
+  const Stream other = rig.stream();
+  rig.iterate({1000, 2000, 3000});
+  rig.iterate({1000, 2000, 3000});
+  rig.iterate([&] {
+    const Allocation a = rig.allocate(1000);
+    const Allocation b = rig.allocate(2000, other);
+    const Allocation c = rig.plan->allocate(3000, Location::host(), Stream::host());
+    const Allocation d = rig.allocate(3000);
+    CHECK(!overlap(a, b) && !overlap(a, c) && !overlap(b, d) && !overlap(c, d));
+    for (const Allocation& allocation : {a, b, c, d}) {
+      fill(allocation, 3);
+      rig.free(allocation);
+    }
+  });
+  CHECK_EQ(rig.report().misses, 1); // the host's is none of the plan's
+  CHECK_EQ(rig.report().requests, std::size_t{3});
+  CHECK_EQ(rig.report().plans, 2);
+  rig.close();
+}
+
+TEST(frees_may_come_in_another_order) {
+  PlanRig rig;
+  const auto iteration = [&](bool swapped) {
+    rig.iterate([&] {
+      const Allocation a = rig.allocate(1000), b = rig.allocate(2000);
+      rig.free(swapped ? b : a);
+      rig.free(swapped ? a : b);
+      rig.free(rig.allocate(3000));
+    });
+  };
+  iteration(false);
+  iteration(true);
+  iteration(false);
+  CHECK_EQ(rig.report().misses, 0);
+  CHECK_EQ(rig.report().hits, 6);
+  CHECK_EQ(rig.report().plans, 1);
+  rig.close();
+}
+
+TEST(a_place_that_is_still_in_use_is_given_to_nobody) {
+  PlanRig rig;
+  rig.iterate([&] {
+    rig.free(rig.allocate(MiB));
+    rig.free(rig.allocate(MiB));
+  });
+  CHECK_EQ(rig.report().planned_bytes, std::size_t{MiB});
+  for (int i = 0; i < 2; ++i) {
+    rig.iterate([&] {
+      const Allocation first = rig.allocate(MiB);
+      fill(first, 1);
+      const Allocation second = rig.allocate(MiB); // before the first is gone
+      fill(second, 2);
+      CHECK(!overlap(first, second));
+      expect_filled(first, 1);
+      rig.free(first);
+      rig.free(second);
+    });
+    CHECK_EQ(rig.report().misses, 1); // the first time
+  }
+  CHECK_EQ(rig.report().plans, 2);
+  CHECK_EQ(rig.report().planned_bytes, std::size_t{2 * MiB});
+  rig.close();
+}
+
+TEST(what_outlives_the_iteration_is_not_in_the_segment) {
+  PlanRig rig;
+  const std::vector<PlanRequest> step = {{MiB, 0, 3, kStream}, {700, 1, kNoEnd, kStream}, {MiB, 2, 4, kStream}};
+  rig.iterate_step(step);
+  CHECK_EQ(rig.report().planned_bytes, std::size_t{2 * MiB});
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t before = rig.taken();
+    rig.iterate_step(step);
+    CHECK_EQ(rig.taken(), before + (i == 0 ? 2 : 1));
+  }
+  CHECK_EQ(rig.report().misses, 0);
+  CHECK_EQ(rig.report().outlived, 0);
+  CHECK_EQ(rig.report().plans, 1);
+  CHECK_EQ(rig.report().hits, 9);
+  rig.close();
+}
+
+TEST(what_outlives_unforeseen_keeps_its_bytes_and_is_left_out_next) {
+  PlanRig rig;
+  rig.iterate({1000, 2000});
+  std::vector<Allocation> kept;
+  for (int i = 0; i < 3; ++i) {
+    rig.iterate([&] {
+      rig.free(rig.allocate(1000));
+      kept.push_back(rig.allocate(2000));
+      fill(kept.back(), static_cast<unsigned char>(i));
+    });
+    CHECK_EQ(rig.report().outlived, 1); // the first time; then the upstream has it
+  }
+  CHECK_EQ(rig.report().misses, 0);
+  CHECK_EQ(rig.report().plans, 2);
+  for (int i = 0; i < 3; ++i) {
+    expect_filled(kept[static_cast<std::size_t>(i)], static_cast<unsigned char>(i));
+  }
+  rig.iterate({1000, 2000}); // it does not outlive this time: it stays left out, or plans would take turns
+  CHECK_EQ(rig.report().plans, 2);
+  const std::int64_t reserved = rig.plan->figures().reserved_bytes;
+  rig.free(kept[0]); // its segment goes with it
+  CHECK(rig.plan->figures().reserved_bytes < reserved - 2000);
+  rig.free(kept[1]);
+  rig.free(kept[2]);
+  rig.close();
+}
+
+TEST(what_was_left_out_for_having_no_end_is_put_in_once_it_has_one) {
+  PlanRig rig;
+  const Allocation kept = [&] {
+    rig.plan->begin_iteration();
+    rig.free(rig.allocate(1000));
+    const Allocation made = rig.allocate(2000);
+    rig.plan->end_iteration();
+    return made;
+  }();
+  rig.free(kept);
+  CHECK_EQ(rig.report().planned_requests, std::size_t{1});
+  const auto both = [&] {
+    rig.iterate([&] {
+      rig.free(rig.allocate(1000));
+      rig.free(rig.allocate(2000));
+    });
+  };
+  both();
+  CHECK_EQ(rig.report().planned_requests, std::size_t{2});
+  both();
+  CHECK_EQ(rig.report().plans, 2);
+  CHECK_EQ(rig.report().misses, 0);
+  CHECK_EQ(rig.report().planned_bytes, std::size_t{2048});
+  rig.close();
+}
+
+TEST(release_gives_the_segment_back_in_one_piece) {
+  PlanRig rig;
+  rig.iterate({MiB, 2 * MiB});
+  rig.iterate({MiB, 2 * MiB});
+  CHECK_EQ(rig.plan->release(), 3 * MiB);
+  CHECK_EQ(rig.plan->release(), std::size_t{0});
+  CHECK_EQ(rig.plan->figures().reserved_bytes, 0);
+  const std::int64_t before = rig.taken();
+  rig.iterate({MiB, 2 * MiB});
+  CHECK_EQ(rig.taken(), before + 1);
+  rig.plan->begin_iteration();
+  const Allocation used = rig.allocate(MiB);
+  CHECK_EQ(rig.plan->release(), std::size_t{0}); // somebody lives there
+  rig.free(used);
+  CHECK_EQ(rig.plan->release(), 3 * MiB);
+  const Allocation next = rig.allocate(2 * MiB); // takes it again, within the iteration
+  CHECK_EQ(rig.plan->figures().reserved_bytes, static_cast<std::int64_t>(3 * MiB));
+  rig.free(next);
+  rig.plan->end_iteration();
+  CHECK_EQ(rig.report().misses, 0);
+  rig.close();
+}
+
+TEST(a_segment_that_cannot_be_had_is_done_without) {
+  PlanRig rig;
+  auto refusing = std::make_shared<Refusing>(rig.upstream);
+  rig.plan = std::make_unique<AllocationPlan>(refusing, kHome);
+  rig.iterate({1 * MiB, 2 * MiB});
+  refusing->most = 2 * MiB; // the requests, but not the segment
+  rig.iterate({1 * MiB, 2 * MiB});
+  CHECK_EQ(refusing->refused, 1); // asked for once an iteration
+  CHECK_EQ(rig.report().misses, 2);
+  CHECK_EQ(rig.report().plans, 1); // another plan would not help
+  refusing->most = GiB;
+  rig.iterate({1 * MiB, 2 * MiB});
+  CHECK_EQ(rig.report().misses, 2);
+  CHECK_EQ(rig.report().hits, 2);
+  refusing.reset();
+  rig.close();
+}
+
+TEST(outside_iterations_requests_pass_through) {
+  PlanRig rig;
+  const Allocation before = rig.allocate(1000);
+  rig.iterate({1000, 2000});
+  rig.iterate([&] {
+    rig.free(before); // not of this iteration: not written down
+    rig.free(rig.allocate(1000));
+    rig.free(rig.allocate(2000));
+  });
+  const Allocation between = rig.allocate(1000);
+  CHECK_EQ(rig.report().hits, 2);
+  CHECK_EQ(rig.report().misses, 0);
+  CHECK_EQ(rig.report().plans, 1);
+  CHECK_THROWS(InvalidArgument, rig.plan->end_iteration());
+  rig.plan->begin_iteration();
+  CHECK_THROWS(InvalidArgument, rig.plan->begin_iteration());
+  rig.free(between);
+  rig.plan->end_iteration();
+  CHECK_THROWS(InvalidArgument, AllocationPlan(nullptr, kHome));
+  CHECK_EQ(rig.plan->description(), "plan(statistics(caching))");
+  rig.close();
+}
+
+TEST(plans_that_never_fit_are_made_more_and_more_rarely) {
+  PlanRig rig;
+  for (std::size_t i = 0; i < 200; ++i) { // two patterns in turn: each plan is wrong for the next iteration
+    rig.iterate(i % 2 == 0 ? std::vector<std::size_t>{1000, 2000, 3000} : std::vector<std::size_t>{1500, 2500});
+  }
+  CHECK(rig.report().plans >= 4 && rig.report().plans <= 16);
+  for (int i = 0; i < 130; ++i) {
+    rig.iterate({1000, 2000, 3000});
+  }
+  const std::int64_t misses = rig.report().misses;
+  rig.iterate({1000, 2000, 3000});
+  CHECK_EQ(rig.report().misses, misses); // it has settled
+  rig.close();
+}
+
+TEST(steps_that_change_at_random_keep_their_bytes) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    PlanRig rig;
+    std::mt19937_64 random(seed);
+    std::vector<PlanRequest> step = steps::ragged(4);
+    for (PlanRequest& request : step) {
+      request.bytes = 1 + request.bytes / 64;
+    }
+    for (int i = 0; i < 30; ++i) {
+      rig.iterate_step(step);
+      switch (random() % 4) {
+        case 0: // other bytes
+          step[random() % step.size()].bytes += 1000;
+          break;
+        case 1: // one less
+          step.erase(step.begin() + static_cast<std::ptrdiff_t>(random() % step.size()));
+          break;
+        case 2: // one that lives longer, or on
+          step[random() % step.size()].end += random() % 2 == 0 ? 20 : kNoEnd - 1'000'000'000;
+          for (PlanRequest& request : step) {
+            request.end = request.end > 1'000'000'000 ? kNoEnd : request.end;
+          }
+          break;
+        default: // as it was
+          break;
+      }
+    }
+    CHECK(rig.report().hits > 10 * rig.report().misses);
+    rig.close();
+  }
+}
+
+HARNESS_MAIN()
