@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <map>
 
 #include "runtime/error.h"
 
@@ -192,6 +191,9 @@ void look(Pass& pass, const ReplayLog& log, ReplayResult& result, const std::fun
   result.runtime_allocations = figures.upstream_allocations;
   result.runtime_frees = figures.upstream_frees;
   result.events_recorded = pass.events_recorded();
+  if (pass.subject().details) {
+    result.details = pass.subject().details();
+  }
   const auto rows = static_cast<double>(std::max<std::size_t>(result.live.size(), 1));
   result.mean_live = live_sum / rows;
   result.mean_reserved = reserved_sum / rows;

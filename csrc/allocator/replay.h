@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,7 @@ struct ReplaySubject {
   std::shared_ptr<Allocator> outside;
   Location home; ///< the options'
   std::function<void()> begin_iteration, end_iteration; ///< none: iterations are nothing to it
+  std::function<std::map<std::string, double>()> details; ///< of its own, at the end of the log; none: it has none
   bool event_per_free = false; ///< an event is recorded at each free, and nothing made of it
 };
 
@@ -79,6 +81,7 @@ struct ReplayResult {
   std::int64_t runtime_allocations = 0; ///< by the end of the log
   std::int64_t runtime_frees = 0;
   std::int64_t events_recorded = 0;
+  std::map<std::string, double> details; ///< the subject's
   std::vector<std::size_t> live, reserved; ///< after each row
   std::string failure; ///< what the allocator said when it gave up; empty: it did not
   std::size_t failed_at = 0; ///< row, from 0

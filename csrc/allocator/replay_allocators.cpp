@@ -46,7 +46,16 @@ void make_arena(ReplaySubject& subject, std::shared_ptr<Allocator> below, Manage
   subject.layers = {subject.outside};
   const ArenaOptions how{.home = options.home, .initial = std::max<std::size_t>(options.initial, 1)};
   const auto arena = std::make_shared<Arena>(runtime, subject.outside, how);
-  subject.end_iteration = [arena] { arena->reset(); };
+  const auto outlived = std::make_shared<Outlived>();
+  subject.end_iteration = [arena, outlived] {
+    const Outlived now = arena->reset();
+    outlived->allocations += now.allocations;
+    outlived->bytes += now.bytes;
+  };
+  subject.details = [outlived] {
+    return std::map<std::string, double>{{"outlived_allocations", static_cast<double>(outlived->allocations)},
+                                         {"outlived_bytes", static_cast<double>(outlived->bytes)}};
+  };
   subject.allocator = arena;
 }
 

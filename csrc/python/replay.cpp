@@ -125,6 +125,7 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
   dict["runtime_allocations"] = result.runtime_allocations;
   dict["runtime_frees"] = result.runtime_frees;
   dict["events_recorded"] = result.events_recorded;
+  dict["details"] = result.details;
   dict["live"] = raw(result.live);
   dict["reserved"] = raw(result.reserved);
   dict["failure"] = result.failure;

@@ -1,4 +1,5 @@
-// Caching allocators as one among others: the suite that every Allocator passes.
+// Caching allocators, and one that logs, as some among others: the suite that every Allocator passes.
+#include "allocator/logging_allocator.h"
 #include "allocator_face.h"
 
 using namespace face;
@@ -8,8 +9,13 @@ namespace {
 const bool registered =
     register_face("global",
                   {.make = [](ManagedRuntime& runtime, std::shared_ptr<Allocator>) { return caching(runtime); }}) &&
-    register_face("caching", {.make = [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
-                    return std::make_shared<CachingAllocator>(runtime, std::move(upstream));
+    register_face("caching", {.make =
+                                  [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+                                    return std::make_shared<CachingAllocator>(runtime, std::move(upstream));
+                                  }}) &&
+    register_face("log", {.make = [](ManagedRuntime&, std::shared_ptr<Allocator> upstream) {
+                    return std::make_shared<LoggingAllocator>(std::move(upstream),
+                                                              std::make_shared<AllocationLog>("/dev/null"));
                   }});
 
 } // namespace
