@@ -1,16 +1,57 @@
 # The extension, as Python sees it. Devices are torch.device; a home is one, or None for all together.
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
+from typing_extensions import Buffer
 
 # --- switch (csrc/tensor/switch.h)
 def set_enabled(on: bool) -> None: ...  # process-wide
 def is_enabled() -> bool: ...  # for the calling thread: the innermost scope, else process-wide
 
 class Scope:  # pushed where it is made; follows autograd into its backward threads
+    @overload
     def __init__(self, on: bool) -> None: ...
+    @overload
+    def __init__(self, on: bool, allocator: Allocator | None) -> None: ...  # None: the process's own
     def close(self) -> None: ...
+
+# --- allocators (csrc/allocator/allocator.h)
+class Allocator:
+    def figures(self) -> dict[str, int]: ...  # AllocatorFigures
+    def release(self) -> int: ...  # bytes
+    def serves(self, device: torch.device) -> bool: ...
+    def description(self) -> str: ...
+
+class CountingAllocator(Allocator):
+    def passed(self) -> dict[str, int]: ...  # PassedThrough
+    def reset_peaks(self) -> None: ...
+
+class LoggingAllocator(Allocator):
+    def __init__(self, upstream: Allocator, path: str) -> None: ...
+    def close(self) -> tuple[int, int, str]: ...  # rows, rows lost, what went wrong
+
+class Arena(Allocator):
+    def __init__(self, upstream: Allocator, home: torch.device, initial: int, growth: float) -> None: ...
+    def push(self) -> int: ...
+    def pop(self, mark: int) -> tuple[int, int]: ...  # what outlived it: allocations, bytes
+    def reset(self) -> tuple[int, int]: ...
+
+class AllocationPlan(Allocator):
+    def __init__(self, upstream: Allocator, home: torch.device) -> None: ...
+    def begin_iteration(self) -> None: ...
+    def end_iteration(self) -> None: ...
+    def report(self) -> dict[str, Any]: ...  # PlanReport; layout: (offset, bytes, begin, end) of the planned
+
+def process_allocator() -> Allocator: ...
+def release_idle_memory() -> int: ...  # bytes that other allocators had to spare
+def caching_allocator(upstream: Allocator) -> Allocator: ...
+def pool_allocator(
+    upstream: Allocator, home: torch.device, initial: int, maximum: int | None
+) -> Allocator: ...
+def limiting_allocator(upstream: Allocator, limit: int) -> Allocator: ...
+def counting_allocator(upstream: Allocator) -> CountingAllocator: ...
+def retrying_allocator(upstream: Allocator, callback: Callable[[int, int], bool]) -> Allocator: ...
 
 # --- options (csrc/allocator/options.h); errors are ValueError
 def load_options(text: str) -> None: ...  # all of TORCH_UVM_CONF, before first use
@@ -121,6 +162,24 @@ def label_count(storage: torch.UntypedStorage) -> int: ...  # storages on the sa
 def dlpack_device(capsule: object) -> tuple[int, int]: ...  # device type and index, of an unconsumed capsule
 def dlpack_export(tensor: torch.Tensor, device_id: int, versioned: bool, copied: bool) -> object: ...
 def dlpack_import(capsule: object, device: torch.device, read_only_too: bool) -> torch.Tensor: ...
+
+# --- allocations written down, and done again (csrc/allocator/allocation_log.h, replay.h)
+def start_recording_allocations(path: str) -> None: ...
+def stop_recording_allocations() -> tuple[int, int, str]: ...  # rows written, rows lost, an error or ""
+def replay_allocators() -> list[str]: ...
+def replay(
+    allocator: str,
+    kinds: Buffer,  # uint8, ReplayEvent::Kind
+    allocations: Buffer,  # uint32, numbers from 0
+    bytes: Buffer,  # uint64
+    streams: Buffer,  # uint32, indices of logged_streams
+    logged_streams: Sequence[int],
+    count: int,  # of allocations
+    ceiling: int,
+    initial: int,  # bytes that a pool and an arena begin with
+    repeat: int,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]: ...  # ReplayResult; "live" and "reserved" are bytes of uint64
 
 # --- the emulated accelerator (csrc/emulated)
 def emu_register() -> None: ...

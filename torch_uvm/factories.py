@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torch_uvm import _C
+from torch_uvm.allocators import Allocator, made_by
 from torch_uvm.arguments import (
     Device,
     accelerator,
@@ -86,9 +88,10 @@ def _check_options(
         )
 
 
-def _make(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _make(like: torch.Tensor, device: torch.device, allocator: object, what: str) -> torch.Tensor:
     """A managed tensor with the sizes, strides and dtype of `like`, a meta tensor."""
-    return _C.empty_strided(list(like.size()), list(like.stride()), like.dtype, device)
+    with made_by(allocator, device, what) or nullcontext():
+        return _C.empty_strided(list(like.size()), list(like.stride()), like.dtype, device)
 
 
 def _meta(sizes: tuple[int, ...], dtype: torch.dtype, memory_format: object, what: str) -> torch.Tensor:
@@ -123,13 +126,14 @@ def _new(
     device: Device | None,
     requires_grad: bool,
     pin_memory: bool,
+    allocator: Allocator | None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
     kind = _check_dtype(dtype, what)
     sizes = _sizes(args, size, what)
     _check_options(layout, pin_memory, requires_grad, kind, what)
     meta = _meta(sizes, kind, memory_format, what)
-    return _make(meta, _device(device, what))
+    return _make(meta, _device(device, what), allocator, what)
 
 
 @exact_keywords
@@ -141,6 +145,7 @@ def empty(
     device: Device | None = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
+    allocator: Allocator | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
     """A managed tensor of that size; its values are whatever was in the memory.
@@ -151,16 +156,20 @@ def empty(
         device: None for the current accelerator; a device, a string or the accelerator's index;
             "cpu" for a managed CPU tensor.
         memory_format: torch.contiguous_format, torch.channels_last or torch.channels_last_3d.
+        allocator: who gives the memory; None for what holds where it is called (`use_allocator`).
 
     Raises:
         TypeError, ValueError: a value that is not accepted (sizes below 0, a meta device,
-            pin_memory=True, a layout that is not strided). Nothing has changed.
+            pin_memory=True, a layout that is not strided, a device that the allocator does not serve).
+            Nothing has changed.
         torch.OutOfMemoryError: past the limit, or past what the host has available.
 
     >>> torch_uvm.empty(2, 3, device="cpu").shape
     torch.Size([2, 3])
     """
-    made = _new(sizes, size, "empty", dtype, layout, device, requires_grad, pin_memory, memory_format)
+    made = _new(
+        sizes, size, "empty", dtype, layout, device, requires_grad, pin_memory, allocator, memory_format
+    )
     return made.requires_grad_(requires_grad)
 
 
@@ -173,13 +182,14 @@ def zeros(
     device: Device | None = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
+    allocator: Allocator | None = None,
 ) -> torch.Tensor:
     """A managed tensor of zeros; arguments and errors as those of `empty`.
 
     >>> torch_uvm.zeros(2, device="cpu")
     tensor([0., 0.])
     """
-    made = _new(sizes, size, "zeros", dtype, layout, device, requires_grad, pin_memory)
+    made = _new(sizes, size, "zeros", dtype, layout, device, requires_grad, pin_memory, allocator)
     return made.zero_().requires_grad_(requires_grad)
 
 
@@ -192,13 +202,14 @@ def ones(
     device: Device | None = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
+    allocator: Allocator | None = None,
 ) -> torch.Tensor:
     """A managed tensor of ones; arguments and errors as those of `empty`.
 
     >>> torch_uvm.ones(2, device="cpu")
     tensor([1., 1.])
     """
-    made = _new(sizes, size, "ones", dtype, layout, device, requires_grad, pin_memory)
+    made = _new(sizes, size, "ones", dtype, layout, device, requires_grad, pin_memory, allocator)
     return made.fill_(1).requires_grad_(requires_grad)
 
 
@@ -212,6 +223,7 @@ def full(
     device: Device | None = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
+    allocator: Allocator | None = None,
 ) -> torch.Tensor:
     """A managed tensor of `fill_value`; other arguments and errors as those of `empty`.
 
@@ -236,7 +248,7 @@ def full(
     except RuntimeError as error:
         accepted = f"values that {kind} holds" if kind else "values that torch.full takes"
         raise ValueError(f"full() fill_value is {show(fill_value)}: {error}; accepted: {accepted}") from None
-    made = _new((), size, "full", value.dtype, layout, device, requires_grad, pin_memory)
+    made = _new((), size, "full", value.dtype, layout, device, requires_grad, pin_memory, allocator)
     return made.fill_(fill_value).requires_grad_(requires_grad)
 
 
@@ -249,6 +261,7 @@ def empty_like(
     device: Device | None = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
+    allocator: Allocator | None = None,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> torch.Tensor:
     """A managed tensor of the size of `input`; its values are whatever was in the memory.
@@ -281,4 +294,4 @@ def empty_like(
     else:
         meta = _meta(tuple(input.size()), kind, memory_format, what)
     place = resolve_device(input.device if device is None else device)
-    return _make(meta, place).requires_grad_(requires_grad)
+    return _make(meta, place, allocator, what).requires_grad_(requires_grad)

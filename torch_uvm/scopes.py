@@ -61,6 +61,9 @@ class SwitchScope(ContextDecorator):
     def _recreate_cm(self) -> SwitchScope:
         return SwitchScope(self._on)
 
+    def _open_scope(self) -> _C.Scope:
+        return _C.Scope(self._on)
+
     def __call__(self, func: Any) -> Any:
         # Their bodies run later, when the scope is closed, or between other code of the thread.
         later = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
@@ -73,9 +76,9 @@ class SwitchScope(ContextDecorator):
 
     def __enter__(self) -> SwitchScope:
         if self._on:
-            check_runtime("enabled()")
+            check_runtime(repr(self))
             budget.request_default()
-        entry = threading.get_ident(), _C.Scope(self._on)
+        entry = threading.get_ident(), self._open_scope()
         with self._lock:
             self._open.append(entry)
         return self

@@ -6,6 +6,7 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ floors of torch_uvm.";
   torch_uvm::register_exceptions(module);
+  torch_uvm::bind_allocators(module);
   torch_uvm::bind_tensor(module);
   torch_uvm::bind_hints(module);
   torch_uvm::bind_budgets(module);
@@ -14,6 +15,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_regions(module);
   torch_uvm::bind_host_tensors(module);
   torch_uvm::bind_exchange(module);
+  torch_uvm::bind_replay(module);
   torch_uvm::bind_emulated(module);
   torch_uvm::bind_cuda(module);
   torch_uvm::bind_floors(module);

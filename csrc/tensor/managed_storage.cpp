@@ -12,6 +12,7 @@
 #include "tensor/budgets.h"
 #include "tensor/context.h"
 #include "tensor/host_tensors.h"
+#include "tensor/idle_allocators.h"
 #include "tensor/labels.h"
 #include "tensor/profiler_report.h"
 #include "tensor/switch.h"
@@ -39,9 +40,12 @@ void free(CachingManagedAllocator& allocator, Block* block) {
 }
 
 void delete_managed(void* block) {
-  forget_record(static_cast<Block*>(block));
+  const bool known = forget_record(static_cast<Block*>(block));
   forget_hints(static_cast<Block*>(block));
   free(Context::get().managed_allocator(), static_cast<Block*>(block));
+  if (known) {
+    note_freed();
+  }
 }
 
 void delete_plain(void* block) {
@@ -52,7 +56,7 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
                       c10::Device device, c10::DeleterFnPtr deleter) {
   Block* block = nullptr;
   try {
-    block = allocator.allocate(bytes, home, stream);
+    block = with_idle_memory([&] { return allocator.allocate(bytes, home, stream); });
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
   }

@@ -7,6 +7,7 @@
 #include "tensor/advice.h"
 #include "tensor/budgets.h"
 #include "tensor/context.h"
+#include "tensor/idle_allocators.h"
 #include "tensor/watcher.h"
 
 namespace torch_uvm {
@@ -23,7 +24,7 @@ class ProcessAllocator final : public Allocator {
     if (!home.is_host()) {
       start_budget(home.index);
     }
-    const Allocation allocation = caching_.allocate(bytes, home, stream);
+    const Allocation allocation = with_idle_memory([&] { return caching_.allocate(bytes, home, stream); });
     if (!home.is_host()) {
       note_allocation(home.index, bytes);
     }

@@ -1,0 +1,304 @@
+"""Allocators beside the process's own: chosen for a scope, for single tensors, nested."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_uvm
+from torch_uvm import _C, Allocator, use_allocator
+
+MIB = 1 << 20
+EMU = torch.device("emu", 0)
+
+
+@pytest.fixture(autouse=True)
+def _all_comes_back() -> Iterator[None]:
+    gc.collect()
+    _C.release_idle_memory()
+    before = torch_uvm.memory_allocated()
+    yield
+    gc.collect()
+    _C.release_idle_memory()
+    assert torch_uvm.memory_allocated() == before
+
+
+def counted() -> torch_uvm.allocators.CountingAllocator:
+    return Allocator.pool("1MiB").with_statistics()
+
+
+class TestScope:
+    def test_new_tensors_come_from_it(self) -> None:
+        mine = counted()
+        with use_allocator(mine):
+            x = torch.ones(1000, device="emu")
+            assert torch_uvm.is_managed(x)
+            assert mine.passed()["bytes"] == 4000
+            y = x * 2  # what a kernel allocates, too
+            assert mine.passed()["bytes"] == 8000
+        outside = x + y
+        assert mine.passed()["bytes"] == 8000
+        assert outside.sum().item() == 3000
+        del x, y
+        assert mine.passed()["bytes"] == 0
+        del outside
+
+    def test_it_is_a_decorator_and_nests(self) -> None:
+        outer, inner = counted(), counted()
+
+        @use_allocator(inner)
+        def made() -> torch.Tensor:
+            return torch.zeros(100, device="emu")
+
+        with use_allocator(outer):
+            x = made()
+            y = torch.zeros(50, device="emu")
+            with use_allocator(None):
+                z = torch.zeros(25, device="emu")
+            with torch_uvm.disabled():
+                plain = torch.zeros(25, device="emu")
+            with torch_uvm.enabled():
+                w = torch.zeros(10, device="emu")
+        assert inner.passed()["bytes"] == 400
+        assert outer.passed()["bytes"] == 240
+        assert torch_uvm.is_managed(z) and not torch_uvm.is_managed(plain) and torch_uvm.is_managed(w)
+        del x, y, z, w
+
+    def test_other_threads_are_not_in_it(self) -> None:
+        mine = counted()
+        sizes = []
+
+        def elsewhere() -> None:
+            sizes.append(torch.ones(100, device="emu").sum().item())
+
+        with use_allocator(mine):
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        assert sizes == [100] and mine.passed()["total_allocations"] == 0
+
+    def test_backward_is(self) -> None:
+        mine = counted()
+        model = nn.Linear(64, 64).to("emu")
+        with use_allocator(mine):
+            loss = model(torch.randn(8, 64, device="emu")).square().mean()
+            before = mine.passed()["total_allocations"]
+            loss.backward()
+        assert mine.passed()["total_allocations"] > before
+        wanted = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        assert len(wanted) == 2
+        with torch_uvm.disabled():
+            assert all(torch.isfinite(w).all() for w in wanted)
+        del loss, model
+        gc.collect()
+        assert mine.passed()["bytes"] == 0
+
+    def test_a_training_has_the_same_bits(self) -> None:
+        def train() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).to("emu")
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(16, 32).to("emu")).square().mean().backward()
+                optimizer.step()
+            return [p.detach().cpu() for p in model.parameters()]
+
+        wanted = train()
+        with use_allocator(Allocator.caching().with_limit("64MiB").with_statistics()):
+            found = train()
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+class TestFactories:
+    @pytest.mark.parametrize("make", [torch_uvm.empty, torch_uvm.zeros, torch_uvm.ones])
+    def test_single_tensors(self, make: object) -> None:
+        mine = counted()
+        x = make(10, 10, device="emu", allocator=mine)  # type: ignore[operator]
+        y = torch_uvm.full((3,), 2.0, device="cpu", allocator=mine)
+        z = torch_uvm.empty_like(x, allocator=mine)
+        assert mine.passed()["bytes"] == 812
+        assert y.tolist() == [2, 2, 2] and z.shape == (10, 10)
+        del x, y, z
+
+    def test_what_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="allocator is 3"):
+            torch_uvm.empty(1, device="emu", allocator=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="accepted: a torch_uvm.Allocator"):
+            use_allocator("pool")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="makes none"):
+            Allocator(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="upstream is 'x'"):
+            Allocator.caching(upstream="x")  # type: ignore[arg-type]
+
+
+class TestLimits:
+    def test_beyond_a_limit_is_out_of_memory(self) -> None:
+        small = Allocator.process().with_limit("1KiB")
+        with use_allocator(small):
+            x = torch.ones(200, device="emu")
+            with pytest.raises(torch.OutOfMemoryError, match=r"limit\(caching, 1.00 KiB\)"):
+                torch.ones(100, device="emu")
+            del x
+            torch.ones(256, device="emu")
+
+    def test_a_callback_makes_room(self) -> None:
+        asked = []
+        cache = [torch_uvm.ones(200, device="emu", allocator=(small := Allocator.process().with_limit(1024)))]
+
+        def clear(count: int, device: torch.device) -> bool:
+            asked.append((count, device))
+            had = bool(cache)
+            cache.clear()
+            return had
+
+        careful = small.with_failure_callback(clear)
+        x = torch_uvm.ones(256, device="emu", allocator=careful)
+        assert asked == [(1024, EMU)]
+        with pytest.raises(torch.OutOfMemoryError):
+            torch_uvm.ones(1, device="emu", allocator=careful)
+        assert len(asked) == 2
+        del x
+
+    def test_what_a_callback_raises_arrives(self) -> None:
+        def fail(count: int, device: torch.device) -> bool:
+            raise KeyError(count)
+
+        careful = Allocator.process().with_limit(0).with_failure_callback(fail)
+        with use_allocator(careful), pytest.raises(KeyError, match="40"):
+            torch.ones(10, device="emu")
+
+    def test_a_pool(self) -> None:
+        with pytest.raises(ValueError, match="begins with"):
+            Allocator.pool("2MiB", maximum="1MiB")
+        pool = Allocator.pool("4MiB", maximum="32MiB")
+        calls = pool.stats()["upstream_allocations"]
+        xs = [torch_uvm.empty(256, 1024, device="emu", allocator=pool) for _ in range(3)]
+        assert pool.stats()["requested_bytes"] == 3 * MIB
+        with pytest.raises(torch.OutOfMemoryError):
+            torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
+        assert pool.stats()["upstream_allocations"] >= calls
+        del xs
+        assert pool.release() > 0 and pool.stats()["reserved_bytes"] == 0
+
+
+class TestIdleMemory:
+    def test_what_a_pool_does_not_use_is_had_by_others(self) -> None:
+        pool = Allocator.pool("24MiB")
+        torch_uvm.empty_cache()
+        torch_uvm.set_limit(torch_uvm.memory_reserved() + 16 * MIB)
+        try:
+            x = torch_uvm.empty(20 * MIB, dtype=torch.uint8, device="emu")
+            assert pool.stats()["reserved_bytes"] == 0
+            with pytest.raises(torch.OutOfMemoryError):
+                torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
+            del x
+        finally:
+            torch_uvm.set_limit(None)
+
+    def test_an_arena_and_a_plan_give_back_theirs(self) -> None:
+        scratch, plan = torch_uvm.arena("16MiB"), torch_uvm.allocation_plan("idle memory")
+        with scratch:
+            torch.ones(10, device="emu")
+        for _ in range(2):
+            with plan:
+                torch.empty(12 * MIB, dtype=torch.uint8, device="emu")
+        assert scratch.stats()["reserved_bytes"] + plan.stats()["reserved_bytes"] >= 28 * MIB
+        torch_uvm.empty_cache()
+        torch_uvm.set_limit(torch_uvm.memory_reserved())
+        try:
+            x = torch_uvm.empty(24 * MIB, dtype=torch.uint8, device="emu")
+            del x
+        finally:
+            torch_uvm.set_limit(None)
+        with plan, scratch:
+            assert torch.ones(10, device="emu").sum().item() == 10
+        plan.release()
+
+
+class TestTensors:
+    """Whatever works on managed tensors works on these."""
+
+    def test_moves_alias(self) -> None:
+        mine = counted()
+        x = torch_uvm.ones(8, device="emu", allocator=mine)
+        here = torch_uvm.to(x, "cpu")
+        here[0] = 5
+        assert here.data_ptr() == x.data_ptr() and x[0].item() == 5
+        back = torch_uvm.to(here, "emu")
+        assert back.data_ptr() == x.data_ptr()
+        del x, back
+        assert mine.passed()["bytes"] == 32
+        assert here.tolist() == [5] + [1] * 7
+        del here
+        assert mine.passed()["bytes"] == 0
+
+    def test_numpy_dlpack_and_streams(self) -> None:
+        mine = counted()
+        x = torch_uvm.ones(8, device="cpu", allocator=mine)
+        array = x.numpy()
+        array[1] = 3
+        assert x[1] == 3
+        y = torch_uvm.from_dlpack(torch_uvm.to(x, "emu"))
+        assert y.sum().item() == 10
+        stream = torch.Stream("emu")
+        y.record_stream(stream)
+        del x, y
+        assert np.array_equal(array, [1, 3, 1, 1, 1, 1, 1, 1])
+        del array
+
+    def test_resize_and_hints(self) -> None:
+        mine = counted()
+        x = torch_uvm.empty(MIB, device="emu", allocator=mine)
+        torch_uvm.prefetch(x, "cpu")
+        assert sum(torch_uvm.residency(x).values()) == 4 * MIB
+        torch_uvm.discard(x)
+        with pytest.raises(ValueError, match="advice about a tensor"):
+            torch_uvm.advise(x, read_mostly=True)
+        x.resize_(2 * MIB)
+        x.fill_(1)
+        assert x.sum().item() == 2 * MIB
+        del x
+        assert mine.passed()["bytes"] == 0
+
+    def test_copy_on_write_keeps_the_owner(self) -> None:
+        mine = counted()
+        x = torch_uvm.ones(8, device="emu", allocator=mine)
+        try:
+            lazy = torch._lazy_clone(x)
+        except RuntimeError:
+            lazy = x.clone()
+        x[0] = 7
+        assert lazy[0].item() == 1
+        del x, lazy
+        assert mine.passed()["bytes"] == 0
+
+    def test_budgets_count_them(self) -> None:
+        torch_uvm.set_budget("8MiB")
+        try:
+            held = torch_uvm.empty(6 * MIB, dtype=torch.uint8, device="emu", allocator=Allocator.caching())
+            with torch_uvm.enabled(), pytest.raises(torch.OutOfMemoryError):
+                torch.empty(6 * MIB, dtype=torch.uint8, device="emu")  # the first stays where it is
+            del held
+        finally:
+            torch_uvm.set_budget(None)
+            torch_uvm.empty_cache()
+
+
+def test_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "allocators.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    printed = capsys.readouterr().out.split()
+    assert printed[0] == "8192" and printed[1] == "0" and int(printed[2]) > 0

@@ -1,0 +1,214 @@
+"""torch_uvm.arena: scope and object, what outlives it, gradients, streams, threads."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import torch_uvm
+from torch_uvm import _C, Allocator
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _all_comes_back() -> Iterator[None]:
+    gc.collect()
+    _C.release_idle_memory()
+    before = torch_uvm.memory_allocated()
+    yield
+    gc.collect()
+    _C.release_idle_memory()
+    assert torch_uvm.memory_allocated() == before
+
+
+def ones(count: int) -> torch.Tensor:
+    return torch.ones(count, device="emu")
+
+
+class TestScope:
+    def test_tensors_lie_one_after_the_other(self) -> None:
+        with torch_uvm.arena("1MiB") as scratch:
+            x, y = ones(64), ones(64)
+            assert y.data_ptr() == x.data_ptr() + 256
+            assert (x + y).sum().item() == 128
+            assert scratch.stats()["upstream_allocations"] == 1
+            del x, y
+        assert scratch.outlived == (0, 0)
+
+    def test_the_second_iteration_asks_nobody(self) -> None:
+        scratch = torch_uvm.arena("64KiB")
+        addresses = []
+        for _ in range(3):
+            with scratch:
+                xs = [ones(10_000) for _ in range(8)]  # more than the first block
+                addresses.append(xs[0].data_ptr())
+                del xs
+        assert addresses[1] == addresses[2]
+        after = scratch.stats()["upstream_allocations"]
+        with scratch:
+            [ones(10_000) for _ in range(8)]
+        assert scratch.stats()["upstream_allocations"] == after
+
+    def test_what_outlives_it_stays_and_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "torch_uvm"), torch_uvm.arena("64KiB") as scratch:
+            kept = ones(100)
+            ones(200)
+        assert scratch.outlived == (1, 400)
+        assert "1 tensors with 400 bytes are still in use" in caplog.text
+        with scratch:
+            other = torch.zeros(5000, device="emu")
+            assert kept.sum().item() == 100 and other.sum().item() == 0
+            del other
+        assert kept.tolist() == [1] * 100
+        del kept, scratch
+
+    def test_marks_within(self) -> None:
+        scratch = torch_uvm.arena("64KiB")
+        with scratch:
+            x = ones(64)
+            with scratch:
+                inner = ones(64)
+                where = inner.data_ptr()
+                del inner
+            again = ones(64)
+            assert again.data_ptr() == where
+            mark = scratch.push()
+            second = scratch.push()
+            with pytest.raises(ValueError, match="innermost"):
+                scratch.pop(mark)
+            assert scratch.pop(second) == (0, 0) and scratch.pop(mark) == (0, 0)
+            del x, again
+
+    def test_reset_within_a_scope(self) -> None:
+        with torch_uvm.arena("64KiB") as scratch:
+            first = ones(64)
+            where = first.data_ptr()
+            del first
+            for _ in range(3):
+                assert scratch.reset() == (0, 0)
+                x = ones(64)
+                assert x.data_ptr() == where
+                del x
+        assert scratch.outlived == (0, 0)
+
+    def test_other_devices_and_the_host_are_not_its(self) -> None:
+        with torch_uvm.arena("64KiB", device="cpu") as scratch:
+            x = ones(8)
+            assert torch_uvm.is_managed(x) and scratch.stats()["allocations"] == 0
+            y = torch_uvm.ones(8, device="cpu")
+            assert scratch.stats()["allocations"] == 1
+        with pytest.raises(ValueError, match="does not serve"):
+            torch_uvm.ones(8, device="emu", allocator=scratch)
+        del x, y
+
+
+class TestTraining:
+    def test_iterations_have_the_same_bits(self) -> None:
+        def train(scratch: torch_uvm.arenas.Arena | None) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to("emu")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # lives on, outside
+            for _ in range(5):
+                optimizer.zero_grad(set_to_none=False)
+                batch = torch.randn(32, 64).to("emu")
+                if scratch is None:
+                    model(batch).square().mean().backward()
+                else:
+                    with scratch:
+                        model(batch).square().mean().backward()
+                    assert scratch.outlived == (0, 0)
+                optimizer.step()
+            return [p.detach().cpu() for p in model.parameters()]
+
+        wanted = train(None)
+        scratch = torch_uvm.arena("256KiB")
+        assert all(torch.equal(a, b) for a, b in zip(train(scratch), wanted, strict=True))
+        assert scratch.stats()["upstream_allocations"] <= 3
+
+    def test_backward_on_its_own_thread_joins_in(self) -> None:
+        scratch = torch_uvm.arena("1MiB")
+        x = torch.randn(64, 64).to("emu").requires_grad_()
+        with scratch:
+            loss = (x @ x).square().sum()
+            loss.backward()
+            del loss
+        assert scratch.outlived.allocations == 1 and x.grad is not None  # the gradient
+        x.grad = None
+
+
+class TestSharing:
+    def test_streams_have_blocks_of_their_own(self) -> None:
+        scratch = torch_uvm.arena("64KiB")
+        stream = torch.Stream("emu")
+        with scratch:
+            x = ones(64)
+            with stream:
+                y = ones(64)
+            assert abs(y.data_ptr() - x.data_ptr()) >= 256
+            assert scratch.stats()["upstream_allocations"] == 2
+            x.record_stream(stream)
+            del x, y
+        assert scratch.outlived == (0, 0)
+
+    def test_threads_join_by_use_allocator(self) -> None:
+        scratch = torch_uvm.arena("64KiB")
+        wrong: list[float] = []
+
+        def work(number: int) -> None:
+            with torch_uvm.use_allocator(scratch):
+                for _ in range(50):
+                    x = torch.full((333,), float(number), device="emu")
+                    y = x * 2
+                    if y.sum().item() != 666.0 * number:
+                        wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong and scratch.reset() == (0, 0)
+
+    def test_nested_in_other_allocators(self) -> None:
+        pool = Allocator.pool("1MiB").with_statistics()
+        scratch = torch_uvm.arena("64KiB", upstream=pool)
+        assert "arena" in repr(scratch) and "pool" in repr(scratch)
+        with scratch:
+            x = ones(1000)
+            assert pool.passed()["bytes"] >= 64 * KIB
+            del x
+        assert scratch.release() >= 64 * KIB
+        assert pool.passed()["bytes"] == 0
+
+
+class TestArguments:
+    def test_what_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="grow by 0.5"):
+            torch_uvm.arena(growth=0.5)
+        with pytest.raises(TypeError, match="growth is 'x'"):
+            torch_uvm.arena(growth="x")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="initial"):
+            torch_uvm.arena("many")
+        with pytest.raises((ValueError, RuntimeError), match=r"cuda|device|accepted"):
+            torch_uvm.arena(device="meta")
+        scratch = torch_uvm.arena("1KiB")
+        with pytest.raises(ValueError, match="not open"):
+            scratch.pop(12)
+        with pytest.raises(RuntimeError, match="is left, but not open"):
+            scratch.__exit__(None, None, None)
+
+    def test_beyond_the_limit(self) -> None:
+        scratch = torch_uvm.arena("64KiB", upstream=Allocator.process().with_limit("1MiB"))
+        with scratch, pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * MIB, dtype=torch.uint8, device="emu")
+        with scratch:
+            assert ones(10).sum().item() == 10

@@ -1,0 +1,177 @@
+"""torch_uvm.allocation_plan: served by index from the second iteration on, right whatever comes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import torch_uvm
+from torch_uvm.plans import AllocationPlan
+
+_names = (f"test {number}" for number in itertools.count())
+
+
+@pytest.fixture
+def plan() -> Iterator[AllocationPlan]:
+    gc.collect()
+    before = torch_uvm.memory_allocated()
+    made = torch_uvm.allocation_plan(next(_names))
+    yield made
+    gc.collect()
+    made.release()
+    assert torch_uvm.memory_allocated() == before
+
+
+def iterate(plan: AllocationPlan, *sizes: int) -> list[int]:
+    """Addresses of tensors that live one after the other."""
+    addresses = []
+    with plan:
+        for size in sizes:
+            x = torch.full((size,), 3.0, device="emu")
+            addresses.append(x.data_ptr())
+            assert x.sum().item() == 3 * size
+            del x
+    return addresses
+
+
+class TestServing:
+    def test_by_index_from_the_second_iteration_on(self, plan: AllocationPlan) -> None:
+        iterate(plan, 100, 200, 300)
+        first = plan.report()
+        assert first["hits"] == 0 and first["plans"] == 1 and first["planned_requests"] >= 3
+        second, third = iterate(plan, 100, 200, 300), iterate(plan, 100, 200, 300)
+        assert second == third
+        report = plan.report()
+        assert report["hits"] == 2 * report["requests"] and report["misses"] == 0
+        assert report["planned_bytes"] < 2 * 1280  # they share bytes, one after the other
+
+    def test_steady_iterations_ask_nobody(self, plan: AllocationPlan) -> None:
+        for _ in range(2):
+            iterate(plan, 1000, 2000)
+        calls = plan.stats()["upstream_allocations"]
+        for _ in range(5):
+            iterate(plan, 1000, 2000)
+        assert plan.stats()["upstream_allocations"] == calls
+
+    def test_the_layout_of_a_model_is_near_its_peak(self, plan: AllocationPlan) -> None:
+        model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]).to(
+            "emu"
+        )
+        batch = torch.randn(64, 256).to("emu")
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for _ in range(3):
+            with plan:
+                model(batch).square().mean().backward()
+        report = plan.report()
+        assert report["misses"] == 0 and report["hits"] > 20
+        assert report["peak_live_bytes"] <= report["planned_bytes"] <= 1.05 * report["peak_live_bytes"]
+        for one, other in itertools.combinations(report["layout"], 2):
+            apart = one[0] + one[1] <= other[0] or other[0] + other[1] <= one[0]
+            assert apart or one[3] <= other[2] or other[3] <= one[2], (one, other)
+
+
+class TestDifferences:
+    def test_other_sizes_fall_back_and_are_planned_next(self, plan: AllocationPlan) -> None:
+        for _ in range(2):
+            iterate(plan, 100, 200)
+        iterate(plan, 100, 999, 50)
+        assert plan.report()["misses"] > 0
+        misses = plan.report()["misses"]
+        iterate(plan, 100, 999, 50)
+        assert plan.report()["misses"] == misses
+
+    def test_what_outlives_keeps_its_bytes(self, plan: AllocationPlan) -> None:
+        for _ in range(2):
+            iterate(plan, 64, 64)
+        with plan:
+            kept = torch.full((64,), 7.0, device="emu")
+            torch.full((64,), 8.0, device="emu")
+        for _ in range(3):
+            iterate(plan, 64, 64)
+        assert kept.tolist() == [7.0] * 64
+        assert plan.report()["outlived"] == 1
+
+    def test_a_result_that_always_lives_on(self, plan: AllocationPlan) -> None:
+        results = []
+        for number in range(4):
+            with plan:
+                x = torch.full((500,), float(number), device="emu")
+                results.append(x * 2)
+                del x
+        assert [r[0].item() for r in results] == [0, 2, 4, 6]
+        assert plan.report()["outlived"] == 0  # foreseen: allocated apart
+        results.clear()
+
+    def test_a_training_has_the_same_bits(self, plan: AllocationPlan) -> None:
+        def train(plan: AllocationPlan | None) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).to("emu")
+            optimizer = torch.optim.AdamW(model.parameters())
+            for step in range(8):
+                batch = torch.randn(16 if step % 3 else 24, 32).to("emu")
+                optimizer.zero_grad()
+                if plan is None:
+                    model(batch).square().mean().backward()
+                else:
+                    with plan:
+                        model(batch).square().mean().backward()
+                optimizer.step()
+            return [p.detach().cpu() for p in model.parameters()]
+
+        wanted = train(None)
+        assert all(torch.equal(a, b) for a, b in zip(train(plan), wanted, strict=True))
+
+    def test_an_exception_ends_the_iteration(self, plan: AllocationPlan) -> None:
+        iterate(plan, 10, 20)
+        with pytest.raises(KeyError), plan:
+            torch.ones(10, device="emu")
+            raise KeyError
+        iterate(plan, 10, 20)
+        iterate(plan, 10, 20)
+        assert plan.report()["iterations"] == 4
+
+
+class TestNames:
+    def test_the_same_name_is_the_same_plan(self) -> None:
+        name = next(_names)
+        assert torch_uvm.allocation_plan(name) is torch_uvm.allocation_plan(name, device="emu:0")
+        assert torch_uvm.allocation_plan(name) is not torch_uvm.allocation_plan(name, device="cpu")
+        assert repr(torch_uvm.allocation_plan(name)) == f"torch_uvm.allocation_plan({name!r})"
+
+    def test_what_is_refused(self, plan: AllocationPlan) -> None:
+        for name in ("", 3, None):
+            with pytest.raises(TypeError, match="accepted: a string"):
+                torch_uvm.allocation_plan(name)  # type: ignore[arg-type]
+        with plan:
+            with pytest.raises(ValueError, match="under way"), plan:
+                pass
+            x = torch.ones(3, device="emu")
+        assert x.sum().item() == 3
+        with pytest.raises(RuntimeError, match="is left, but not open"):
+            plan.__exit__(None, None, None)
+
+    def test_two_threads_with_a_plan_each(self) -> None:
+        wrong: list[str] = []
+
+        def work(name: str) -> None:
+            for _ in range(20):
+                with torch_uvm.allocation_plan(name):
+                    x = torch.ones(500, device="emu")
+                    y = x + x
+                    if y.sum().item() != 1000:
+                        wrong.append(name)
+                    del x, y
+
+        threads = [threading.Thread(target=work, args=(next(_names),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
