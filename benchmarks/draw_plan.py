@@ -51,7 +51,7 @@ def draw(report: dict[str, list[tuple[int, int, int, int]] | int], path: Path) -
     axes.set_title(
         f"{len(layout)} allocations in {planned / MIB:.1f} MiB, {planned / peak:.3f} of what lives at once"
     )
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper right")
     figure.savefig(path, dpi=110)
 
 
