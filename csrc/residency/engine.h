@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -94,7 +95,12 @@ class Engine final : public RoomMaker {
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
+    /// Lets go of it until a block is freed, or for a moment.
+    void wait_for_a_block();
+
    private:
+    void release();
+
     Engine& engine_;
     std::unique_lock<std::mutex> lock_;
   };
@@ -150,8 +156,10 @@ class Engine final : public RoomMaker {
   /// With the lock held.
   void end(Frame& frame) noexcept;
 
-  /// A storage's bytes are gone: its block is being freed (the caller does that), or its host copy.
+  /// A storage's bytes are gone: its block is being freed (the caller does that, and says so then), or its host copy.
   void died(Record* record) noexcept;
+  /// The block of a storage that died on its device has been freed. Takes no lock.
+  void freed() noexcept;
 
   /// An address is about to leave PyTorch. The bytes are complete when this returns, stay until the next operator,
   /// and count as written.
@@ -226,7 +234,7 @@ class Engine final : public RoomMaker {
     Stream fetches;
     Stream write_backs;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
-    std::vector<StorageId> unforeseen; ///< they left, and the plan has not: fetched when they are needed soon
+    std::multimap<std::uint64_t, StorageId> unforeseen; ///< they left, and the plan has not: by when to ask for them
     unsigned pause = 0; ///< operators until there is another look for room for them
     unsigned next_pause = 0;
     struct Retirement {
@@ -316,6 +324,8 @@ class Engine final : public RoomMaker {
   std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
   /// Neighbours, as the allocator finds them.
   std::optional<std::vector<Record*>> cheapest_run(std::size_t bytes, int device, Need need);
+  /// Whether another thread is about to free what a storage has on the device.
+  bool something_goes(int device) const;
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
   /// Bytes of a device that nobody has, in pieces.
   std::size_t unused(int device) const;
@@ -362,6 +372,8 @@ class Engine final : public RoomMaker {
   CachingManagedAllocator& memory_;
   StorageDoor& door_;
   mutable std::mutex mutex_;
+  std::condition_variable freed_; ///< a block was, of a storage that had died; told without the mutex
+  std::atomic<int> leaving_{0}; ///< such blocks that are not freed yet
   std::atomic<bool> awake_{false};
   std::atomic<bool> unsettled_{false};
   std::atomic<int> sleepers_{0};

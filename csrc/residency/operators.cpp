@@ -326,28 +326,30 @@ void Engine::start_pending_fetches(int index, bool changed) {
 
 void Engine::fetch_again(const Record& record) {
   Device& device = of(record.device);
-  if (std::isfinite(device.policy->next_use_on_device(record.id))) {
-    device.unforeseen.push_back(record.id);
+  const double next = device.policy->next_use_on_device(record.id);
+  if (std::isfinite(next)) {
+    device.unforeseen.emplace(operators_ + static_cast<std::uint64_t>(std::max(next - kSoon, 0.0)), record.id);
   }
 }
 
 void Engine::queue_unforeseen_fetches(int index) {
   Device& device = of(index);
   const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
-  std::erase_if(device.unforeseen, [&](StorageId id) {
+  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {
+    const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
     const Record* const record = find(id);
-    const double next = next_use(id);
+    const double next = next_use(id); // the plan may be another one by now
     if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
-      return true;
+      continue;
     }
     if (next > kSoon) {
-      return false;
+      fetch_again(*record);
+      continue;
     }
     const auto later = std::ranges::find_if(device.pending, [&](StorageId other) { return next_use(other) > next; });
     device.pending.insert(later, id);
     device.pause = 0;
-    return true;
-  });
+  }
 }
 
 } // namespace torch_uvm
