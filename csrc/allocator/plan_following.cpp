@@ -9,7 +9,7 @@ namespace {
 
 /// How far ahead and behind a request is looked for that is not the next one.
 constexpr std::uint32_t kNear = 64;
-/// So many iterations in a row that fit: what comes after them is a change, and no to and fro.
+/// So many iterations in a row that fit: what comes after them is a change, not an alternation.
 constexpr int kSettled = 8;
 /// So many iterations in which another plan is not tried, at most.
 constexpr int kLongestWait = 63;

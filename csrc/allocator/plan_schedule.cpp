@@ -87,7 +87,7 @@ void Schedule::find_predecessors() {
       }
     }
     occupied.emplace(begin, Last{end, i});
-    slot.befores = static_cast<std::uint32_t>(before.size()) - slot.first_before;
+    slot.before_count = static_cast<std::uint32_t>(before.size()) - slot.first_before;
   }
 }
 

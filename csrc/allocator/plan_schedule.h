@@ -68,7 +68,7 @@ struct alignas(64) Slot final : Tenant {
   std::uint16_t region = 0;
   std::uint32_t begin = 0, end = kNoEnd; ///< in its last iteration
   std::uint32_t claimed = 0; ///< the iteration in which its request was last seen, where that is looked for
-  std::uint32_t first_before = 0, befores = 0; ///< its predecessors in Schedule::before
+  std::uint32_t first_before = 0, before_count = 0; ///< its predecessors in Schedule::before
   std::size_t bytes = 0;
   std::size_t offset = 0; ///< in its region
   Schedule* schedule = nullptr;
@@ -98,7 +98,7 @@ struct Schedule {
   /// Whether nothing lives in the bytes of a slot, provided that all requests since the plan was empty came by plan:
   /// then its predecessors have been asked the same of theirs.
   bool is_clear(const Slot& slot) const {
-    for (std::uint32_t i = slot.first_before; i < slot.first_before + slot.befores; ++i) {
+    for (std::uint32_t i = slot.first_before; i < slot.first_before + slot.before_count; ++i) {
       if (slots[before[i]].state != Slot::State::kFree) {
         return false;
       }
