@@ -31,6 +31,9 @@ except ImportError as error:
 
 from torch_uvm import emulated
 from torch_uvm.accesses import record_accesses
+from torch_uvm.allocations import record_allocations
+from torch_uvm.allocators import Allocator, use_allocator
+from torch_uvm.arenas import arena
 from torch_uvm.budget import reset_residency_stats, residency_stats, set_budget
 from torch_uvm.compiled import watch_graphs
 from torch_uvm.compiled_graphs import watch_compiled_graphs
@@ -56,6 +59,7 @@ from torch_uvm.memory import (
 from torch_uvm.moves import to
 from torch_uvm.operators import register_rules
 from torch_uvm.plain_calls import accept_managed_keyword
+from torch_uvm.plans import allocation_plan
 from torch_uvm.scopes import disabled, enabled, is_enabled
 from torch_uvm.sharing import send_copies
 from torch_uvm.steps import step
@@ -63,7 +67,10 @@ from torch_uvm.switch import disable, enable
 from torch_uvm.tensors import is_managed
 
 __all__ = [
+    "Allocator",
     "advise",
+    "allocation_plan",
+    "arena",
     "disable",
     "disabled",
     "discard",
@@ -89,6 +96,7 @@ __all__ = [
     "ones",
     "prefetch",
     "record_accesses",
+    "record_allocations",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "reset_residency_stats",
@@ -99,6 +107,7 @@ __all__ = [
     "set_limit",
     "step",
     "to",
+    "use_allocator",
     "zeros",
 ]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch_uvm.cli import info, plot, run
+from torch_uvm.cli import info, plot, replay, run
 
 
 class _Command(Protocol):
@@ -16,11 +16,11 @@ class _Command(Protocol):
     def main(self, argv: Sequence[str]) -> int: ...
 
 
-_COMMANDS: dict[str, _Command] = {"info": info, "run": run, "plot": plot}
+_COMMANDS: dict[str, _Command] = {"info": info, "run": run, "plot": plot, "replay": replay}
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<6}{module.SUMMARY}" for name, module in _COMMANDS.items())
+    commands = "\n".join(f"  {name:<8}{module.SUMMARY}" for name, module in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm",
         usage="python -m torch_uvm COMMAND ...",

@@ -1,0 +1,484 @@
+"""Logs of allocations: what recording writes, reading, refusing what does not fit, finding the loop."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import allocation_iterations, allocation_logs
+from torch_uvm.allocation_logs import HEADER, read_log
+
+HERE = torch.accelerator.current_accelerator()
+
+#: As RMM writes them (logging_resource_adaptor): now, and as long as it used spdlog with fmt.
+RMM = """Thread,Time,Action,Pointer,Size,Stream
+2342727,15:47:02.841961,allocate,0x10012400000,1048576,0
+2342727,15:47:02.841977,allocate,0x10012500000,256,0x2
+2342731,15:47:02.842000,allocate failure,(nil),68719476736,0x0
+2342731,15:47:02.842001,allocate,(nil),0,0
+2342727,15:47:03:000001,free,0x10012500000,256,0x2
+2342727,15:47:03.000002,free,0x10012400000,1048576,0
+"""
+
+
+def _write(path: Path, *rows: str, header: str = HEADER) -> Path:
+    path.write_text("".join(f"{line}\n" for line in [header, *rows]))
+    return path
+
+
+def _prefix(text: str, base: int) -> int:
+    """As std::stoull reads a number: as many digits as there are."""
+    text = text.strip()
+    if base == 16 and text[:2].lower() == "0x":
+        text = text[2:]
+    digits = ""
+    for character in text:
+        if not character.isascii() or not character.isalnum() or int(character, 36) >= base:
+            break
+        digits += character
+    return int(digits, base)  # none: an exception there, too
+
+
+def as_rmm_reads(path: Path) -> list[tuple[int, str, int, int, int]]:
+    """RMM's parse_csv (cpp/benchmarks/utilities/log_parser.hpp), by its own rules and not by ours.
+
+    Returns:
+        thread, action, pointer, size, stream of each row
+    """
+    lines = path.read_text().split("\n")
+    assert lines.pop() == ""  # the file ends with a line's end
+    columns = {name: index for index, name in enumerate(lines[0].split(","))}
+    events = []
+    for line in lines[1:]:
+        cells = line.split(",")
+        assert len(cells) == len(columns)
+        action, pointer = cells[columns["Action"]], cells[columns["Pointer"]]
+        assert action in ("allocate", "allocate failure", "free")
+        events.append(
+            (
+                _prefix(cells[columns["Thread"]], 10),
+                action,
+                0 if pointer == "(nil)" else _prefix(pointer, 16),
+                _prefix(cells[columns["Size"]], 10),
+                _prefix(cells[columns["Stream"]], 10),
+            )
+        )
+    return events
+
+
+@pytest.fixture
+def on() -> Iterator[torch.device]:
+    """Managed memory on, with nothing of the engine's between."""
+    assert HERE is not None
+    torch_uvm.enable(budget=None)
+    yield HERE
+    torch_uvm.disable()
+
+
+class TestRecord:
+    def test_what_comes_and_goes_is_what_the_statistics_count(self, on: torch.device, tmp_path: Path) -> None:
+        keys = [
+            f"{kind}.all.{what}"
+            for kind in ("allocation", "requested_bytes")
+            for what in ("allocated", "freed")
+        ]
+        before = torch_uvm.memory_stats()
+        with torch_uvm.record_allocations(tmp_path / "log.csv") as recording:
+            held = [torch.ones(size, device=on) for size in (100, 5000, 70, 1_000_000)]
+            (held[1] * 2).sum().item()
+            host = torch_uvm.zeros(1000, device="cpu")
+            del held[2]
+        after = torch_uvm.memory_stats()
+        change = {key: after[key] - before[key] for key in keys}
+        log = read_log(tmp_path / "log.csv")
+        sums = {action: [it for it in log if it.action == action] for action in allocation_logs.ACTIONS}
+        assert change == {
+            "allocation.all.allocated": len(sums["allocate"]),
+            "allocation.all.freed": len(sums["free"]) + log.skipped_frees,
+            "requested_bytes.all.allocated": sum(it.bytes for it in sums["allocate"]),
+            "requested_bytes.all.freed": sum(it.bytes for it in sums["free"]) + log.skipped_bytes,
+        }
+        assert sums["allocate"][0].bytes == 400 and sums["allocate failure"] == []
+        assert len(log.never_freed) == 4  # three of the list, and the host's
+        assert recording.rows == len(log) + log.skipped_frees
+        assert {log.device_of(it.stream) for it in sums["allocate"]} == {0, -1}
+        assert host.numel() == 1000
+
+    def test_rmm_reads_it(self, on: torch.device, tmp_path: Path) -> None:
+        other = torch.Stream(on)
+        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+            x = torch.ones(100, device=on)
+            with other:
+                y = torch.ones(200, device=on)
+            del x, y
+            z = torch_uvm.ones(300, device="cpu")
+        theirs = as_rmm_reads(tmp_path / "log.csv")
+        ours = list(read_log(tmp_path / "log.csv"))
+        assert [(it.thread, it.action, it.bytes) for it in ours] == [
+            (thread, action, size) for thread, action, _, size, _ in theirs
+        ]
+        assert {it[4] for it in theirs} == {0}  # all of them default streams, which its replay insists on
+        assert len({it.stream for it in ours}) == 3
+        live: dict[int, int] = {}
+        for _, action, pointer, size, _ in theirs:
+            assert (live.pop(pointer) == size) if action == "free" else live.setdefault(pointer, size) == size
+        assert list(live.values()) == [z.nbytes]
+
+    def test_of_all_threads_in_an_order_that_happened(self, on: torch.device, tmp_path: Path) -> None:
+        def work(seed: int) -> None:
+            sizes = random.Random(seed)
+            for _ in range(200):
+                torch.empty(sizes.randrange(1, 5000), device=on)
+
+        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        log = read_log(tmp_path / "log.csv")  # which refuses what is allocated twice, or freed twice
+        assert len({it.thread for it in log}) == 4 and len(log) == 4 * 200 * 2
+        assert log.never_freed == [] and log.skipped_frees == 0
+        times = [it.time_us for it in log]
+        assert times == sorted(times)
+
+    def test_a_failure_is_a_row(self, on: torch.device, tmp_path: Path) -> None:
+        torch_uvm.set_limit(torch_uvm.memory_reserved() + (1 << 20))
+        with torch_uvm.record_allocations(tmp_path / "log.csv"), pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 30, dtype=torch.uint8, device=on)
+        (event,) = read_log(tmp_path / "log.csv")
+        assert (event.action, event.bytes, event.allocation) == ("allocate failure", 1 << 30, -1)
+
+    def test_nothing_is_recorded_before_and_after(self, on: torch.device, tmp_path: Path) -> None:
+        before = torch.ones(10, device=on)
+        recording = torch_uvm.record_allocations(str(tmp_path / "log.csv"))
+        del before
+        recording.stop()
+        recording.stop()  # does nothing
+        after = torch.ones(10, device=on)
+        log = read_log(tmp_path / "log.csv")
+        assert (len(log), log.skipped_frees, log.skipped_bytes) == (0, 1, 40)
+        assert after.numel() == 10 and recording.rows == 1
+
+    def test_one_at_a_time(self, on: torch.device, tmp_path: Path) -> None:
+        with torch_uvm.record_allocations(tmp_path / "first.csv"):
+            with pytest.raises(RuntimeError, match=r"first\.csv.*one recording at a time"):
+                torch_uvm.record_allocations(tmp_path / "second.csv")
+        assert not (tmp_path / "second.csv").exists()
+        torch_uvm.record_allocations(tmp_path / "second.csv").stop()
+
+    def test_bad_paths(self, tmp_path: Path) -> None:
+        nowhere = tmp_path / "nowhere"
+        nowhere.symlink_to(tmp_path / "none" / "log.csv")
+        with pytest.raises(TypeError, match="path is 7"):
+            torch_uvm.record_allocations(7)  # type: ignore[arg-type]
+        with pytest.raises(IsADirectoryError, match="is a folder"):
+            torch_uvm.record_allocations(tmp_path)
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            torch_uvm.record_allocations(tmp_path / "none" / "log.csv")
+        with pytest.raises(ValueError, match="cannot write"):
+            torch_uvm.record_allocations(nowhere)
+        torch_uvm.record_allocations(tmp_path / "log.csv").stop()  # none of these is going on
+
+    def test_a_full_disk_stops_nothing_and_is_told_at_the_end(self, on: torch.device) -> None:
+        recording = torch_uvm.record_allocations("/dev/full")
+        x = torch.ones(100, device=on)
+        with pytest.raises(RuntimeError, match=r"/dev/full.* 1 rows are missing: No space left"):
+            recording.stop()
+        assert x.sum().item() == 100 and recording.rows == 0
+
+    def test_exit_completes_it_and_children_leave_it_alone(self, spawn: Spawn) -> None:
+        spawn(
+            """
+            import os, torch, torch_uvm
+            device = torch.accelerator.current_accelerator()
+            torch_uvm.enable(budget=None)
+            torch_uvm.record_allocations("log.csv")
+            x = torch.ones(100, device=device)
+            if os.fork() == 0:
+                del x
+                raise SystemExit(0)  # the handlers at exit run
+            assert os.wait()[1] == 0
+            y = torch.ones(7, device=device)
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+        log = read_log(spawn.folder / "log.csv")
+        assert [it.bytes for it in log if it.action == "allocate"] == [400, 28]
+
+    def test_what_the_engine_fetches_is_recorded(self, on: torch.device, tmp_path: Path) -> None:
+        torch_uvm.enable(budget="16MiB")
+        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+            tensors = [torch.ones(1 << 20, device=on) for _ in range(8)]  # 4 MiB each
+            for x in tensors:
+                x.add_(1)
+            del tensors, x
+        log = read_log(tmp_path / "log.csv")
+        assert log.allocation_count > 8  # some went to the host and came back, to a block of their own
+        assert log.never_freed == [] and log.skipped_frees == 0
+
+
+class TestRead:
+    def test_rmm_logs(self, tmp_path: Path) -> None:
+        path = tmp_path / "rmm.csv"
+        path.write_text(RMM)
+        log = read_log(path)
+        assert [(it.thread, it.action, it.allocation, it.bytes, it.stream, it.line) for it in log] == [
+            (2342727, "allocate", 0, 1 << 20, 0, 2),
+            (2342727, "allocate", 1, 256, 2, 3),
+            (2342731, "allocate failure", -1, 64 << 30, 0, 4),
+            (2342727, "free", 1, 256, 2, 6),
+            (2342727, "free", 0, 1 << 20, 0, 7),
+        ]
+        assert next(iter(log)).time_us == (15 * 3600 + 47 * 60 + 2) * 10**6 + 841961
+        assert log.failures == 1 and log.devices() == [0]
+        assert log.peak_live_bytes() == log.peak_live_bytes(0) == (1 << 20) + 256
+        assert log.peak_live_bytes(-1) == 0
+
+    def test_addresses_are_used_again(self, tmp_path: Path) -> None:
+        rows = []
+        for size in (8, 16, 24):
+            rows += [f"1,00:00:00.000000,allocate,0x10,{size},0", f"1,00:00:00.000000,free,0x10,{size},0"]
+        log = read_log(_write(tmp_path / "log.csv", *rows))
+        assert [(it.allocation, it.bytes) for it in log] == [
+            (0, 8),
+            (0, 8),
+            (1, 16),
+            (1, 16),
+            (2, 24),
+            (2, 24),
+        ]
+
+    def test_what_is_older_than_the_log_and_what_is_never_freed(self, tmp_path: Path) -> None:
+        log = read_log(
+            _write(
+                tmp_path / "log.csv",
+                "1,00:00:00.000000,free,0x10,64,0",
+                "1,00:00:00.000000,allocate,0x10,8,0",
+                "1,00:00:00.000000,allocate,0x20,16,0xffff000000000000",
+            )
+        )
+        assert (log.skipped_frees, log.skipped_bytes, log.never_freed) == (1, 64, [0, 1])
+        assert log.devices() == [-1, 0] and log.peak_live_bytes(-1) == 16
+
+    def test_a_block_that_is_freed_on_another_device_was_of_its_own(self, tmp_path: Path) -> None:
+        log = read_log(
+            _write(
+                tmp_path / "log.csv",
+                "1,00:00:00.000000,allocate,0x10,8,0",
+                "1,00:00:00.000000,free,0x10,8,0x1000000000000",
+                "1,00:00:00.000000,allocate,0x10,4,0",
+            )
+        )
+        assert log.peak_live_bytes(0) == 8 and log.peak_live_bytes(1) == 0
+
+    def test_midnight_comes(self, tmp_path: Path) -> None:
+        log = read_log(
+            _write(
+                tmp_path / "log.csv",
+                "1,23:59:59.999999,allocate,0x10,8,0",
+                "2,23:59:59.999990,allocate,0x20,8,0",  # another thread, a little late
+                "1,00:00:00.000001,free,0x10,8,0",
+            )
+        )
+        day = 24 * 3600 * 10**6
+        assert [it.time_us for it in log] == [day - 1, day - 10, day + 1]
+
+    @pytest.mark.parametrize(
+        ("row", "named"),
+        [
+            ("", "1 fields"),
+            ("1,00:00:00.000000,allocate,0x20,8", "5 fields"),
+            ("1,00:00:00.000000,allocate,0x20,8,0,0", "7 fields"),
+            ("-1,00:00:00.000000,allocate,0x20,8,0", "thread '-1'"),
+            ("one,00:00:00.000000,allocate,0x20,8,0", "thread 'one'"),
+            ("1,24:00:00.000000,allocate,0x20,8,0", "time '24:00:00.000000'"),
+            ("1,00:00:60.000000,allocate,0x20,8,0", "time"),
+            ("1,1634567890.123456,allocate,0x20,8,0", "time"),
+            ("1,00:00:00.000000,deallocate,0x20,8,0", "action 'deallocate'"),
+            ("1,00:00:00.000000,Allocate,0x20,8,0", "action 'Allocate'"),
+            ("1,00:00:00.000000,allocate,20 x,8,0", "pointer '20 x'"),
+            ("1,00:00:00.000000,allocate,-0x20,8,0", "pointer '-0x20'"),
+            ("1,00:00:00.000000,allocate,0x12345678123456781,8,0", "pointer"),
+            ("1,00:00:00.000000,allocate,0x20,-8,0", "size '-8'"),
+            ("1,00:00:00.000000,allocate,0x20,1e9,0", "size '1e9'"),
+            ("1,00:00:00.000000,allocate,0x20,9223372036854775808,0", "size"),
+            ("1,00:00:00.000000,allocate,0x20,99999999999999999999999,0", "size"),
+            ("1,00:00:00.000000,allocate,0x20,8,blue", "stream 'blue'"),
+            ("1,00:00:00.000000,allocate,(nil),8,0", "allocate of 8 bytes at no address"),
+            ("1,00:00:00.000000,free,(nil),8,0", "free of 8 bytes at no address"),
+            ("1,00:00:00.000000,allocate,0xfffffffffffffff0,17,0", "do not fit"),
+            ("1,00:00:00.000000,allocate,0x10,4,0", "not freed since it was in line 2"),
+            ("1,00:00:00.000000,free,0x10,4,0", "free of 4 bytes; line 2 allocated 8"),
+            ("1," + "0" * 500, "longer than 400"),
+            ("1,00:00:00.000000,allocate,0x20,\u0661,0", "ascii"),
+            ("1,00:00:00.000000,allocate,0x20,8,0\x00", "stream"),
+        ],
+        ids=lambda value: value[:40],
+    )
+    def test_refuses_by_line(self, tmp_path: Path, row: str, named: str) -> None:
+        path = _write(tmp_path / "log.csv", "1,00:00:00.000000,allocate,0x10,8,0", row)
+        with pytest.raises(ValueError) as caught:
+            read_log(path)
+        assert f"{path}, line 3: " in str(caught.value) and named in str(caught.value)
+        assert len(str(caught.value)) < 300 + len(str(path))
+
+    def test_refuses_a_second_free(self, tmp_path: Path) -> None:
+        rows = ["1,00:00:00.000000,allocate,0x10,8,0", *["1,00:00:00.000000,free,0x10,8,0"] * 2]
+        with pytest.raises(ValueError, match="line 4: 0x10 is freed, as it was in line 3"):
+            read_log(_write(tmp_path / "log.csv", *rows))
+        with pytest.raises(
+            ValueError, match="line 3: 0x10 is freed, as it was in line 2"
+        ):  # older than the log
+            read_log(_write(tmp_path / "log.csv", *rows[1:]))
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [
+            (b"", "empty"),
+            (b"\n", "line 1: the header is ''"),
+            (b"Thread,Time,Action,Pointer,Size\n", "line 1: the header"),
+            (b"\x89PNG\r\n\x1a\n", "line 1"),
+            (HEADER.encode(), "line 1: the last line is cut off"),
+            (HEADER.encode() + b"\n1,00:00:00.00", "line 2: the last line is cut off"),
+        ],
+        ids=["empty", "blank", "columns", "picture", "header alone", "cut off"],
+    )
+    def test_refuses_what_is_no_log(self, tmp_path: Path, content: bytes, named: str) -> None:
+        path = tmp_path / "log.csv"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=named):
+            read_log(path)
+
+    def test_stops_at_the_most_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(allocation_logs, "MOST_ROWS", 3)
+        rows = [f"1,00:00:00.000000,allocate,{at:#x},8,0" for at in (16, 32, 48, 64)]
+        assert len(read_log(_write(tmp_path / "log.csv", *rows[:3]))) == 3
+        with pytest.raises(ValueError, match="line 5: more than 3 rows"):
+            read_log(_write(tmp_path / "log.csv", *rows))
+
+    def test_nothing_of_a_random_file_is_believed(self, tmp_path: Path) -> None:
+        """Rows cut, doubled and changed at random: read or refused by line, never anything else."""
+        chance = random.Random(0)
+        rows = RMM.splitlines()
+        refused = 0
+        for _ in range(500):
+            changed = [list(row) for row in rows]
+            for _ in range(chance.randrange(1, 4)):
+                row = chance.choice(changed)
+                at = chance.randrange(len(row)) if row else 0
+                row[at : at + chance.randrange(3)] = chance.choice(["", "0", "f", ",", "-", "\x00", "9" * 30])
+            path = tmp_path / "log.csv"
+            path.write_text("".join("".join(row) + "\n" for row in changed))
+            try:
+                read_log(path)
+            except ValueError as error:
+                assert f"{path}, line " in str(error)
+                refused += 1
+        assert 300 < refused < 500
+
+
+def _loop(path: Path, iterations: list[list[int]], prologue: int = 3, epilogue: int = 1) -> Path:
+    """A log of a loop: each iteration allocates those sizes and frees them in reverse order, but for the last
+    one, which is freed in the middle of the next iteration. Parameters come first, and go last."""
+    rows: list[str] = []
+    address = 0x1000
+    kept: tuple[int, int] | None = None
+
+    def row(action: str, at: int, size: int) -> None:
+        rows.append(f"1,00:00:00.000000,{action},{at:#x},{size},0")
+
+    for number in range(prologue):  # parameters
+        row("allocate", address + number * 0x100000, 1000 + number)
+    address += 0x100000 * prologue
+    for sizes in iterations:
+        held = []
+        for size in sizes:
+            row("allocate", address, size)
+            held.append((address, size))
+            address += 0x100000
+        if kept is not None:
+            row("free", *kept)
+        kept = held.pop()
+        for it in reversed(held):
+            row("free", *it)
+    for number in range(epilogue):
+        row("free", 0x1000 + number * 0x100000, 1000 + number)
+    return _write(path, *rows)
+
+
+class TestIterations:
+    def test_a_loop_is_found(self, tmp_path: Path) -> None:
+        log = read_log(_loop(tmp_path / "log.csv", [[10, 20, 30, 5]] * 6))
+        found = allocation_iterations.find(log)
+        assert found.how == "4 of 8 rows, found by repetition"  # the first has no survivor to free
+        level = 0
+        levels = [0]
+        for event in log:
+            level += event.bytes if event.action == "allocate" else -event.bytes
+            levels.append(level)
+        # Between two iterations, where one survivor and the parameters are all that lives.
+        assert {levels[at] for at in found.boundaries} == {1000 + 1001 + 1002 + 5}
+        assert [after - before for before, after in found.spans()] == [8] * 4
+        assert found.boundaries[-1] == len(log) - 1
+
+    def test_one_whose_sizes_vary(self, tmp_path: Path) -> None:
+        chance = random.Random(1)
+        sizes = [[k * 784, k * 49, k * 7, k] for k in (chance.randrange(1, 9) for _ in range(7))]
+        found = allocation_iterations.find(read_log(_loop(tmp_path / "log.csv", sizes)))
+        assert found.how == "5 of 8 rows, found by repetition but for sizes"
+
+    def test_none_where_nothing_repeats(self, tmp_path: Path) -> None:
+        chance = random.Random(2)
+        rows: list[str] = []
+        live: list[int] = []
+        for at in range(200):
+            if live and chance.random() < 0.5:
+                rows.append(f"1,00:00:00.000000,free,{live.pop(chance.randrange(len(live))):#x},8,0")
+            else:
+                live.append(at * 16 + 16)
+                rows.append(f"1,00:00:00.000000,allocate,{live[-1]:#x},8,0")
+        found = allocation_iterations.find(read_log(_write(tmp_path / "log.csv", *rows)))
+        assert found.boundaries == (0, 200) and "no loop" in found.how
+
+    def test_of_an_empty_log(self, tmp_path: Path) -> None:
+        assert allocation_iterations.find(read_log(_write(tmp_path / "log.csv"))).boundaries == (0, 0)
+
+    def test_as_told(self, tmp_path: Path) -> None:
+        log = read_log(_loop(tmp_path / "log.csv", [[10, 20]] * 4, prologue=0, epilogue=0))
+        assert len(log) == 15  # 4 and three times less: the first iteration frees no survivor
+        assert allocation_iterations.split_evenly(log, 3).boundaries == (0, 5, 10, 15)
+        assert allocation_iterations.at_lines(log, [5, 9, 17]).boundaries == (3, 7, 15)
+        for count in (0, -1, 16):
+            with pytest.raises(ValueError, match=f"{count} iterations"):
+                allocation_iterations.split_evenly(log, count)
+        for lines in ([5], [9, 5], [5, 5], [1, 5], [2, 18]):
+            with pytest.raises(ValueError, match="lines"):
+                allocation_iterations.at_lines(log, lines)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_finds_what_was_hidden(self, seed: int) -> None:
+        chance = random.Random(seed)
+        period, times = chance.randrange(10, 60), chance.randrange(4, 9)
+        before, after = ([chance.randrange(50, 99) for _ in range(chance.randrange(40))] for _ in range(2))
+        # Repetitions within: the same few numbers come several times in each.
+        piece = [chance.randrange(3) if at % 3 else 40 + at // 3 for at in range(period)]
+        found = allocation_iterations._repetition([*before, *piece * times, *after])
+        assert found is not None
+        assert found.period == period
+        assert found.begin <= len(before) and found.end >= len(before) + period * times
+
+
+def test_a_recording_costs_no_descriptor(on: torch.device, tmp_path: Path) -> None:
+    count = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        torch_uvm.record_allocations(tmp_path / "log.csv").stop()
+    assert len(os.listdir("/proc/self/fd")) == count

@@ -1,0 +1,305 @@
+"""Replays of logs: figures against an independent count, the command line, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C, allocation_iterations, allocation_logs, cli, replays
+from torch_uvm.allocation_logs import HEADER, read_log
+from torch_uvm.cli import replay as command
+from torch_uvm.cli.progress import Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = sorted((ROOT / "benchmarks" / "logs").glob("*.csv"))
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+ALL = replays.allocators()
+
+
+def _log(path: Path, *rows: str) -> Path:
+    """Rows as `allocate,0x10,8,0`; thread and time are the same in all."""
+    lines = [HEADER, *(f"1,00:00:00.000000,{row}" for row in rows)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A loop of four iterations, with a parameter that stays, on two streams."""
+    rows = ["allocate,0x1000,4096,0"]
+    for _ in range(4):
+        rows += ["allocate,0x2000,1000000,0", "allocate,0x3000,3000000,0x77", "free,0x2000,1000000,0"]
+        rows += ["allocate,0x4000,500,0", "free,0x4000,500,0", "free,0x3000,3000000,0x77"]
+    return _log(tmp_path / "small.csv", *rows)
+
+
+def _main(*argv: object) -> int:
+    return cli.main(["replay", *map(str, argv)])
+
+
+class TestFigures:
+    @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+    def test_live_bytes_of_the_logs_that_ship(self, path: Path) -> None:
+        """Against a count that knows neither our reader nor our allocators."""
+        live: dict[str, int] = {}
+        levels = []
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                if row["Action"] == "allocate":
+                    live[row["Pointer"]] = int(row["Size"])
+                elif row["Action"] == "free":
+                    del live[row["Pointer"]]
+                levels.append(sum(live.values()))
+        assert live == {}  # they are complete
+        log = read_log(path)
+        assert log.peak_live_bytes() == max(levels)
+        iterations = allocation_iterations.find(log)
+        for allocator in ALL:
+            done = replays.replay(log, allocator, iterations, repeat=1)
+            assert done.failure == "" and list(done.live) == levels
+            assert done.peak_live == max(levels)
+            assert all(reserved >= used for reserved, used in zip(done.reserved, done.live, strict=True))
+            assert done.peak_reserved >= max(done.reserved) >= done.peak_live
+
+    @pytest.mark.parametrize("allocator", ALL)
+    def test_nothing_is_left_behind(self, small: Path, allocator: str) -> None:
+        torch_uvm.empty_cache()
+        before = _C.managed_bytes()
+        log = read_log(small)
+        done = replays.replay(log, allocator, allocation_iterations.find(log), repeat=3)
+        assert _C.managed_bytes() == before
+        assert len(done.seconds) == 3 and all(it > 0 for it in done.seconds)
+        assert done.calls == len(log) == 25 and done.peak_live == 4004096
+
+    def test_what_each_does_with_the_runtime(self, small: Path) -> None:
+        log = read_log(small)
+        iterations = allocation_iterations.find(log)
+        done = {it: replays.replay(log, it, iterations, repeat=1) for it in ALL}
+        assert (done["none"].runtime_allocations, done["none"].runtime_frees) == (13, 12)
+        assert done["none"].mean_waste == done["none"].waste_at_peak == 0
+        assert done["caching"].runtime_allocations < 6 and done["caching"].runtime_frees == 0
+        assert done["event-per-free"].events_recorded == done["caching"].events_recorded + 12
+        assert done["pool"].runtime_allocations <= done["caching"].runtime_allocations
+        assert done["caching"].mean_waste > 0
+
+    def test_a_log_with_failures_and_older_frees(self, tmp_path: Path) -> None:
+        path = _log(
+            tmp_path / "log.csv",
+            "free,0x9000,77,0",
+            "allocate failure,(nil),68719476736,0",
+            "allocate,0x10,1000,0",
+            "free,0x10,1000,0",
+        )
+        log = read_log(path)
+        done = replays.replay(log, "none", allocation_iterations.split_evenly(log, 1), repeat=1)
+        assert done.calls == 2 and done.peak_live == 1000
+
+    def test_on_the_host_too(self, tmp_path: Path) -> None:
+        path = _log(tmp_path / "log.csv", "allocate,0x10,1000,0xffff000000000000", "allocate,0x20,24,0")
+        log = read_log(path)
+        for allocator in ALL:
+            done = replays.replay(log, allocator, allocation_iterations.find(log), repeat=1)
+            assert list(done.live) == [1000, 1024], allocator
+
+    def test_an_interrupt_ends_it(self, small: Path) -> None:
+        log = read_log(small)
+        before = _C.managed_bytes()
+
+        def interrupt(done: int, of: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            replays.replay(log, "none", allocation_iterations.find(log), progress=interrupt)
+        assert _C.managed_bytes() == before
+
+    def test_nothing_but_a_known_allocator(self, small: Path) -> None:
+        log = read_log(small)
+        with pytest.raises(ValueError, match="no allocator 'cacheing'.*accepted: none"):
+            replays.replay(log, "cacheing", allocation_iterations.find(log))
+
+
+class TestCommand:
+    def test_prints_and_writes_what_it_has_seen(
+        self, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        report = tmp_path / "report.json"
+        assert _main(small, "--allocator", "caching,none", "--repeat", 2, "--json", report) == 0
+        printed, said = capsys.readouterr()
+        assert said == ""
+        lines = printed.splitlines()
+        assert lines[0] == "small.csv: 25 rows, 13 allocations, at most 3.82 MiB live, 2 streams"
+        assert "never freed in it, and so at its end: 1 allocations" in lines
+        assert "iterations: 4 of 6 rows, found by repetition" in lines
+        assert [line.split()[0] for line in lines[-3:]] == ["allocator", "caching", "none"]
+        written: dict[str, Any] = json.loads(report.read_text())
+        assert list(written["allocators"]) == ["caching", "none"]
+        none = written["allocators"]["none"]
+        assert none["description"] == "limit(runtime, " + none["description"].split(", ", 1)[1]
+        assert none["peak_live_bytes"] == none["peak_reserved_bytes"] == written["peak_live_bytes"] == 4004096
+        assert none["runtime_allocations"] == 13 and len(none["seconds"]) == 2 and none["failure"] is None
+        cells = next(line for line in lines if line.startswith("none")).split()
+        assert cells[-3:] == ["13", "12", "0"] and "0.0" in cells
+
+    def test_all_allocators_unless_told(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert _main(small, "--repeat", 1) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in printed[-len(ALL) :]] == ALL
+
+    def test_iterations_as_told(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert _main(small, "--allocator", "none", "--repeat", 1, "--iterations", 5) == 0
+        assert "iterations: 5, split evenly as asked" in capsys.readouterr().out
+        assert _main(small, "--allocator", "none", "--repeat", 1, "--iteration-lines", "3,9,15,27") == 0
+        assert "iterations: 3, from the lines that were given" in capsys.readouterr().out
+
+    def test_a_picture(self, small: Path, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        picture = tmp_path / "picture.png"
+        assert _main(small, "--repeat", 1, "--plot", picture) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
+
+    def test_lines_of_the_picture_lose_no_peak(self) -> None:
+        levels = array("Q", range(1000))
+        levels[777] = 5000
+        rows, highest = command.thinned(levels, 100)
+        assert len(rows) == 100 and rows[1] == 10 and max(highest) == 5000 and highest[77] == 5000
+        assert command.thinned(levels, 5000)[1] == list(levels)
+        assert command.thinned(array("Q")) == ([], [])
+
+    def test_without_matplotlib_it_says_what_to_install(self, spawn: Spawn, small: Path) -> None:
+        script = (
+            "import sys; sys.modules['matplotlib'] = None\n"
+            "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"
+        )
+        argv = ["replay", str(small), "--allocator", "none", "--repeat", "1", "--plot", "picture.png"]
+        done = spawn(script, args=argv, env=EMU, check=False)
+        assert done.returncode == 1 and "pip install matplotlib" in done.stderr
+        assert "Traceback" not in done.stderr and "none" in done.stdout
+
+    def test_an_allocator_that_runs_out_has_a_line_that_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = _log(tmp_path / "log.csv", *(f"allocate,{16 * at + 16:#x},8,0" for at in range(10)))
+        # 80 bytes are little enough for the runtime, and not for what takes 2 MiB at once.
+        limit = _C.managed_bytes() + 4096
+        assert _main(path, "--allocator", "none,caching", "--repeat", 1, "--limit", limit) == 1
+        none, caching = capsys.readouterr().out.splitlines()[-2:]
+        assert none.split()[-3:] == ["10", "0", "0"]
+        assert caching.startswith("caching") and "failed in row 1: " in caching and "4.00 KiB" in caching
+
+    @pytest.mark.parametrize(
+        ("argv", "named"),
+        [
+            (["--allocator", "cacheing"], "no allocator 'cacheing'; accepted: none"),
+            (["--allocator", ""], "no allocator ''"),
+            (["--repeat", "0"], "--repeat 0"),
+            (["--iterations", "0"], "0 iterations"),
+            (["--iterations", "26"], "26 iterations of a log with 25 events"),
+            (["--iterations", "2", "--iteration-lines", "2,3"], "not allowed with"),
+            (["--iteration-lines", "two"], "lines 'two'"),
+            (["--iteration-lines", "9,3"], "ascending"),
+            (["--limit", "1MB"], "live at once; of the limit"),
+            (["--limit", "lots"], "lots"),
+            (["--json", "."], "is a folder"),
+            (["--plot", "none/picture.png"], "there is no folder"),
+        ],
+        ids=" ".join,
+    )
+    def test_errors(
+        self, small: Path, capsys: pytest.CaptureFixture[str], argv: list[str], named: str
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            _main(small, *argv)
+        assert caught.value.code == 2 and named in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("rows", "named"),
+        [
+            (["allocate,0x10,8,0", "free,0x10,9,0"], "line 3: free of 9 bytes; line 2 allocated 8"),
+            ([f"allocate,0x10,{1 << 50},0"], "1.00 PiB live at once; device 0 has"),
+            (["allocate,0x10,8,0x63000000000000"], "allocations of device 99; there are"),
+        ],
+        ids=["line", "size", "device"],
+    )
+    def test_logs_that_it_refuses(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[str], named: str
+    ) -> None:
+        before = _C.peak_managed_bytes()
+        with pytest.raises(SystemExit) as caught:
+            _main(_log(tmp_path / "log.csv", *rows))
+        assert caught.value.code == 2 and named in capsys.readouterr().err
+        assert _C.peak_managed_bytes() <= max(before, 2 << 20)  # nothing was tried
+
+    def test_no_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            _main(tmp_path / "none.csv")
+        assert "none.csv" in capsys.readouterr().err
+
+    def test_from_the_shell(self, small: Path) -> None:
+        argv = [
+            sys.executable,
+            "-m",
+            "torch_uvm",
+            "replay",
+            str(small),
+            "--allocator",
+            "caching",
+            "--repeat",
+            "1",
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+        assert "caching" in done.stdout and done.stderr == ""
+
+
+class TestProgress:
+    def test_says_nothing_of_what_is_over_soon_and_little_elsewhere(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: now)
+        progress = Progress("replaying on caching")
+        said = []
+        for now in (100.5, 101.9, 102.1, 103.0, 112.2, 112.3):  # which the clock reads
+            progress(int(now), 200)
+            said.append(capsys.readouterr().err)
+        progress.close()
+        assert said == ["", "", "replaying on caching: 51 %\n", "", "replaying on caching: 56 %\n", ""]
+
+
+class TestShippedLogs:
+    def test_there_are_three_and_they_are_small(self) -> None:
+        assert [path.stem for path in LOGS] == ["cnn", "ragged", "transformer"]
+        for path in LOGS:
+            assert 100 <= len(read_log(path)) <= 2500 and path.stat().st_size < 200_000
+
+    @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+    def test_their_script_makes_the_same_again(self, spawn: Spawn, path: Path) -> None:
+        """In sizes and order: addresses, times and threads are another process's."""
+        if not torch.__version__.startswith("2.13"):
+            pytest.skip(
+                f"the logs were made with torch 2.13; torch {torch.__version__} may allocate otherwise"
+            )
+        script = ROOT / "benchmarks" / "record_logs.py"
+        spawn(
+            args=[str(script), "--folder", str(spawn.folder), path.stem], env=EMU | {"PYTHONPATH": str(ROOT)}
+        )
+
+        def shape(log: allocation_logs.AllocationLog) -> list[tuple[str, int, int]]:
+            return [(it.action, it.allocation, it.bytes) for it in log]
+
+        assert shape(read_log(spawn.folder / path.name)) == shape(read_log(path))
+
+    def test_their_loops_are_found(self) -> None:
+        found = {path.stem: allocation_iterations.find(read_log(path)) for path in LOGS}
+        assert "by repetition but for sizes" in found["ragged"].how and found["ragged"].count >= 8
+        for name in ("cnn", "transformer"):
+            assert found[name].how.endswith("by repetition") and found[name].count >= 3

@@ -1,0 +1,38 @@
+"""How far a command is, on stderr, for what takes more than two seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_PATIENCE = 2.0  # seconds, before a word is said
+_EVERY = 0.2  # on a terminal, where the line is written over
+_EVERY_ELSEWHERE = 10.0
+
+
+class Progress:
+    """A line such as `replaying on caching: 43 %`. Says nothing of what is over soon."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + _PATIENCE
+        self._shown = 0
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (_EVERY if self._terminal else _EVERY_ELSEWHERE)
+        line = f"{self._what}: {100 * done // max(of, 1)} %"
+        if self._terminal:
+            print(f"\r{line:<{self._shown}}", end="", file=sys.stderr, flush=True)
+            self._shown = max(self._shown, len(line))
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leaves an empty line behind."""
+        if self._shown:
+            print(f"\r{'':<{self._shown}}\r", end="", file=sys.stderr, flush=True)
+            self._shown = 0
