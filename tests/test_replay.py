@@ -124,8 +124,8 @@ class TestFigures:
 
     def test_nothing_but_a_known_allocator(self, small: Path) -> None:
         log = read_log(small)
-        with pytest.raises(ValueError, match="no allocator 'cacheing'.*accepted: none"):
-            replays.replay(log, "cacheing", allocation_iterations.find(log))
+        with pytest.raises(ValueError, match="no allocator 'stash'.*accepted: none"):
+            replays.replay(log, "stash", allocation_iterations.find(log))
 
 
 class TestCommand:
@@ -199,7 +199,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("argv", "named"),
         [
-            (["--allocator", "cacheing"], "no allocator 'cacheing'; accepted: none"),
+            (["--allocator", "stash"], "no allocator 'stash'; accepted: none"),
             (["--allocator", ""], "no allocator ''"),
             (["--repeat", "0"], "--repeat 0"),
             (["--iterations", "0"], "0 iterations"),

@@ -110,9 +110,7 @@ class _Loop(NamedTuple):
 
 
 def _repetition(tokens: list[Hashable]) -> _Loop | None:
-    """The longest stretch that repeats with one period, and does so twice at least; among equals, the one with
-    the shortest period.
-    """
+    """The longest stretch that repeats with one period, twice at least; among equals, that of the shortest."""
     names = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     numbers = [names[token] for token in tokens]
     best: _Loop | None = None

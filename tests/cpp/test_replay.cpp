@@ -186,7 +186,7 @@ TEST(logs_that_cannot_be_are_refused) {
     CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, log));
   }
   CHECK_EQ(runtime.count("allocate_managed"), std::size_t{0});
-  CHECK_THROWS(InvalidArgument, make_subject("cacheing", runtime, {}));
+  CHECK_THROWS(InvalidArgument, make_subject("stash", runtime, {}));
   CHECK_EQ(replay_on("caching", runtime, ReplayLog{}).calls, std::size_t{0});
 }
 
