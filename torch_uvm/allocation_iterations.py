@@ -110,7 +110,7 @@ class _Loop(NamedTuple):
 
 
 def _repetition(tokens: list[Hashable]) -> _Loop | None:
-    """The longest stretch that repeats with one period, twice at least; among equals, that of the shortest."""
+    """The longest stretch that repeats with one period, twice at least; among equals, the shortest one."""
     names = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     numbers = [names[token] for token in tokens]
     best: _Loop | None = None
