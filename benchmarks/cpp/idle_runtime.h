@@ -29,7 +29,7 @@ class AddressesOnly final : public SegmentSource {
 };
 
 /// A runtime with two devices and nothing to do: the warm path makes no runtime call.
-class IdleRuntime final : public ManagedRuntime {
+class IdleRuntime : public ManagedRuntime {
  public:
   std::string name() const override {
     return "idle";
@@ -78,7 +78,7 @@ class IdleRuntime final : public ManagedRuntime {
     return {};
   }
   MemoryInfo memory_info(int) const override {
-    return {};
+    return {std::size_t{1} << 50, std::size_t{1} << 50};
   }
   std::size_t host_memory_available() const override {
     return std::size_t{1} << 50;

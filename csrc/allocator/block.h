@@ -25,16 +25,13 @@ struct Segment {
   SizeClass size_class = SizeClass::kSmall;
   Block* first = nullptr;
   std::size_t used = 0; ///< blocks that are not free
+  std::uint64_t unused_since = 0; ///< of the heap's clock; with no block in use
+  Segment* unused_before = nullptr; ///< neighbours among those of its home with no block in use, oldest first
+  Segment* unused_after = nullptr;
 };
 
-/// Work on a stream that may still touch a block, besides what the stream of its lane has queued.
-struct Use {
-  Stream stream;
-  Event event; ///< recorded when the block was freed; none: not freed yet, or the runtime failed
-};
-
-/// The one thing that a free block has to wait for, instead of all that its stream has queued. Shared by the pieces
-/// of what was freed with it. Under the allocator's mutex, like the pool that it goes back to.
+/// An event that blocks wait for, shared by as many as it serves: those freed in a batch, or the pieces of one. Under
+/// the allocator's mutex, like the pool that it goes back to.
 struct Readiness {
   Readiness(EventPool& pool, Stream stream, Event event) : pool(pool), stream(stream), event(event) {}
   ~Readiness() {
@@ -46,6 +43,12 @@ struct Readiness {
   EventPool& pool;
   Stream stream;
   Event event;
+};
+
+/// Work on a stream that may still touch a block, besides what the stream of its lane has queued.
+struct Use {
+  Stream stream;
+  std::shared_ptr<const Readiness> event; ///< recorded after the block was freed; none: not yet, or the runtime failed
 };
 
 enum class BlockState : std::uint8_t {
@@ -67,7 +70,9 @@ struct Block {
   bool read_by_host = false; ///< its home is, or was since it was handed out, the host
   FreeIndex::Entry entry; ///< its place in the free index, made beforehand: filing cannot fail
   std::vector<Use> uses;
-  std::shared_ptr<const Readiness> ready; ///< while free; none: once the lane's stream has done what it has queued
+  /// While free: the one thing to wait for. None: what the lane's stream had queued when it was filed.
+  std::shared_ptr<const Readiness> ready;
+  std::uint64_t freed_at = 0; ///< while free, of the heap's clock: of its latest piece
   void* tag = nullptr; ///< of whoever has it; freeing reads the line of `uses` anyway
   Block* pending_before = nullptr; ///< neighbours in the list of pending blocks
   Block* pending_after = nullptr;

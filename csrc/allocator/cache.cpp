@@ -4,9 +4,10 @@
 namespace torch_uvm {
 
 Block* CachingManagedAllocator::State::best_fit(const Request& request, const Lane& lane) const {
-  Block* block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes);
+  const std::size_t alignment = alignment_of(request);
+  Block* block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes, alignment);
   if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
-    block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes);
+    block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
   }
   // A block that stays whole is not wasted on a request much smaller than it.
   if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
@@ -34,9 +35,14 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
   return block == nullptr ? nullptr : take(block, request, lock);
 }
 
+Block* CachingManagedAllocator::State::carve(Block* free, const Request& request) {
+  return stays_whole(free) ? heap.carve(free, free->bytes)
+                           : heap.carve_aligned(free, request.bytes, alignment_of(request));
+}
+
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
   Lane& lane = heap.lane(request.home, request.stream);
-  Block* const block = heap.carve(free, stays_whole(free) ? free->bytes : request.bytes);
+  Block* const block = carve(free, request);
   // A request that may not wait has seen that it need not.
   if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
     try {
@@ -51,7 +57,7 @@ Block* CachingManagedAllocator::State::take(Block* free, const Request& request,
 
 void CachingManagedAllocator::State::order_after(const Block& free, const Request& request, Lock& lock) {
   if (!free.ready) {
-    order(free.lane->stream, request.stream, request.home, lock);
+    order(free.lane->stream, request.stream, free.freed_at, request.home, lock);
     return;
   }
   const std::shared_ptr<const Readiness> ready = free.ready; // the lock may be let go of
@@ -67,9 +73,15 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
   runtime.wait_event(request.stream, ready->event);
 }
 
-void CachingManagedAllocator::State::order(Stream earlier, Stream later, Location home, Lock& lock) {
+void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::uint64_t filed_at, Location home,
+                                           Lock& lock) {
   // The host's work is over when its code has freed the block; a stream's own order is order enough.
-  if (earlier.is_host() || earlier == later || runtime.query_stream(earlier)) {
+  if (earlier.is_host() || earlier == later || stream_order.holds(earlier, later, filed_at)) {
+    return;
+  }
+  const std::uint64_t now = heap.clock();
+  if (runtime.query_stream(earlier)) {
+    stream_order.note_done(earlier, now);
     return;
   }
   if (later.is_host()) {
@@ -78,15 +90,13 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, Locatio
     runtime.synchronize_stream(earlier);
     return;
   }
-  const Event event = events.record(earlier);
-  ledger.count(Ledger::k_num_events_recorded, home);
-  try {
-    runtime.wait_event(later, event);
-  } catch (...) {
-    events.give(earlier, event);
-    throw;
+  bool fresh = false;
+  const std::shared_ptr<const Readiness> event = stream_order.event_of(earlier, filed_at, now, fresh);
+  if (fresh) {
+    ledger.count(Ledger::k_num_events_recorded, home);
   }
-  events.give(earlier, event); // the stream waits for what was recorded, whatever the event does next
+  runtime.wait_event(later, event->event); // for what was recorded by now, whatever the event does next
+  stream_order.note_wait(earlier, later);
 }
 
 void CachingManagedAllocator::State::wait_for_exclusive_devices() {

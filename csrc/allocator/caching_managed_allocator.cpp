@@ -2,6 +2,7 @@
 #include "allocator/caching_managed_allocator.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "allocator/state.h"
 
@@ -13,6 +14,20 @@ void check_options(const AllocatorOptions& options) {
   if (options.max_split_bytes && *options.max_split_bytes < kMediumSegment) {
     throw InvalidArgument("max_split of " + format_bytes(*options.max_split_bytes) + "; at least " +
                           format_bytes(kMediumSegment) + " is needed, or none");
+  }
+  if (options.segment_min_bytes && *options.segment_min_bytes < kLargeGranularity) {
+    throw InvalidArgument("segment_min of " + format_bytes(*options.segment_min_bytes) + "; at least " +
+                          format_bytes(kLargeGranularity) + " is needed, or none");
+  }
+  if (options.garbage_collection_threshold &&
+      !(*options.garbage_collection_threshold > 0 && *options.garbage_collection_threshold <= 1)) {
+    throw InvalidArgument("garbage_collection_threshold of " + std::to_string(*options.garbage_collection_threshold) +
+                          "; more than 0 and at most 1 is needed, or none");
+  }
+  if (options.roundup_power2_divisions > kMostDivisions ||
+      (options.roundup_power2_divisions != 0 && !std::has_single_bit(options.roundup_power2_divisions))) {
+    throw InvalidArgument("roundup_power2_divisions of " + std::to_string(options.roundup_power2_divisions) +
+                          "; 0 or a power of two up to " + std::to_string(kMostDivisions) + " is needed");
   }
 }
 
@@ -42,7 +57,8 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       budgets(static_cast<std::size_t>(devices)),
       ledger(devices),
       events(runtime, devices),
-      heap(ledger) {}
+      stream_order(events),
+      heap(ledger, devices) {}
 
 void CachingManagedAllocator::State::check_location(Location home) const {
   if (home.index >= devices || home.index < -1) {
@@ -85,16 +101,12 @@ CachingManagedAllocator::~CachingManagedAllocator() {
   } catch (...) {
     // The runtime fails; its memory is given back all the same, which waits on its own account.
     while (Block* const block = state_->pending_first) {
-      for (const Use& use : block->uses) {
-        if (use.event) {
-          state_->events.give(use.stream, use.event);
-        }
-      }
       block->uses.clear();
       state_->reclaim(block);
     }
   }
   state_->give_back(std::nullopt); // a segment that is in use after all is leaked: better than pulled away
+  state_->stream_order.forget();
   state_->events.destroy_all();
 }
 
@@ -111,7 +123,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
-  const Request request(bytes, home, stream);
+  const Request request(bytes, state.bytes_for(bytes, home), home, stream);
   if (home.is_host() && !state.exclusive.empty()) {
     const Unlocked unlocked(lock);
     state.wait_for_exclusive_devices();
@@ -123,7 +135,13 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return block;
   }
   std::optional<OutOfMemory> refusal;
-  if (Block* const block = state.from_new_segment(request, state.new_segment_bytes(request), lock, refusal)) {
+  if (state.options.release_threshold) {
+    state.give_back_excess(home);
+  }
+  if (state.options.garbage_collection_threshold) {
+    state.collect_garbage(request, state.new_segment_bytes(request));
+  }
+  if (Block* const block = state.from_fresh_segment(request, lock, refusal)) {
     return block;
   }
   return state.allocate_under_pressure(request, lock, std::move(refusal));
@@ -167,7 +185,7 @@ void check_allocated(const Block* block) {
 /// Besides the block's own stream; the host's work needs no record.
 void add_use(Block* block, Stream stream) {
   if (!stream.is_host() && std::ranges::find(block->uses, stream, &Use::stream) == block->uses.end()) {
-    block->uses.push_back(Use{stream, Event{}});
+    block->uses.push_back(Use{stream, nullptr});
   }
 }
 
@@ -271,6 +289,7 @@ std::size_t CachingManagedAllocator::empty_cache() {
     return 0;
   }
   state_->wait_for_pending();
+  state_->stream_order.forget();
   return state_->give_back(std::nullopt);
 }
 
@@ -317,6 +336,9 @@ void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
   check_options(options);
   const std::lock_guard lock(state_->mutex);
   state_->options = options;
+  for (int home = -1; home < state_->devices && options.release_threshold && !state_->in_forked_child; ++home) {
+    state_->give_back_excess(Location{home});
+  }
 }
 
 std::optional<std::string> CachingManagedAllocator::check() const {

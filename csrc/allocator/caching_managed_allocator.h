@@ -2,14 +2,17 @@
 //
 // - A segment is what the source gave us; a block is a piece of it that a caller has, or a free piece.
 //   Both have a home: the device, or the host, that uses them first. Small requests share segments of
-//   their home; large ones start on and fill 2 MiB pages where that wastes little.
+//   their home, and so do the others but for very large ones, which grow with what there is; large ones start on and
+//   fill 2 MiB pages where that wastes little.
 // - A free block is filed under the home where its pages are *now* and under the stream that used it
 //   last. Best fit, split, coalesce: a request takes the smallest free block that holds it, lowest
 //   address first.
 // - Stream-ordered: a block freed on a stream is at once reusable on that stream, with no event. An
 //   event is recorded only when somebody needs one: a second stream that used the block
 //   (record_stream), another stream that takes it, or the host that takes a block which device work
-//   may still touch; then the host waits before it gets the block.
+//   may still touch; then the host waits before it gets the block. It serves all that was freed before
+//   it: blocks that go to another stream in a batch, and blocks that streams were recorded for and that
+//   were freed since the last allocation. A caller that has an event of its own hands it in (free_after).
 // - Another stream's block is taken only when nothing of the stream's own fits, and before a new segment
 //   is made. Neighbours are merged only if they are filed alike; under failure whatever their filing is.
 // - A fresh segment homed on a device is populated by one prefetch. One that fails is counted and
@@ -19,8 +22,8 @@
 // - A device may have a cap on the segments made for it. Where the cap refuses, what is free already is merged and
 //   cached segments are given back, then the door is asked, and only then the host waits.
 //
-// Streams outlive the blocks that are filed under them: before a stream is destroyed, its blocks are
-// freed and empty_cache is called.
+// Streams outlive the blocks that are filed under them, or were recorded for them: before a stream is
+// destroyed, these blocks are freed and empty_cache is called.
 //
 // Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held, and so
 // are the source for a new segment, its prefetch, and the host's wait for one block. The failure path and
@@ -37,6 +40,7 @@
 #include <vector>
 
 #include "allocator/segment_source.h"
+#include "allocator/size_classes.h"
 #include "allocator/statistics.h"
 #include "runtime/managed_runtime.h"
 
@@ -45,7 +49,19 @@ namespace torch_uvm {
 /// Tunables of the policy; the option table (allocator/options.h) reads and prints them.
 struct AllocatorOptions {
   bool populate = true; ///< prefetch a fresh segment to its device
-  std::optional<std::size_t> max_split_bytes; ///< blocks larger than this are never split; at least 20 MiB
+  std::optional<std::size_t> max_split_bytes =
+      std::nullopt; ///< blocks larger than this are never split; at least 20 MiB
+  /// The least and the most bytes of a segment that medium and large requests share: an eighth of what the home has
+  /// reserved in between. A larger request has one of its own. No least: large requests always have.
+  std::optional<std::size_t> segment_min_bytes = kSegmentMin;
+  std::size_t segment_max_bytes = kSegmentMax;
+  std::size_t roundup_power2_divisions = 0; ///< sizes go by steps of 1/n of a power of two; 0: as they are
+  /// Bytes of segments with no block in use that a home keeps; with more, the next free or allocation gives back those
+  /// unused for longest whose work is done. None: all are kept.
+  std::optional<std::size_t> release_threshold = std::nullopt;
+  /// With more than this share of the limit (of a device with a cap, of that) reserved, an allocation that would need a
+  /// new segment first gives back segments unused for longer than the average. None: never. More than 0, at most 1.
+  std::optional<double> garbage_collection_threshold = std::nullopt;
 };
 
 /// What the residency floor gives the allocator to call when memory runs short.
@@ -215,7 +231,7 @@ class CachingManagedAllocator {
   void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
   void set_observer(AllocationObserver* observer); ///< not owned; is told of nothing once it is taken away by nullptr
   AllocatorOptions options() const;
-  void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument for max_split_bytes below 20 MiB
+  void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument for one out of range
 
   /// Walks every structure: blocks tile segments, neighbours are coalesced where they may be, free
   /// lists and counters agree. nullopt: all is well; else what is wrong.

@@ -5,13 +5,6 @@
 #include "allocator/state.h"
 
 namespace torch_uvm {
-namespace {
-
-/// Of a segment under a large budget: making one takes time, and memory that may never be used.
-constexpr std::size_t kMostShared = 2048 * MiB;
-
-} // namespace
-
 CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::size_t bytes, bool over_cap)
     : state_(state),
       home_(home),
@@ -57,23 +50,6 @@ void CachingManagedAllocator::State::check_device(int device) const {
   if (device < 0 || device >= devices) {
     throw InvalidArgument("device " + std::to_string(device) + "; there are " + std::to_string(devices) + " devices");
   }
-}
-
-std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& request) const {
-  if (request.kind == SizeClass::kSmall || !shares(request.home)) {
-    return segment_bytes(request.requested);
-  }
-  const std::size_t own = round_up(request.bytes, kLargeGranularity);
-  const auto& cap = cap_of(request.home);
-  if (!cap) {
-    return std::max(own, least_shared_segment);
-  }
-  // Few and large, so that large requests find neighbours to take the place of. A soft cap is as a rule never reached.
-  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share = hard ? std::min(*cap / 2, kMostShared) : kMediumSegment;
-  const std::size_t taken = this->taken(request.home.index);
-  const std::size_t left = taken < *cap ? *cap - taken : 0;
-  return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
 }
 
 Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& lock,
@@ -234,7 +210,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // devices that exclude the host are always waited for
   }
-  Request request(bytes, home, stream);
+  Request request(bytes, state.bytes_for(bytes, home), home, stream);
   request.may_wait = false;
   if (state.pending_first != nullptr) {
     state.poll_pending(false);

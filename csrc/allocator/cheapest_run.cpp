@@ -159,7 +159,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
   }
   const std::lock_guard lock(state.mutex);
   const Location home = Location::device(device);
-  const std::size_t needed = block_bytes(bytes);
+  const std::size_t needed = state.bytes_for(bytes, home);
   std::optional<Window> best;
   std::vector<Candidate> candidates;
   for (const auto& [address, segment] : state.heap.segments()) {

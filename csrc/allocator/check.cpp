@@ -144,6 +144,29 @@ void check_ledger(const Ledger& ledger, Recounts& recounts, int devices, Finding
   }
 }
 
+/// The list of a home's segments with no block in use has each of them once, oldest first.
+void check_unused(const Heap& heap, Location home, Findings& findings) {
+  std::size_t segments = 0;
+  for (const auto& [address, segment] : heap.segments()) {
+    segments += segment.home == home && segment.used == 0;
+  }
+  std::size_t listed = 0;
+  std::size_t bytes = 0;
+  const Segment* before = nullptr;
+  for (const Segment* segment = heap.unused(home).oldest; segment != nullptr; segment = segment->unused_after) {
+    findings.expect(segment->used == 0 && segment->home == home && segment->unused_before == before &&
+                        (before == nullptr || before->unused_since <= segment->unused_since),
+                    "the list of unused segments of ", to_string(home), " is broken");
+    before = segment;
+    bytes += segment->bytes;
+    if (++listed > segments) {
+      break;
+    }
+  }
+  findings.expect(listed == segments && before == heap.unused(home).newest && bytes == heap.unused(home).bytes,
+                  "the list of unused segments of ", to_string(home), " has ", listed, " of ", segments);
+}
+
 } // namespace
 
 std::optional<std::string> CachingManagedAllocator::State::check() const {
@@ -196,6 +219,14 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   }
   findings.expect(before == pending_last && listed == pending, "the list of pending blocks has ", listed, " of ",
                   pending);
+  const Block* unrecorded = pending_first;
+  while (unrecorded != nullptr && unrecorded != unrecorded_first) {
+    unrecorded = unrecorded->pending_after;
+  }
+  findings.expect(unrecorded == unrecorded_first, "what is not recorded is not pending");
+  for (int home = -1; home < devices; ++home) {
+    check_unused(heap, Location{home}, findings);
+  }
   for (int device = 0; device < devices; ++device) {
     const Budget& budget = budgets[static_cast<std::size_t>(device)];
     findings.expect(!budget.cap || !budget.hard || taken(device) <= std::max(*budget.cap, budget.most), "device ",

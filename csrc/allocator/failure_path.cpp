@@ -76,15 +76,8 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
   }
   // Managed memory of all homes is under one limit and backed by one host; a device's own memory is not.
   give_back(managed ? std::nullopt : std::optional(request.home));
-  const std::size_t bytes = new_segment_bytes(request);
-  if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
+  if (Block* const block = from_fresh_segment(request, lock, refusal)) {
     return block;
-  }
-  // A shared segment may be too much where one for this request alone is not.
-  if (const std::size_t own = round_up(request.bytes, kLargeGranularity); own < bytes) {
-    if (Block* const block = from_new_segment(request, own, lock, refusal)) {
-      return block;
-    }
   }
   return from_run(request, lock);
 }

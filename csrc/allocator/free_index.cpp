@@ -41,8 +41,18 @@ void FreeIndex::update(Block* block) noexcept {
   }
 }
 
-Block* FreeIndex::best_fit(std::size_t bytes) const noexcept {
-  const auto found = blocks_.lower_bound(Key{bytes, 0, nullptr});
+Block* FreeIndex::best_fit(std::size_t bytes, std::size_t alignment) const noexcept {
+  auto found = blocks_.lower_bound(Key{bytes, 0, nullptr});
+  if (alignment == kBlockAlignment || found == blocks_.end()) {
+    return found == blocks_.end() ? nullptr : found->block;
+  }
+  constexpr int kMostTried = 16;
+  for (int tried = 0; tried < kMostTried && found != blocks_.end(); ++tried, ++found) {
+    if (round_up(found->address, alignment) - found->address + bytes <= found->bytes) {
+      return found->block;
+    }
+  }
+  found = blocks_.lower_bound(Key{bytes + alignment - kBlockAlignment, 0, nullptr}); // holds it wherever it begins
   return found == blocks_.end() ? nullptr : found->block;
 }
 

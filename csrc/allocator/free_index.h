@@ -48,8 +48,9 @@ class FreeIndex {
   /// A block in the index has changed its size or address, and keeps or changes its place.
   void update(Block* block) noexcept;
 
-  /// The smallest block of at least `bytes`, the lowest address among equals; nullptr: none.
-  Block* best_fit(std::size_t bytes) const noexcept;
+  /// The smallest block that has `bytes` at an aligned address, the lowest address among equals; nullptr: none. With
+  /// an alignment above that of all blocks one somewhat larger may be found.
+  Block* best_fit(std::size_t bytes, std::size_t alignment = kBlockAlignment) const noexcept;
 
   std::size_t size() const noexcept {
     return blocks_.size();

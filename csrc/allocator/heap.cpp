@@ -52,6 +52,23 @@ void Heap::count_pieces(const Segment& segment, int sign) noexcept {
   }
 }
 
+void Heap::append_unused(Segment& segment) noexcept {
+  Unused& list = unused_of(segment);
+  segment.unused_since = clock_;
+  segment.unused_before = list.newest;
+  segment.unused_after = nullptr;
+  (list.newest != nullptr ? list.newest->unused_after : list.oldest) = &segment;
+  list.newest = &segment;
+  list.bytes += segment.bytes;
+}
+
+void Heap::remove_unused(Segment& segment) noexcept {
+  Unused& list = unused_of(segment);
+  (segment.unused_before != nullptr ? segment.unused_before->unused_after : list.oldest) = segment.unused_after;
+  (segment.unused_after != nullptr ? segment.unused_after->unused_before : list.newest) = segment.unused_before;
+  list.bytes -= segment.bytes;
+}
+
 Block* Heap::carve(Block* free, std::size_t bytes) {
   Segment& segment = *free->segment;
   Block* taken = free;
@@ -68,6 +85,7 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
     taken->segment = free->segment;
     taken->lane = free->lane;
     taken->ready = free->ready;
+    taken->freed_at = free->freed_at;
     link_before(taken, free);
     free->address += bytes;
     free->bytes -= bytes;
@@ -78,14 +96,32 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
   }
   taken->state = BlockState::kReserved;
   if (segment.used++ == 0) {
+    remove_unused(segment);
     count_pieces(segment, 1);
   }
   return taken;
 }
 
+Block* Heap::carve_aligned(Block* free, std::size_t bytes, std::size_t alignment) {
+  const std::size_t skipped = round_up(free->address, alignment) - free->address;
+  if (skipped == 0) {
+    return carve(free, bytes);
+  }
+  Block* const front = carve(free, skipped); // what is left is in `free`
+  try {
+    Block* const taken = carve(free, bytes);
+    release(front);
+    return taken;
+  } catch (...) {
+    release(front);
+    throw;
+  }
+}
+
 void Heap::release(Block* block) noexcept {
   Segment& segment = *block->segment;
   block->requested = 0;
+  block->freed_at = ++clock_;
   const auto alike = [block](const Block* other) {
     return other != nullptr && other->state == BlockState::kFree && other->lane == block->lane &&
            other->ready == block->ready;
@@ -93,6 +129,7 @@ void Heap::release(Block* block) noexcept {
   Block* const before = alike(block->before) ? block->before : nullptr;
   Block* const after = alike(block->after) ? block->after : nullptr;
   if (--segment.used == 0) {
+    append_unused(segment);
     count_pieces(segment, -1);
   } else {
     ledger_.split_changed(block->lane->home, pool_of(block), 1 - (before != nullptr) - (after != nullptr),
@@ -100,6 +137,7 @@ void Heap::release(Block* block) noexcept {
   }
   if (before != nullptr) {
     before->bytes += block->bytes;
+    before->freed_at = clock_;
     unlink(block);
     pool_.give(block);
     if (after != nullptr) {
@@ -112,6 +150,7 @@ void Heap::release(Block* block) noexcept {
   } else if (after != nullptr) {
     after->address = block->address;
     after->bytes += block->bytes;
+    after->freed_at = clock_;
     unlink(block);
     pool_.give(block);
     index_of(after).update(after);
@@ -189,6 +228,7 @@ Block* Heap::carve_run(const Run& run, std::size_t bytes) {
   taken->bytes = bytes;
   taken->state = BlockState::kReserved;
   if (segment.used++ == 0) {
+    remove_unused(segment);
     count_pieces(segment, 1);
   }
   return taken;
@@ -215,13 +255,16 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   block->before = block->after = nullptr;
   block->lane = &lane;
   block->state = BlockState::kFree;
+  block->freed_at = ++clock_;
   index_of(block).insert(block);
+  append_unused(segment);
   ledger_.segment_made(home, pool_kind(kind), bytes);
   return block;
 }
 
 Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexcept {
   Segment& segment = position->second;
+  remove_unused(segment);
   for (Block* block = segment.first; block != nullptr;) {
     Block* const next = block->after;
     index_of(block).erase(block);

@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "allocator/block.h"
 #include "allocator/ledger.h"
@@ -24,7 +25,7 @@ class Heap {
  public:
   using Segments = std::map<std::uintptr_t, Segment>; ///< by address
 
-  explicit Heap(Ledger& ledger) : ledger_(ledger) {}
+  Heap(Ledger& ledger, int devices) : ledger_(ledger), unused_(static_cast<std::size_t>(devices) + 1) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
@@ -53,6 +54,8 @@ class Heap {
   /// and still of the old lane.
   /// \throws std::bad_alloc, and nothing has changed
   Block* carve(Block* free, std::size_t bytes);
+  /// As carve, from the first aligned address on; what is before it stays filed, too.
+  Block* carve_aligned(Block* free, std::size_t bytes, std::size_t alignment);
 
   /// Files a block that is not free under its lane, merged with the neighbours that are filed alike.
   void release(Block* block) noexcept;
@@ -93,6 +96,20 @@ class Heap {
   /// Takes a segment with no block in use out. \return the next one
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 
+  /// Segments of a home with no block in use, those unused for longest first.
+  struct Unused {
+    Segment* oldest = nullptr;
+    Segment* newest = nullptr;
+    std::size_t bytes = 0;
+  };
+  const Unused& unused(Location home) const {
+    return unused_[static_cast<std::size_t>(home.index + 1)];
+  }
+  /// Ticks when a block is filed: what is filed by now was filed at or before it.
+  std::uint64_t clock() const {
+    return clock_;
+  }
+
   /// The block at an address, free or not; nullptr: outside of all segments.
   Block* find(std::uintptr_t address) const noexcept;
 
@@ -116,6 +133,11 @@ class Heap {
   static PoolKind pool_of(const Block* block) {
     return pool_kind(block->segment->size_class);
   }
+  Unused& unused_of(const Segment& segment) {
+    return unused_[static_cast<std::size_t>(segment.home.index + 1)];
+  }
+  void append_unused(Segment& segment) noexcept;
+  void remove_unused(Segment& segment) noexcept;
   Lane& look_up_lane(Location home, Stream stream);
   /// Every free piece of the segment begins (+1) or ceases (-1) to be one of a segment partly in use.
   void count_pieces(const Segment& segment, int sign) noexcept;
@@ -125,6 +147,8 @@ class Heap {
   Lane* last_lane_ = nullptr;
   Segments segments_;
   BlockPool pool_;
+  std::vector<Unused> unused_; ///< of the host, of the devices
+  std::uint64_t clock_ = 0;
 };
 
 } // namespace torch_uvm

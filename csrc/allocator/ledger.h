@@ -55,8 +55,8 @@ class Ledger {
   /// nullopt: the total.
   Statistics statistics(std::optional<Location> home) const;
   Levels levels(std::optional<Location> home) const noexcept;
-  std::size_t reserved_bytes(Location home) const noexcept {
-    return static_cast<std::size_t>(account(home).levels[kReservedBytes].current);
+  std::size_t reserved_bytes(Location home, PoolKind kind = PoolKind::kAll) const noexcept {
+    return static_cast<std::size_t>(account(home, kind).levels[kReservedBytes].current);
   }
   /// The most bytes allocated at once since the last call, whatever else was reset meanwhile.
   std::int64_t take_allocated_peak(Location home) noexcept;
@@ -126,8 +126,8 @@ class Ledger {
     }
   };
 
-  const Account& account(Location home) const {
-    return scopes_[index(home)].accounts[static_cast<std::size_t>(PoolKind::kAll)];
+  const Account& account(Location home, PoolKind kind) const {
+    return scopes_[index(home)].accounts[static_cast<std::size_t>(kind)];
   }
   Scope& scope(Location home) {
     return scopes_[home.is_host() ? 1 : static_cast<std::size_t>(home.index) + 2];

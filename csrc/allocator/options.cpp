@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cctype>
 #include <charconv>
 #include <limits>
@@ -64,6 +65,23 @@ std::string show(const std::optional<std::size_t>& bytes) {
   return bytes ? exact_bytes(*bytes) : std::string(kNone);
 }
 
+bool read_share_or_none(std::string_view text, std::optional<double>& value) {
+  if (lower(text) == kNone) {
+    value = std::nullopt;
+    return true;
+  }
+  return read_number(text, value.emplace()) && *value > 0.0 && *value <= 1.0;
+}
+
+std::string show_share(const std::optional<double>& share) {
+  if (!share) {
+    return std::string(kNone);
+  }
+  std::array<char, 32> text{};
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), *share);
+  return std::string(text.data(), end);
+}
+
 std::string profile_names() {
   std::string names;
   for (const std::string& name : CostProfile::names()) {
@@ -121,6 +139,43 @@ constexpr std::array kTable{
         [](Options& o, std::string_view text) {
           return read_bytes_or_none(text, o.allocator.max_split_bytes) &&
                  o.allocator.max_split_bytes.value_or(kMediumSegment) >= kMediumSegment;
+        }},
+    Row{"segment_min",
+        [] { return "bytes of at least " + exact_bytes(kLargeGranularity) + ", or none"; },
+        "the least bytes of a segment that requests above 1 MiB share; none: those from 10 MiB on have their own",
+        [](const Options& o) { return show(o.allocator.segment_min_bytes); },
+        [](Options& o, std::string_view text) {
+          return read_bytes_or_none(text, o.allocator.segment_min_bytes) &&
+                 o.allocator.segment_min_bytes.value_or(kLargeGranularity) >= kLargeGranularity;
+        }},
+    Row{"segment_max",
+        [] { return std::string("bytes such as 128MiB"); },
+        "what it grows to, as an eighth of what is reserved; a larger request has a segment of its own",
+        [](const Options& o) { return exact_bytes(o.allocator.segment_max_bytes); },
+        [](Options& o, std::string_view text) {
+          o.allocator.segment_max_bytes = parse_bytes(text);
+          return true;
+        }},
+    Row{"roundup_power2_divisions",
+        [] { return "0, 1, 2, 4, ... " + std::to_string(kMostDivisions); },
+        "sizes are rounded up in steps of that part of a power of two, as in PyTorch; 0: they are not",
+        [](const Options& o) { return std::to_string(o.allocator.roundup_power2_divisions); },
+        [](Options& o, std::string_view text) {
+          std::size_t& divisions = o.allocator.roundup_power2_divisions;
+          return read_number(text, divisions) &&
+                 (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMostDivisions));
+        }},
+    Row{"release_threshold",
+        [] { return std::string("bytes such as 1GiB, or none"); },
+        "free segments of a home are given back beyond that many bytes; none: they are kept until they are needed",
+        [](const Options& o) { return show(o.allocator.release_threshold); },
+        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.allocator.release_threshold); }},
+    Row{"garbage_collection_threshold",
+        [] { return std::string("more than 0 up to 1, or none"); },
+        "beyond that share of the limit or budget, the segments unused for longest are given back first",
+        [](const Options& o) { return show_share(o.allocator.garbage_collection_threshold); },
+        [](Options& o, std::string_view text) {
+          return read_share_or_none(text, o.allocator.garbage_collection_threshold);
         }},
     Row{"emulated_devices",
         [] { return "1 to " + std::to_string(EmulatedConfig::kMaxDevices); },

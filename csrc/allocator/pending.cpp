@@ -1,6 +1,8 @@
 // Freeing, and blocks that were freed while work of other streams may still touch them.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "allocator/state.h"
 
@@ -16,6 +18,9 @@ void CachingManagedAllocator::State::append_pending(Block* block) noexcept {
 void CachingManagedAllocator::State::remove_pending(Block* block) noexcept {
   (block->pending_before != nullptr ? block->pending_before->pending_after : pending_first) = block->pending_after;
   (block->pending_after != nullptr ? block->pending_after->pending_before : pending_last) = block->pending_before;
+  if (unrecorded_first == block) {
+    unrecorded_first = block->pending_after;
+  }
   block->pending_before = block->pending_after = nullptr;
 }
 
@@ -32,35 +37,74 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
   if (block->uses.empty() || in_forked_child) { // the child has no device work, and nobody will reuse it there
     block->uses.clear();
     ledger.freed(home, kind, block->bytes, block->requested);
+    const Segment& segment = *block->segment;
     heap.release(block);
-    return;
-  }
-  for (Use& use : block->uses) {
-    try {
-      use.event = events.record(use.stream);
-      ledger.count(Ledger::k_num_events_recorded, home);
-    } catch (...) {
-      // Without an event nobody can tell when it is over: the block waits for a device synchronisation.
-      use.event = Event{};
+    if (segment.used == 0 && options.release_threshold && !in_forked_child) {
+      give_back_excess(segment.home);
     }
+    return;
   }
   ledger.freed_pending(home, kind, block->bytes, block->requested);
   block->state = BlockState::kPending;
   append_pending(block);
+  if (unrecorded_first == nullptr) {
+    unrecorded_first = block;
+  }
+  if (cap_of(home) || !managed) {
+    record_pending(); // memory is short there: what is recorded later is reached later
+  }
+}
+
+void CachingManagedAllocator::State::record_pending() noexcept {
+  // Of a few streams at most. Their event; none: what they had queued is done; or the runtime failed.
+  struct Seen {
+    Stream stream;
+    std::shared_ptr<const Readiness> event;
+    bool done = false;
+  };
+  std::vector<Seen> seen;
+  for (Block* block = std::exchange(unrecorded_first, nullptr); block != nullptr;) {
+    Block* const next = block->pending_after;
+    std::erase_if(block->uses, [&](Use& use) {
+      auto found = std::ranges::find(seen, use.stream, &Seen::stream);
+      if (found == seen.end()) {
+        try {
+          found = seen.insert(found, Seen{use.stream, nullptr});
+          if (!(found->done = runtime.query_stream(use.stream))) {
+            found->event = stream_order.record(use.stream, heap.clock());
+            ledger.count(Ledger::k_num_events_recorded, block->lane->home);
+          }
+        } catch (...) {
+          // Without an event nobody can tell when it is over: the block waits for its device to be synchronised.
+          if (found == seen.end()) {
+            return false;
+          }
+        }
+      }
+      use.event = found->event;
+      return found->done;
+    });
+    if (block->uses.empty()) {
+      reclaim(block);
+    }
+    block = next;
+  }
 }
 
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
   ledger.reclaimed(block->lane->home, pool_kind(block->segment->size_class), block->bytes);
-  heap.release(block);
+  heap.release(block); // a segment that this leaves unused is given back at the next look, not from under its caller
 }
 
 void CachingManagedAllocator::State::poll_pending(bool all) {
+  if (unrecorded_first != nullptr) {
+    record_pending();
+  }
   for (Block* block = pending_first; block != nullptr;) {
     Block* const next = block->pending_after;
     std::vector<Use>& uses = block->uses;
-    while (!uses.empty() && uses.back().event && runtime.query_event(uses.back().event)) {
-      events.give(uses.back().stream, uses.back().event);
+    while (!uses.empty() && uses.back().event && runtime.query_event(uses.back().event->event)) {
       uses.pop_back();
     }
     if (uses.empty()) {
@@ -77,13 +121,15 @@ void CachingManagedAllocator::State::wait_for_pending() {
     return;
   }
   ledger.count(Ledger::k_num_sync_all_streams);
+  if (unrecorded_first != nullptr) {
+    record_pending();
+  }
   while (pending_first != nullptr) {
     std::vector<Use>& uses = pending_first->uses;
     while (!uses.empty()) {
-      const Use use = uses.back();
+      const Use& use = uses.back();
       if (use.event) {
-        runtime.synchronize_event(use.event);
-        events.give(use.stream, use.event);
+        runtime.synchronize_event(use.event->event);
       } else {
         runtime.synchronize_device(use.stream.device);
       }

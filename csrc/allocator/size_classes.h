@@ -1,10 +1,11 @@
 // How large blocks and segments are.
 //
-// Requests fall into three classes that never share a segment (but for the last resort of the failure
-// path). Within a class every block is a multiple of one granularity, so that what one ragged request
-// leaves behind fits the next one, and the waste of rounding stays small.
+// Requests fall into three classes. Small ones have segments of their own; medium and large ones share theirs as a
+// rule (segment_sizes.cpp). Every block is a multiple of few granularities, so that what one ragged request leaves
+// behind fits the next one, and the waste of rounding stays small.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -23,16 +24,23 @@ constexpr std::size_t kBlockAlignment = 512;
 constexpr std::size_t kSmallGranularity = kBlockAlignment;
 /// Medium blocks: pages that migrate as one, so that a hint about a block is not one about its neighbour.
 constexpr std::size_t kMediumGranularity = 64 * KiB;
-/// Large blocks: the device's large pages. They start on one and fill it, at a waste below a sixth.
+/// The device's large pages, of which segments are made.
 constexpr std::size_t kLargeGranularity = 2 * MiB;
+/// Blocks for requests from this on start on a large page and fill their pages, at a waste below a sixteenth. For those
+/// below, rounding would cost up to a third of what ragged sizes waste, and as much again in holes that fit nobody.
+constexpr std::size_t kWholePagesRequest = 32 * MiB;
 
 /// A request up to this is small: some thousand of them share the large page that is their segment.
 constexpr std::size_t kSmallRequest = 1 * MiB;
 constexpr std::size_t kSmallSegment = 2 * MiB;
-/// A request from this on is large and, where no cached block holds it, gets a segment of its own size.
+/// A request from this on is large: where segments are not shared, it gets one of its own size.
 constexpr std::size_t kLargeRequest = 10 * MiB;
-/// Medium requests share these: a prefetch of 20 MiB runs near the link's rate, one of 2 MiB at a third of it.
+/// Where they are not, medium requests share these: a prefetch of 20 MiB runs near the link's rate, one of 2 MiB at a
+/// third of it.
 constexpr std::size_t kMediumSegment = 20 * MiB;
+/// What medium and large requests share at first, and at most: they grow with what there is.
+constexpr std::size_t kSegmentMin = 32 * MiB;
+constexpr std::size_t kSegmentMax = 128 * MiB;
 
 /// No machine has more; rounding a larger figure up could overflow.
 constexpr std::size_t kLargestRequest = std::numeric_limits<std::size_t>::max() / 4;
@@ -46,23 +54,36 @@ constexpr SizeClass size_class(std::size_t requested) {
                                      : SizeClass::kLarge;
 }
 
-constexpr std::size_t granularity(SizeClass kind) {
-  return kind == SizeClass::kSmall    ? kSmallGranularity
-         : kind == SizeClass::kMedium ? kMediumGranularity
-                                      : kLargeGranularity;
-}
-
 /// The bytes of the block that serves a request.
-constexpr std::size_t block_bytes(std::size_t requested) {
-  return round_up(requested, granularity(size_class(requested)));
+/// \param whole_pages requests from this on are rounded up to large pages. Under a cap those from kLargeRequest on are:
+///        blocks of few sizes take each other's place there, and nothing is left between them
+constexpr std::size_t block_bytes(std::size_t requested, std::size_t whole_pages = kWholePagesRequest) {
+  return round_up(requested, requested <= kSmallRequest ? kSmallGranularity
+                             : requested < whole_pages  ? kMediumGranularity
+                                                        : kLargeGranularity);
 }
 
-/// The bytes of the segment to make for it.
+/// What such a block's address is a multiple of, in memory whose pages move.
+constexpr std::size_t block_alignment(std::size_t requested) {
+  return requested < kWholePagesRequest ? kBlockAlignment : kLargeGranularity;
+}
+
+constexpr std::size_t kMostDivisions = 64;
+/// Rounds up to a multiple of an n-th of the power of two below, as roundup_power2_divisions of PyTorch does.
+/// \param divisions a power of two; 0: no rounding
+constexpr std::size_t round_up_to_division(std::size_t bytes, std::size_t divisions) {
+  if (divisions == 0 || bytes <= divisions) {
+    return bytes;
+  }
+  return round_up(bytes, std::bit_floor(bytes) / divisions);
+}
+
+/// The bytes of the segment to make for it, where it shares none with large ones.
 constexpr std::size_t segment_bytes(std::size_t requested) {
   const SizeClass kind = size_class(requested);
   return kind == SizeClass::kSmall    ? kSmallSegment
          : kind == SizeClass::kMedium ? kMediumSegment
-                                      : block_bytes(requested);
+                                      : round_up(requested, kLargeGranularity);
 }
 
 /// The pool that the statistics count a class in.

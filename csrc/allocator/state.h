@@ -3,7 +3,9 @@
 //   caching_managed_allocator.cpp  the public functions: validation, locking, free
 //   cache.cpp                      serving a request from what is cached, or from a new segment
 //   pending.cpp                    blocks that were freed while other streams' work may touch them
+//   release.cpp                    what is given back before memory runs short
 //   failure_path.cpp               what is done before OutOfMemory is raised
+//   segment_sizes.cpp              how much is asked of the source at once
 //   caps.cpp, cheapest_run.cpp     what bounds a device's segments, and what to give up for room
 //   vacate.cpp                     what to move out of the way
 //   fork_copies.h, fork.cpp        what a forked child gets
@@ -22,20 +24,23 @@
 #include "allocator/fork_copies.h"
 #include "allocator/heap.h"
 #include "allocator/ledger.h"
+#include "allocator/stream_order.h"
 
 namespace torch_uvm {
 
 /// A request, with what follows from its size.
 struct Request {
-  Request(std::size_t requested, Location home, Stream stream)
-      : requested(requested), bytes(block_bytes(requested)), kind(size_class(requested)), home(home), stream(stream) {}
+  /// \param bytes of the block
+  Request(std::size_t requested, std::size_t bytes, Location home, Stream stream)
+      : requested(requested), bytes(bytes), kind(size_class(requested)), home(home), stream(stream) {}
 
   std::size_t requested;
-  std::size_t bytes; ///< of the block
+  std::size_t bytes;
   SizeClass kind;
   Location home;
   Stream stream;
   bool may_wait = true; ///< the host, for work or for the door
+  bool aligned = true; ///< whether a large block has to begin on a large page
 
   /// Whether it can have what is filed under a stream only after the host has waited for that, which it must not.
   bool barred(ManagedRuntime& runtime, Stream earlier) const {
@@ -87,12 +92,25 @@ struct CachingManagedAllocator::State {
   Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
                           bool over_cap = false);
   Block* best_fit(const Request& request, const Lane& lane) const;
+  /// Takes what best_fit has found out of the index. \throws std::bad_alloc, and nothing has changed
+  Block* carve(Block* free, const Request& request);
+  /// Where the block of a request begins. Under a cap, and in the failure path's last resort, one that begins elsewhere
+  /// beats none.
+  std::size_t alignment_of(const Request& request) const {
+    return cap_of(request.home) || !request.aligned ? kBlockAlignment : block_alignment(request.bytes);
+  }
+  /// The bytes of the block that serves a request.
+  std::size_t bytes_for(std::size_t requested, Location home) const {
+    return block_bytes(round_up_to_division(requested, options.roundup_power2_divisions),
+                       cap_of(home) ? kLargeRequest : kWholePagesRequest);
+  }
   /// Takes a free block, orders it after its lane's work, and hands it out.
   Block* take(Block* free, const Request& request, Lock& lock);
   /// Orders a request's stream after what a free block has to wait for.
   void order_after(const Block& free, const Request& request, Lock& lock);
-  /// Makes what comes next on `later` wait for what is queued on `earlier`; for the host, waits here.
-  void order(Stream earlier, Stream later, Location home, Lock& lock);
+  /// Makes what comes next on `later` wait for what was queued on `earlier`; for the host, waits here.
+  /// \param filed_at when what `later` wants was filed under `earlier`
+  void order(Stream earlier, Stream later, std::uint64_t filed_at, Location home, Lock& lock);
   Block* hand_out(Block* reserved, const Request& request, Lane& lane) noexcept;
   /// Whether a block must not be split. Under a cap every block may be: segments are few and large.
   bool stays_whole(const Block* block) const {
@@ -127,12 +145,22 @@ struct CachingManagedAllocator::State {
 
   // pending.cpp
   void free(Block* block) noexcept;
+  /// Records what blocks freed since the last time wait for: one event for each stream, however many they are.
+  void record_pending() noexcept;
   /// Reclaims blocks whose events are reached: from the oldest on while they are, or wherever they are.
   void poll_pending(bool all);
   void wait_for_pending();
   void reclaim(Block* block) noexcept;
   void append_pending(Block* block) noexcept;
   void remove_pending(Block* block) noexcept;
+
+  // release.cpp
+  /// Gives back what a home keeps beyond the release threshold, those unused for longest first and while their work is
+  /// done: each that is looked at goes, but for the last.
+  void give_back_excess(Location home) noexcept;
+  bool work_is_done(const Segment& segment) const noexcept;
+  /// Under garbage_collection_threshold: gives back old segments, so that `bytes` more stay below it if they can.
+  void collect_garbage(const Request& request, std::size_t bytes) noexcept;
 
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
@@ -145,6 +173,19 @@ struct CachingManagedAllocator::State {
   Heap::Segments::iterator give_back(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
   [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal);
+
+  // segment_sizes.cpp
+  /// Whether medium and large requests of a home share segments.
+  bool shares(Location home) const {
+    return least_shared_segment != 0 || options.segment_min_bytes || cap_of(home);
+  }
+  /// The bytes of the segment to make for a request where there is room.
+  std::size_t new_segment_bytes(const Request& request) const;
+  std::size_t capped_segment_bytes(const Request& request, std::size_t own) const;
+  /// Whether a device has that much free now, so that to populate it drives nothing out.
+  bool has_free(Location home, std::size_t bytes) const;
+  /// From a segment of new_segment_bytes, or where that is refused, of what the request itself needs.
+  Block* from_fresh_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
 
   // caps.cpp
   /// Bytes claimed of a device's budget while a segment of that many is made. Lives under the mutex, which may be let
@@ -179,12 +220,6 @@ struct CachingManagedAllocator::State {
   std::size_t taken(int device) const {
     return ledger.reserved_bytes(Location::device(device)) + budgets[static_cast<std::size_t>(device)].under_way;
   }
-  /// Whether medium and large requests of a home share segments.
-  bool shares(Location home) const {
-    return least_shared_segment != 0 || cap_of(home);
-  }
-  /// The bytes of the segment to make for a request where there is room.
-  std::size_t new_segment_bytes(const Request& request) const;
   /// What can be had under the cap of its home with no wait for pending frees and without the door.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   /// From the largest segment to share that the source gives: half as much each time that it refuses.
@@ -222,9 +257,11 @@ struct CachingManagedAllocator::State {
   const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;
   EventPool events; // outlives the heap, whose free blocks give theirs back
+  StreamOrder stream_order;
   Heap heap;
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
+  Block* unrecorded_first = nullptr; ///< from there on to the last no event has been recorded
   bool in_forked_child = false;
   ForkCopies fork_copies; ///< empty but while a fork is under way
   std::size_t available_to_child = 0; ///< bytes that they may take

@@ -50,7 +50,8 @@ void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, st
       (window.first->state == BlockState::kFree ? window.free : window.allocated) -= window.first->bytes;
       window.first = window.first->after;
     }
-    if (window.allocated + window.free >= bytes && window.allocated > 0) {
+    const std::size_t all = window.allocated + window.free; // where they do without the last, there was one without
+    if (all >= bytes && all - window.last->bytes < bytes && window.allocated > 0) {
       windows.push_back(window);
     }
   }
@@ -92,14 +93,15 @@ class CachingManagedAllocator::State::Places {
     std::ranges::stable_sort(leaving, std::greater{}, &Block::bytes);
     found_.reserve(leaving.size());
     for (Block* const from : leaving) {
-      Request request(from->requested, home_, stream_);
+      Request request(from->requested, state_.bytes_for(from->requested, home_), home_, stream_);
       request.may_wait = false;
+      request.aligned = false; // give_back could not restore what an alignment has split
       Block* const free = place(request);
       if (free == nullptr) {
         give_back();
         return false;
       }
-      Block* const to = state_.heap.carve(free, request.bytes);
+      Block* const to = state_.carve(free, request);
       found_.push_back({from->tag, from, to, from->lane->stream});
       if (to->lane->stream != stream_) {
         state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
@@ -115,7 +117,7 @@ class CachingManagedAllocator::State::Places {
       const PoolKind pool = pool_kind(move.from->segment->size_class);
       state_.ledger.freed(move.from->lane->home, pool, move.from->bytes, move.from->requested);
       state_.note_freed(move.from);
-      const Request request(move.from->requested, home_, stream_);
+      const Request request(move.from->requested, state_.bytes_for(move.from->requested, home_), home_, stream_);
       state_.hand_out(move.to, request, lane);
       move.to->uses.swap(move.from->uses);
       move.from->state = BlockState::kReserved;
@@ -158,7 +160,7 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
   state.check_device(device);
   state.check_stream(stream);
   std::unique_lock lock(state.mutex);
-  const std::size_t needed = block_bytes(bytes);
+  const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<Window> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {

@@ -45,12 +45,12 @@ inline void blocks_are_aligned_and_apart(const MakeRig& make) {
   Rig rig = make();
   std::vector<Block*> blocks;
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{511}, std::size_t{512}, std::size_t{513}, 1 * MiB,
-                                  1 * MiB + 1, 3 * MiB + 7, 10 * MiB - 1, 10 * MiB, 10 * MiB + 1, 33 * MiB}) {
+                                  1 * MiB + 1, 3 * MiB + 7, 10 * MiB - 1, 10 * MiB, 10 * MiB + 1, 32 * MiB, 33 * MiB}) {
     Block* const block = rig.allocate(bytes);
     CHECK_EQ(rig.address(block) % kBlockAlignment, std::size_t{0});
     CHECK_EQ(rig.allocator->requested_bytes(block), bytes);
     CHECK(rig.allocator->bytes(block) >= bytes);
-    if (bytes >= kLargeRequest) { // starts on large pages and fills them
+    if (bytes >= kWholePagesRequest) { // starts on large pages and fills them
       CHECK_EQ(rig.address(block) % kLargeGranularity, std::size_t{0});
       CHECK_EQ(rig.allocator->bytes(block) % kLargeGranularity, std::size_t{0});
     }
@@ -237,7 +237,7 @@ inline void a_moved_block_is_filed_where_it_is(const MakeRig& make) {
 
 inline void large_blocks_stay_whole_under_max_split(const MakeRig& make) {
   Rig rig = make();
-  rig.allocator->set_options(AllocatorOptions{.populate = true, .max_split_bytes = 32 * MiB});
+  rig.allocator->set_options(AllocatorOptions{.max_split_bytes = 32 * MiB, .segment_min_bytes = std::nullopt});
   CHECK_THROWS(InvalidArgument, rig.allocator->set_options(AllocatorOptions{.max_split_bytes = 1 * MiB}));
   CHECK_EQ(*rig.allocator->options().max_split_bytes, 32 * MiB);
   Block* const large = rig.allocate(64 * MiB);

@@ -16,6 +16,13 @@ using namespace torch_uvm;
 constexpr Location kDevice = Location::device(0);
 constexpr Stream kStream = Stream::default_of(0);
 
+/// Large requests have segments of their own, so that a case can say what lies where.
+inline AllocatorOptions apart() {
+  AllocatorOptions options;
+  options.segment_min_bytes = std::nullopt;
+  return options;
+}
+
 /// An allocator, what it stands on, and what is left of both when the case is over: nothing.
 struct Rig {
   std::unique_ptr<ManagedRuntime> runtime; ///< of two devices
@@ -23,7 +30,7 @@ struct Rig {
   bool managed = true;
   std::vector<Stream> streams; ///< made by `stream`, destroyed with the rig
 
-  Rig(std::unique_ptr<ManagedRuntime> made, bool managed, AllocatorOptions options = {})
+  Rig(std::unique_ptr<ManagedRuntime> made, bool managed, AllocatorOptions options = apart())
       : runtime(std::move(made)), managed(managed) {
     std::unique_ptr<SegmentSource> source;
     if (managed) {

@@ -111,6 +111,8 @@ TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
   }
   rig.allocator->record_stream(pending, b);
   door.runtime->hold(b);
+  const Event work = rig.runtime->create_event(0, false);
+  rig.runtime->record_event(work, b);
   rig.allocator->free(pending); // 32 MiB that the host would have to wait for
   Block* const block = rig.allocate(32 * MiB, b);
   CHECK_EQ(door.asked, std::size_t{1}); // one block was given up; then the host waited for what was pending
@@ -127,6 +129,7 @@ TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
   rig.allocator->free(second);
   rig.allocator->free(block);
   rig.check();
+  rig.runtime->destroy_event(work);
 }
 
 TEST(a_door_may_let_one_request_exceed_a_hard_cap) {

@@ -165,7 +165,7 @@ TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 16 == 0 ? 96 * MiB : heap.size();
-    const std::size_t bytes = block_bytes(asked);
+    const std::size_t bytes = block_bytes(asked, rig.allocator->cap(0) ? kLargeRequest : kWholePagesRequest);
     const Reference best = reference(rig, bytes, heap.by_address);
     std::map<void*, int> seen;
     const auto run = rig.allocator->cheapest_run(asked, 0, [&](void* tag, std::size_t of) {

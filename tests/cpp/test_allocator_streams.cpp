@@ -10,12 +10,24 @@ using namespace contract;
 namespace {
 
 struct Recorded : Rig {
-  explicit Recorded(AllocatorOptions options = {})
+  explicit Recorded(AllocatorOptions options = apart())
       : Rig(std::make_unique<RecordingRuntime>(2), true, options),
         calls(static_cast<RecordingRuntime&>(*runtime)),
         a(stream()),
-        b(stream()) {}
+        b(stream()),
+        work(runtime->create_event(0, false)) {
+    calls.clear_calls();
+  }
+  ~Recorded() {
+    runtime->destroy_event(work);
+  }
+  Recorded(Recorded&&) = delete;
 
+  /// Work is queued, and does not begin.
+  void keep_busy(Stream on) {
+    calls.hold(on);
+    runtime->record_event(work, on);
+  }
   /// A block of the stream is allocated and freed: cached, with its order.
   std::uintptr_t cache(std::size_t bytes, Stream on) {
     Block* const block = allocate(bytes, on);
@@ -43,6 +55,7 @@ struct Recorded : Rig {
 
   RecordingRuntime& calls;
   Stream a, b;
+  Event work;
 };
 
 BlockInfo::State state_at(const Rig& rig, std::uintptr_t address) {
@@ -100,7 +113,7 @@ TEST(events_are_used_again) {
       rig.calls.release(from);
     }
   }
-  CHECK_EQ(rig.calls.count("create_event"), std::size_t{1});
+  CHECK_EQ(rig.calls.count("create_event"), std::size_t{2}); // each stream keeps its last one, to share it
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 10);
   rig.runtime->destroy_event(work);
 }
@@ -204,15 +217,16 @@ TEST(a_recorded_stream_is_waited_for) {
   const std::uintptr_t at = rig.address(block);
   rig.allocator->record_stream(block, rig.b);
   rig.allocator->record_stream(block, rig.b);
-  rig.calls.hold(rig.b);
+  rig.keep_busy(rig.b);
   rig.calls.clear_calls();
   rig.allocator->free(block);
-  rig.expect_calls({"create_event", "record_event"});
+  rig.expect_calls({}); // nobody needs it yet
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
   CHECK_EQ(rig.allocator->statistics().active_bytes[0].current, static_cast<std::int64_t>(12 * MiB));
   CHECK_EQ(rig.allocator->statistics().allocated_bytes[0].current, 0);
   Block* const elsewhere = rig.allocate(12 * MiB, rig.a);
   CHECK(rig.address(elsewhere) != at);
+  CHECK_EQ(rig.calls.count("record_event"), std::size_t{1});
   rig.check();
   rig.calls.release(rig.b);
   Block* const again = rig.allocate(12 * MiB, rig.a);
@@ -227,13 +241,14 @@ TEST(the_stream_a_block_had_before_it_moved_is_waited_for) {
   Recorded rig;
   Block* const block = rig.allocate(12 * MiB, rig.a);
   const std::uintptr_t at = rig.address(block);
-  rig.calls.hold(rig.a);
-  rig.calls.hold(rig.b);
+  rig.keep_busy(rig.a);
+  rig.keep_busy(rig.b);
   rig.allocator->set_home(block, kDevice, rig.b);
   rig.allocator->set_home(block, Location::host(), Stream::host());
   rig.allocator->free(block);
-  CHECK_EQ(rig.calls.count("record_event"), std::size_t{2});
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
+  rig.allocator->free(rig.allocate(512, rig.a)); // records
+  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 2);
   rig.calls.release(rig.a);
   rig.allocator->free(rig.allocate(512, rig.a)); // polls
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
@@ -260,11 +275,11 @@ TEST(empty_cache_waits_for_pending_blocks) {
   Recorded rig;
   Block* const block = rig.allocate(12 * MiB, rig.a);
   rig.allocator->record_stream(block, rig.b);
-  rig.calls.hold(rig.b);
+  rig.keep_busy(rig.b);
   rig.allocator->free(block);
   rig.calls.clear_calls();
   CHECK_EQ(rig.allocator->empty_cache(), 12 * MiB);
-  rig.expect_calls({"synchronize_event", "free_managed"});
+  rig.expect_calls({"query_stream", "create_event", "record_event", "synchronize_event", "free_managed"});
   CHECK_EQ(rig.allocator->statistics().num_sync_all_streams, 1);
   rig.check();
 }
@@ -275,6 +290,7 @@ TEST(an_event_that_cannot_be_recorded_costs_a_block_until_the_device_is_waited_f
     Block* const block = rig.allocate(12 * MiB, rig.a);
     const std::uintptr_t at = rig.address(block);
     rig.allocator->record_stream(block, rig.b);
+    rig.keep_busy(rig.b);
     rig.calls.fail(call, 1);
     rig.allocator->free(block);
     rig.check();
@@ -292,7 +308,7 @@ TEST(an_event_that_cannot_be_recorded_costs_a_block_until_the_device_is_waited_f
 TEST(a_fresh_segment_is_populated_by_one_prefetch) {
   Recorded rig;
   Block* const block = rig.allocate(3 * MiB, rig.a);
-  rig.expect_calls({"create_stream", "create_stream", "allocate_managed", "prefetch"});
+  rig.expect_calls({"allocate_managed", "prefetch"});
   const RecordedCall prefetch = rig.calls.calls().back();
   CHECK_EQ(prefetch.bytes, kMediumSegment);
   CHECK(prefetch.location == kDevice);
@@ -311,7 +327,7 @@ TEST(a_fresh_segment_is_populated_by_one_prefetch) {
 }
 
 TEST(populating_can_be_turned_off) {
-  Recorded rig(AllocatorOptions{.populate = false, .max_split_bytes = std::nullopt});
+  Recorded rig(AllocatorOptions{.populate = false});
   rig.allocator->free(rig.allocate(3 * MiB, rig.a));
   CHECK_EQ(rig.calls.count("prefetch"), std::size_t{0});
 }
@@ -349,13 +365,14 @@ TEST(the_failure_path_goes_from_cheap_to_dear) {
   Block* const pending = rig.allocate(20 * MiB, rig.a);
   rig.cache(20 * MiB, rig.b);
   rig.allocator->record_stream(pending, rig.b);
-  rig.calls.hold(rig.b);
+  rig.keep_busy(rig.b);
   rig.allocator->free(pending);
   rig.calls.clear_calls();
   CHECK_THROWS(OutOfMemory, rig.allocate(60 * MiB, rig.a));
-  // Polled in vain, refused by the limit (the runtime is not asked), waited for, given back, refused again.
-  const std::vector<std::string> expected{"query_event", "query_event", "synchronize_event", "free_managed",
-                                          "free_managed"};
+  // Recorded and polled in vain, refused by the limit (the runtime is not asked), waited for, given back, refused
+  // again.
+  const std::vector<std::string> expected{"query_stream", "create_event",      "record_event", "query_event",
+                                          "query_event",  "synchronize_event", "free_managed", "free_managed"};
   CHECK(door.before == expected);
   rig.expect_calls(expected); // the door had nothing to give: no second round
   rig.check();
@@ -368,7 +385,7 @@ TEST(pending_blocks_are_waited_for_before_memory_runs_out) {
   Block* const block = rig.allocate(64 * MiB, rig.a);
   const std::uintptr_t at = rig.address(block);
   rig.allocator->record_stream(block, rig.b);
-  rig.calls.hold(rig.b);
+  rig.keep_busy(rig.b);
   rig.allocator->free(block);
   rig.calls.clear_calls();
   Block* const again = rig.allocate(64 * MiB, rig.a);
@@ -400,6 +417,115 @@ TEST(merging_under_pressure_orders_every_stream) {
   rig.allocator->free(wall);
   rig.runtime->destroy_event(work);
   rig.check();
+}
+
+TEST(blocks_that_go_from_stream_to_stream_in_a_batch_share_an_event) {
+  Recorded rig;
+  const Stream c = rig.stream();
+  constexpr int kBlocks = 12;
+  std::vector<Block*> blocks;
+  for (int i = 0; i < kBlocks; ++i) {
+    blocks.push_back(rig.allocate(12 * MiB, rig.a));
+  }
+  rig.keep_busy(rig.a);
+  rig.calls.clear_calls();
+  for (Block* const block : std::exchange(blocks, {})) {
+    rig.allocator->free(block);
+  }
+  rig.expect_calls({});
+  for (int i = 0; i < kBlocks / 2; ++i) {
+    blocks.push_back(rig.allocate(12 * MiB, rig.b));
+  }
+  rig.expect_calls({"query_stream", "create_event", "record_event", "wait_event"});
+  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
+  rig.calls.clear_calls();
+  for (int i = 0; i < kBlocks / 2 - 1; ++i) {
+    blocks.push_back(rig.allocate(12 * MiB, c)); // what was recorded for b is as good for c
+  }
+  rig.expect_calls({"query_stream", "wait_event"});
+  CHECK(rig.calls.calls().back().stream == c);
+  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
+  // What is freed later may be touched by later work: it takes another event, which serves the last one of the batch.
+  Block* const later = rig.allocate(14 * MiB, rig.a);
+  rig.allocator->free(later);
+  rig.calls.clear_calls();
+  blocks.push_back(rig.allocate(14 * MiB, rig.b));
+  rig.expect_calls({"query_stream", "record_event", "wait_event"});
+  blocks.push_back(rig.allocate(12 * MiB, rig.b));
+  CHECK_EQ(rig.calls.count("wait_event"), std::size_t{1});
+  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 2);
+  rig.check();
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+}
+
+TEST(a_stream_that_was_seen_idle_is_not_asked_again) {
+  Recorded rig;
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(rig.allocate(12 * MiB, rig.a));
+  }
+  for (Block* const block : std::exchange(blocks, {})) {
+    rig.allocator->free(block);
+  }
+  rig.calls.clear_calls();
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(rig.allocate(12 * MiB, rig.b));
+  }
+  rig.expect_calls({"query_stream"});
+  Block* const later = rig.allocate(12 * MiB, rig.a); // of what was filed before, nothing is left
+  rig.allocator->free(later);
+  rig.calls.clear_calls();
+  blocks.push_back(rig.allocate(12 * MiB, rig.b));
+  rig.expect_calls({"query_stream"});
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+}
+
+TEST(nothing_is_known_of_streams_after_the_cache_was_emptied) {
+  Recorded rig;
+  Block* const held = rig.allocate(512, rig.a);
+  rig.allocator->free(rig.allocate(1024, rig.a));
+  rig.allocator->free(rig.allocate(1024, rig.b)); // seen idle
+  rig.allocator->free(rig.allocate(2048, rig.a));
+  rig.allocator->empty_cache();
+  rig.calls.clear_calls();
+  rig.allocator->free(rig.allocate(2048, rig.b));
+  rig.expect_calls({"query_stream"}); // "a" may be another stream by now
+  rig.allocator->free(held);
+}
+
+TEST(blocks_freed_in_a_batch_share_an_event_of_each_stream_that_used_them) {
+  Recorded rig;
+  const Stream c = rig.stream();
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 10; ++i) {
+    Block* const block = blocks.emplace_back(rig.allocate(12 * MiB, rig.a));
+    rig.allocator->record_stream(block, rig.b);
+    if (i % 2 == 0) {
+      rig.allocator->record_stream(block, c);
+    }
+  }
+  rig.keep_busy(c);
+  rig.calls.clear_calls();
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+  rig.expect_calls({});
+  rig.check();
+  Block* const one = rig.allocate(12 * MiB, rig.a);
+  CHECK_EQ(rig.calls.count("record_event"), std::size_t{1}); // b has nothing queued
+  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
+  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{6}); // those of c, and this one
+  rig.check();
+  rig.calls.release(c);
+  Block* const two = rig.allocate(512, rig.a);
+  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{2}); // these two
+  rig.check();
+  rig.allocator->free(one);
+  rig.allocator->free(two);
 }
 
 HARNESS_MAIN()

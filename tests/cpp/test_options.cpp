@@ -41,6 +41,11 @@ TEST(nothing_is_the_defaults) {
     CHECK(!options.host_limit);
     CHECK(options.allocator.populate);
     CHECK(!options.allocator.max_split_bytes);
+    CHECK_EQ(*options.allocator.segment_min_bytes, kSegmentMin);
+    CHECK_EQ(options.allocator.segment_max_bytes, kSegmentMax);
+    CHECK_EQ(options.allocator.roundup_power2_divisions, std::size_t{0});
+    CHECK(!options.allocator.release_threshold);
+    CHECK(!options.allocator.garbage_collection_threshold);
     CHECK_EQ(options.emulated.devices, 1);
     CHECK_EQ(options.emulated.memory, 256 * MiB);
   }
@@ -50,12 +55,19 @@ TEST(every_option_is_read) {
   const Options options = parse_options(
       "limit:4GiB,budget:80%,host_limit:8GiB, populate : off "
       ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
-      "emulated_schedule_seed:18446744073709551615");
+      "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,roundup_power2_divisions:8,"
+      "release_threshold:0,garbage_collection_threshold:0.75");
   CHECK_EQ(*options.limit, 4 * GiB);
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
   CHECK(!options.allocator.populate);
   CHECK_EQ(*options.allocator.max_split_bytes, 32 * MiB);
+  CHECK_EQ(*options.allocator.segment_min_bytes, 64 * MiB);
+  CHECK_EQ(options.allocator.segment_max_bytes, 1 * GiB);
+  CHECK_EQ(options.allocator.roundup_power2_divisions, std::size_t{8});
+  CHECK_EQ(*options.allocator.release_threshold, std::size_t{0});
+  CHECK_EQ(*options.allocator.garbage_collection_threshold, 0.75);
+  CHECK_EQ(value_of(options, "garbage_collection_threshold"), "0.75");
   CHECK_EQ(options.emulated.devices, 2);
   CHECK_EQ(options.emulated.memory, 1 * GiB);
   CHECK_EQ(options.emulated.profile, "h200");
@@ -63,8 +75,10 @@ TEST(every_option_is_read) {
 }
 
 TEST(none_takes_a_value_away) {
-  Options options = parse_options("limit:1GiB,max_split:1GiB,emulated_schedule_seed:3");
-  for (const char* key : {"limit", "max_split", "emulated_schedule_seed"}) {
+  Options options = parse_options(
+      "limit:1GiB,max_split:1GiB,emulated_schedule_seed:3,release_threshold:1GiB,garbage_collection_threshold:1");
+  for (const char* key : {"limit", "max_split", "emulated_schedule_seed", "segment_min", "release_threshold",
+                          "garbage_collection_threshold"}) {
     set_option(options, key, "None");
     CHECK_EQ(value_of(options, key), "none");
   }
@@ -111,6 +125,15 @@ TEST(values_out_of_range_are_refused) {
                            "host_limit:auto",
                            "max_split:1MiB",
                            "max_split:0",
+                           "segment_min:1MiB",
+                           "segment_max:none",
+                           "roundup_power2_divisions:3",
+                           "roundup_power2_divisions:128",
+                           "roundup_power2_divisions:-1",
+                           "release_threshold:-1",
+                           "garbage_collection_threshold:0",
+                           "garbage_collection_threshold:1.5",
+                           "garbage_collection_threshold:nan",
                            "emulated_devices:0",
                            "emulated_devices:65",
                            "emulated_devices:2.5",

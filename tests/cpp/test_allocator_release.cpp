@@ -1,0 +1,248 @@
+// What is given back before memory runs short: the release threshold, and garbage collection by age.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "allocator_rig.h"
+#include "runtime/recording_runtime.h"
+
+using namespace contract;
+
+namespace {
+
+struct Keeping : Rig {
+  explicit Keeping(AllocatorOptions options)
+      : Rig(std::make_unique<RecordingRuntime>(2), true, options),
+        calls(static_cast<RecordingRuntime&>(*runtime)),
+        a(stream()),
+        work(runtime->create_event(0, false)) {}
+  Keeping(Keeping&&) = delete;
+  ~Keeping() {
+    runtime->destroy_event(work);
+  }
+
+  /// Work is queued, and does not begin.
+  void keep_busy(Stream on) {
+    calls.hold(on);
+    runtime->record_event(work, on);
+  }
+  void free_all(std::vector<Block*>& blocks) const {
+    for (Block* const block : std::exchange(blocks, {})) {
+      allocator->free(block);
+    }
+  }
+  /// Whether a segment begins there.
+  bool has(std::uintptr_t address) const {
+    return std::ranges::any_of(allocator->snapshot(), [=](const auto& segment) { return segment.address == address; });
+  }
+
+  RecordingRuntime& calls;
+  Stream a;
+  Event work;
+};
+
+AllocatorOptions keeping(std::optional<std::size_t> bytes) {
+  AllocatorOptions options = apart();
+  options.release_threshold = bytes;
+  return options;
+}
+
+AllocatorOptions collecting(double share) {
+  AllocatorOptions options = apart();
+  options.garbage_collection_threshold = share;
+  return options;
+}
+
+constexpr std::int64_t mib(std::int64_t count) {
+  return count * static_cast<std::int64_t>(MiB);
+}
+
+} // namespace
+
+TEST(without_a_threshold_all_is_kept) {
+  Keeping rig(keeping(std::nullopt));
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 8; ++i) {
+    blocks.push_back(rig.allocate(16 * MiB, rig.a));
+  }
+  rig.free_all(blocks);
+  CHECK_EQ(rig.reserved(), mib(128));
+  CHECK_EQ(rig.calls.count("free_managed"), std::size_t{0});
+}
+
+TEST(what_is_free_beyond_the_threshold_is_given_back_the_longest_unused_first) {
+  Keeping rig(keeping(40 * MiB));
+  std::vector<Block*> blocks;
+  std::vector<std::uintptr_t> at;
+  for (int i = 0; i < 4; ++i) {
+    at.push_back(rig.address(blocks.emplace_back(rig.allocate(16 * MiB, rig.a))));
+  }
+  rig.allocator->free(blocks[2]);
+  rig.allocator->free(blocks[0]);
+  CHECK_EQ(rig.reserved(), mib(64)); // 32 MiB are free
+  rig.check();
+  rig.allocator->free(blocks[3]);
+  CHECK_EQ(rig.reserved(), mib(48));
+  CHECK(!rig.has(at[2]) && rig.has(at[0]) && rig.has(at[3]));
+  rig.check();
+  rig.allocator->free(blocks[1]);
+  CHECK(!rig.has(at[0]) && rig.has(at[3]) && rig.has(at[1]));
+  CHECK_EQ(rig.reserved(), mib(32));
+  rig.check();
+}
+
+TEST(used_in_part_is_used) {
+  Keeping rig(keeping(0));
+  Block* const one = rig.allocate(3 * MiB, rig.a);
+  Block* const two = rig.allocate(3 * MiB, rig.a);
+  rig.allocator->free(one);
+  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(kMediumSegment));
+  rig.allocator->free(two);
+  CHECK_EQ(rig.reserved(), std::int64_t{0});
+  rig.check();
+}
+
+TEST(nothing_is_given_back_while_work_may_touch_it) {
+  Keeping rig(keeping(0));
+  Block* const block = rig.allocate(16 * MiB, rig.a);
+  rig.keep_busy(rig.a);
+  rig.calls.clear_calls();
+  rig.allocator->free(block); // would have to wait
+  CHECK_EQ(rig.reserved(), mib(16));
+  Block* const again = rig.allocate(16 * MiB, rig.a);
+  CHECK_EQ(rig.calls.count("allocate_managed"), std::size_t{0});
+  rig.allocator->free(again);
+  rig.calls.release(rig.a);
+  Block* const larger = rig.allocate(32 * MiB, rig.a); // needs a segment: the excess goes first
+  CHECK_EQ(rig.reserved(), mib(32));
+  rig.check();
+  rig.allocator->free(larger);
+  CHECK_EQ(rig.reserved(), std::int64_t{0});
+  rig.check();
+}
+
+TEST(each_home_keeps_its_own) {
+  Keeping rig(keeping(20 * MiB));
+  const auto allocate = [&](Location home) {
+    return rig.allocator->allocate(16 * MiB, home, home.is_host() ? Stream::host() : Stream::default_of(home.index));
+  };
+  std::vector<Block*> blocks;
+  for (const Location home : {Location::host(), Location::device(0), Location::device(1)}) {
+    blocks.push_back(allocate(home));
+  }
+  rig.free_all(blocks);
+  CHECK_EQ(rig.reserved(), mib(48));
+  rig.check();
+  blocks = {allocate(Location::device(1)), allocate(Location::device(1))};
+  rig.free_all(blocks);
+  CHECK_EQ(rig.reserved(), mib(48));
+  CHECK_EQ(rig.allocator->levels(Location::device(1)).reserved_bytes[0], mib(16));
+  rig.check();
+}
+
+TEST(a_lower_threshold_acts_at_once) {
+  Keeping rig(keeping(std::nullopt));
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(rig.allocate(16 * MiB, rig.a));
+  }
+  rig.free_all(blocks);
+  rig.allocator->set_options(keeping(36 * MiB));
+  CHECK_EQ(rig.reserved(), mib(32));
+  rig.allocator->set_options(keeping(0));
+  CHECK_EQ(rig.reserved(), std::int64_t{0});
+  rig.check();
+}
+
+TEST(a_block_of_another_home_keeps_the_segment_that_it_lies_in) {
+  Keeping rig(keeping(0));
+  Block* const block = rig.allocate(16 * MiB, rig.a);
+  rig.allocator->set_home(block, Location::host(), Stream::host());
+  rig.keep_busy(rig.a);
+  rig.allocator->free(block); // what `a` has queued is waited for first
+  CHECK_EQ(rig.reserved(), mib(16));
+  rig.calls.release(rig.a);
+  rig.allocator->free(rig.allocate(512, rig.a)); // reclaims it, and finds it unused at the next look
+  rig.check();
+  CHECK_EQ(rig.reserved(), std::int64_t{0});
+}
+
+TEST(garbage_is_collected_oldest_first_before_more_is_made) {
+  Keeping rig(collecting(0.5));
+  rig.runtime->set_limit(256 * MiB); // beyond 128 MiB
+  std::vector<Block*> old;
+  for (int i = 0; i < 3; ++i) {
+    old.push_back(rig.allocate(16 * MiB, rig.a));
+  }
+  Block* const recent = rig.allocate(16 * MiB, rig.a);
+  std::vector<std::uintptr_t> at;
+  for (Block* const block : old) {
+    at.push_back(rig.address(block));
+  }
+  const std::uintptr_t recent_at = rig.address(recent);
+  rig.free_all(old);
+  Block* const held = rig.allocate(60 * MiB, rig.a); // 124 MiB in all: below
+  CHECK_EQ(rig.reserved(), mib(124));
+  for (int i = 0; i < 1000; ++i) {
+    rig.allocator->free(rig.allocate(512, rig.a));
+  }
+  rig.allocator->free(recent);
+  CHECK_EQ(rig.reserved(), mib(126));
+  Block* const more = rig.allocate(18 * MiB, rig.a); // beyond: the oldest go, and no more than needed
+  CHECK(!rig.has(at[0]) && rig.has(at[1]) && rig.has(at[2]) && rig.has(recent_at));
+  CHECK_EQ(rig.reserved(), mib(128));
+  rig.check();
+  rig.allocator->free(more);
+  rig.allocator->free(held);
+}
+
+TEST(what_is_used_now_and_then_outlives_what_is_not) {
+  Keeping rig(collecting(0.25));
+  rig.runtime->set_limit(256 * MiB); // beyond 64 MiB
+  Block* const unused = rig.allocate(30 * MiB, rig.a);
+  const std::uintptr_t unused_at = rig.address(unused);
+  rig.allocator->free(unused);
+  std::uintptr_t used_at = 0;
+  for (int i = 0; i < 100; ++i) {
+    Block* const block = rig.allocate(16 * MiB, Stream::default_of(0));
+    used_at = rig.address(block);
+    rig.allocator->free(block);
+  }
+  Block* const more = rig.allocate(40 * MiB, rig.a);
+  CHECK(rig.has(used_at) != (used_at == unused_at));
+  CHECK(!rig.has(unused_at) || used_at == unused_at);
+  rig.check();
+  rig.allocator->free(more);
+}
+
+TEST(under_a_cap_garbage_is_measured_by_it) {
+  Keeping rig(collecting(0.5));
+  rig.allocator->set_cap(0, 128 * MiB, false);
+  Block* const one = rig.allocate(30 * MiB, rig.a);
+  rig.allocator->free(one);
+  Block* const of_another = rig.allocator->allocate(30 * MiB, Location::device(1), Stream::default_of(1));
+  rig.allocator->free(of_another);
+  Block* const two = rig.allocate(50 * MiB, rig.a); // beyond 64 MiB with the other
+  CHECK_EQ(rig.allocator->levels(Location::device(0)).reserved_bytes[0], mib(50));
+  CHECK_EQ(rig.allocator->levels(Location::device(1)).reserved_bytes[0], mib(30));
+  rig.check();
+  rig.allocator->free(two);
+}
+
+TEST(values_out_of_range_are_refused) {
+  Keeping rig(keeping(std::nullopt));
+  for (const double share : {0.0, -0.5, 1.5}) {
+    CHECK_THROWS(InvalidArgument, rig.allocator->set_options(collecting(share)));
+  }
+  AllocatorOptions options;
+  options.roundup_power2_divisions = 3;
+  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
+  options.roundup_power2_divisions = 128;
+  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
+  options = AllocatorOptions{};
+  options.segment_min_bytes = MiB;
+  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
+  CHECK(!rig.allocator->options().segment_min_bytes);
+}
+
+HARNESS_MAIN()
