@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "allocator/allocation_plan.h"
 #include "allocator/arena.h"
 #include "allocator/caching_allocator.h"
 #include "allocator/limiting_allocator.h"
@@ -59,12 +60,33 @@ void make_arena(ReplaySubject& subject, std::shared_ptr<Allocator> below, Manage
   subject.allocator = arena;
 }
 
+/// What iterations allocate goes by plan, once one is made; what misses it, and the rest, comes from the cache below.
+void make_plan(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
+               const ReplayOptions& options) {
+  subject.outside = std::make_shared<CachingAllocator>(runtime, std::move(below), options.cache);
+  subject.layers = {subject.outside};
+  const auto plan = std::make_shared<AllocationPlan>(subject.outside, options.home);
+  subject.begin_iteration = [plan] { plan->begin_iteration(); };
+  subject.end_iteration = [plan] { plan->end_iteration(); };
+  subject.details = [plan] {
+    const PlanReport report = plan->report();
+    return std::map<std::string, double>{{"plans", static_cast<double>(report.plans)},
+                                         {"hits", static_cast<double>(report.hits)},
+                                         {"misses", static_cast<double>(report.misses)},
+                                         {"outlived_allocations", static_cast<double>(report.outlived)},
+                                         {"planned_bytes", static_cast<double>(report.planned_bytes)},
+                                         {"planned_live_bytes", static_cast<double>(report.peak_live_bytes)}};
+  };
+  subject.allocator = plan;
+}
+
 constexpr auto kMakers = std::to_array<std::pair<const char*, Make>>({
     {"none", &make_none},
     {"event-per-free", &make_event_per_free},
     {"caching", &make_caching},
     {"pool", &make_pool},
     {"arena", &make_arena},
+    {"plan", &make_plan},
 });
 
 } // namespace
