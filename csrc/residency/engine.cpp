@@ -15,12 +15,22 @@ double Engine::now_us() {
 }
 
 Engine::Lock::~Lock() {
+  release();
+}
+
+void Engine::Lock::release() {
   std::vector<void*> kept;
   kept.swap(engine_.kept_);
   lock_.unlock();
   for (void* const storage : kept) {
     engine_.door_.let_go(storage); // may be the last to know it, and then `died` is called
   }
+}
+
+void Engine::Lock::wait_for_a_block() {
+  release(); // what it keeps may be what is waited for
+  lock_.lock();
+  engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
 }
 
 Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door)
@@ -87,6 +97,7 @@ void Engine::died(Record* record) noexcept {
   if (record->device_block != nullptr) {
     memory_.set_tag(record->device_block, nullptr); // the caller frees it, and others may look at it before
     record->device_block = nullptr;
+    leaving_.fetch_add(1, std::memory_order_relaxed);
   }
   if (record->host_block != nullptr) {
     drop_host_copy(*record);
@@ -105,6 +116,11 @@ void Engine::died(Record* record) noexcept {
     recorder_->death(record->id);
   }
   free_if_dead(record);
+}
+
+void Engine::freed() noexcept {
+  leaving_.fetch_sub(1, std::memory_order_relaxed);
+  freed_.notify_all();
 }
 
 void Engine::settle(Record* record) {

@@ -27,6 +27,10 @@ constexpr double kUnderWay = 16;
 /// A request is tried again this often: each time its neighbours may have been taken by another thread.
 constexpr int kTries = 8;
 
+/// ... and waits this often for what other threads are about to free, a moment each: long enough for a thread that was
+/// interrupted in the midst of that. Not for ever: it may want the GIL, which the request may hold.
+constexpr int kMoments = 64;
+
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
@@ -288,6 +292,13 @@ bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   return true;
 }
 
+bool Engine::something_goes(int device) const {
+  return leaving_.load(std::memory_order_relaxed) != 0 || std::ranges::any_of(records_, [&](const auto& entry) {
+           const Record& record = *entry.second;
+           return record.device == device && record.device_block != nullptr && door_.is_going(record);
+         });
+}
+
 Block* Engine::room_for(Record& record, Need need, Stream stream) {
   const Location home = Location::device(record.device);
   for (int tries = 0; tries < kTries; ++tries) {
@@ -308,7 +319,7 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
   bool wakes = false;
   bool made = false;
   try {
-    const Lock lock(*this);
+    Lock lock(*this);
     Device& device = of(home.index);
     if (!device.budget) {
       return false;
@@ -322,6 +333,10 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     }
     const double began = now_us();
     made = give_up_run(bytes, home.index, Need::kNow, stream);
+    for (int moment = 0; !made && moment < kMoments && device.budget && something_goes(home.index); ++moment) {
+      lock.wait_for_a_block();
+      made = give_up_run(bytes, home.index, Need::kNow, stream);
+    }
     ++statistics_.made_room.count;
     statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
     statistics_.made_room.ms += (now_us() - began) / 1e3;

@@ -15,6 +15,8 @@ class StorageDoor {
   /// \return false: it is being destroyed, or its bytes are no longer the record's alone
   virtual bool keep(const Record& record, std::vector<void*>& kept) = 0;
   virtual void let_go(void* kept) noexcept = 0;
+  /// Nobody owns the storage any more: another thread is about to say that it died.
+  virtual bool is_going(const Record& record) const = 0;
   /// The storage's pointer shows this copy from now on; nothing is freed.
   virtual void point_at_host(Record& record, void* ptr) noexcept = 0;
   virtual void point_at_device(Record& record, Block* block) noexcept = 0;

@@ -67,6 +67,10 @@ void StorageRecords::let_go(void* kept) noexcept {
   Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
 }
 
+bool StorageRecords::is_going(const Record& record) const {
+  return weak_of(record).expired();
+}
+
 void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
   const c10::Device label = storage_of(record)->device();
   forget_hints(static_cast<Block*>(storage_of(record)->_mutable_data_ptr_no_checks().get_context()));

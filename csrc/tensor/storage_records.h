@@ -12,6 +12,7 @@ class StorageRecords final : public StorageDoor {
  public:
   bool keep(const Record& record, std::vector<void*>& kept) override;
   void let_go(void* kept) noexcept override;
+  bool is_going(const Record& record) const override;
   void point_at_host(Record& record, void* ptr) noexcept override;
   void point_at_device(Record& record, Block* block) noexcept override;
   void watch_for_writes(Record& record, std::vector<void*>& kept) override;

@@ -491,14 +491,20 @@ void before_mutable_access(c10::StorageImpl* storage) {
   }
 }
 
-void forget_record(Block* block) {
+bool forget_record(Block* block) {
   Engine* const engine = engine_in_use();
   if (engine == nullptr || block == nullptr || Context::get().forked()) {
-    return; // a child has the parent's records, and the mutex as a thread of the parent may have left it
+    return false; // a child has the parent's records, and the mutex as a thread of the parent may have left it
   }
-  if (void* const record = Context::get().managed_allocator().tag(block)) {
+  void* const record = Context::get().managed_allocator().tag(block);
+  if (record != nullptr) {
     engine->died(static_cast<Record*>(record));
   }
+  return record != nullptr;
+}
+
+void note_freed() noexcept {
+  engine_in_use()->freed();
 }
 
 bool is_on_host(const c10::DataPtr& data) {

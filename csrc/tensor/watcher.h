@@ -70,8 +70,9 @@ void end_capture(std::uint64_t capture) noexcept;
 void note_replay(std::uint64_t capture);
 void release_capture(std::uint64_t capture) noexcept;
 
-/// A managed block is about to be freed.
-void forget_record(Block* block);
+/// A managed block is about to be freed. \return whether `note_freed` is to be called when that is done
+bool forget_record(Block* block);
+void note_freed() noexcept;
 
 /// Managed memory of a device was given out.
 void note_allocation(int device, std::size_t bytes);

@@ -1,0 +1,139 @@
+// What graphs have captured stays; what a compiled graph allocates between its kernels may exceed the budget.
+#include "residency_rig.h"
+
+namespace {
+
+using namespace residency;
+
+/// Into a graph that is being captured.
+void capture(Rig& rig, Storage& storage, bool writes) {
+  const Engine::Lock lock(rig.engine);
+  if (storage.record == nullptr) {
+    storage.record = rig.engine.adopt(storage.block, 0, &storage);
+  }
+  const Engine::Operand operand{storage.record, writes};
+  rig.engine.captured({&operand, 1});
+}
+
+TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
+  Rig rig;
+  Storage& captured = rig.make(1);
+  const std::uint64_t graph = rig.engine.begin_capture();
+  const std::uint64_t other = rig.engine.begin_capture();
+  capture(rig, captured, true);
+  rig.engine.end_capture(other);
+  rig.engine.end_capture(graph);
+  CHECK(!rig.engine.has_open_captures());
+  const unsigned char* const address = captured.ptr;
+  train(rig, 7, 3);
+  CHECK(captured.ptr == address);
+  rig.write(captured, 9); // a launch: nobody sees it
+  rig.engine.release_capture(graph);
+  rig.engine.release_capture(graph);
+  for (std::size_t index = 1; index < rig.storages.size(); ++index) {
+    rig.run(40, {rig.storages[index].get()}, true, [] {});
+  }
+  CHECK(captured.ptr == address); // the other one may have it
+  rig.engine.release_capture(other);
+  for (std::size_t index = 1; index < rig.storages.size(); ++index) {
+    rig.run(40, {rig.storages[index].get()}, true, [] {});
+  }
+  CHECK(captured.block == nullptr);
+  Rig::check(captured);
+  train(rig, 0, 2);
+}
+
+TEST(what_was_captured_on_the_host_stays_there) {
+  Rig rig;
+  train(rig, 8, 2);
+  Storage* captured = nullptr;
+  for (const auto& storage : rig.storages) {
+    captured = storage->block == nullptr ? storage.get() : captured;
+  }
+  CHECK(captured != nullptr);
+  const std::uint64_t graph = rig.engine.begin_capture();
+  capture(rig, *captured, true);
+  rig.engine.end_capture(graph);
+  const unsigned char* const address = captured->ptr;
+  train(rig, 0, 3);
+  CHECK(captured->ptr == address);
+  {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.hold(captured->record, kStream);
+    rig.engine.release(captured->record);
+  }
+  rig.engine.set_budget(0, std::nullopt, false); // all that can comes back
+  CHECK(captured->ptr == address);
+  rig.engine.set_budget(0, kBudget, true);
+  rig.engine.release_capture(graph);
+  rig.run(41, {captured}, false, [&] { Rig::check(*captured); });
+  CHECK(captured->block != nullptr);
+}
+
+TEST(a_graph_that_was_captured_before_there_is_a_budget_keeps_its_addresses) {
+  Rig rig;
+  rig.engine.set_budget(0, std::nullopt, false);
+  Storage& captured = rig.make(1);
+  CHECK(captured.record == nullptr);
+  const std::uint64_t graph = rig.engine.begin_capture();
+  capture(rig, captured, false);
+  rig.engine.end_capture(graph);
+  rig.engine.set_budget(0, kBudget, true);
+  const unsigned char* const address = captured.ptr;
+  train(rig, 7, 3);
+  CHECK(captured.ptr == address);
+  rig.engine.release_capture(graph);
+}
+
+TEST(bytes_leave_after_the_last_launch_of_their_graph) {
+  Rig rig;
+  Storage& captured = rig.make(1);
+  const std::uint64_t graph = rig.engine.begin_capture();
+  capture(rig, captured, true);
+  rig.engine.end_capture(graph);
+  const Stream launches = rig.runtime.create_stream(0, 0);
+  rig.engine.replayed(graph, launches);
+  rig.engine.replayed(graph, launches);
+  rig.engine.release_capture(graph);
+  rig.runtime.hold(launches);
+  const Event launched = rig.runtime.create_event(0, false);
+  rig.runtime.record_event(launched, launches); // and not reached: the launch is under way
+  rig.runtime.clear_calls();
+  train(rig, 7, 3);
+  bool ordered = false;
+  for (const RecordedCall& call : rig.runtime.calls()) {
+    ordered = ordered || (call.name == "record_event" && call.stream == launches);
+  }
+  CHECK(ordered);
+  rig.runtime.release(launches);
+  rig.runtime.destroy_event(launched);
+}
+
+TEST(a_compiled_graph_may_exceed_the_budget_by_what_is_between_its_kernels) {
+  Rig rig;
+  Storage& input = rig.make(1);
+  Engine::Frame frame;
+  Block* between[4] = {};
+  const auto allocate = [&](Block*& block) { block = rig.memory.allocate(kBytes, Location::device(0), kStream); };
+  {
+    const Engine::Lock lock(rig.engine);
+    const Engine::Operand operand{input.record, false};
+    rig.engine.begin(frame, {50, "graph", false, false, /*region=*/true}, {&operand, 1}, rig.streams);
+  }
+  for (Block*& block : between) {
+    allocate(block);
+  }
+  for (Block*& block : between) {
+    rig.memory.free(block);
+  }
+  {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.end(frame);
+  }
+  CHECK(rig.engine.statistics().over_budget == 1);
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
+}
+
+} // namespace
+
+HARNESS_MAIN()

@@ -1,0 +1,143 @@
+// Room for a request: what is in its way moves aside, what other threads free is waited for.
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "residency_rig.h"
+
+namespace {
+
+using namespace residency;
+
+TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  rig.free(*rig.storages[1]);
+  rig.free(*rig.storages[3]);
+  Storage& large = rig.make(9, 2 * kBytes); // half of the budget is free, in two pieces
+  CHECK(large.block != nullptr);
+  const ResidencyStatistics figures = rig.engine.statistics();
+  CHECK_EQ(figures.moved.count, 1);
+  CHECK_EQ(figures.moved.bytes, static_cast<std::int64_t>(kBytes));
+  CHECK_EQ(figures.written_back.count, 0);
+  for (const int index : {0, 2, 4}) {
+    Storage& storage = *rig.storages[static_cast<std::size_t>(index)];
+    CHECK(storage.block != nullptr);
+    rig.run(40, {&storage}, true, [&] {
+      Rig::check(storage);
+      Rig::write(storage, static_cast<unsigned char>(storage.content + 1));
+    });
+    Rig::check(storage);
+  }
+  rig.check_engine();
+}
+
+/// Says once that something has happened, to a thread that waits for it.
+class Signal {
+ public:
+  void set() {
+    std::call_once(once_, [this] { promise_.set_value(); });
+  }
+  void wait() {
+    future_.wait();
+  }
+
+ private:
+  std::promise<void> promise_;
+  std::future<void> future_ = promise_.get_future();
+  std::once_flag once_;
+};
+
+/// Fills the budget with four storages. Nothing but the second can leave.
+void fill(Rig& rig) {
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  const Engine::Lock lock(rig.engine);
+  for (const int index : {0, 2, 3}) {
+    rig.engine.hold(rig.storages[static_cast<std::size_t>(index)]->record, kStream);
+  }
+}
+
+TEST(what_another_thread_is_about_to_free_is_waited_for) {
+  Rig rig;
+  fill(rig);
+  Storage& going = *rig.storages[1];
+  going.going = true;
+  Signal noticed;
+  rig.door.on_going = [&] { noticed.set(); };
+  std::thread owner([&] {
+    noticed.wait();
+    rig.free(going);
+  });
+  bool served = true;
+  try {
+    Rig::check(rig.make(9));
+  } catch (const OutOfMemory&) {
+    served = false;
+  }
+  noticed.set();
+  owner.join();
+  CHECK(served);
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
+  rig.check_engine();
+}
+
+/// Tells when it is asked.
+class Asked final : public RoomMaker {
+ public:
+  Asked(Engine& engine, Signal& signal) : engine_(engine), signal_(signal) {}
+  bool make_room(std::size_t bytes, Location home, Stream stream) override {
+    signal_.set();
+    return engine_.make_room(bytes, home, stream);
+  }
+  bool may_exceed(std::size_t bytes, Location home) override {
+    return engine_.may_exceed(bytes, home);
+  }
+
+ private:
+  Engine& engine_;
+  Signal& signal_;
+};
+
+TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
+  for (int round = 0; round < 100; ++round) {
+    Rig rig;
+    fill(rig);
+    Storage& dead = *rig.storages[1];
+    rig.engine.died(dead.record);
+    dead.record = nullptr;
+    Signal asked;
+    Asked door(rig.engine, asked);
+    rig.memory.set_room_maker(&door);
+    std::thread owner([&, block = std::exchange(dead.block, nullptr)] {
+      asked.wait();
+      rig.memory.free(block);
+      rig.engine.freed();
+    });
+    bool served = true;
+    try {
+      Rig::check(rig.make(9));
+    } catch (const OutOfMemory&) {
+      served = false;
+    }
+    asked.set();
+    owner.join();
+    CHECK(served);
+  }
+}
+
+TEST(what_never_goes_is_not_waited_for_for_ever) {
+  Rig rig;
+  fill(rig);
+  rig.storages[1]->going = true;
+  CHECK_THROWS(OutOfMemory, rig.make(9));
+  rig.free(*rig.storages[1]);
+  Rig::check(rig.make(9));
+}
+
+} // namespace
+
+HARNESS_MAIN()
