@@ -76,6 +76,47 @@ TEST(what_must_not_move_stays) {
   });
 }
 
+TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
+  int moved = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    Rig rig(std::make_unique<RecordingRuntime>(1), false);
+    std::mt19937_64 random(seed);
+    rig.allocator->set_cap(0, 96 * MiB, true);
+    const auto some = [&] { return (1 + random() % 4) * 2 * MiB; };
+    std::vector<Block*> blocks;
+    while (Block* const block = rig.allocator->try_allocate(some(), kDevice, kStream)) {
+      blocks.push_back(block);
+    }
+    for (int turn = 0; turn < 8; ++turn) {
+      for (int freed = 0; freed < 3 && !blocks.empty(); ++freed) {
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        rig.allocator->free(blocks.back());
+        blocks.pop_back();
+      }
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+      }
+      const auto moves = rig.allocator->vacate(some() + some(), 0, kStream, by_size);
+      rig.check();
+      for (const auto& move : moves) {
+        blocks[number_of(move.tag) - 1] = move.to;
+        rig.allocator->leave(move);
+        rig.check();
+      }
+      moved += !moves.empty();
+      while (Block* const block = turn % 2 == 0 ? rig.allocator->try_allocate(some(), kDevice, kStream) : nullptr) {
+        blocks.push_back(block);
+      }
+      rig.check();
+    }
+    for (Block* const block : blocks) {
+      rig.allocator->free(block);
+    }
+    rig.check();
+  }
+  CHECK(moved > 200);
+}
+
 TEST(on_random_heaps_the_request_fits_after_it) {
   int fitted = 0, several = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
