@@ -136,33 +136,63 @@ TEST(what_another_stream_uses_is_left_to_the_upstream) {
 }
 
 TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
+  for (const bool by_plan : {true, false}) { // until then
+    PlanRig rig;
+    const Stream other = rig.stream();
+    const auto iteration = [&](std::size_t before, auto use) {
+      rig.iterate([&] {
+        rig.free(rig.allocate(before));
+        const Allocation first = rig.allocate(MiB);
+        use(first);
+        rig.free(first);
+        const Allocation second = rig.allocate(MiB); // has its bytes, in the plan
+        CHECK(!overlap(first, second) || rig.runtime.query_stream(other));
+        rig.free(second);
+      });
+    };
+    iteration(1000, [](const Allocation&) {});
+    CHECK_EQ(rig.report().planned_bytes, std::size_t{MiB});
+    const Event work = rig.runtime.create_event(0, false);
+    const std::size_t changed = by_plan ? 1000 : 2000;
+    iteration(changed, [&](const Allocation& first) {
+      rig.plan->record_stream(first, kStream); // its own: nothing changes
+      rig.plan->record_stream(first, Stream::host());
+      rig.runtime.hold(other);
+      rig.runtime.record_event(work, other);
+      rig.plan->record_stream(first, other);
+    });
+    const std::int64_t misses = rig.report().misses;
+    CHECK_EQ(misses, by_plan ? 1 : 2);
+    CHECK_EQ(rig.report().plans, 2);
+    CHECK(!rig.runtime.query_event(work)); // nobody has waited for it
+    iteration(changed, [&](const Allocation& first) { rig.plan->record_stream(first, other); });
+    CHECK_EQ(rig.report().misses, misses);
+    rig.runtime.destroy_event(work);
+    rig.close();
+  }
+}
+
+TEST(such_bytes_wait_in_the_next_iteration_too) {
   PlanRig rig;
   const Stream other = rig.stream();
-  const auto iteration = [&](auto use) {
-    rig.iterate([&] {
-      const Allocation first = rig.allocate(MiB);
-      use(first);
-      rig.free(first);
-      const Allocation second = rig.allocate(MiB); // has its bytes, in the plan
-      CHECK(!overlap(first, second) || rig.runtime.query_stream(other));
-      rig.free(second);
-    });
-  };
-  iteration([](const Allocation&) {});
-  CHECK_EQ(rig.report().planned_bytes, std::size_t{MiB});
+  rig.iterate({MiB});
+  rig.runtime.hold(other);
   const Event work = rig.runtime.create_event(0, false);
-  iteration([&](const Allocation& first) {
-    rig.plan->record_stream(first, kStream); // its own: nothing changes
-    rig.plan->record_stream(first, Stream::host());
-    rig.runtime.hold(other);
+  Allocation shared;
+  rig.iterate([&] {
+    shared = rig.allocate(MiB);
     rig.runtime.record_event(work, other);
-    rig.plan->record_stream(first, other);
+    rig.plan->record_stream(shared, other);
+    rig.free(shared);
   });
-  CHECK_EQ(rig.report().misses, 1);
-  CHECK_EQ(rig.report().plans, 2);
-  CHECK(!rig.runtime.query_event(work)); // nobody has waited for it
-  iteration([&](const Allocation& first) { rig.plan->record_stream(first, other); });
-  CHECK_EQ(rig.report().misses, 1);
+  CHECK_EQ(rig.report().misses, 0); // nothing wanted them in that iteration
+  rig.iterate([&] {
+    const Allocation next = rig.allocate(MiB);
+    CHECK(!overlap(shared, next));
+    rig.free(next);
+  });
+  CHECK(!rig.runtime.query_event(work));
+  CHECK_EQ(rig.report().planned_requests, std::size_t{0});
   rig.runtime.destroy_event(work);
   rig.close();
 }
