@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <atomic>
 #include <mutex>
 
 #include "cuda/cuda_runtime.h"
@@ -17,8 +16,6 @@ namespace {
 // A lower priority than the table has is ignored without a word; the native one registers with 0 or 1.
 constexpr std::uint8_t kPriority = 255;
 
-std::atomic<bool> installed{false};
-
 void put_in_place() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -30,7 +27,6 @@ void put_in_place() {
     native::allocator.store(ours);
     c10::SetAllocator(c10::DeviceType::CUDA, ours, kPriority);
     set_capture_probe([] { return ours->is_capturing_now(); });
-    installed.store(true, std::memory_order_release);
   });
 }
 
@@ -46,10 +42,6 @@ void register_backend() {
 
 void install_allocator() {
   Context::get().runtime();
-}
-
-bool is_installed() {
-  return installed.load(std::memory_order_acquire);
 }
 
 } // namespace torch_uvm::cuda

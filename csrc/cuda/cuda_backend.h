@@ -11,6 +11,5 @@ void register_backend();
 /// time, CUDA may be in use already. Initialises CUDA, and makes the runtime: a process that is forked
 /// later knows then whose the memory is.
 void install_allocator();
-bool is_installed();
 
 } // namespace torch_uvm::cuda
