@@ -219,6 +219,17 @@ class TestStatistics:
         assert stats["written_back"] == {"count": 0, "bytes": 0, "ms": 0.0}
         assert stats["plan_hits"] == stats["plan_misses"] == 0
 
+    def test_peaks_are_reset_with_those_of_all_memory(self, budget: int) -> None:
+        device = torch.device("emu", 0)
+        press()
+        torch_uvm.empty_cache()
+        before = torch_uvm.residency_stats()
+        assert before["peak_device_bytes"][device] > before["device_bytes"][device]
+        torch_uvm.reset_residency_stats()
+        assert torch_uvm.residency_stats()["peak_device_bytes"] == before["peak_device_bytes"]
+        torch_uvm.reset_peak_memory_stats()
+        assert torch_uvm.residency_stats()["peak_device_bytes"] == before["device_bytes"]
+
     def test_without_a_budget_ever(self, spawn: Spawn) -> None:
         spawn(
             """
