@@ -119,6 +119,22 @@ class TestNotDeferred:
 
         self.check(program)
 
+    @pytest.mark.parametrize("momentum", [0.0, 0.9])
+    def test_beside_a_sparse_gradient(self, momentum: float) -> None:
+        """PyTorch updates such a group in a loop. It is the CPU's: the emulated accelerator has none."""
+
+        def program() -> tuple[Optimizer, list[torch.Tensor]]:
+            rows, model = nn.Embedding(1024, 512, sparse=True), mlp()
+            optimizer = torch.optim.SGD([*model.parameters(), rows.weight], lr=0.1, momentum=momentum)
+            for step in range(3):
+                optimizer.zero_grad()
+                model(rows(torch.arange(step, step + 32)).to("emu")).square().mean().backward()
+                assert rows.weight.grad is not None and rows.weight.grad.is_sparse
+                optimizer.step()
+            return optimizer, [rows.weight, *model.parameters()]
+
+        self.check(program)
+
     def test_kernels_for_lists_that_take_another_way_for_all(self) -> None:
         """A gradient of other strides has all of its list go the slow way."""
 

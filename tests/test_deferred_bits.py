@@ -137,6 +137,56 @@ class TestSteps:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         assert_equal(program(), wanted)
 
+    def test_a_scaled_gradient_accumulated_and_clipped(self) -> None:
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = mlp()
+            optimizer = OPTIMIZERS["adamw foreach"](model.parameters())
+            scaler = torch.amp.GradScaler("emu", init_scale=256.0, growth_interval=2)
+            norms, pending = [], set()
+            for step in range(12):
+                loss = model(batch()).square().mean() / 2
+                scaler.scale(loss * (float("inf") if step == 4 else 1.0)).backward()
+                if step % 2 == 1:
+                    scaler.unscale_(optimizer)
+                    norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+                    scaler.step(optimizer)
+                    pending.add(_C.pending_updates())
+                    scaler.update()
+                    optimizer.zero_grad(set_to_none=step < 6)
+            assert pending == ({0, 4} if torch_uvm.deferred.chosen() == "deferred" else {0})
+            return on_cpu([*norms, scaler.get_scale(), *everything(model, optimizer)])
+
+        torch_uvm.enable(budget=None)
+        wanted = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        found = program()
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other) or (one.isnan().all() and other.isnan().all())
+
+    def test_parameters_of_two_optimizers(self) -> None:
+        """Each writes what the other has left pending, and one of them only a part of it."""
+
+        def program() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = mlp()
+            optimizers = [
+                OPTIMIZERS["adamw fused"](model.parameters()),
+                OPTIMIZERS["sgd momentum"](list(model.parameters())[:4]),
+            ]
+            for step in range(6):
+                backward(model)
+                optimizers[step % 2].step()
+                optimizers[1 - step % 2].step()
+                if step % 3 != 1:
+                    optimizers[0].zero_grad()
+            return on_cpu([*everything(model, optimizers[0]), *everything(model, optimizers[1])])
+
+        torch_uvm.enable(budget=None)
+        wanted = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        assert_equal(program(), wanted)
+
     def test_under_modes_of_the_thread_that_looks(self) -> None:
         """Autocast, inference, a default device, and hooks on saved tensors are not the update's."""
 
