@@ -309,6 +309,40 @@ TEST(an_adaptor_logs_what_passes_and_what_is_refused) {
   CHECK_THROWS(InvalidArgument, LoggingAllocator(rig.caching, nullptr));
 }
 
+/// Leaves a row of its own where memory comes back to it, or goes.
+class Marking final : public Adaptor {
+ public:
+  Marking(std::shared_ptr<Allocator> upstream, AllocationLog& log) : Adaptor(std::move(upstream)), log_(log) {}
+  Allocation allocate(std::size_t bytes, Location home, Stream stream) override {
+    log_.refused(1, stream);
+    return Adaptor::allocate(bytes, home, stream);
+  }
+  void free(const Allocation& allocation) noexcept override {
+    log_.refused(2, kStream);
+    Adaptor::free(allocation);
+  }
+  std::string description() const override {
+    return "marking";
+  }
+
+ private:
+  AllocationLog& log_;
+};
+
+TEST(rows_stand_while_the_memory_is_the_callers) {
+  const ScratchFile file;
+  Rig rig;
+  const auto log = std::make_shared<AllocationLog>(file.path());
+  LoggingAllocator logging(std::make_shared<Marking>(rig.caching, *log), log);
+  logging.free(logging.allocate(100, kDevice, kStream));
+  CHECK_EQ(log->close().rows, std::uint64_t{4});
+  const std::vector<Row> rows = rows_of(file);
+  CHECK_EQ(rows[0].bytes, std::size_t{1}); // the upstream was asked
+  CHECK_EQ(rows[1].action, "allocate");
+  CHECK_EQ(rows[2].action, "free");
+  CHECK_EQ(rows[3].bytes, std::size_t{2}); // the upstream got it back
+}
+
 TEST(an_adaptor_logs_a_free_before_the_upstream_has_the_memory) {
   const ScratchFile file;
   Rig rig;

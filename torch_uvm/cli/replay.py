@@ -207,7 +207,7 @@ def draw(replays: Sequence[Replay], iterations: Iterations, title: str, path: Pa
     axes.set_ylabel("MiB")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     axes.set_title(title, fontsize=10, loc="left")
     figure.savefig(path)
 
