@@ -38,7 +38,8 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
   if (options.max_split_bytes) { // more would stay whole
     bytes = std::min(bytes, round_down(*options.max_split_bytes, kLargeGranularity));
   }
-  bytes = std::max({bytes, own, least_shared_segment});
+  // A multiple of the request: others of its size leave nothing over, which would be missed where memory is short.
+  bytes = std::max({bytes / own * own, own, least_shared_segment});
   return bytes == own || has_free(home, bytes) ? bytes : std::max(unshared, least_shared_segment);
 }
 

@@ -115,8 +115,8 @@ TEST(segments_grow_with_what_there_is) {
       before = rig.reserved();
     }
   }
-  CHECK_EQ(made.front(), kSegmentMin);
-  CHECK_EQ(made.back(), kSegmentMax);
+  CHECK_EQ(made.front(), kSegmentMin / (12 * MiB) * (12 * MiB)); // nothing is left over
+  CHECK_EQ(made.back(), kSegmentMax / (12 * MiB) * (12 * MiB));
   CHECK(std::ranges::is_sorted(made));
   Block* const larger = rig.allocate(kSegmentMax + 6 * MiB);
   CHECK_EQ(rig.reserved() - before, static_cast<std::int64_t>(kSegmentMax + 6 * MiB)); // has its own
@@ -125,6 +125,21 @@ TEST(segments_grow_with_what_there_is) {
     rig.allocator->free(block);
   }
   rig.check();
+}
+
+TEST(one_size_fills_what_the_limit_leaves) {
+  for (const std::size_t bytes : {12 * MiB, 24 * MiB, 30 * MiB, 48 * MiB}) {
+    Rig rig = recorded();
+    rig.runtime->set_limit(10 * bytes);
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 10; ++i) {
+      blocks.push_back(rig.allocate(bytes));
+    }
+    CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(10 * bytes));
+    for (Block* const block : blocks) {
+      rig.allocator->free(block);
+    }
+  }
 }
 
 TEST(large_blocks_fill_large_pages_whatever_lies_beside_them) {

@@ -58,16 +58,16 @@ TEST(every_byte_of_the_segments_is_accounted_for) {
 
 TEST(a_home_is_looked_at_alone) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true, AllocatorOptions{});
-  Block* const here = rig.allocate(5 * MiB);
-  Block* const there = rig.allocator->allocate(5 * MiB, Location::device(1), Stream::default_of(1));
+  Block* const here = rig.allocate(4 * MiB);
+  Block* const there = rig.allocator->allocate(4 * MiB, Location::device(1), Stream::default_of(1));
   rig.allocator->set_home(here, Location::host(), Stream::host());
   const auto of = [&](Location home) { return fragmentation(rig.allocator->snapshot(), home); };
   CHECK_EQ(of(kDevice).reserved, kSegmentMin); // made for it
   CHECK_EQ(of(kDevice).allocated, std::size_t{0});
   CHECK_EQ(of(Location::host()).reserved, std::size_t{0});
-  CHECK_EQ(of(Location::host()).allocated, 5 * MiB); // used by it
-  CHECK_EQ(of(Location::device(1)).allocated, 5 * MiB);
-  CHECK_EQ(of(Location::device(1)).free, kSegmentMin - 5 * MiB);
+  CHECK_EQ(of(Location::host()).allocated, 4 * MiB); // used by it
+  CHECK_EQ(of(Location::device(1)).allocated, 4 * MiB);
+  CHECK_EQ(of(Location::device(1)).free, kSegmentMin - 4 * MiB);
   rig.allocator->free(here);
   rig.allocator->free(there);
 }
