@@ -105,6 +105,9 @@ BAD: dict[str, Bad] = {
     "memory of an unknown device": Bad(
         lambda: torch_uvm.memory_allocated("banana"), ValueError, ("'banana'", "'cpu'", f"'{DEVICE}'")
     ),
+    "fragmentation of meta": Bad(
+        lambda: torch_uvm.memory_fragmentation("meta"), ValueError, ("'meta'", "'cpu'")
+    ),
     "memory of meta": Bad(lambda: torch_uvm.memory_stats("meta"), ValueError, ("'meta'", "'cpu'")),
     "memory of an index too high": Bad(
         lambda: torch_uvm.memory_reserved(COUNT), ValueError, (f"{COUNT} (int)", "'cpu'", f"'{DEVICE}:0'")

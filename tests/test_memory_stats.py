@@ -179,6 +179,42 @@ class TestSnapshot:
         del kept
 
 
+class TestFragmentation:
+    def test_agrees_with_the_statistics(self) -> None:
+        tensors = [_device(3) for _ in range(6)]
+        host = _host(2)
+        del tensors[1], tensors[2]
+        found = torch_uvm.memory_fragmentation()
+        stats = torch_uvm.memory_stats()
+        for name in ("reserved", "allocated", "requested", "inactive_split"):
+            assert found[f"{name}_bytes"] == stats[f"{name}_bytes.all.current"], name
+        assert found["rounding_bytes"] == found["allocated_bytes"] - found["requested_bytes"]
+        assert found["free_bytes"] == found["inactive_split_bytes"] + found["unused_segment_bytes"]
+        assert found["free_bytes"] == sum(row["bytes"] for row in found["pieces"])
+        assert 0 < found["largest_free_bytes"] <= found["free_bytes"]
+        assert 0 <= found["share_outside_largest"] < 1
+        assert found["unused_segment_bytes"] == torch_uvm.empty_cache()
+        del tensors, host
+
+    def test_of_one_home(self) -> None:
+        host = _host(2)
+        assert torch_uvm.memory_fragmentation("cpu")["allocated_bytes"] == 2 * MIB
+        assert torch_uvm.memory_fragmentation(DEVICE)["allocated_bytes"] == 0
+        del host
+
+    def test_is_in_the_summary(self) -> None:
+        x = _device(4)
+        table = torch_uvm.memory_fragmentation()["table"]
+        assert "free piece" in table and table in torch_uvm.memory_summary()
+        assert "free piece" not in torch_uvm.memory_summary(abbreviated=True)
+        del x
+
+    def test_without_memory(self) -> None:
+        torch_uvm.empty_cache()
+        found = torch_uvm.memory_fragmentation()
+        assert found["free_bytes"] == 0 and found["share_outside_largest"] == 0
+
+
 class TestSummary:
     def test_shows_the_figures(self) -> None:
         torch_uvm.set_limit("512MiB")

@@ -114,6 +114,25 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     return [segment for segment in segments if segment["device"] == index]
 
 
+@exact_keywords
+def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
+    """How managed memory that is free lies now: why it may not serve a request.
+
+    Returns:
+        bytes by name: "reserved_bytes" (of segments made for `device`), "allocated_bytes",
+        "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes" (freed,
+        and waited for), "free_bytes", and of these "inactive_split_bytes" (in segments partly in use),
+        "unused_segment_bytes" (what `empty_cache` gives back) and "largest_free_bytes" (in one piece);
+        "share_outside_largest", of the free bytes, from 0 to 1; "pieces", a list of {"least_bytes",
+        "count", "bytes"}, each of the free pieces of at least that many bytes and of fewer than the next;
+        "table", all of it as text.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _C.memory_fragmentation(resolve_home(device))
+
+
 _LEVELS = (
     ("Allocated memory", "allocated_bytes"),
     ("Active memory", "active_bytes"),
@@ -132,7 +151,7 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
     """The statistics as a table for people.
 
     Args:
-        abbreviated: only the totals, not the two pools.
+        abbreviated: only the totals, neither the two pools nor how the free memory lies.
     """
     home = resolve_home(device)
     stats = _C.memory_stats(home)
@@ -156,4 +175,6 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
                 text = _C.format_bytes(value) if key.endswith("_bytes") else str(value)
                 cells.append(f"{text:>14}")
             lines.append(f"{name or title:<23}{''.join(cells)}")
+    if not abbreviated:
+        lines += [rule, _C.memory_fragmentation(home)["table"].rstrip("\n")]
     return "\n".join([*lines, rule, ""])

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/fragmentation.h"
 #include "allocator/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
@@ -45,6 +46,34 @@ void start_device(const c10::Device& device) {
 /// is made from, nor fail where there is no backend.
 CachingManagedAllocator* allocator_in_use() {
   return Context::get().in_use() ? &Context::get().managed_allocator() : nullptr;
+}
+
+py::dict fragmentation_dict(const std::optional<c10::Device>& home) {
+  const CachingManagedAllocator* allocator = allocator_in_use();
+  const auto snapshot = allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
+  const Fragmentation found = fragmentation(snapshot, home_of(home));
+  py::list pieces;
+  for (std::size_t i = 0; i < found.pieces.size(); ++i) {
+    py::dict row;
+    row["least_bytes"] = Fragmentation::kLeast[i];
+    row["count"] = found.pieces[i].count;
+    row["bytes"] = found.pieces[i].bytes;
+    pieces.append(row);
+  }
+  py::dict dict;
+  dict["reserved_bytes"] = found.reserved;
+  dict["allocated_bytes"] = found.allocated;
+  dict["requested_bytes"] = found.requested;
+  dict["rounding_bytes"] = found.rounding();
+  dict["pending_bytes"] = found.pending;
+  dict["free_bytes"] = found.free;
+  dict["inactive_split_bytes"] = found.inactive_split;
+  dict["unused_segment_bytes"] = found.unused_segments;
+  dict["largest_free_bytes"] = found.largest_free;
+  dict["share_outside_largest"] = found.share_outside_largest();
+  dict["pieces"] = pieces;
+  dict["table"] = fragmentation_table(found);
+  return dict;
 }
 
 py::dict statistics_dict(const std::optional<c10::Device>& home) {
@@ -227,6 +256,7 @@ void bind_tensor(py::module_& module) {
       },
       py::arg("home"));
   module.def("memory_snapshot", &snapshot_list);
+  module.def("memory_fragmentation", &fragmentation_dict, py::arg("home"));
   module.def("empty_cache", [] {
     py::gil_scoped_release released; // may wait for pending frees
     CachingManagedAllocator* allocator = allocator_in_use();
