@@ -172,6 +172,32 @@ TEST(a_pool_keeps_nothing_and_the_driver_bounds_it_by_itself) {
   all_is_well();
 }
 
+TEST(what_is_cached_of_a_pool_is_given_back_beyond_the_release_threshold) {
+  for (const bool from_pool : {false, true}) {
+    AllocatorOptions options = apart();
+    options.release_threshold = 20 * MiB;
+    Rig rig(made(from_pool), true, options);
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(rig.allocate(12 * MiB));
+    }
+    CHECK_EQ(rig.runtime->managed_bytes(), 48 * MiB);
+    cudaMemPool_t pool = nullptr;
+    CHECK(!from_pool || fake_cuda_pool_of(rig.allocator->data(blocks[0]), &pool) == cudaSuccess);
+    for (Block* const block : blocks) {
+      rig.allocator->free(block);
+    }
+    CHECK_EQ(rig.runtime->managed_bytes(), 12 * MiB);
+    if (from_pool) {
+      std::uint64_t bytes = 0; // the driver's own cache is empty
+      CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &bytes) == cudaSuccess);
+      CHECK_EQ(bytes, 12 * MiB);
+    }
+    rig.check();
+  }
+  all_is_well();
+}
+
 TEST(pools_that_are_not_there_are_refused_by_name) {
   contains(what([] { made(true, {.pools = false}); }), "device 0 has no memory pools; cuda_segments:malloc");
   made(true);
