@@ -23,24 +23,26 @@ def run(*command: str) -> None:
 
 
 def allocator(build: Path) -> None:
-    """Allocate and free in C++, without torch."""
+    """Allocate and free in C++, without torch: what it costs, what ragged sizes waste, what events cost."""
+    parts = ("allocator", "ragged", "events")
     run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
     run(
         "cmake",
         "--build",
         str(build),
         "--target",
-        "bench_allocator",
+        *(f"bench_{part}" for part in parts),
         "-j",
         str(os.cpu_count() or 1),
         "--",
         "--quiet",
     )
-    environment = describe([str(Path("build/cpp/bench_allocator")), "--json", "FILE"])
+    document = {"environment": describe(["build/cpp/bench_{" + ",".join(parts) + "}", "--json", "FILE"])}
     with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "allocator.json"
-        run(str(build / "bench_allocator"), "--json", str(figures))
-        document = {"environment": environment, "allocator": json.loads(figures.read_text())}
+        for part in parts:
+            figures = Path(folder) / f"{part}.json"
+            run(str(build / f"bench_{part}"), "--json", str(figures))
+            document[part] = json.loads(figures.read_text())
     (RESULTS / "allocator.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -2,9 +2,9 @@
 //
 //   bench_allocator [--json FILE] [--quick]
 //
-// The pattern: with `live` blocks of mixed sizes in place, and holes between them, one thread (or two at
+// The pattern: with `live` blocks of mixed sizes in place, and holes between them, one thread (or several at
 // once, each on its own stream) allocates and frees one block over and over. Figures are nanoseconds for
-// the pair, the median of several runs.
+// the pair as the slowest thread sees it, the median of several runs.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -64,11 +64,25 @@ void populate(CachingManagedAllocator& allocator, std::size_t live, std::vector<
   }
 }
 
-double measure(std::size_t bytes, int threads, std::size_t live, int runs, int pairs) {
+/// A heap to measure on.
+struct Heap {
+  explicit Heap(std::size_t live) {
+    populate(allocator, live, blocks);
+  }
+  ~Heap() {
+    for (Block* const block : blocks) {
+      allocator.free(block);
+    }
+  }
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
   IdleRuntime runtime;
-  CachingManagedAllocator allocator(runtime, std::make_unique<AddressesOnly>());
+  CachingManagedAllocator allocator{runtime, std::make_unique<AddressesOnly>()};
   std::vector<Block*> blocks;
-  populate(allocator, live, blocks);
+};
+
+double measure(Heap& heap, std::size_t bytes, int threads, int runs, int pairs) {
   std::vector<double> figures;
   for (int run = 0; run < runs; ++run) {
     std::vector<double> ns(static_cast<std::size_t>(threads));
@@ -78,12 +92,12 @@ double measure(std::size_t bytes, int threads, std::size_t live, int runs, int p
       workers.emplace_back([&, i] {
         const Stream stream =
             i == 0 ? Stream::default_of(0) : Stream{0, reinterpret_cast<void*>(static_cast<std::uintptr_t>(i))};
-        pairs_ns(allocator, bytes, stream, pairs / 10); // warm
+        pairs_ns(heap.allocator, bytes, stream, pairs / 10); // warm
         ++ready;
         while (ready != threads) {
           std::this_thread::yield();
         }
-        ns[static_cast<std::size_t>(i)] = pairs_ns(allocator, bytes, stream, pairs);
+        ns[static_cast<std::size_t>(i)] = pairs_ns(heap.allocator, bytes, stream, pairs);
       });
     }
     for (std::thread& worker : workers) {
@@ -91,10 +105,7 @@ double measure(std::size_t bytes, int threads, std::size_t live, int runs, int p
     }
     figures.push_back(*std::ranges::max_element(ns));
   }
-  for (Block* const block : blocks) {
-    allocator.free(block);
-  }
-  if (const auto wrong = allocator.check()) {
+  if (const auto wrong = heap.allocator.check()) {
     throw std::logic_error(*wrong);
   }
   std::ranges::nth_element(figures, figures.begin() + runs / 2);
@@ -132,21 +143,24 @@ int main(int argc, char** argv) {
   }
   const int runs = quick ? 3 : 7;
   const int pairs = quick ? 20'000 : 200'000;
-  const std::vector<std::size_t> lives = {100, 1'000, 10'000, 100'000};
+  const std::vector<std::size_t> lives = {100, 1'000, 10'000, 100'000, 1'000'000};
+  const std::vector<std::size_t> sizes = {512, 4 * KiB, 64 * KiB, 1 * MiB, 4 * MiB, 16 * MiB, 64 * MiB};
   std::vector<Figure> figures;
-  std::printf("allocate + free of a cached size, ns for the pair (median of %d runs)\n", runs);
-  std::printf("%12s %8s", "size", "threads");
-  for (const std::size_t live : lives) {
-    std::printf(" %7zu live", live);
+  std::printf("allocate + free of a cached size, ns for the pair (median of %d runs); %u cores\n", runs,
+              std::thread::hardware_concurrency());
+  std::printf("%10s %8s", "live", "threads");
+  for (const std::size_t bytes : sizes) {
+    std::printf(" %10s", format_bytes(bytes).c_str());
   }
   std::printf("\n");
-  for (const int threads : {1, 2}) {
-    for (const std::size_t bytes : {std::size_t{512}, 4 * KiB, 64 * KiB, 1 * MiB, 4 * MiB, 16 * MiB, 64 * MiB}) {
-      std::printf("%12s %8d", format_bytes(bytes).c_str(), threads);
-      for (const std::size_t live : lives) {
-        const double ns = measure(bytes, threads, live, runs, pairs);
+  for (const std::size_t live : lives) {
+    Heap heap(live);
+    for (const int threads : {1, 2, 8}) {
+      std::printf("%10zu %8d", live, threads);
+      for (const std::size_t bytes : sizes) {
+        const double ns = measure(heap, bytes, threads, runs, pairs);
         figures.push_back(Figure{bytes, threads, live, ns});
-        std::printf(" %12.1f", ns);
+        std::printf(" %10.1f", ns);
         std::fflush(stdout);
       }
       std::printf("\n");
