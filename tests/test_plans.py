@@ -12,20 +12,26 @@ import torch
 from torch import nn
 
 import torch_uvm
+from torch_uvm import _C
 from torch_uvm.plans import AllocationPlan
 
 _names = (f"test {number}" for number in itertools.count())
 
 
-@pytest.fixture
-def plan() -> Iterator[AllocationPlan]:
+@pytest.fixture(autouse=True)
+def _all_comes_back() -> Iterator[None]:
     gc.collect()
+    _C.release_idle_memory()
     before = torch_uvm.memory_allocated()
-    made = torch_uvm.allocation_plan(next(_names))
-    yield made
+    yield
     gc.collect()
-    made.release()
+    _C.release_idle_memory()
     assert torch_uvm.memory_allocated() == before
+
+
+@pytest.fixture
+def plan() -> AllocationPlan:
+    return torch_uvm.allocation_plan(next(_names))
 
 
 def iterate(plan: AllocationPlan, *sizes: int) -> list[int]:
