@@ -52,7 +52,9 @@ CachingManagedAllocator& plain_allocator() {
     made = the_plain_allocator.load(std::memory_order_acquire);
     if (made == nullptr) {
       // Leaked: tensors outlive every static destructor.
-      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source));
+      AllocatorOptions as_native; // as devices' own allocators have it: a large request gets a segment of its size
+      as_native.segment_min_bytes.reset();
+      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source), as_native);
       set_plain_allocator(made);
       the_plain_allocator.store(made, std::memory_order_release);
       pthread_atfork([] { plain_allocator().before_fork(); }, [] { plain_allocator().after_fork_in_parent(); },
