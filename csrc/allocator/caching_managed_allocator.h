@@ -52,7 +52,7 @@ struct AllocatorOptions {
   std::optional<std::size_t> max_split_bytes =
       std::nullopt; ///< blocks larger than this are never split; at least 20 MiB
   /// The least and the most bytes of a segment that medium and large requests share: an eighth of what the home has
-  /// reserved in between. A larger request has one of its own. No least: large requests always have.
+  /// reserved in between. A larger request has one of its own. No least, or not managed: large requests always have.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
   std::size_t roundup_power2_divisions = 0; ///< sizes go by steps of 1/n of a power of two; 0: as they are

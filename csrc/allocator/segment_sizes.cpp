@@ -29,7 +29,7 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
     return capped_segment_bytes(request, own);
   }
   const std::size_t unshared = request.kind == SizeClass::kMedium ? std::max(own, kMediumSegment) : own;
-  if (!options.segment_min_bytes) {
+  if (!managed || !options.segment_min_bytes) { // a device's own memory has others who count what is free of it
     return shares(home) ? std::max(own, least_shared_segment) : unshared;
   }
   const std::size_t least = round_up(*options.segment_min_bytes, kLargeGranularity);

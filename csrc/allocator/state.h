@@ -177,7 +177,7 @@ struct CachingManagedAllocator::State {
   // segment_sizes.cpp
   /// Whether medium and large requests of a home share segments.
   bool shares(Location home) const {
-    return least_shared_segment != 0 || options.segment_min_bytes || cap_of(home);
+    return least_shared_segment != 0 || (managed && options.segment_min_bytes) || cap_of(home);
   }
   /// The bytes of the segment to make for a request where there is room.
   std::size_t new_segment_bytes(const Request& request) const;
