@@ -52,9 +52,7 @@ CachingManagedAllocator& plain_allocator() {
     made = the_plain_allocator.load(std::memory_order_acquire);
     if (made == nullptr) {
       // Leaked: tensors outlive every static destructor.
-      AllocatorOptions as_native; // as devices' own allocators have it: a large request gets a segment of its size
-      as_native.segment_min_bytes.reset();
-      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source), as_native);
+      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source));
       set_plain_allocator(made);
       the_plain_allocator.store(made, std::memory_order_release);
       pthread_atfork([] { plain_allocator().before_fork(); }, [] { plain_allocator().after_fork_in_parent(); },

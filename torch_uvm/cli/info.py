@@ -100,8 +100,8 @@ def _text(facts: dict[str, Any]) -> str:
             lines.append(f"  {key:<26}{shown}")
     lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
     for option in facts["options"]:
-        lines.append(f"  {option['key']:<24}{option['value']:<10}{option['description']}")
-        lines.append(f"  {'':<36}default {option['default']}; accepted: {option['accepted']}")
+        lines.append(f"  {option['key']:<30}{option['value']:<10}{option['description']}")
+        lines.append(f"  {'':<42}default {option['default']}; accepted: {option['accepted']}")
     return "\n".join(lines)
 
 
