@@ -24,7 +24,7 @@ def run(*command: str) -> None:
 
 def allocator(build: Path) -> None:
     """Allocate and free in C++, without torch: what it costs, what ragged sizes waste, what events cost."""
-    parts = ("allocator", "ragged", "events")
+    parts = ("allocator", "ragged", "events", "arena", "plan")
     run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
     run(
         "cmake",
