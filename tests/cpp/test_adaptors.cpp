@@ -185,9 +185,12 @@ TEST(they_nest_and_say_so) {
   const Stream other = rig.runtime.create_stream(0, 0);
   outermost.record_stream(some, other);
   rig.runtime.hold(other);
+  const Event work = rig.runtime.create_event(0, /*timing=*/false);
+  rig.runtime.record_event(work, other);
   outermost.free(some);
   CHECK(get(*pool, 1000).ptr != some.ptr); // the other stream may still use it
   rig.runtime.release(other);
+  rig.runtime.destroy_event(work);
 }
 
 } // namespace
