@@ -5,30 +5,19 @@ from __future__ import annotations
 import gc
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
 from torch import nn
 
 import torch_uvm
-from torch_uvm import _C, Allocator, use_allocator
+from torch_uvm import Allocator, use_allocator
 
 MIB = 1 << 20
 EMU = torch.device("emu", 0)
-
-
-@pytest.fixture(autouse=True)
-def _all_comes_back() -> Iterator[None]:
-    gc.collect()
-    _C.release_idle_memory()
-    before = torch_uvm.memory_allocated()
-    yield
-    gc.collect()
-    _C.release_idle_memory()
-    assert torch_uvm.memory_allocated() == before
 
 
 def counted() -> torch_uvm.allocators.CountingAllocator:
@@ -128,6 +117,15 @@ class TestFactories:
         assert mine.passed()["bytes"] == 812
         assert y.tolist() == [2, 2, 2] and z.shape == (10, 10)
         del x, y, z
+
+    def test_no_bytes_are_managed_all_the_same(self) -> None:
+        mine = counted()
+        with use_allocator(mine):
+            x = torch.ones(0, device="emu")
+        y = torch_uvm.empty(0, device="emu", allocator=mine)
+        assert torch_uvm.is_managed(x) and torch_uvm.is_managed(y)
+        assert mine.passed()["total_allocations"] == 0
+        x.record_stream(torch.Stream("emu"))
 
     def test_what_is_refused(self) -> None:
         with pytest.raises(TypeError, match="allocator is 3"):

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
+from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
 from torch import nn
 
 import torch_uvm
-from torch_uvm import _C, Allocator
+from torch_uvm import Allocator
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _all_comes_back() -> Iterator[None]:
-    gc.collect()
-    _C.release_idle_memory()
-    before = torch_uvm.memory_allocated()
-    yield
-    gc.collect()
-    _C.release_idle_memory()
-    assert torch_uvm.memory_allocated() == before
 
 
 def ones(count: int) -> torch.Tensor:

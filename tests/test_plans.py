@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
+from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
 from torch import nn
 
 import torch_uvm
-from torch_uvm import _C
 from torch_uvm.plans import AllocationPlan
 
 _names = (f"test {number}" for number in itertools.count())
-
-
-@pytest.fixture(autouse=True)
-def _all_comes_back() -> Iterator[None]:
-    gc.collect()
-    _C.release_idle_memory()
-    before = torch_uvm.memory_allocated()
-    yield
-    gc.collect()
-    _C.release_idle_memory()
-    assert torch_uvm.memory_allocated() == before
 
 
 @pytest.fixture

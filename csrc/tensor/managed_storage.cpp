@@ -80,7 +80,8 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
     start_budget(home.index);
   }
   const std::shared_ptr<Allocator> chosen = current_allocator();
-  c10::DataPtr data = chosen != nullptr && chosen->serves(home)
+  // No bytes are nobody's: the storage is managed all the same, which its deleter says.
+  c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
   if (!home.is_host()) {
