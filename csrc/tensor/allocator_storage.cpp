@@ -108,8 +108,9 @@ c10::DataPtr allocate_from(const std::shared_ptr<Allocator>& allocator, std::siz
   if (!allocation) {
     return {nullptr, device};
   }
-  auto given = std::make_unique<Given>(Given{allocator, allocation, home, {stream}});
+  std::unique_ptr<Given> given;
   try {
+    given = std::make_unique<Given>(Given{allocator, allocation, home, {stream}});
     registry().add(given.get());
   } catch (...) {
     allocator->free(allocation);
