@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _spawn import Spawn
@@ -18,6 +19,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT / "build" / "cpp",
         help="where the C++ floors' tests were built (test_cpp_floors.py)",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` a worker has a file at a time, as fixtures want it; but the C++ floors' tests
+    are files of their own, and what compiles the CUDA flavour stays together: it is compiled once.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, name = nodeid.partition("::")
+            if file.endswith("test_cpp_floors.py"):
+                return name.rpartition("-")[0]
+            return "cuda" if file.endswith(("test_cuda_control.py", "test_cuda_flavour.py")) else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture
