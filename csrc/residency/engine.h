@@ -312,6 +312,9 @@ class Engine final : public RoomMaker {
   Block* room_for(Record& record, Need need, Stream stream);
   /// Leaves `bytes` in one piece for `taker`: gives up what costs the least, and moves aside what is in the way.
   bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
+  bool try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
+  /// Whether there were storages that were not tried because they could not be moved lately.
+  bool forget_fixed(int device);
   bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
   void give_up_written(int device);

@@ -174,6 +174,14 @@ bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
 }
 
 bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
+  if (try_repeatedly_to_give_up(bytes, device, need, taker)) {
+    return true;
+  }
+  // What kept bytes in place may be gone by now: looked at before its time where there is no other way.
+  return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_give_up(bytes, device, need, taker);
+}
+
+bool Engine::try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
   for (int tries = 0; tries < kTries; ++tries) {
     found_fixed_ = false;
     if (try_to_give_up(bytes, device, need, taker)) {
@@ -184,6 +192,17 @@ bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker)
     }
   }
   return false;
+}
+
+bool Engine::forget_fixed(int device) {
+  bool forgotten = false;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && is_fixed(*record)) {
+      record->fixed_until = operators_;
+      forgotten = true;
+    }
+  }
+  return forgotten;
 }
 
 bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {

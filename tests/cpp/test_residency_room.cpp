@@ -61,6 +61,19 @@ void fill(Rig& rig) {
   }
 }
 
+TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
+  Rig rig;
+  fill(rig);
+  Storage& other = *rig.storages[1];
+  other.gone = true; // it has another label, say
+  CHECK_THROWS(OutOfMemory, rig.make(9));
+  other.gone = false;
+  CHECK(rig.make(9).block != nullptr);
+  CHECK(other.block == nullptr);
+  Rig::check(other);
+  rig.check_engine();
+}
+
 TEST(what_another_thread_is_about_to_free_is_waited_for) {
   Rig rig;
   fill(rig);
