@@ -77,6 +77,12 @@ void bind_emulated(py::module_& module) {
       py::arg("device"));
   module.def("emu_residency", &residency_dict, py::arg("tensor"));
   module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); });
+  // For tests of what happens when calls of the runtime fail.
+  module.def(
+      "emu_fail_call", [](const std::string& name, std::size_t nth) { emulated::runtime().fail_call(name, nth); },
+      py::arg("name"), py::arg("nth"));
+  module.def("emu_clear_failures", [] { return emulated::runtime().clear_failures(); });
+  module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); });
 
   // What torch.emu is made of, beyond torch.accelerator's own functions.
   module.def("emu_device_count", &emulated::device_count);

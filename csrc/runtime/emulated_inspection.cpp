@@ -146,6 +146,23 @@ std::size_t EmulatedRuntime::pending_operations() const {
   return state_->queue.pending();
 }
 
+// --- calls that fail ----------------------------------------------------------------------------------------
+
+void EmulatedRuntime::fail_call(std::string_view name, std::size_t nth) {
+  State::Lock lock(state_->mutex);
+  state_->failing.fail(name, nth);
+}
+
+std::size_t EmulatedRuntime::clear_failures() {
+  State::Lock lock(state_->mutex);
+  return state_->failing.clear();
+}
+
+std::size_t EmulatedRuntime::live_objects() const {
+  State::Lock lock(state_->mutex);
+  return state_->pages.allocations().size() + state_->plain.size() + state_->queue.handles();
+}
+
 // --- fork -------------------------------------------------------------------------------------------------
 
 void EmulatedRuntime::before_fork() {

@@ -116,6 +116,10 @@ class EmulatedQueue {
   /// Somebody asked whether the stream is done: then it will not be held for ever.
   void tick_for(StreamState& stream);
   std::size_t pending() const;
+  /// Streams and events that were created and not destroyed.
+  std::size_t handles() const {
+    return created_streams_.size() + events_.size();
+  }
 
   void before_fork(Lock& lock); ///< what workers have begun, and could do, is done
   void after_fork_in_child();

@@ -235,6 +235,10 @@ const EmulatedConfig& EmulatedRuntime::config() const {
 }
 
 void* EmulatedRuntime::do_allocate_managed(std::size_t bytes, Location home) {
+  {
+    const State::Lock lock(state_->mutex);
+    state_->call("allocate_managed", bytes);
+  }
   void* ptr = map_host_memory(bytes, kManagedAlignment);
   State::Lock lock(state_->mutex);
   try {
@@ -267,6 +271,7 @@ void* EmulatedRuntime::allocate_pinned(std::size_t bytes) {
     throw InvalidArgument("pinned allocation of 0 bytes; at least 1 is needed");
   }
   State::Lock lock(state_->mutex);
+  state_->call("allocate_pinned", bytes);
   return state_->add_plain(bytes, -1, 0);
 }
 
@@ -280,6 +285,7 @@ void* EmulatedRuntime::allocate_device(std::size_t bytes, int device) {
     throw InvalidArgument("allocation of 0 bytes on device " + std::to_string(device) + "; at least 1 is needed");
   }
   State::Lock lock(state_->mutex);
+  state_->call("allocate_device", bytes);
   // What is larger than the device is refused as it is: rounded up it might overflow.
   const std::size_t reserved = bytes > state_->config.memory ? bytes : round_up(bytes, kPlainGranularity);
   Traffic traffic;
@@ -305,6 +311,7 @@ void EmulatedRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream
   state_->check_location(to);
   const auto& on = state_->queue.stream(stream);
   state_->pages.require(ptr, bytes);
+  state_->call("prefetch");
   ++state_->counters.of(stream.device).prefetch_calls;
   state_->clock.call();
   Operation operation;
@@ -319,7 +326,9 @@ void EmulatedRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream
 void EmulatedRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location location) {
   State::Lock lock(state_->mutex);
   state_->check_location(location);
-  state_->pages.advise(state_->pages.require(ptr, bytes), ptr, bytes, advice, location);
+  auto& allocation = state_->pages.require(ptr, bytes);
+  state_->call("advise");
+  state_->pages.advise(allocation, ptr, bytes, advice, location);
   ++state_->counters.of(location).advise_calls;
   state_->clock.call();
 }
@@ -328,6 +337,7 @@ void EmulatedRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
   State::Lock lock(state_->mutex);
   const auto& on = state_->queue.stream(stream);
   state_->pages.require(ptr, bytes);
+  state_->call("discard");
   ++state_->counters.of(stream.device).discard_calls;
   state_->clock.call();
   Operation operation;
@@ -351,6 +361,7 @@ void EmulatedRuntime::copy_async(void* dst, const void* src, std::size_t bytes, 
   }
   state_->check_copy_range("to", dst, bytes);
   state_->check_copy_range("from", src, bytes);
+  state_->call("copy_async");
   ++state_->counters.of(stream.device).copy_calls;
   state_->clock.call();
   Operation operation;
@@ -367,6 +378,7 @@ void EmulatedRuntime::copy_async(void* dst, const void* src, std::size_t bytes, 
 Stream EmulatedRuntime::create_stream(int device, int /*priority*/) {
   State::Lock lock(state_->mutex);
   state_->check_device(device);
+  state_->call("create_stream");
   return state_->queue.create_stream(device);
 }
 
@@ -381,6 +393,7 @@ bool EmulatedRuntime::query_stream(Stream stream) {
   }
   State::Lock lock(state_->mutex);
   const auto state = state_->queue.stream(stream);
+  state_->call("query_stream");
   const bool done = state_->queue.idle(*state);
   state_->queue.tick_for(*state);
   return done;
@@ -395,6 +408,7 @@ void EmulatedRuntime::synchronize_stream(Stream stream) {
   ++state_->counters.of(stream.device).synchronisations;
   state_->queue.drain(lock, state);
   state_->clock.host_waited(state->time_us);
+  state_->call("synchronize_stream");
 }
 
 void EmulatedRuntime::synchronize_device(int device) {
@@ -405,11 +419,13 @@ void EmulatedRuntime::synchronize_device(int device) {
   for (const auto& stream : state_->queue.streams(device)) {
     state_->clock.host_waited(stream->time_us);
   }
+  state_->call("synchronize_device");
 }
 
 Event EmulatedRuntime::create_event(int device, bool timing) {
   State::Lock lock(state_->mutex);
   state_->check_device(device);
+  state_->call("create_event");
   return state_->queue.create_event(device, timing);
 }
 
@@ -422,6 +438,7 @@ void EmulatedRuntime::record_event(Event event, Stream stream) {
   State::Lock lock(state_->mutex);
   auto& state = state_->queue.event(event);
   const auto& on = state_->queue.stream(stream);
+  state_->call("record_event");
   ++state_->counters.of(stream.device).event_records;
   state_->queue.record(state, on, state_->clock.host());
 }
@@ -429,6 +446,7 @@ void EmulatedRuntime::record_event(Event event, Stream stream) {
 bool EmulatedRuntime::query_event(Event event) {
   State::Lock lock(state_->mutex);
   const auto mark = state_->queue.event(event).mark;
+  state_->call("query_event");
   if (!mark || mark->reached) {
     return true;
   }
@@ -445,12 +463,15 @@ void EmulatedRuntime::synchronize_event(Event event) {
   if (mark) {
     state_->clock.host_waited(mark->time_us);
   }
+  state_->call("synchronize_event");
 }
 
 void EmulatedRuntime::wait_event(Stream stream, Event event) {
   State::Lock lock(state_->mutex);
   const auto& state = state_->queue.event(event);
-  state_->queue.wait_for(*state_->queue.stream(stream), state, state_->clock.host());
+  const auto& waiting = state_->queue.stream(stream);
+  state_->call("wait_event");
+  state_->queue.wait_for(*waiting, state, state_->clock.host());
 }
 
 double EmulatedRuntime::elapsed_ms(Event from, Event to) {

@@ -198,6 +198,13 @@ class EmulatedRuntime final : public ManagedRuntime {
   /// Queued work that has not been done yet, of all streams. For tests of schedules.
   std::size_t pending_operations() const;
 
+  // For tests of what happens then: see FailingCalls. A wait that fails has waited all the same, as CUDA's do, which
+  // report what has gone wrong before.
+  void fail_call(std::string_view name, std::size_t nth);
+  std::size_t clear_failures();
+  /// Live allocations of all kinds, events, and streams that were created: what can leak.
+  std::size_t live_objects() const;
+
   /// For pthread_atfork. In the child the queues are empty and the workers are started anew on demand.
   void before_fork();
   void after_fork_in_parent();

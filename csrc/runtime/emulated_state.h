@@ -11,6 +11,7 @@
 #include "runtime/emulated_queue.h"
 #include "runtime/emulated_runtime.h"
 #include "runtime/emulated_timeline.h"
+#include "runtime/failing_calls.h"
 
 namespace torch_uvm {
 
@@ -28,6 +29,12 @@ struct EmulatedRuntime::State {
   explicit State(const EmulatedConfig& config);
   ~State();
 
+  /// A call that can be made to fail. With the mutex held. \throws if it is its turn
+  void call(std::string_view name, std::size_t bytes = 0) {
+    if (failing.counts(name)) {
+      FailingCalls::raise("emulated", name, bytes);
+    }
+  }
   void check_device(int device) const;
   void check_location(Location location) const;
   const PlainAllocation* find_plain(const void* ptr) const;
@@ -53,6 +60,7 @@ struct EmulatedRuntime::State {
   emulated::EmulatedClock clock;
   std::vector<emulated::Timeline> timelines;
   std::map<std::uintptr_t, PlainAllocation> plain;
+  FailingCalls failing;
   emulated::EmulatedQueue queue; // last: its workers end before the rest goes
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/bytes.h"
+#include "runtime/failing_calls.h"
 #include "runtime/host_memory.h"
 #include "runtime/recording_hints.h"
 #include "runtime/recording_streams.h"
@@ -18,18 +19,6 @@ namespace {
 constexpr std::size_t kManagedAlignment = 2 * MiB;
 constexpr std::size_t kOtherAlignment = 4 * KiB;
 constexpr std::size_t kDeviceMemory = 16 * GiB;
-
-// What `fail` accepts, besides "*". Destroy and free functions cannot fail, so they are not here.
-constexpr std::array<std::string_view, 16> kMayFail{
-    "allocate_managed",  "allocate_pinned",    "allocate_device", "prefetch",           "advise",
-    "discard",           "copy_async",         "create_stream",   "query_stream",       "create_event",
-    "record_event",      "synchronize_stream", "query_event",     "synchronize_device", "wait_event",
-    "synchronize_event",
-};
-
-bool is_allocation(std::string_view name) {
-  return name.starts_with("allocate_");
-}
 
 struct Allocation {
   enum class Kind { kManaged, kPinned, kDevice } kind;
@@ -45,17 +34,12 @@ std::uintptr_t address_of(const void* ptr) {
 } // namespace
 
 struct RecordingRuntime::State {
-  struct Failure {
-    std::string name;
-    std::size_t remaining;
-  };
-
   explicit State(int devices) : devices(devices) {}
 
   mutable std::mutex mutex;
   const int devices;
   std::vector<RecordedCall> calls;
-  std::vector<Failure> failures;
+  FailingCalls failing;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<Stream, std::shared_ptr<recording::StreamState>> streams; // default streams from their first use on
   std::size_t created_streams = 0;
@@ -69,26 +53,11 @@ struct RecordingRuntime::State {
 
   // Records the call, and fails it if it is its turn.
   void record(RecordedCall call) {
-    bool fails = false;
-    const bool may_fail = std::find(kMayFail.begin(), kMayFail.end(), call.name) != kMayFail.end();
-    for (auto failure = failures.begin(); may_fail && failure != failures.end();) {
-      if ((failure->name == "*" || failure->name == call.name) && --failure->remaining == 0) {
-        fails = true;
-        failure = failures.erase(failure);
-      } else {
-        ++failure;
-      }
-    }
-    call.failed = fails;
+    call.failed = failing.counts(call.name);
     calls.push_back(call);
-    if (!fails) {
-      return;
+    if (call.failed) {
+      FailingCalls::raise("recording", call.name, call.bytes);
     }
-    const std::string message = "recording runtime: " + call.name + " was made to fail";
-    if (is_allocation(call.name)) {
-      throw OutOfMemory(OutOfMemory::Cause::kRuntime, call.bytes, message);
-    }
-    throw RuntimeFailure(message);
   }
 
   void check_device(int device) const {
@@ -450,23 +419,13 @@ void RecordingRuntime::clear_calls() {
 }
 
 void RecordingRuntime::fail(std::string_view name, std::size_t nth) {
-  if (name != "*" && std::find(kMayFail.begin(), kMayFail.end(), name) == kMayFail.end()) {
-    std::string accepted = "*";
-    for (const std::string_view known : kMayFail) {
-      accepted += ", " + std::string(known);
-    }
-    throw InvalidArgument("calls named '" + std::string(name) + "' cannot be made to fail; these can: " + accepted);
-  }
-  if (nth == 0) {
-    throw InvalidArgument("the 0th call cannot fail; the next one is the 1st");
-  }
   std::lock_guard lock(state_->mutex);
-  state_->failures.push_back({std::string(name), nth});
+  state_->failing.fail(name, nth);
 }
 
 void RecordingRuntime::clear_failures() {
   std::lock_guard lock(state_->mutex);
-  state_->failures.clear();
+  state_->failing.clear();
 }
 
 void RecordingRuntime::hold(Stream stream) {
