@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize races cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -104,6 +104,11 @@ sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and 
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-thread -G Ninja -DSANITIZE=thread
 	$(WITH_TOOLS) cmake --build build/cpp-thread -j $(JOBS)
 	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-thread
+
+# Each program of tests/_races.py under this many schedules: 10 000 in all.
+SCHEDULES ?= 700
+races: build ## run programs that race under a budget, under SCHEDULES=700 schedules each
+	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) tests/_races.py --jobs $(JOBS) --seeds 0:$(SCHEDULES)
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing
 	$(VENV_PY) -m ruff check .

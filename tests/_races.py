@@ -1,0 +1,415 @@
+"""Programs under schedules of delayed work, while storages come and go under a budget: what each one sees.
+
+    python tests/_races.py [--seeds FIRST:LAST] [--jobs N] [NAME ...]
+
+runs each in a process of its own for each seed, N of them at a time, and fails where a program saw what it
+must not see, or where none of the seeds showed what a wrong program has to show (so one knows that schedules
+reach it). The seed is the emulated accelerator's: the same one gives the same order of its copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import torch_uvm
+from torch_uvm import _C, emulated
+
+MIB = 1 << 20
+FLOATS = MIB // 4  # a tensor of 1 MiB: four times the least that is moved
+RIGHT = ""
+
+
+class Race(NamedTuple):
+    program: Callable[[random.Random], str]
+    """What it saw that is wrong; RIGHT if nothing is."""
+    devices: int
+    wrong: bool
+    """A program that is wrong by itself: some schedule has to show it."""
+
+
+RACES: dict[str, Race] = {}
+
+
+def race(devices: int = 1, wrong: bool = False) -> Callable[[Callable[[random.Random], str]], Any]:
+    def add(program: Callable[[random.Random], str]) -> Callable[[random.Random], str]:
+        RACES[program.__name__] = Race(program, devices, wrong)
+        return program
+
+    return add
+
+
+def full(value: float, device: str = "emu") -> torch.Tensor:
+    return torch.full((FLOATS,), float(value), device=device)
+
+
+def compare(tensors: Iterable[torch.Tensor], expected: Iterable[float], what: str) -> str:
+    for number, (tensor, value) in enumerate(zip(tensors, expected, strict=True)):
+        seen = tensor.cpu()
+        if not seen.eq(value).all():
+            return f"{what} {number}: {seen.unique().tolist()[:4]} instead of {value}"
+    return RIGHT
+
+
+class Pressure:
+    """Tensors that do not fit: whoever uses one sends others to the host."""
+
+    def __init__(self, tensors: int = 8, budget: int = 6, device: int = 0) -> None:
+        torch_uvm.set_budget(budget * MIB, device)
+        self.tensors = [full(i, f"emu:{device}") for i in range(tensors)]
+        self.expected = [float(i) for i in range(tensors)]
+
+    def use(self, number: int) -> None:
+        self.tensors[number].add_(1)
+        self.expected[number] += 1
+
+    def use_all(self) -> None:
+        for number in range(len(self.tensors)):
+            self.use(number)
+
+    def check(self) -> str:
+        return compare(self.tensors, self.expected, "under pressure")
+
+
+@race()
+def writes_while_it_is_written_back(draw: random.Random) -> str:
+    """Steps that repeat, so that what leaves is copied ahead; then writes that nobody has planned."""
+    pressure = Pressure()
+    for _ in range(5):
+        pressure.use_all()
+        if draw.random() < 0.5:
+            pressure.use(draw.randrange(8))
+    for _ in range(24):
+        pressure.use(draw.randrange(8))
+    return pressure.check()
+
+
+@race()
+def writes_through_another_label(draw: random.Random) -> str:
+    """The CPU's label of a tensor is written, and a view of it on the device, while others leave."""
+    pressure = Pressure()
+    for turn in range(10):
+        number = draw.randrange(8)
+        on_cpu = torch_uvm.to(pressure.tensors[number], "cpu")
+        on_cpu.add_(2)
+        pressure.expected[number] += 2
+        pressure.use(draw.randrange(8))
+        pressure.tensors[number][: FLOATS // 2].add_(1)
+        pressure.tensors[number][FLOATS // 2 :].add_(1)
+        pressure.expected[number] += 1
+        if turn % 2 == 0:
+            pressure.use_all()
+        torch.accelerator.synchronize()
+        if not on_cpu.eq(pressure.expected[number]).all():
+            return f"the CPU's label: {on_cpu.unique().tolist()[:4]} instead of {pressure.expected[number]}"
+    return pressure.check()
+
+
+@race()
+def reads_an_address(draw: random.Random) -> str:
+    """What is behind an address that has left PyTorch is complete, and stays until the next operator."""
+    pressure = Pressure()
+    seen = torch.empty(FLOATS)
+    for _ in range(12):
+        number = draw.randrange(8)
+        pressure.use(draw.randrange(8))
+        address = pressure.tensors[number].data_ptr()
+        torch.accelerator.synchronize()
+        ctypes.memmove(seen.data_ptr(), address, seen.nbytes)
+        if not seen.eq(pressure.expected[number]).all():
+            return f"behind the address: {seen.unique().tolist()[:4]} instead of {pressure.expected[number]}"
+        pressure.use(draw.randrange(8))
+    return pressure.check()
+
+
+def read_aside(draw: random.Random, record: bool) -> str:
+    """A side stream reads tensors that are freed at once: the host's copies of them are seen later."""
+    pressure = Pressure(6, 6)
+    side = torch.Stream("emu")
+    main = torch.accelerator.current_stream()
+    outs, expected = [], []
+    for turn in range(10):
+        x = full(100 + turn)
+        for _ in range(draw.randrange(3)):
+            pressure.use(draw.randrange(6))
+        out = torch.zeros(FLOATS).pin_memory()
+        side.wait_stream(main)
+        with side:
+            out.copy_(x, non_blocking=True)
+        if record:
+            x.record_stream(side)
+        del x
+        pressure.use(draw.randrange(6))
+        outs.append(out)
+        expected.append(100.0 + turn)
+    side.synchronize()
+    return compare(outs, expected, "read aside") or pressure.check()
+
+
+@race()
+def reads_aside(draw: random.Random) -> str:
+    return read_aside(draw, record=True)
+
+
+@race(wrong=True)
+def reads_aside_and_does_not_say_so(draw: random.Random) -> str:
+    return read_aside(draw, record=False)
+
+
+def write_aside(draw: random.Random, wait: bool) -> str:
+    """A side stream fills tensors that leave for the host meanwhile."""
+    pressure = Pressure()
+    side = torch.Stream("emu")
+    main = torch.accelerator.current_stream()
+    for turn in range(10):
+        number = draw.randrange(8)
+        x = pressure.tensors[number]
+        source = torch.full((FLOATS,), 100.0 + turn).pin_memory()
+        side.wait_stream(main)
+        with side:
+            x.copy_(source, non_blocking=True)
+        x.record_stream(side)
+        pressure.expected[number] = 100.0 + turn
+        for _ in range(draw.randrange(3)):
+            pressure.use((number + 1 + draw.randrange(7)) % 8)
+        if wait:
+            main.wait_stream(side)
+        pressure.use(number)
+        if turn % 3 == 0:
+            pressure.use_all()
+    side.synchronize()
+    return pressure.check()
+
+
+@race()
+def writes_aside(draw: random.Random) -> str:
+    return write_aside(draw, wait=True)
+
+
+@race(wrong=True)
+def writes_aside_and_does_not_wait(draw: random.Random) -> str:
+    return write_aside(draw, wait=False)
+
+
+@race()
+def frees_what_is_read_and_written(draw: random.Random) -> str:
+    """Pinned memory that a copy reads, device memory that it writes: both may go at once, and come again."""
+    pressure = Pressure(4, 6)
+    kept, expected = [], []
+    for turn in range(12):
+        source = torch.full((FLOATS,), 100.0 + turn).pin_memory()
+        x = torch.empty(FLOATS, device="emu")
+        x.copy_(source, non_blocking=True)
+        del source
+        reused = torch.full((FLOATS,), -1.0).pin_memory()
+        if draw.random() < 0.5:
+            kept.append(x)
+            expected.append(100.0 + turn)
+        del x, reused
+        pressure.use(draw.randrange(4))
+        if len(kept) > 4:
+            wrong = compare(kept, expected, "filled")
+            if wrong:
+                return wrong
+            kept, expected = kept[3:], expected[3:]
+    return compare(kept, expected, "filled") or pressure.check()
+
+
+@race(devices=2)
+def moves_between_devices(draw: random.Random) -> str:
+    """Copies between two devices, both short of memory; sources are freed at once."""
+    sides = [Pressure(device=0), Pressure(device=1)]
+    for turn in range(10):
+        here = draw.randrange(2)
+        source, target = sides[here], sides[1 - here]
+        number, other = draw.randrange(8), draw.randrange(8)
+        copied = source.tensors[number].to(target.tensors[0].device)
+        if turn % 3 == 0:
+            copied = copied + 1
+        target.tensors[other] = copied
+        target.expected[other] = source.expected[number] + (1 if turn % 3 == 0 else 0)
+        for side in sides:
+            side.use(draw.randrange(8))
+    return sides[0].check() or sides[1].check()
+
+
+@race()
+def threads_share_a_storage(draw: random.Random) -> str:
+    """Two threads read the same storages and write their own, in orders of their own."""
+    shared = Pressure(6, 9)
+    threads = 2
+    own = [[full(0) for _ in range(3)] for _ in range(threads)]
+    expected = [[0.0] * 3 for _ in range(threads)]
+    draws = [random.Random(draw.random()) for _ in range(threads)]
+    failures: list[str] = []
+
+    def work(thread: int) -> None:
+        try:
+            for _ in range(16):
+                number, mine = draws[thread].randrange(6), draws[thread].randrange(3)
+                own[thread][mine].add_(shared.tensors[number])
+                expected[thread][mine] += shared.expected[number]
+        except BaseException:
+            failures.append(traceback.format_exc())
+
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        return failures[0]
+    for thread in range(threads):
+        wrong = compare(own[thread], expected[thread], f"thread {thread}'s")
+        if wrong:
+            return wrong
+    return shared.check()
+
+
+def train(first: str, second: str, share: float | None, draw: random.Random) -> list[torch.Tensor]:
+    """A model of two halves, on these devices; with a budget for the second that is a share of its use."""
+    torch.manual_seed(0)
+    halves = [
+        nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(3))).to(device)
+        for device in (first, second)
+    ]
+    parameters = [parameter for half in halves for parameter in half.parameters()]
+    if share is not None:
+        # Weights, gradients and two moments.
+        held = 4 * sum(parameter.nbytes for parameter in halves[1].parameters())
+        torch_uvm.set_budget(max(int(share * held), 6 * MIB), torch.device(second).index or 0)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=draw.random() < 0.3)
+    losses = []
+    for _ in range(4):
+        x = torch.randn(16, 512)
+        loss = halves[1](halves[0](x.to(first)).to(second)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [result.detach().cpu() for result in [*losses, *parameters]]
+
+
+def train_both(first: str, second: str, draw: random.Random) -> str:
+    share, seed = draw.uniform(0.4, 0.9), draw.random()
+    results = train(first, second, share, random.Random(seed))
+    torch_uvm.set_budget(None)
+    expected = train("cpu", "cpu", None, random.Random(seed))
+    for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        if not torch.equal(result, wanted):
+            return f"result {number} differs by {(result - wanted).abs().max().item()}"
+    return RIGHT
+
+
+@race()
+def evicts_while_it_goes_backward(draw: random.Random) -> str:
+    return train_both("emu:0", "emu:0", draw)
+
+
+@race(devices=2)
+def goes_backward_on_two_devices(draw: random.Random) -> str:
+    """Each device's half of backward runs on a thread of its own; one of them is short of memory."""
+    return train_both("emu:0", "emu:1", draw)
+
+
+@race()
+def arenas_are_reset_under_a_side_stream(draw: random.Random) -> str:
+    """A side stream fills and reads what an arena has given out; the arena is reset, and used again."""
+    pressure = Pressure(6, 14)
+    side = torch.Stream("emu")
+    main = torch.accelerator.current_stream()
+    arena = torch_uvm.arena(initial="4MiB")
+    outs, expected = [], []
+    for turn in range(8):
+        source = torch.full((FLOATS,), 100.0 + turn).pin_memory()
+        out = torch.zeros(FLOATS).pin_memory()
+        with arena:
+            x = torch.empty(FLOATS, device="emu")
+        side.wait_stream(main)
+        with side:
+            x.copy_(source, non_blocking=True)
+            out.copy_(x, non_blocking=True)
+        x.record_stream(side)
+        del x
+        arena.reset()
+        pressure.use(draw.randrange(6))
+        outs.append(out)
+        expected.append(100.0 + turn)
+    side.synchronize()
+    return compare(outs, expected, "through the arena") or pressure.check()
+
+
+def see(name: str, seed: int) -> str:
+    """In this process, which has used no accelerator yet."""
+    torch.set_num_threads(1)
+    emulated.configure(seed=seed, devices=RACES[name].devices)
+    torch_uvm.enable(budget=None)
+    seen = RACES[name].program(random.Random(seed))
+    torch.accelerator.synchronize()
+    return seen or _C.check_residency() or _C.check_allocator() or RIGHT
+
+
+def see_in_a_child(name: str, seed: int) -> str:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        status = 1
+        try:
+            os.write(write, see(name, seed).encode()[:4096])
+            status = 0
+        except BaseException:
+            os.write(write, traceback.format_exc().encode()[-4096:])
+        os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return said if status == 0 else f"exit status {status}: {said}"
+
+
+def judge(name: str, seeds: range) -> str:
+    """What is wrong with what these schedules showed; RIGHT if nothing is."""
+    shown = [(seed, seen) for seed in seeds if (seen := see_in_a_child(name, seed))]
+    died = [(seed, seen) for seed, seen in shown if seen.startswith("exit status")]
+    if RACES[name].wrong and not died:
+        return RIGHT if shown else f"{name}: none of the seeds {seeds.start}:{seeds.stop} showed it"
+    return "".join(f"{name}, seed {seed}: {seen}\n" for seed, seen in (died or shown)[:5])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all if not said: {', '.join(RACES)}")
+    parser.add_argument("--seeds", default="0:16", metavar="FIRST:LAST", help="0:16 if not said")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="races at a time; 1 if not said")
+    options = parser.parse_args()
+    names = options.names or list(RACES)
+    if len(names) == 1:
+        first, last = (int(end) for end in options.seeds.split(":"))
+        wrong = judge(names[0], range(first, last))
+        print(wrong or f"{names[0]}: {last - first} schedules, as it should be", flush=True)
+        return int(wrong != RIGHT)
+
+    def one(name: str) -> int:
+        return subprocess.run(
+            [sys.executable, __file__, "--seeds", options.seeds, name], check=False
+        ).returncode
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return int(any(list(pool.map(one, names))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
