@@ -423,6 +423,31 @@ class TestExits:
         press()
         assert (x == 9.0).all().item()
 
+    def test_it_leaves_again_when_the_cpus_label_is_gone(self, budget: int) -> None:
+        """What was written through that label leaves with it, though there was a clean copy from before."""
+        x = torch.full((MIB // 2,), 3.0, device="emu")
+        assert leaves(x)
+        x.sum()
+        on_cpu = torch_uvm.to(x, "cpu")
+        x += 1
+        assert not leaves(x)
+        torch.accelerator.synchronize()
+        on_cpu *= 2
+        array = on_cpu[:8].numpy()
+        del on_cpu
+        x.sum()
+        assert is_on_device(x) and not leaves(x)
+        del array
+        assert is_on_device(x) and leaves(x)
+        assert (x == 8.0).all().item()
+        x += 1
+        assert leaves(x)
+        y = torch_uvm.to(x, "cpu")
+        assert (y == 9.0).all() and y.data_ptr() == x.data_ptr()
+        x.resize_(MIB // 4)  # not to more: two labels
+        del y
+        x.resize_(MIB)
+
     def test_the_c_interface_of_dlpack_is_not_offered(self, budget: int) -> None:
         assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 

@@ -116,12 +116,6 @@ class Engine final : public RoomMaker {
   bool knows(int device) const {
     return devices_[static_cast<std::size_t>(device)].budget.has_value();
   }
-  /// One relaxed load: whether any storage has a copy on the host. If none has, what an operator within another one
-  /// does needs no attention.
-  bool has_host_copies() const noexcept {
-    return host_copies_.load(std::memory_order_relaxed) != 0;
-  }
-
   struct Operand {
     Record* record;
     bool writes;
@@ -291,6 +285,8 @@ class Engine final : public RoomMaker {
   bool is_fixed(const Record& record) const {
     return operators_ < record.fixed_until;
   }
+  /// Bytes that others shared leave as they are now, not as they were copied before.
+  void reclaim(Record& record);
   bool start_write_back(Record& record);
   // `taker`: the stream that will use the memory next; the host's: it is not known
   bool give_up_device_copy(Record& record, Stream taker);
@@ -382,7 +378,6 @@ class Engine final : public RoomMaker {
   std::atomic<int> sleepers_{0};
   std::atomic<int> unseen_graphs_{0};
   std::atomic<bool> stays_awake_{false};
-  std::atomic<std::size_t> host_copies_{0};
   std::atomic<std::size_t> open_captures_{0};
   std::vector<Device> devices_;
   std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned

@@ -290,6 +290,7 @@ void Engine::follow(const Decision& decision, int index) {
         is_fixed(*record) || record->collective) {
       continue;
     }
+    reclaim(*record);
     if (record->host_valid || start_write_back(*record)) {
       record->retiring = true;
       record->retirement = ++device.retirements;

@@ -54,7 +54,6 @@ bool Engine::start_write_back(Record& record) {
     if (host_refused_) {
       return false;
     }
-    host_copies_.fetch_add(1, std::memory_order_relaxed);
   }
   for (const Stream used : memory_.streams(record.device_block)) {
     add(record.streams, used);
@@ -120,12 +119,20 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
   return true;
 }
 
+void Engine::reclaim(Record& record) {
+  if (door_.reclaim(record, kept_)) {
+    record.host_valid = false;
+    record.retiring = false;
+  }
+}
+
 bool Engine::evict(Record& record, Stream taker) {
   if (record.fetching()) {
     abandon_fetch(record);
     fetch_again(record);
     return true;
   }
+  reclaim(record);
   const bool clean = record.host_valid && !record.retiring;
   const bool planned = record.retiring;
   if (!record.host_valid && !start_write_back(record)) {
@@ -260,7 +267,6 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
 void Engine::drop_host_copy(Record& record) noexcept {
   host_memory_->free(record.host_block);
   record.host_block = nullptr;
-  host_copies_.fetch_sub(1, std::memory_order_relaxed);
   record.host_valid = false;
   record.retiring = false;
   record.in_place_streams.clear();

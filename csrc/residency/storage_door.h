@@ -15,6 +15,9 @@ class StorageDoor {
   /// \return false: it is being destroyed, or its bytes are no longer the record's alone
   virtual bool keep(const Record& record, std::vector<void*>& kept) = 0;
   virtual void let_go(void* kept) noexcept = 0;
+  /// Where the storage shared its bytes with others, and all of those are gone: they are its own again.
+  /// \return whether that was so; then the bytes may have been written through the others
+  virtual bool reclaim(const Record& record, std::vector<void*>& kept) = 0;
   /// Nobody owns the storage any more: another thread is about to say that it died.
   virtual bool is_going(const Record& record) const = 0;
   /// The storage's pointer shows this copy from now on; nothing is freed.

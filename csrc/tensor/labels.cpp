@@ -75,6 +75,13 @@ c10::DataPtr labelled(Owner* owner, c10::Device device) {
   return {owner->data.get(), owner, &release_owner, device};
 }
 
+/// The same bytes to be freed the same way; what is left frees nothing.
+c10::DataPtr take_over(c10::DataPtr& data, c10::Device device) {
+  c10::DataPtr taken(data.get(), data.get_context(), data.get_deleter(), device);
+  data.release_context(); // and shows them still: another thread may be reading
+  return taken;
+}
+
 // Two threads may move one tensor for the first time.
 std::mutex first_moves;
 
@@ -85,7 +92,7 @@ Owner* make_owner(c10::StorageImpl* storage) {
     return owner;
   }
   const c10::Device device = data.device();
-  auto owner = c10::make_intrusive<Owner>(std::move(data), storage->resizable());
+  auto owner = c10::make_intrusive<Owner>(take_over(data, device), storage->resizable());
   owner->list(storage);
   storage->set_data_ptr_noswap(labelled(owner.get(), device));
   return owner.get(); // kept by the storage
@@ -121,6 +128,20 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
     storage_there->set_resizable(false);
   }
   return c10::Storage(std::move(made));
+}
+
+bool take_off_labels(c10::StorageImpl* storage) {
+  const std::lock_guard lock(first_moves);
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  Owner* const owner = owner_of(data);
+  if (owner == nullptr || c10::raw::intrusive_ptr::use_count(owner) != 1) {
+    return false;
+  }
+  c10::DataPtr bytes = take_over(owner->data, data.device());
+  data.release_context();
+  storage->set_data_ptr_noswap(std::move(bytes));
+  c10::raw::intrusive_ptr::decref(owner);
+  return true;
 }
 
 std::size_t label_count(const c10::Storage& storage) {

@@ -6,6 +6,7 @@
 
 #include "tensor/advice.h"
 #include "tensor/context.h"
+#include "tensor/labels.h"
 #include "tensor/managed_storage.h"
 #include "tensor/watcher.h"
 
@@ -67,6 +68,17 @@ void StorageRecords::let_go(void* kept) noexcept {
   Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
 }
 
+bool StorageRecords::reclaim(const Record& record, std::vector<void*>& kept) {
+  kept.reserve(kept.size() + 1);
+  Strong storage = weak_of(record).lock();
+  if (!storage) {
+    return false;
+  }
+  const bool reclaimed = has_owner(storage->_mutable_data_ptr_no_checks()) && take_off_labels(storage.get());
+  kept.push_back(storage.release());
+  return reclaimed;
+}
+
 bool StorageRecords::is_going(const Record& record) const {
   return weak_of(record).expired();
 }
@@ -106,13 +118,17 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
   }
-  if (!is_own_block(data) || data.get_context() == nullptr || data.device().is_cpu()) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (!is_own_block(bytes) || bytes.get_context() == nullptr || data.device().is_cpu()) {
     return nullptr;
   }
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
-  auto* const block = static_cast<Block*>(data.get_context());
-  if (void* const record = allocator.tag(block)) {
-    return static_cast<Record*>(record);
+  auto* const block = static_cast<Block*>(bytes.get_context());
+  if (auto* const record = static_cast<Record*>(allocator.tag(block))) {
+    return !has_owner(data) || storage_of(*record) == storage ? record : nullptr;
+  }
+  if (has_owner(data)) {
+    return nullptr; // it is seen when it is on bytes of its own again
   }
   const int device = data.device().index();
   const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));

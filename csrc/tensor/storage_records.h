@@ -12,6 +12,7 @@ class StorageRecords final : public StorageDoor {
  public:
   bool keep(const Record& record, std::vector<void*>& kept) override;
   void let_go(void* kept) noexcept override;
+  bool reclaim(const Record& record, std::vector<void*>& kept) override;
   bool is_going(const Record& record) const override;
   void point_at_host(Record& record, void* ptr) noexcept override;
   void point_at_device(Record& record, Block* block) noexcept override;
@@ -20,8 +21,8 @@ class StorageRecords final : public StorageDoor {
   void forget(Record& record) noexcept override;
 };
 
-/// The record of a storage, found or made; nullptr for storages that are not watched: other memory, small ones,
-/// several labels, a device with no budget. With the engine's lock held.
+/// The record of a storage, found or made; nullptr for storages that are not watched: other memory, small ones, a
+/// device with no budget; of bytes that carry several labels, all but the first. With the engine's lock held.
 /// \param made set if it was made
 /// \param asleep also where nobody watches now
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool asleep = false);

@@ -177,7 +177,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (running != nullptr) {
-      if (inputs.accelerator && engine->has_host_copies()) {
+      if (inputs.accelerator) { // what it alone names may be given up for what it allocates
         const Engine::Lock lock(*engine);
         look_up(*engine, function, op);
         engine->begin_nested(*running, scratch.operands, scratch.streams.get());

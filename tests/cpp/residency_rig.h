@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "allocator/caching_managed_allocator.h"
@@ -29,6 +30,8 @@ struct Storage {
   std::size_t bytes = kBytes;
   Record* record = nullptr;
   bool gone = false; ///< its bytes are somebody else's: it must not be moved
+  bool shared = false; ///< ... or others have them, too
+  bool was_shared = false;
   bool going = false; ///< nobody owns it: a thread is about to free it
 };
 
@@ -36,7 +39,10 @@ class Door final : public StorageDoor {
  public:
   explicit Door(CachingManagedAllocator& memory) : memory_(memory) {}
   bool keep(const Record& record, std::vector<void*>& /*kept*/) override {
-    return !of(record).gone && !of(record).going;
+    return !of(record).gone && !of(record).going && !of(record).shared && !of(record).was_shared;
+  }
+  bool reclaim(const Record& record, std::vector<void*>& /*kept*/) override {
+    return !of(record).shared && std::exchange(of(record).was_shared, false);
   }
   void let_go(void* /*kept*/) noexcept override {}
   bool is_going(const Record& record) const override {

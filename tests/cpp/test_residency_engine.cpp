@@ -34,6 +34,37 @@ TEST(what_is_only_read_is_dropped_without_a_copy) {
   CHECK(rig.engine.statistics().dropped_clean.count > 0);
 }
 
+/// All but the first storage, more than the budget holds.
+void read_the_rest(Rig& rig) {
+  for (std::size_t index = 1; index < rig.storages.size(); ++index) {
+    rig.run(40 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
+  }
+}
+
+TEST(what_others_have_written_leaves_as_it_is_when_they_are_gone) {
+  Rig rig;
+  Storage& first = rig.make(1);
+  for (unsigned char number = 2; number <= 8; ++number) {
+    rig.make(number);
+  }
+  // It is on the device, and what was copied from it before is a copy of all its bytes.
+  rig.run(20, {&first}, false, [&] { Rig::check(first); });
+  CHECK(first.block != nullptr && first.record->host_valid);
+  first.shared = first.was_shared = true;
+  std::memset(first.ptr, first.content = 99, first.bytes); // by no operator that the engine has seen
+  read_the_rest(rig);
+  CHECK(first.block != nullptr);
+  first.shared = false;
+  std::vector<Storage*> rest; // all of the budget
+  for (const std::size_t index : {2, 3, 4, 5}) {
+    rest.push_back(rig.storages[index].get());
+  }
+  rig.run(60, rest, false, [] {});
+  CHECK(first.block == nullptr);
+  Rig::check(first);
+  rig.check_engine();
+}
+
 /// One step over eight storages: each operator reads two.
 void read_in_turn(Rig& rig) {
   for (std::size_t index = 0; index < 8; ++index) {
