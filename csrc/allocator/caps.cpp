@@ -172,7 +172,7 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
   State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
-  Budget& budget = state.budgets[static_cast<std::size_t>(device)];
+  DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
   budget.cap = bytes;
   budget.hard = hard;
   budget.most = std::max(bytes.value_or(0), state.taken(device));

@@ -172,7 +172,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
     }
   }
   // A new segment: within the cap, or where the source has refused, in place of others of its size.
-  const Budget& budget = state.budgets[static_cast<std::size_t>(device)];
+  const DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
   if (budget.cap && !budget.refused) {

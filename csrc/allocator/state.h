@@ -49,7 +49,7 @@ struct Request {
 };
 
 /// What bounds the segments of one device.
-struct Budget {
+struct DeviceCap {
   std::optional<std::size_t> cap;
   bool hard = false;
   std::size_t under_way = 0; ///< bytes that the source is being asked for
@@ -208,7 +208,7 @@ struct CachingManagedAllocator::State {
     State& state_;
     const Location home_;
     const std::size_t bytes_;
-    Budget* const budget_; ///< none: of the host
+    DeviceCap* const budget_; ///< none: of the host
     bool granted_ = true;
     bool over_ = false;
   };
@@ -253,7 +253,7 @@ struct CachingManagedAllocator::State {
   AllocatorOptions options;
   RoomMaker* room_maker = nullptr;
   AllocationObserver* observer = nullptr; ///< none in a forked child
-  std::vector<Budget> budgets; ///< by device
+  std::vector<DeviceCap> budgets; ///< by device
   const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;
   EventPool events; // outlives the heap, whose free blocks give theirs back
