@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "tensor/context.h"
+#include "tensor/labels.h"
 #include "tensor/storage_records.h"
 #include "tensor/watcher.h"
 
@@ -49,7 +50,7 @@ bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
 
 /// The engine's to move. Whoever holds an address must find the update's result there.
 bool is_movable(Engine& engine, const at::Tensor& tensor) {
-  if (tensor.device().is_cpu()) {
+  if (tensor.device().is_cpu() || has_owner(tensor.storage().data_ptr())) {
     return false;
   }
   const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
