@@ -27,15 +27,26 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   const Lock lock(*this);
   Device& changed = of(device);
   if (bytes && changed.fetches.is_host()) {
-    changed.fetches = runtime_.create_stream(device, kMostUrgent);
-    changed.write_backs = runtime_.create_stream(device, kMostUrgent);
+    const Stream fetches = runtime_.create_stream(device, kMostUrgent);
+    try {
+      changed.write_backs = runtime_.create_stream(device, kMostUrgent);
+    } catch (...) {
+      runtime_.destroy_stream(fetches);
+      throw;
+    }
+    changed.fetches = fetches;
   }
   if (bytes && !changed.policy) {
     changed.policy = std::make_unique<Policy>();
   }
   if (!bytes && changed.budget) {
     memory_.set_cap(device, std::nullopt, false);
-    bring_back(device);
+    try {
+      bring_back(device);
+    } catch (...) {
+      memory_.set_cap(device, changed.budget, changed.hard);
+      throw;
+    }
   }
   if (bytes) {
     PolicyOptions options;

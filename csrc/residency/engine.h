@@ -350,7 +350,10 @@ class Engine final : public RoomMaker {
   std::span<const Access> accesses_on(int device, const Frame& frame);
   void take(Frame& frame, Record* record);
   /// A call failed while an operand was made ready: its pointer shows a copy that is complete once this returns.
-  void without_the_runtime(Record& record, bool writes) noexcept;
+  void without_the_runtime(Record& record, Stream stream, bool writes) noexcept;
+  /// The same of an operand that an operator uses though it could not be noted that it does.
+  void without_the_books(Record& record, Stream stream, bool writes) noexcept;
+  void let_go(Frame& frame) noexcept;
   bool better_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
 

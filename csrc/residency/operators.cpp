@@ -111,26 +111,43 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
           use_on_device(record, stream, writes);
         }
       } catch (...) {
-        without_the_runtime(record, writes);
+        without_the_runtime(record, streams[static_cast<std::size_t>(record.device)], writes);
       }
     }
     if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
       ++statistics_.over_budget;
     }
-  } catch (...) {
-    // A call of the runtime failed, or there is no memory for the books. Pointers show complete copies all the same;
-    // what fails for good is said by the operator itself.
-    ++failures_;
+  } catch (...) { // no memory for the books
+    for (const Operand& operand : operands) {
+      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+    }
   }
 }
 
-void Engine::without_the_runtime(Record& record, bool writes) noexcept {
+void Engine::without_the_books(Record& record, Stream stream, bool writes) noexcept {
+  without_the_runtime(record, stream, writes);
+  if (record.in_use == 0) {
+    fix(record); // nobody knows for how long it is in use
+  }
+}
+
+void Engine::without_the_runtime(Record& record, Stream stream, bool writes) noexcept {
   ++failures_;
   wait_here(record);
   if (record.fetching() && writes) {
     abandon_fetch(record);
   }
   mark_use(record, writes);
+  try { // what comes after the operator has to wait for it all the same
+    if (record.points_at == Side::kDevice) {
+      add_stream(record.streams, stream);
+    } else {
+      add_stream(record.in_place_streams, stream);
+      host_memory_->record_stream(record.host_block, stream);
+    }
+  } catch (...) { // no memory for it
+    fix(record);
+  }
 }
 
 void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
@@ -145,7 +162,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
         try {
           use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         } catch (...) {
-          without_the_runtime(record, operand.writes);
+          without_the_runtime(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         }
       } else if (operand.writes) {
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
@@ -153,7 +170,9 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
       }
     }
   } catch (...) {
-    ++failures_;
+    for (const Operand& operand : operands) {
+      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+    }
   }
 }
 
@@ -200,14 +219,7 @@ void Engine::end(Frame& frame) noexcept {
     if (frame.region) {
       --of(frame.device).regions;
     }
-    for (Record* const record : frame.held) {
-      --record->in_use;
-      if (!record->dead) {
-        door_.watch_for_writes(*record, kept_);
-      }
-      free_if_dead(record);
-    }
-    frame.held.clear();
+    let_go(frame);
     std::erase_if(frame.births, [this](const auto& birth) { return find(birth.first) == nullptr; });
     const int device = frame.device >= 0      ? frame.device
                        : frame.births.empty() ? -1
@@ -252,6 +264,26 @@ void Engine::end(Frame& frame) noexcept {
   } catch (...) {
     ++failures_;
   }
+}
+
+void Engine::let_go(Frame& frame) noexcept {
+  for (Record* const record : frame.held) {
+    --record->in_use;
+    try {
+      if (!record->dead) {
+        door_.watch_for_writes(*record, kept_);
+      }
+    } catch (...) { // no memory to have it watched with: no other copy may be taken for the newest
+      ++failures_;
+      mark_use(*record, true);
+      if (record->fetching()) {
+        abandon_fetch(*record);
+      }
+      fix(*record);
+    }
+    free_if_dead(record);
+  }
+  frame.held.clear();
 }
 
 // What an operator has on the device besides its operands and births, at most: what is fetched and given up for it

@@ -9,6 +9,7 @@
 // A copy whose transfer is still queued is valid from the event on that goes with it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -58,5 +59,12 @@ struct Record {
     return points_at == Side::kHost && device_block != nullptr;
   }
 };
+
+/// Once; the host's is none.
+inline void add_stream(std::vector<Stream>& streams, Stream stream) {
+  if (!stream.is_host() && std::ranges::find(streams, stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+}
 
 } // namespace torch_uvm

@@ -5,22 +5,17 @@
 #include "residency/engine.h"
 
 namespace torch_uvm {
-namespace {
-
-void add(std::vector<Stream>& streams, Stream stream) {
-  if (!stream.is_host() && std::ranges::find(streams, stream) == streams.end()) {
-    streams.push_back(stream);
-  }
-}
-
-} // namespace
-
 void Engine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
     if (stream != later && !runtime_.query_stream(stream)) {
-      const Event event = events_.record(stream);
-      runtime_.wait_event(later, event);
-      events_.give(stream, event);
+      Event event = events_.record(stream);
+      try {
+        wait(later, event);
+      } catch (...) {
+        give_event(stream.device, event);
+        throw;
+      }
+      give_event(stream.device, event);
     }
   }
 }
@@ -56,7 +51,7 @@ bool Engine::start_write_back(Record& record) {
     }
   }
   for (const Stream used : memory_.streams(record.device_block)) {
-    add(record.streams, used);
+    add_stream(record.streams, used);
   }
   order(record.streams, stream);
   record.written_back_after = record.streams;
@@ -236,7 +231,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     memory_.hand_over(record.device_block, stream); // it has waited for the fetch, and nobody else has used it
     record.streams.clear();
   }
-  add(record.streams, stream);
+  add_stream(record.streams, stream);
 }
 
 void Engine::use_in_place(Record& record, Stream stream, bool writes) {
@@ -256,7 +251,7 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
     wait(stream, record.host_ready);
   }
   host_memory_->record_stream(record.host_block, stream);
-  add(record.in_place_streams, stream);
+  add_stream(record.in_place_streams, stream);
   ++statistics_.used_in_place.count;
   statistics_.used_in_place.bytes += static_cast<std::int64_t>(record.bytes);
   if (recorder_) {

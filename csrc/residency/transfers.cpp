@@ -39,18 +39,31 @@ void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, S
   const Event begin = times ? timed_event(stream) : Event{};
   try {
     runtime_.copy_async(dst, src, bytes, stream);
-    if (times) {
-      timed_.push_back({kind, stream.device, begin, timed_event(stream)});
-    }
   } catch (...) {
     if (times) {
       give(stream.device, begin);
     }
     throw;
   }
+  if (times) {
+    time(kind, begin, stream);
+  }
   ResidencyStatistics::Traffic& traffic = kind == Kind::kFetch ? counted_.fetched : counted_.written_back;
   ++traffic.count;
   traffic.bytes += static_cast<std::int64_t>(bytes);
+}
+
+void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
+  Event end;
+  try {
+    end = timed_event(stream);
+    timed_.push_back({kind, stream.device, begin, end});
+  } catch (...) { // the copy is queued all the same, and is not timed
+    give(stream.device, begin);
+    if (end) {
+      give(stream.device, end);
+    }
+  }
 }
 
 void Transfers::collect(ResidencyStatistics& statistics) noexcept {

@@ -32,6 +32,7 @@ class Transfers {
     Event end;
   };
   Event timed_event(Stream stream);
+  void time(Kind kind, Event begin, Stream stream) noexcept;
   void read_times(std::size_t most, ResidencyStatistics& statistics) noexcept;
   void give(int device, Event event) noexcept;
 

@@ -260,6 +260,48 @@ TEST(any_call_of_the_runtime_may_fail_once) {
   CHECK(failed > 100);
 }
 
+TEST(what_comes_after_an_operator_waits_for_it_though_the_operator_could_not_be_made_to_wait) {
+  Rig rig;
+  Storage& used = rig.make(1);
+  while (used.block != nullptr) {
+    rig.make(9);
+  }
+  for (const auto& other : rig.storages) {
+    if (other.get() != &used) {
+      rig.free(*other); // room to come back
+    }
+  }
+  const Stream other = rig.runtime.create_stream(0, 0);
+  const Event kernel = rig.runtime.create_event(0, false);
+  rig.runtime.hold(kStream);
+  rig.run(76, {&used}, false, [] {}); // fetched on this stream, and not there yet
+  CHECK(used.block != nullptr);
+  rig.runtime.hold(other);
+  rig.runtime.fail("wait_event", 1);
+  Engine::Frame frame;
+  {
+    const Engine::Lock lock(rig.engine);
+    const Engine::Operand operand{used.record, true};
+    rig.engine.begin(frame, {77, "test", false, false, false}, std::span(&operand, 1), {other});
+    rig.runtime.record_event(kernel, other);
+    Rig::write(used, 2);
+    rig.engine.end(frame);
+  }
+  CHECK(rig.engine.statistics().failures > 0);
+  rig.runtime.clear_calls();
+  CHECK(rig.engine.make_room(kBudget, Location::device(0), kStream));
+  CHECK(used.block == nullptr);
+  Rig::check(used);
+  bool ordered = false;
+  for (const RecordedCall& call : rig.runtime.calls()) {
+    ordered = ordered || (call.name == "record_event" && call.stream == other);
+    CHECK(ordered || call.name != "copy_async"); // the write-back comes after the kernel
+  }
+  CHECK(ordered);
+  rig.runtime.destroy_event(kernel);
+  rig.runtime.destroy_stream(other);
+}
+
 } // namespace
 
 HARNESS_MAIN()

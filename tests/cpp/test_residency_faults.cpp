@@ -1,0 +1,282 @@
+// The engine when a call fails, with work that is really delayed: an order that was forgotten on the way shows as wrong
+// bytes. Kernels are copies on the compute stream; they come when the schedule has them come.
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <string>
+
+#include "harness.h"
+#include "residency_rig.h"
+#include "runtime/emulated_runtime.h"
+
+namespace {
+
+using namespace residency;
+
+constexpr std::size_t kSize = kLeastRelocated;
+constexpr std::size_t kRoom = 4 * MiB;
+constexpr std::size_t kStorages = 24;
+
+EmulatedConfig delayed(std::uint64_t seed) {
+  EmulatedConfig config;
+  config.schedule_seed = seed;
+  return config;
+}
+
+/// Bytes that are all the same, for kernels to write.
+const unsigned char* all_of(unsigned char content) {
+  static const auto* const all = [] {
+    auto* const made = new std::vector<std::vector<unsigned char>>;
+    for (int each = 0; each < 256; ++each) {
+      made->emplace_back(kSize, static_cast<unsigned char>(each));
+    }
+    return made;
+  }();
+  return (*all)[content].data();
+}
+
+class Delayed {
+ public:
+  explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), door_(memory_) {
+    engine_ = std::make_unique<Engine>(runtime, memory_, door_);
+  }
+  ~Delayed() {
+    for (Storage& storage : storages_) {
+      if (storage.record != nullptr) {
+        engine_->died(storage.record);
+      }
+      memory_.free(storage.block);
+      if (storage.record != nullptr && storage.block != nullptr) {
+        engine_->freed();
+      }
+    }
+    runtime.synchronize_device(0);
+    memory_.set_room_maker(nullptr);
+  }
+
+  Engine& engine() {
+    return *engine_;
+  }
+
+  /// \return whether there was memory for it
+  bool make(unsigned char content) {
+    try {
+      Storage made;
+      made.bytes = kSize;
+      made.block = memory_.allocate(kSize, Location::device(0), kStream);
+      made.ptr = static_cast<unsigned char*>(memory_.data(made.block));
+      storages_.push_back(made);
+    } catch (const std::exception&) {
+      return false;
+    }
+    run(1, storages_.back(), content);
+    return true;
+  }
+
+  /// An operator that reads one, to be compared when all is done, and writes to another.
+  void step(std::size_t number) {
+    Storage& written = storages_[number % storages_.size()];
+    Storage& read = storages_[(number + storages_.size() / 2) % storages_.size()];
+    run(10 + number % storages_.size(), written, static_cast<unsigned char>(written.content + 1), &read);
+  }
+  std::size_t count() const {
+    return storages_.size();
+  }
+
+  void check_all() {
+    runtime.synchronize_device(0);
+    for (const Storage& storage : storages_) {
+      for (const std::size_t at : {std::size_t{0}, kSize / 2, kSize - 1}) {
+        CHECK_EQ(static_cast<int>(storage.ptr[at]), static_cast<int>(storage.content));
+      }
+    }
+    for (const Seen& seen : seen_) {
+      CHECK_EQ(static_cast<int>(seen.bytes[0]), static_cast<int>(seen.wanted));
+      CHECK_EQ(static_cast<int>(seen.bytes[kSize - 1]), static_cast<int>(seen.wanted));
+    }
+    seen_.clear();
+    if (const auto wrong = engine_->check()) {
+      throw harness::Failure(*wrong);
+    }
+  }
+
+  /// The test's own calls do not fail, and are not counted.
+  void fail(std::string_view name, std::size_t nth) {
+    failing_ = name;
+    runtime.fail_call(name, nth);
+  }
+  std::size_t clear_failures() {
+    return runtime.clear_failures();
+  }
+
+  EmulatedRuntime runtime;
+
+ private:
+  struct Seen {
+    std::vector<unsigned char> bytes;
+    unsigned char wanted;
+  };
+
+  std::unique_ptr<SegmentSource> source() {
+    return std::make_unique<ManagedSegmentSource>(runtime);
+  }
+
+  void run(OperatorKey key, Storage& written, unsigned char content, Storage* read = nullptr) {
+    Engine::Frame frame;
+    frame.key = key;
+    {
+      const Engine::Lock lock(*engine_);
+      std::vector<Engine::Operand> operands;
+      for (Storage* const storage : {&written, read}) {
+        if (storage == nullptr) {
+          continue;
+        }
+        if (storage->record == nullptr && engine_->watches(0)) {
+          storage->record = engine_->adopt(storage->block, 0, storage);
+        }
+        if (storage->record != nullptr) {
+          operands.push_back({storage->record, storage == &written});
+        }
+      }
+      engine_->begin(frame, {key, "test", key % 3 == 0, false, false}, operands, {kStream});
+    }
+    if (read != nullptr) {
+      seen_.push_back({std::vector<unsigned char>(kSize), read->content});
+      kernel(seen_.back().bytes.data(), read->ptr);
+    }
+    kernel(written.ptr, all_of(content));
+    written.content = content;
+    const Engine::Lock lock(*engine_);
+    engine_->end(frame);
+  }
+  void kernel(void* to, const void* from) {
+    const std::size_t missing = runtime.clear_failures();
+    runtime.copy_async(to, from, kSize, kStream);
+    if (missing != 0) {
+      runtime.fail_call(failing_, missing);
+    }
+  }
+
+  CachingManagedAllocator memory_;
+  Door door_;
+  std::unique_ptr<Engine> engine_;
+  std::string failing_;
+  std::deque<Storage> storages_; // they do not move
+  std::deque<Seen> seen_;
+};
+
+void train(Delayed& rig, std::size_t steps) {
+  for (std::size_t number = 0; number < steps * rig.count(); ++number) {
+    rig.step(number);
+  }
+}
+
+/// \return whether there was such a call
+bool train_with(std::uint64_t seed, std::string_view name, std::size_t nth) {
+  Delayed rig(seed);
+  rig.engine().set_budget(0, kRoom, true);
+  for (std::size_t number = 0; number < kStorages; ++number) {
+    rig.make(static_cast<unsigned char>(number));
+  }
+  rig.fail(name, nth);
+  train(rig, 3);
+  const bool reached = rig.clear_failures() == 0;
+  rig.check_all();
+  train(rig, 1); // and it goes on
+  rig.check_all();
+  return reached;
+}
+
+/// One in so many calls, each under schedules of its own.
+void calls_fail(std::string_view name, std::size_t every, std::uint64_t seeds) {
+  std::size_t failed = 0;
+  for (std::size_t nth = 1;; nth += every) {
+    for (std::uint64_t seed = nth; seed < nth + seeds; ++seed) {
+      try {
+        if (!train_with(seed, name, nth)) {
+          CHECK(failed > 20);
+          return;
+        }
+      } catch (const std::exception& error) {
+        throw harness::Failure(std::string(name) + ", call " + std::to_string(nth) + ", seed " + std::to_string(seed) +
+                               ": " + error.what());
+      }
+    }
+    ++failed;
+  }
+}
+
+const bool kLong = std::getenv("TORCH_UVM_FAULTS") != nullptr; // `make faults`: each call, under more schedules
+
+TEST(no_byte_is_lost_whatever_call_fails_and_whenever_work_is_done) {
+  calls_fail("*", kLong ? 1 : 7, kLong ? 4 : 1);
+}
+
+TEST(no_byte_is_lost_where_a_stream_cannot_be_made_to_wait) {
+  calls_fail("wait_event", kLong ? 1 : 3, kLong ? 5 : 1);
+}
+
+TEST(a_budget_that_could_not_be_set_can_be_set_then) {
+  std::size_t failed = 0;
+  for (std::size_t nth = 1;; ++nth) {
+    Delayed rig(nth);
+    for (std::size_t number = 0; number < kStorages; ++number) {
+      rig.make(static_cast<unsigned char>(number));
+    }
+    const std::size_t before = rig.runtime.live_objects();
+    rig.fail("*", nth);
+    bool threw = false;
+    try {
+      rig.engine().set_budget(0, kRoom, true);
+    } catch (const RuntimeFailure&) {
+      threw = true;
+      CHECK(!rig.engine().budget(0));
+      CHECK_EQ(rig.runtime.live_objects(), before);
+    }
+    const bool reached = rig.clear_failures() == 0;
+    CHECK(reached || !threw);
+    rig.engine().set_budget(0, kRoom, true);
+    train(rig, 3);
+    rig.check_all();
+    CHECK(rig.engine().statistics().written_back.count > 0);
+    if (!reached) {
+      break;
+    }
+    ++failed;
+  }
+  CHECK(failed > 1);
+}
+
+TEST(a_budget_that_could_not_be_lifted_stays_in_force) {
+  for (std::size_t nth = 1;; ++nth) {
+    Delayed rig(nth);
+    rig.engine().set_budget(0, kRoom, true);
+    for (std::size_t number = 0; number < kStorages; ++number) {
+      rig.make(static_cast<unsigned char>(number));
+    }
+    train(rig, 2);
+    rig.fail("*", nth);
+    bool threw = false;
+    try {
+      rig.engine().set_budget(0, std::nullopt, false);
+    } catch (const std::exception&) {
+      threw = true;
+      CHECK(rig.engine().budget(0) == kRoom);
+    }
+    const bool reached = rig.clear_failures() == 0;
+    rig.check_all();
+    if (threw) {
+      train(rig, 2);
+      rig.check_all();
+      rig.engine().set_budget(0, std::nullopt, false);
+    }
+    rig.check_all();
+    if (!reached) {
+      break;
+    }
+  }
+}
+
+} // namespace
+
+HARNESS_MAIN()
