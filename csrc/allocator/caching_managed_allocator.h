@@ -210,6 +210,7 @@ class CachingManagedAllocator {
     Block* from = nullptr;
     Block* to = nullptr;
     Stream earlier; ///< whose order the place that it leaves has followed
+    bool recorded = false; ///< the stream that it is filed under now had been recorded for it
   };
   /// Chooses neighbouring blocks of a segment whose leaving gives `bytes` in one piece, the cheapest that free memory
   /// elsewhere on the device can hold, and takes places for them there, filed under `stream`. Each move is to be

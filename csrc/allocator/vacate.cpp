@@ -102,7 +102,7 @@ class CachingManagedAllocator::State::Places {
         return false;
       }
       Block* const to = state_.carve(free, request);
-      found_.push_back({from->tag, from, to, from->lane->stream});
+      found_.push_back({from->tag, from, to, from->lane->stream, false});
       if (to->lane->stream != stream_) {
         state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
       }
@@ -113,13 +113,15 @@ class CachingManagedAllocator::State::Places {
   /// The blocks have moved, as far as the books go; what they leave is reserved.
   std::vector<Move> take() {
     Lane& lane = state_.heap.lane(home_, stream_);
-    for (const Move& move : found_) {
+    for (Move& move : found_) {
       const PoolKind pool = pool_kind(move.from->segment->size_class);
       state_.ledger.freed(move.from->lane->home, pool, move.from->bytes, move.from->requested);
       state_.note_freed(move.from);
       const Request request(move.from->requested, state_.bytes_for(move.from->requested, home_), home_, stream_);
       state_.hand_out(move.to, request, lane);
       move.to->uses.swap(move.from->uses);
+      move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == stream_; }) != 0;
+      move.to->read_by_host = move.from->read_by_host;
       move.from->state = BlockState::kReserved;
       move.from->tag = nullptr;
     }
@@ -193,6 +195,9 @@ void CachingManagedAllocator::stay(const Move& move) noexcept {
                            move.from->requested);
   state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
+  if (move.recorded) {
+    move.to->uses.push_back({move.to->lane->stream, nullptr}); // where there has been room for it before
+  }
   move.from->uses.swap(move.to->uses);
   move.from->tag = move.tag;
   state_->heap.release(move.to);

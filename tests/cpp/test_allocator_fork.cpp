@@ -119,6 +119,32 @@ TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
   }
 }
 
+TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  constexpr std::size_t kBytes = 8 * MiB;
+  rig.allocator->set_cap(0, 4 * kBytes, true);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(filled(rig, kBytes, kDevice, i));
+  }
+  for (const std::size_t i : {1, 3}) {
+    rig.allocator->set_home(blocks[i], Location::host(), Stream::host());
+    rig.allocator->set_home(blocks[i], kDevice, kStream);
+  }
+  rig.allocator->free(blocks[0]);
+  rig.allocator->free(blocks[2]);
+  const auto moves = rig.allocator->vacate(2 * kBytes, 0, kStream, [](void*, std::size_t) { return 1.0; });
+  CHECK_EQ(moves.size(), std::size_t{1});
+  Block*& moved = moves[0].from == blocks[1] ? blocks[1] : blocks[3];
+  const int value = moved == blocks[1] ? 1 : 3;
+  std::memcpy(rig.allocator->data(moves[0].to), rig.allocator->data(moved), kBytes);
+  moved = moves[0].to;
+  rig.allocator->leave(moves[0]);
+  CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, moved, kBytes, value) ? 0 : 1; }), 0);
+  rig.allocator->free(blocks[1]);
+  rig.allocator->free(blocks[3]);
+}
+
 TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true);
   constexpr std::size_t kBytes = 12 * MiB;

@@ -76,6 +76,45 @@ TEST(what_must_not_move_stays) {
   });
 }
 
+TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 32 * MiB, true);
+    const Stream taker = rig.stream(), third = rig.stream();
+    std::vector<Block*> blocks;
+    for (std::size_t i = 0; i < 4; ++i) {
+      blocks.push_back(rig.allocate(8 * MiB));
+      rig.allocator->set_tag(blocks[i], tag_of(i + 1));
+      rig.allocator->record_stream(blocks[i], taker);
+      rig.allocator->record_stream(blocks[i], third);
+    }
+    rig.allocator->free(blocks[0]);
+    rig.allocator->free(blocks[2]);
+    rig.runtime->synchronize_device(0);
+    for (const bool leaves : {false, true}) {
+      const auto moves = rig.allocator->vacate(16 * MiB, 0, taker, by_size);
+      CHECK_EQ(moves.size(), std::size_t{1});
+      rig.check();
+      Block*& moved = blocks[number_of(moves[0].tag) - 1];
+      if (leaves) {
+        moved = moves[0].to;
+        rig.allocator->leave(moves[0]);
+        CHECK(rig.allocator->streams(moved) == std::vector<Stream>({taker, third}));
+      } else {
+        rig.allocator->stay(moves[0]);
+        std::vector<Stream> users = rig.allocator->streams(moved);
+        std::ranges::sort(users);
+        std::vector<Stream> all{kStream, taker, third};
+        std::ranges::sort(all);
+        CHECK(users == all);
+      }
+      rig.check();
+    }
+    rig.allocator->free(blocks[1]);
+    rig.allocator->free(blocks[3]);
+    rig.check();
+  });
+}
+
 TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
   int moved = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
