@@ -174,6 +174,17 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
   state_->free(block);
 }
 
+Event CachingManagedAllocator::record_event(Stream stream) {
+  state_->check_stream(stream);
+  const std::lock_guard lock(state_->mutex);
+  return state_->events.record(stream);
+}
+
+void CachingManagedAllocator::give_event(Stream stream, Event event) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->events.give(stream, event);
+}
+
 namespace {
 
 void check_allocated(const Block* block) {

@@ -137,6 +137,10 @@ class CachingManagedAllocator {
   /// \param ready recorded on a stream of the block's device, after all work that touches it; the allocator's from now
   /// on
   void free_after(Block* block, Event ready, Stream stream) noexcept;
+  // Events to hand in there, recorded on `stream` now: from the allocator's own, to which they come back by
+  // `free_after` or, where they turn out not to be needed, by `give_event`. \throws what the runtime throws
+  Event record_event(Stream stream);
+  void give_event(Stream stream, Event event) noexcept;
 
   /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
   /// time of `free` is done. The host's own work needs no record. \throws InvalidArgument

@@ -82,6 +82,13 @@ void Engine::give_event(int device, Event& event) noexcept {
   }
 }
 
+void Engine::give_block_ready(Record& record) noexcept {
+  if (record.block_ready) {
+    memory_.give_event(Stream::default_of(record.device), record.block_ready);
+    record.block_ready = Event{};
+  }
+}
+
 void Engine::free_if_dead(Record* record) noexcept {
   if (record->dead && record->in_use == 0) {
     door_.forget(*record);

@@ -175,6 +175,10 @@ class Engine final : public RoomMaker {
   bool has_open_captures() const noexcept {
     return open_captures_.load(std::memory_order_relaxed) != 0;
   }
+  /// An operator is about to use the storage where it is, on that stream, and may write to it; nobody says when it
+  /// ends. With the lock held.
+  void used_unseen(Record& record, Stream stream) noexcept;
+
   /// In place of `begin`, for an operator that is being captured: operands stay where they are from now on. With the
   /// lock held.
   void captured(std::span<const Operand> operands) noexcept;
@@ -364,6 +368,7 @@ class Engine final : public RoomMaker {
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
+  void give_block_ready(Record& record) noexcept;
   void free_if_dead(Record* record) noexcept;
   Device& of(int device) {
     return devices_[static_cast<std::size_t>(device)];

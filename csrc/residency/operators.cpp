@@ -266,6 +266,10 @@ void Engine::end(Frame& frame) noexcept {
   }
 }
 
+void Engine::used_unseen(Record& record, Stream stream) noexcept {
+  without_the_books(record, stream, /*writes=*/true); // for all that is known
+}
+
 void Engine::let_go(Frame& frame) noexcept {
   for (Record* const record : frame.held) {
     --record->in_use;

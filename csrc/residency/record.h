@@ -38,7 +38,8 @@ struct Record {
   bool retiring = false; ///< a write-back was started so that the device copy can be given up
   Event device_ready; ///< of a fetch; none: nothing to wait for
   Event host_ready; ///< of a write-back
-  Event block_ready; ///< of the same: the device copy's block may be used again, if nobody has used it since
+  Event block_ready; ///< of the same, one of the allocator's: the device copy's block may be used again, if nobody has
+                     ///< used it since
   std::uint64_t write_back = 0; ///< its number among those of the device
   std::uint64_t retirement = 0; ///< likewise, while it retires
   std::vector<Stream> streams; ///< have used the device copy since it was filled

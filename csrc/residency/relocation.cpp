@@ -59,8 +59,8 @@ bool Engine::start_write_back(Record& record) {
                   record.bytes, stream);
   give_event(record.device, record.host_ready);
   record.host_ready = events_.record(stream);
-  give_event(record.device, record.block_ready);
-  record.block_ready = events_.record(stream);
+  give_block_ready(record);
+  record.block_ready = memory_.record_event(stream); // with which it is given up
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
@@ -266,7 +266,7 @@ void Engine::drop_host_copy(Record& record) noexcept {
   record.retiring = false;
   record.in_place_streams.clear();
   give_event(record.device, record.host_ready);
-  give_event(record.device, record.block_ready);
+  give_block_ready(record);
 }
 
 } // namespace torch_uvm

@@ -260,6 +260,17 @@ TEST(any_call_of_the_runtime_may_fail_once) {
   CHECK(failed > 100);
 }
 
+TEST(steps_do_not_make_ever_more_events) {
+  Rig rig;
+  train(rig, 8, 3);
+  const std::size_t objects = rig.runtime.live_objects();
+  train(rig, 0, 20);
+  rig.engine.statistics(); // what was timed is over
+  const std::size_t copies = static_cast<std::size_t>(rig.engine.statistics().written_back.count);
+  CHECK(copies > 50);
+  CHECK(rig.runtime.live_objects() < objects + 10);
+}
+
 TEST(what_comes_after_an_operator_waits_for_it_though_the_operator_could_not_be_made_to_wait) {
   Rig rig;
   Storage& used = rig.make(1);
