@@ -156,7 +156,9 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
 
 bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {
   try {
-    if (runtime.device_properties(request.home.index).concurrent_managed_access) {
+    const DeviceProperties device = runtime.device_properties(request.home.index);
+    // What the device cannot hold is not sent there: a driver was seen to be busy with such a prefetch for ever.
+    if (device.concurrent_managed_access && bytes <= device.total_memory) {
       const Stream stream = request.stream.is_host() ? Stream::default_of(request.home.index) : request.stream;
       runtime.prefetch(ptr, bytes, request.home, stream);
     }

@@ -177,6 +177,11 @@ constexpr std::array kTable{
         [](Options& o, std::string_view text) {
           return read_share_or_none(text, o.allocator.garbage_collection_threshold);
         }},
+    Row{"zero_on_alloc",
+        [] { return std::string("true, false, 1, 0, on, off"); },
+        "zero the managed memory of every new tensor, so that none sees what another one left",
+        [](const Options& o) { return std::string(o.zero_on_alloc ? "true" : "false"); },
+        [](Options& o, std::string_view text) { return read_bool(text, o.zero_on_alloc); }},
     Row{"emulated_devices",
         [] { return "1 to " + std::to_string(EmulatedConfig::kMaxDevices); },
         "devices of the emulated accelerator",

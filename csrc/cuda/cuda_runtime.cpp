@@ -250,6 +250,12 @@ void CudaRuntime::copy_async(void* dst, const void* src, std::size_t bytes, Stre
   check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
 }
 
+void CudaRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
+  check_stream(stream);
+  const DeviceScope scope(stream.device);
+  check(cudaMemsetAsync(ptr, 0, bytes, native(stream)), "cudaMemsetAsync");
+}
+
 // --- streams and events
 
 Stream CudaRuntime::create_stream(int device, int priority) {

@@ -22,9 +22,23 @@ void* allocate(std::size_t bytes, Location home) {
 
 void populate(void* ptr, std::size_t bytes, Location home, Stream stream) {
   try {
-    Context::get().runtime().prefetch(ptr, bytes, home, stream);
+    ManagedRuntime& runtime = Context::get().runtime();
+    if (bytes <= runtime.device_properties(home.index).total_memory) {
+      runtime.prefetch(ptr, bytes, home, stream);
+    }
   } catch (const std::exception&) {
     // A hint: its pages come by fault instead.
+  }
+}
+
+/// Fresh memory need not hold zeros; what PyTorch's pool hands out again is the pool's.
+void zero(void* ptr, std::size_t bytes, Stream stream) {
+  ManagedRuntime& runtime = Context::get().runtime();
+  try {
+    runtime.zero_async(ptr, bytes, stream);
+  } catch (...) {
+    runtime.free_managed(ptr);
+    throw;
   }
 }
 
@@ -41,6 +55,9 @@ void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
     const Location home = Location::device(device);
     void* const ptr = cuda::allocate(bytes, home);
     cuda::populate(ptr, bytes, home, Stream{device, stream});
+    if (Context::get().zeroes_allocations()) {
+      cuda::zero(ptr, bytes, Stream{device, stream});
+    }
     return ptr;
   } catch (const std::exception&) {
     return nullptr; // the caller has its own error for that, and C has no exceptions

@@ -66,6 +66,10 @@ double EmulatedClock::more_of_kernel(int device, double stream_us, const Traffic
   return serve(device, stream_us, traffic);
 }
 
+double EmulatedClock::fill(int device, double stream_us, double queued_us, const Traffic& traffic) {
+  return serve(device, start(device, stream_us, queued_us), traffic);
+}
+
 double EmulatedClock::prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic) {
   double now = start(device, stream_us, queued_us);
   if (traffic.moved > 0 || traffic.populated > 0) {

@@ -33,6 +33,8 @@ class EmulatedClock {
   double kernel(int device, double stream_us, const Traffic& traffic);
   /// What a kernel that has been launched touches besides.
   double more_of_kernel(int device, double stream_us, const Traffic& traffic);
+  /// Queued work of a device that only writes what it touches.
+  double fill(int device, double stream_us, double queued_us, const Traffic& traffic);
   double prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic);
   double discard(int device, double stream_us, double queued_us, std::size_t bytes);
 

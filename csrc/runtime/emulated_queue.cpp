@@ -37,6 +37,14 @@ bool Operation::uses(const void* range, std::size_t range_bytes) const {
          (source != nullptr && overlap(source, bytes, range, range_bytes));
 }
 
+void Operation::write() const noexcept {
+  if (kind == Kind::kCopy) {
+    std::memmove(ptr, source, bytes);
+  } else if (kind == Kind::kZero) {
+    std::memset(ptr, 0, bytes);
+  }
+}
+
 EmulatedQueue::EmulatedQueue(int devices, std::optional<std::uint64_t> seed, std::mutex& mutex, Account account)
     : mutex_(mutex),
       account_(std::move(account)),
@@ -156,9 +164,8 @@ void EmulatedQueue::enqueue(StreamState& stream, Operation operation) {
   const bool was_idle = idle(stream);
   if (over_at_once(stream, operation)) {
     account_(stream, operation);
-    if (operation.kind == Kind::kCopy) {
-      std::memmove(operation.ptr, operation.source, operation.bytes);
-    } else if (operation.kind == Kind::kRecord) {
+    operation.write();
+    if (operation.kind == Kind::kRecord) {
       operation.mark->reached = true;
     }
     return;
@@ -181,6 +188,7 @@ bool EmulatedQueue::over_at_once(const StreamState& stream, const Operation& ope
     case Operation::Kind::kDiscard:
       return true; // there are no bytes to copy
     case Operation::Kind::kCopy:
+    case Operation::Kind::kZero:
       return idle(stream) && operation.bytes <= kCopyAtOnceBytes;
     case Operation::Kind::kRecord:
       return idle(stream);
@@ -259,13 +267,13 @@ void EmulatedQueue::work(int device) {
       return;
     }
     const Operation::Kind kind = stream->operations.front().kind;
-    if (kind == Operation::Kind::kCopy) {
+    if (stream->operations.front().writes()) {
       // The first operation stays where it is until it is done, so nobody else touches it: a deque keeps
       // its elements in place when others are added at its end.
-      const Operation& copy = stream->operations.front();
+      const Operation& first = stream->operations.front();
       stream->running = true;
       lock.unlock();
-      std::memmove(copy.ptr, copy.source, copy.bytes);
+      first.write();
       lock.lock();
       stream->running = false;
     }
@@ -286,9 +294,7 @@ bool EmulatedQueue::chance(unsigned one_in) {
 void EmulatedQueue::perform_first(StreamState& stream) {
   const Operation& operation = stream.operations.front();
   account_(stream, operation);
-  if (operation.kind == Operation::Kind::kCopy) {
-    std::memmove(operation.ptr, operation.source, operation.bytes);
-  }
+  operation.write();
   finish_first(stream);
 }
 

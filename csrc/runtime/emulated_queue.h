@@ -43,7 +43,7 @@ struct Mark {
 };
 
 struct Operation {
-  enum class Kind { kCopy, kPrefetch, kDiscard, kRecord, kWait } kind = Kind::kCopy;
+  enum class Kind { kCopy, kZero, kPrefetch, kDiscard, kRecord, kWait } kind = Kind::kCopy;
   void* ptr = nullptr; ///< the range; of a copy, where to
   const void* source = nullptr; ///< of a copy
   std::size_t bytes = 0;
@@ -52,6 +52,12 @@ struct Operation {
   double queued_us = 0; ///< the host's clock then
   std::uint64_t sequence = 0; ///< over all streams
   bool held = false;
+
+  /// Whether there are bytes to write, which a worker does without the mutex.
+  bool writes() const {
+    return kind == Kind::kCopy || kind == Kind::kZero;
+  }
+  void write() const noexcept;
 
   /// Whether it reads or writes bytes of the range.
   bool uses(const void* range, std::size_t range_bytes) const;

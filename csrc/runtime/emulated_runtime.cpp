@@ -140,6 +140,13 @@ void EmulatedRuntime::State::account(StreamState& stream, const Operation& opera
     case Operation::Kind::kCopy:
       account_copy(stream, operation);
       break;
+    case Operation::Kind::kZero: { // as a kernel that writes the range
+      Traffic traffic;
+      pages.touch(Location::device(stream.device), operation.ptr, operation.bytes, true, traffic);
+      stream.time_us = clock.fill(stream.device, stream.time_us, queued_us, traffic);
+      sample(Location::device(stream.device), traffic, stream.time_us);
+      break;
+    }
     case Operation::Kind::kPrefetch: {
       Traffic traffic;
       pages.prefetch(pages.require(operation.ptr, operation.bytes), operation.ptr, operation.bytes, operation.to,
@@ -368,6 +375,24 @@ void EmulatedRuntime::copy_async(void* dst, const void* src, std::size_t bytes, 
   operation.kind = Operation::Kind::kCopy;
   operation.ptr = dst;
   operation.source = src;
+  operation.bytes = bytes;
+  operation.queued_us = state_->clock.host();
+  state_->queue.enqueue(*on, std::move(operation));
+}
+
+void EmulatedRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
+  State::Lock lock(state_->mutex);
+  const auto& on = state_->queue.stream(stream);
+  if (bytes == 0) {
+    return;
+  }
+  state_->check_copy_range("to", ptr, bytes);
+  state_->call("zero_async");
+  ++state_->counters.of(stream.device).zero_calls;
+  state_->clock.call();
+  Operation operation;
+  operation.kind = Operation::Kind::kZero;
+  operation.ptr = ptr;
   operation.bytes = bytes;
   operation.queued_us = state_->clock.host();
   state_->queue.enqueue(*on, std::move(operation));

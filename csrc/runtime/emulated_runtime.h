@@ -82,6 +82,7 @@ struct EmulatedConfig {
   X(prefetch_calls) \
   X(advise_calls) \
   X(discard_calls) \
+  X(zero_calls) \
   X(copy_calls) \
   X(allocate_calls) \
   X(free_calls) \
@@ -140,6 +141,7 @@ class EmulatedRuntime final : public ManagedRuntime {
   void* allocate_device(std::size_t bytes, int device) override;
   void free_device(void* ptr) noexcept override;
   void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) override;
+  void zero_async(void* ptr, std::size_t bytes, Stream stream) override;
   Stream create_stream(int device, int priority) override;
   void destroy_stream(Stream stream) noexcept override;
   bool query_stream(Stream stream) override;

@@ -16,6 +16,9 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
     throw InvalidArgument("managed allocation for " + to_string(home) + "; there are " +
                           std::to_string(device_count()) + " devices");
   }
+  if (!home.is_host() && !device_properties(home.index).managed_memory) {
+    throw RuntimeFailure(to_string(home) + " has no managed memory: neither its processor nor the host could touch it");
+  }
   // Reading what the host has is a system call: not under the lock.
   const std::size_t host_available = host_memory_available();
   {

@@ -67,13 +67,15 @@ class ManagedRuntime {
   // --- managed memory -----------------------------------------------------------------------------
 
   /// Allocates managed memory that `home` is going to use first. Every managed allocation of the
-  /// process goes through here, on every runtime: the limit and the host's available memory are
-  /// checked before the runtime is asked, so that no path can overrun them. What the host has available is
-  /// a figure of that moment: memory that was given out and not touched yet is still part of it.
+  /// process goes through here, on every runtime: that the device is there and has managed memory, the limit and the
+  /// host's available memory are checked before the runtime is asked, so that no path can overrun them. What the host
+  /// has available is a figure of that moment: memory that was given out and not touched yet is still part of it. How
+  /// much a device may have at once is its budget's, not checked here: managed memory may exceed it.
   /// Its whole pages are kept from processes forked later (MADV_DONTFORK), until it is freed.
   /// \param bytes at least 1
   /// \return an address that is aligned to 512 bytes at least, and to 2 MiB if that many bytes are asked for
-  /// \throws OutOfMemory, and nothing has changed
+  /// \throws OutOfMemory; InvalidArgument for a device that there is not; RuntimeFailure for one that has no managed
+  ///         memory. Nothing has changed then
   void* allocate_managed(std::size_t bytes, Location home);
 
   /// Gives back what allocate_managed returned. Waits for device work that may still touch it.
@@ -112,6 +114,8 @@ class ManagedRuntime {
   /// Copies between any two of managed, pinned, device and ordinary memory, in `stream`'s order.
   /// The call returns before the copy is done; both ranges must stay valid until it is.
   virtual void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) = 0;
+  /// Writes zeros to managed, pinned or device memory, in `stream`'s order; returns before that is done.
+  virtual void zero_async(void* ptr, std::size_t bytes, Stream stream) = 0;
 
   // --- streams and events ----------------------------------------------------------------------------
 

@@ -257,6 +257,14 @@ void RecordingRuntime::copy_async(void* dst, const void* src, std::size_t bytes,
   state_->queue_work(stream);
 }
 
+void RecordingRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
+  std::lock_guard lock(state_->mutex);
+  state_->stream_at(stream);
+  state_->record({"zero_async", ptr, bytes, Location::device(stream.device), stream, false});
+  std::memset(ptr, 0, bytes);
+  state_->queue_work(stream);
+}
+
 // --- streams and events -----------------------------------------------------------------------------------
 
 Stream RecordingRuntime::create_stream(int device, int /*priority*/) {

@@ -110,6 +110,7 @@ void Context::change_options(const std::function<void(Options&)>& change) {
     made->allocator.set_options(changed.allocator);
   }
   options_ = changed;
+  zeroes_allocations_.store(changed.zero_on_alloc, std::memory_order_relaxed);
 }
 
 void Context::load_options(std::string_view text) {

@@ -49,6 +49,11 @@ class Context {
   /// What was asked for, no more; tensor/budgets.h puts it in force.
   void set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single);
 
+  /// The option zero_on_alloc, for every allocation to ask: one relaxed load.
+  bool zeroes_allocations() const {
+    return zeroes_allocations_.load(std::memory_order_relaxed);
+  }
+
   /// True in a process forked after first use: its managed memory is the parent's.
   bool forked() const;
 
@@ -62,6 +67,7 @@ class Context {
   Backend backend_;
   Options options_;
   std::atomic<Made*> made_{nullptr};
+  std::atomic<bool> zeroes_allocations_{false}; // of options_
 };
 
 } // namespace torch_uvm

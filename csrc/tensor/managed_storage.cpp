@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <memory>
 
@@ -67,6 +68,18 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
   return data;
 }
 
+/// Before the stream's own work on it; the host has waited already for those that may still touch it.
+void zero(void* ptr, std::size_t bytes, Stream stream) {
+  if (ptr == nullptr) {
+    return;
+  }
+  if (stream.is_host()) {
+    std::memset(ptr, 0, bytes);
+  } else {
+    Context::get().runtime().zero_async(ptr, bytes, stream);
+  }
+}
+
 } // namespace
 
 c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device) {
@@ -84,6 +97,9 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+  if (context.zeroes_allocations()) {
+    zero(data.get(), bytes, stream);
+  }
   if (!home.is_host()) {
     note_allocation(home.index, bytes);
   }

@@ -342,6 +342,16 @@ TEST(a_prefetch_that_fails_costs_nothing_but_faults) {
   rig.allocator->free(block);
 }
 
+TEST(what_a_device_cannot_hold_is_not_sent_there) {
+  Recorded rig;
+  const std::size_t all = rig.runtime->device_properties(0).total_memory;
+  rig.allocator->free(rig.allocate(all, rig.a));
+  CHECK_EQ(rig.calls.count("prefetch"), std::size_t{1});
+  rig.allocator->free(rig.allocate(all + 1, rig.a));
+  CHECK_EQ(rig.calls.count("prefetch"), std::size_t{1});
+  CHECK_EQ(rig.allocator->statistics().num_populate_failures, 0);
+}
+
 TEST(device_memory_is_not_prefetched) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   rig.allocator->free(rig.allocate(3 * MiB));

@@ -260,6 +260,7 @@ TEST(what_does_not_exist_is_refused) {
   int here = 0;
   CHECK_THROWS(InvalidArgument, runtime->prefetch(&here, 4, Location::device(0), Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->copy_async(&here, &here, 4, Stream::host()));
+  CHECK_THROWS(InvalidArgument, runtime->zero_async(&here, 4, Stream::host()));
   fake_cuda_reset(0, kMemory, 1, 0, 1);
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
@@ -276,7 +277,10 @@ TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
   const Stream stream = runtime->create_stream(1, 0);
   runtime->prefetch(managed, MiB, Location::device(1), stream);
   runtime->copy_async(plain, pinned, MiB, stream);
+  static_cast<char*>(managed)[MiB - 1] = 1;
+  runtime->zero_async(managed, MiB, stream);
   runtime->synchronize_device(1);
+  CHECK_EQ(int{static_cast<char*>(managed)[MiB - 1]}, 0);
   CHECK_EQ(fake_cuda_has_context(0), 0);
   std::thread([&] { // its current device is 0
     runtime->free_managed(managed);

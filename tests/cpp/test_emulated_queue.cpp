@@ -105,6 +105,50 @@ TEST(copies_are_done_in_the_order_of_their_stream) {
   CHECK_EQ(runtime.counters(0).synchronisations, 20U);
 }
 
+TEST(zeros_are_written_in_the_order_of_their_stream) {
+  constexpr std::size_t kInts = kBig / sizeof(int);
+  const std::vector<int> zeros(kInts);
+  for (const std::size_t bytes : {std::size_t{4}, kBig}) { // at once, and by a worker
+    EmulatedRuntime runtime;
+    Pinned source(runtime, kBig), target(runtime, kBig);
+    auto* memory = static_cast<int*>(runtime.allocate_managed(kBig, Location::device(0)));
+    for (int round = 0; round < 20; ++round) {
+      std::memset(source.ptr, round + 1, kBig);
+      runtime.copy_async(memory, source.ptr, kBig, stream0());
+      runtime.zero_async(memory, bytes, stream0());
+      runtime.copy_async(target.ptr, memory, kBig, stream0());
+      runtime.synchronize_stream(stream0());
+      CHECK(std::memcmp(target.ptr, zeros.data(), bytes) == 0);
+      CHECK(std::memcmp(target.ptr + bytes / sizeof(int), source.ptr, kBig - bytes) == 0);
+    }
+    CHECK_EQ(runtime.counters().zero_calls, 20U);
+    runtime.zero_async(memory, kBig, stream0()); // freeing waits for it
+    runtime.free_managed(memory);
+  }
+}
+
+TEST(zeros_come_to_memory_of_each_kind_and_nowhere_else) {
+  EmulatedRuntime runtime;
+  Pinned pinned(runtime, 64);
+  *pinned.ptr = 1;
+  runtime.zero_async(pinned.ptr, 64, stream0());
+  runtime.synchronize_stream(stream0());
+  CHECK_EQ(*pinned.ptr, 0);
+  void* device = runtime.allocate_device(64, 0);
+  runtime.zero_async(device, 64, stream0());
+  runtime.zero_async(device, 0, stream0());
+  CHECK_EQ(runtime.counters(0).zero_calls, 2U);
+  CHECK_THROWS(InvalidArgument, runtime.zero_async(device, 65, stream0()));
+  CHECK_THROWS(InvalidArgument, runtime.zero_async(nullptr, 1, stream0()));
+  CHECK_THROWS(InvalidArgument, runtime.zero_async(device, 1, Stream::host()));
+  runtime.free_device(device);
+
+  Managed memory(runtime, 2); // where the device writes, the pages are
+  runtime.reset_counters();
+  runtime.zero_async(memory.at(0), 1, stream0());
+  CHECK_EQ(runtime.resident_bytes(0), EmulatedRuntime::kPageBytes);
+}
+
 TEST(queued_copies_complete_without_being_waited_for) {
   EmulatedRuntime runtime;
   Pinned source(runtime, kBig), target(runtime, kBig);

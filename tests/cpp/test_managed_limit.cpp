@@ -128,6 +128,25 @@ TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
   runtime.free_managed(runtime.allocate_managed(2 * MiB, Location::host()));
 }
 
+TEST(a_device_that_is_not_there_or_manages_no_memory_is_refused) {
+  struct Older : RecordingRuntime {
+    Older() : RecordingRuntime(2) {}
+    DeviceProperties device_properties(int device) const override {
+      DeviceProperties properties = RecordingRuntime::device_properties(device);
+      properties.managed_memory = device != 1;
+      return properties;
+    }
+  } runtime;
+  CHECK_THROWS(InvalidArgument, runtime.allocate_managed(1, Location::device(2)));
+  CHECK_THROWS(InvalidArgument, runtime.allocate_managed(1, Location{-2}));
+  CHECK_THROWS(RuntimeFailure, runtime.allocate_managed(1, Location::device(1)));
+  CHECK_EQ(runtime.count("allocate_managed"), 0U);
+  CHECK_EQ(runtime.managed_bytes(), 0U);
+  for (const Location home : {Location::host(), Location::device(0)}) {
+    runtime.free_managed(runtime.allocate_managed(1, home));
+  }
+}
+
 TEST(a_call_that_fails_gives_its_reservation_back) {
   RecordingRuntime runtime;
   runtime.set_limit(MiB);

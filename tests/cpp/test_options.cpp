@@ -46,6 +46,7 @@ TEST(nothing_is_the_defaults) {
     CHECK_EQ(options.allocator.roundup_power2_divisions, std::size_t{0});
     CHECK(!options.allocator.release_threshold);
     CHECK(!options.allocator.garbage_collection_threshold);
+    CHECK(!options.zero_on_alloc);
     CHECK_EQ(options.emulated.devices, 1);
     CHECK_EQ(options.emulated.memory, 256 * MiB);
   }
@@ -56,7 +57,7 @@ TEST(every_option_is_read) {
       "limit:4GiB,budget:80%,host_limit:8GiB, populate : off "
       ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
       "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,roundup_power2_divisions:8,"
-      "release_threshold:0,garbage_collection_threshold:0.75");
+      "release_threshold:0,garbage_collection_threshold:0.75,zero_on_alloc:1");
   CHECK_EQ(*options.limit, 4 * GiB);
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
@@ -68,6 +69,7 @@ TEST(every_option_is_read) {
   CHECK_EQ(*options.allocator.release_threshold, std::size_t{0});
   CHECK_EQ(*options.allocator.garbage_collection_threshold, 0.75);
   CHECK_EQ(value_of(options, "garbage_collection_threshold"), "0.75");
+  CHECK(options.zero_on_alloc);
   CHECK_EQ(options.emulated.devices, 2);
   CHECK_EQ(options.emulated.memory, 1 * GiB);
   CHECK_EQ(options.emulated.profile, "h200");
@@ -134,6 +136,7 @@ TEST(values_out_of_range_are_refused) {
                            "garbage_collection_threshold:0",
                            "garbage_collection_threshold:1.5",
                            "garbage_collection_threshold:nan",
+                           "zero_on_alloc:2",
                            "emulated_devices:0",
                            "emulated_devices:65",
                            "emulated_devices:2.5",

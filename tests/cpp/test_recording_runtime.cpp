@@ -190,6 +190,11 @@ TEST(copies_move_bytes_and_plain_memory_is_bounded) {
   std::memcpy(pinned, "bytes", 6);
   runtime.copy_async(device, pinned, 64, stream0());
   CHECK_EQ(std::string(device), "bytes");
+  runtime.zero_async(device + 1, 1, stream0());
+  CHECK_EQ(std::string(device), "b");
+  CHECK_EQ(std::string(device + 2), "tes");
+  runtime.fail("zero_async", 1);
+  CHECK_THROWS(RuntimeFailure, runtime.zero_async(device, 1, stream0()));
   const MemoryInfo info = runtime.memory_info(0);
   CHECK_EQ(info.free, info.total - 64);
   CHECK_THROWS(OutOfMemory, runtime.allocate_device(info.total, 0));
