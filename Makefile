@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize races cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize races soak soak-training cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -109,6 +109,16 @@ sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and 
 SCHEDULES ?= 700
 races: build ## run programs that race under a budget, under SCHEDULES=700 schedules each
 	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) tests/_races.py --jobs $(JOBS) --seeds 0:$(SCHEDULES)
+
+soak: export OPERATIONS ?= 100000000
+soak: $(STAMPS)/installed ## the allocator: OPERATIONS=100000000 random ones by 8 threads; SEED= plays one again
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS) --target soak_allocator
+	build/cpp/soak_allocator $(OPERATIONS) $(SEED)
+
+soak-training: export STEPS ?= 10000
+soak-training: build ## training: STEPS=10000 of random models under random budgets, against the CPU; SEED=
+	TORCH_UVM_DEVICE=emu $(VENV_PY) tests/soak_training.py --steps $(STEPS) $(if $(SEED),--seed $(SEED))
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing
 	$(VENV_PY) -m ruff check .

@@ -1,0 +1,247 @@
+// A round of the soak: a fresh subject, some thousand operations on it by several threads, in a process of its own, so
+// that a crash and a hang are failures like any other. What failed is played again by one thread, in the order in which
+// it happened, and if it fails again it is minimised.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "delta_debugging.h"
+#include "soak_player.h"
+
+namespace soak {
+
+using Operations = std::vector<Operation>;
+/// Wraps what a target makes; for tests of the soak itself.
+using Wrap = std::function<std::unique_ptr<Subject>(std::unique_ptr<Subject>)>;
+
+struct Plan {
+  std::uint64_t seed = 0;
+  unsigned threads = 8;
+  std::size_t operations = 0; ///< of each thread
+  std::size_t walk_every = 5000; ///< operations of a thread between two walks of the invariants
+  unsigned seconds = 300; ///< a round that takes longer hangs
+  Wrap wrap;
+};
+
+/// What a round tells the process that started it, which reads it when the round has crashed, too.
+struct Report {
+  std::atomic<std::uint64_t> begun; ///< operations
+  std::atomic<std::uint64_t> refused;
+  std::atomic<std::uint64_t> made_room;
+  char what[512];
+  std::uint8_t order[1]; ///< the thread of each operation that was begun
+};
+
+/// Memory that a forked child writes and its parent reads.
+class SharedReport {
+ public:
+  explicit SharedReport(std::size_t operations) : bytes_(sizeof(Report) + operations) {
+    void* const made = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) {
+      throw std::bad_alloc();
+    }
+    report_ = static_cast<Report*>(made);
+  }
+  ~SharedReport() {
+    munmap(report_, bytes_);
+  }
+  SharedReport(const SharedReport&) = delete;
+  SharedReport& operator=(const SharedReport&) = delete;
+  Report* operator->() const {
+    return report_;
+  }
+  Report& operator*() const {
+    return *report_;
+  }
+
+ private:
+  std::size_t bytes_;
+  Report* report_;
+};
+
+inline std::unique_ptr<ManagedRuntime> runtime_of(const Target& target, std::uint64_t seed) {
+  EmulatedConfig config;
+  config.devices = kDevices;
+  if (target.delayed) {
+    config.schedule_seed = seed;
+  }
+  return std::make_unique<EmulatedRuntime>(config);
+}
+
+inline std::unique_ptr<Subject> subject_of(const Target& target, const Plan& plan, ManagedRuntime& runtime) {
+  std::unique_ptr<Subject> made = target.make(runtime);
+  return plan.wrap ? plan.wrap(std::move(made)) : std::move(made);
+}
+
+inline std::vector<Operations> operations_of(const Plan& plan) {
+  std::vector<Operations> all(plan.threads);
+  for (unsigned thread = 0; thread < plan.threads; ++thread) {
+    Generator generator(plan.seed, static_cast<std::uint8_t>(thread));
+    for (std::size_t i = 0; i < plan.operations; ++i) {
+      all[thread].push_back(generator.next());
+    }
+  }
+  return all;
+}
+
+inline void walk(const Subject& subject) {
+  if (const auto wrong = subject.check()) {
+    harness::fail(__FILE__, __LINE__, "invariants: " + *wrong);
+  }
+}
+
+/// All threads at once, in this process.
+inline void play_threads(const Target& target, const Plan& plan, Report& report) {
+  const std::vector<Operations> all = operations_of(plan);
+  const auto runtime = runtime_of(target, plan.seed);
+  const auto subject = subject_of(target, plan, *runtime);
+  Table table(*subject, plan.threads);
+  std::atomic<bool> failed{false};
+  std::mutex first;
+  std::vector<std::thread> threads;
+  for (unsigned thread = 0; thread < plan.threads; ++thread) {
+    threads.emplace_back([&, thread] {
+      try {
+        for (std::size_t i = 0; i < all[thread].size() && !failed; ++i) {
+          report.order[report.begun++] = static_cast<std::uint8_t>(thread);
+          table.play(all[thread][i]);
+          if ((i + 1) % plan.walk_every == 0) {
+            walk(*subject); // beside the others' operations
+          }
+        }
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(first);
+        if (!failed.exchange(true)) {
+          std::snprintf(report.what, sizeof report.what, "%s", error.what());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  report.refused = table.refused.load();
+  report.made_room = table.made_room.load();
+  if (failed) {
+    std::_Exit(1); // nothing of it can be trusted any more
+  }
+  table.finish();
+}
+
+/// One thread, the invariants walked the more often the fewer operations there are.
+inline void play_alone(const Target& target, const Plan& plan, const Operations& operations) {
+  const auto runtime = runtime_of(target, plan.seed);
+  const auto subject = subject_of(target, plan, *runtime);
+  Table table(*subject, plan.threads);
+  const std::size_t every = std::max<std::size_t>(operations.size() / 2000, 1);
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    table.play(operations[i]);
+    if ((i + 1) % every == 0) {
+      walk(*subject);
+    }
+  }
+  table.finish();
+}
+
+/// Runs something in a forked child. \return what went wrong there; empty: nothing
+inline std::string in_a_child(unsigned seconds, Report& report, const std::function<void()>& body) {
+  std::fflush(nullptr);
+  report.what[0] = '\0';
+  const pid_t child = fork();
+  if (child < 0) {
+    return "no process could be forked";
+  }
+  if (child == 0) {
+    alarm(seconds);
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::snprintf(report.what, sizeof report.what, "%s", error.what());
+      std::_Exit(1);
+    }
+    std::_Exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) {
+    return WTERMSIG(status) == SIGALRM ? "it hung for " + std::to_string(seconds) + " s"
+                                       : std::string("it was ended by ") + strsignal(WTERMSIG(status));
+  }
+  if (WEXITSTATUS(status) == 0) {
+    return {};
+  }
+  return report.what[0] != '\0' ? report.what : "exit status " + std::to_string(WEXITSTATUS(status));
+}
+
+/// What was begun, by whoever, in that order.
+inline Operations in_order(const Plan& plan, const Report& report) {
+  const std::vector<Operations> all = operations_of(plan);
+  std::vector<std::size_t> next(plan.threads, 0);
+  Operations merged;
+  for (std::uint64_t i = 0; i < report.begun; ++i) {
+    const std::uint8_t thread = report.order[i];
+    merged.push_back(all[thread][next[thread]++]);
+  }
+  return merged;
+}
+
+/// The shortest sequence that fails alone, printed; or where it does not, the threads' last operations.
+inline Operations explain(const Target& target, const Plan& plan, const Report& failed, unsigned most_seconds) {
+  const Operations merged = in_order(plan, failed);
+  const SharedReport report(1);
+  const auto fails = [&](const Operations& operations) {
+    return !in_a_child(plan.seconds, *report, [&] { play_alone(target, plan, operations); }).empty();
+  };
+  if (!fails(merged)) {
+    std::printf("  played again by one thread it does not fail. The last operations that were begun:\n");
+    for (std::size_t i = merged.size() - std::min<std::size_t>(merged.size(), 32); i < merged.size(); ++i) {
+      std::printf("    %s\n", to_string(merged[i]).c_str());
+    }
+    return {};
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(most_seconds);
+  const Operations least = minimise<Operation>(merged, fails, [&] { return Clock::now() > end; });
+  const std::string why = in_a_child(plan.seconds, *report, [&] { play_alone(target, plan, least); });
+  std::printf("  %zu operations minimised to %zu, which fail alone: %s\n", merged.size(), least.size(), why.c_str());
+  for (const Operation& operation : least) {
+    std::printf("    %s\n", to_string(operation).c_str());
+  }
+  return least;
+}
+
+struct Outcome {
+  std::string wrong; ///< empty: all went well
+  std::uint64_t operations = 0, refused = 0, made_room = 0;
+  Operations least; ///< that fail
+};
+
+inline Outcome run_round(const Target& target, const Plan& plan, unsigned seconds_to_explain = 300) {
+  const SharedReport report(plan.threads * plan.operations);
+  Outcome outcome;
+  outcome.wrong = in_a_child(plan.seconds, *report, [&] { play_threads(target, plan, *report); });
+  outcome.operations = report->begun;
+  outcome.refused = report->refused;
+  outcome.made_room = report->made_room;
+  if (!outcome.wrong.empty()) {
+    std::printf("FAILED round of seed %llu, %s%s: %s\n", static_cast<unsigned long long>(plan.seed),
+                target.name.c_str(), target.delayed ? ", delayed" : "", outcome.wrong.c_str());
+    outcome.least = explain(target, plan, *report, seconds_to_explain);
+    std::fflush(stdout);
+  }
+  return outcome;
+}
+
+} // namespace soak

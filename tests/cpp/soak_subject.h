@@ -1,0 +1,409 @@
+// What is soaked: the caching allocator over each source of segments, and each allocator that has its face.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/allocation_plan.h"
+#include "allocator/arena.h"
+#include "allocator/caching_allocator.h"
+#include "allocator/counting_allocator.h"
+#include "allocator/limiting_allocator.h"
+#include "allocator/pool_allocator.h"
+#include "allocator/retrying_allocator.h"
+#include "allocator/runtime_allocator.h"
+#include "harness.h"
+#include "runtime/emulated_runtime.h"
+#include "soak_operations.h"
+
+namespace soak {
+
+/// An allocation as its holder knows it.
+struct Held {
+  Block* block = nullptr; ///< of the caching allocator
+  Allocation allocation; ///< of any other
+  unsigned char* data = nullptr;
+  std::size_t bytes = 0;
+  Location home;
+  Stream stream; ///< whose order all writes are in by now
+  unsigned char mark = 0; ///< 0: nothing was written yet
+
+  explicit operator bool() const {
+    return data != nullptr;
+  }
+};
+
+/// An allocator, in terms that all of them have. What it has no word for, it leaves alone.
+class Subject {
+ public:
+  explicit Subject(ManagedRuntime& runtime) : runtime(runtime) {}
+  virtual ~Subject() = default;
+  Subject(const Subject&) = delete;
+  Subject& operator=(const Subject&) = delete;
+
+  virtual bool serves(Location home) const = 0;
+  /// \throws OutOfMemory
+  virtual Held allocate(std::size_t bytes, Location home, Stream stream) = 0;
+  virtual Held try_allocate(std::size_t bytes, Location home, Stream stream) {
+    return allocate(bytes, home, stream);
+  }
+  virtual void free(const Held& held) = 0;
+  /// \param ready the allocator's from then on \return false: it knows of no such thing
+  virtual bool free_after(const Held& /*held*/, Event /*ready*/) {
+    return false;
+  }
+  virtual void record_stream(const Held& held, Stream stream) = 0;
+  /// The caller has ordered the stream after all work. \return false: it knows of no such thing
+  virtual bool set_home(const Held& /*held*/, Location /*home*/, Stream /*stream*/) {
+    return false;
+  }
+  virtual bool hand_over(const Held& /*held*/, Stream /*stream*/) {
+    return false;
+  }
+  virtual void empty_cache() = 0;
+  virtual void look(const Held* held, std::uint32_t choice) = 0;
+  virtual void set_cap(int /*device*/, std::optional<std::size_t> /*bytes*/, bool /*hard*/) {}
+  virtual void set_options(std::uint32_t /*choice*/) {}
+  /// What only this one can. \param shared slots whose holders may be changed, under their mutex, which is held
+  virtual void special(std::uint32_t /*choice*/, std::vector<Held>& /*shared*/) {}
+  /// Called for room, with no lock held. True: it is worth trying again.
+  virtual void set_door(std::function<bool()> /*door*/) {}
+
+  virtual std::optional<std::string> check() const = 0;
+  /// All was freed: nothing may be left. \throws harness::Failure
+  virtual void expect_empty() = 0;
+
+  ManagedRuntime& runtime;
+};
+
+/// What comes next on `later` waits for what is queued on `earlier`; the host waits here.
+inline void order(ManagedRuntime& runtime, Stream earlier, Stream later) {
+  if (earlier.is_host() || earlier == later) {
+    return;
+  }
+  if (later.is_host()) {
+    runtime.synchronize_stream(earlier);
+    return;
+  }
+  const Event event = runtime.create_event(earlier.device, false);
+  runtime.record_event(event, earlier);
+  runtime.wait_event(later, event);
+  runtime.destroy_event(event);
+}
+
+class CachingSubject final : public Subject, private RoomMaker {
+ public:
+  CachingSubject(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source)
+      : Subject(runtime),
+        serves_host_(source->serves(Location::host())),
+        serves_devices_(source->serves(Location::device(0))),
+        managed_(source->is_managed()),
+        allocator_(runtime, std::move(source)) {
+    allocator_.set_room_maker(this);
+  }
+
+  bool serves(Location home) const override {
+    return home.is_host() ? serves_host_ : serves_devices_;
+  }
+  Held allocate(std::size_t bytes, Location home, Stream stream) override {
+    return held(allocator_.allocate(bytes, home, stream), bytes, home, stream);
+  }
+  Held try_allocate(std::size_t bytes, Location home, Stream stream) override {
+    return held(allocator_.try_allocate(bytes, home, stream), bytes, home, stream);
+  }
+  void free(const Held& held) override {
+    allocator_.free(held.block);
+  }
+  bool free_after(const Held& held, Event ready) override {
+    allocator_.free_after(held.block, ready, held.stream);
+    return true;
+  }
+  void record_stream(const Held& held, Stream stream) override {
+    allocator_.record_stream(held.block, stream);
+  }
+  bool set_home(const Held& held, Location home, Stream stream) override {
+    if (managed_) {
+      allocator_.set_home(held.block, home, stream);
+    }
+    return managed_;
+  }
+  bool hand_over(const Held& held, Stream stream) override {
+    allocator_.hand_over(held.block, stream);
+    return true;
+  }
+  void empty_cache() override {
+    allocator_.empty_cache();
+  }
+  void look(const Held* held, std::uint32_t choice) override {
+    if (held != nullptr && choice % 4 != 0) {
+      CHECK(allocator_.find(held->data + held->bytes - 1) == held->block);
+      CHECK(allocator_.data(held->block) == held->data && allocator_.bytes(held->block) >= held->bytes);
+      CHECK_EQ(allocator_.requested_bytes(held->block), held->bytes);
+      CHECK(allocator_.home(held->block) == held->home);
+    } else if (choice % 3 == 0) {
+      for (const SegmentInfo& segment : allocator_.snapshot()) {
+        CHECK(!segment.blocks.empty());
+      }
+    } else {
+      const Levels levels = allocator_.levels();
+      static_cast<void>(levels);
+      CHECK(allocator_.statistics().reserved_bytes[0].current >= 0);
+    }
+  }
+  void set_cap(int device, std::optional<std::size_t> bytes, bool hard) override {
+    if (serves_devices_) {
+      allocator_.set_cap(device, bytes, hard);
+    }
+  }
+  void set_options(std::uint32_t choice) override {
+    AllocatorOptions options;
+    options.populate = choice % 2 == 0;
+    options.release_threshold = choice / 2 % 3 == 0 ? std::optional(24 * MiB) : std::nullopt;
+    options.garbage_collection_threshold = choice / 6 % 3 == 0 ? std::optional(0.7) : std::nullopt;
+    options.max_split_bytes = choice / 18 % 4 == 0 ? std::optional(20 * MiB) : std::nullopt;
+    options.roundup_power2_divisions = choice / 72 % 4 == 0 ? 4 : 0;
+    options.segment_min_bytes = choice / 288 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
+    allocator_.set_options(options);
+  }
+  /// Neighbours move aside, or are looked for, as the residency engine does it: what it may move has a tag.
+  void special(std::uint32_t choice, std::vector<Held>& shared) override {
+    if (!serves_devices_) {
+      return;
+    }
+    const int device = static_cast<int>(choice % kDevices);
+    for (Held& each : shared) {
+      if (each) {
+        allocator_.set_tag(each.block, &each);
+      }
+    }
+    const std::size_t bytes = (1 + choice / kDevices % 64) * 128 * KiB;
+    const auto cost = [](void* tag, std::size_t moved) {
+      return tag == nullptr ? std::numeric_limits<double>::infinity() : static_cast<double>(moved);
+    };
+    if (choice / 128 % 4 == 0) {
+      static_cast<void>(allocator_.cheapest_run(bytes, device, cost));
+    } else {
+      const Stream taker = Stream::default_of(device);
+      for (const CachingManagedAllocator::Move& move : allocator_.vacate(bytes, device, taker, cost)) {
+        carry_out(move, taker, choice / 512 % 4 != 0);
+      }
+    }
+    for (Held& each : shared) {
+      if (each) {
+        allocator_.set_tag(each.block, nullptr);
+      }
+    }
+  }
+  void set_door(std::function<bool()> door) override {
+    door_ = std::move(door);
+  }
+  std::optional<std::string> check() const override {
+    return allocator_.check();
+  }
+  void expect_empty() override {
+    CHECK_EQ(allocator_.statistics().allocation[0].current, 0);
+    allocator_.empty_cache();
+    CHECK_EQ(allocator_.statistics().reserved_bytes[0].current, 0);
+    CHECK_EQ(allocator_.statistics().active_bytes[0].current, 0);
+  }
+
+ private:
+  bool make_room(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) override {
+    return door_ && door_();
+  }
+  Held held(Block* block, std::size_t bytes, Location home, Stream stream) {
+    return {block, {}, static_cast<unsigned char*>(allocator_.data(block)), bytes, home, stream, 0};
+  }
+  void carry_out(const CachingManagedAllocator::Move& move, Stream taker, bool leaves) {
+    Held& owner = *static_cast<Held*>(move.tag);
+    if (!leaves) {
+      allocator_.stay(move);
+      return;
+    }
+    for (const Stream used : allocator_.streams(move.to)) {
+      order(runtime, used, taker);
+    }
+    order(runtime, move.earlier, taker);
+    order(runtime, owner.stream, taker);
+    auto* const to = static_cast<unsigned char*>(allocator_.data(move.to));
+    runtime.copy_async(to, owner.data, owner.bytes, taker);
+    owner.block = move.to;
+    owner.data = to;
+    owner.stream = taker;
+    allocator_.leave(move);
+  }
+
+  const bool serves_host_, serves_devices_, managed_;
+  std::function<bool()> door_;
+  CachingManagedAllocator allocator_;
+};
+
+/// Any allocator with the face, over a caching one.
+class FaceSubject : public Subject {
+ public:
+  using Make = std::function<std::shared_ptr<Allocator>(ManagedRuntime&, std::shared_ptr<Allocator> upstream)>;
+
+  FaceSubject(ManagedRuntime& runtime, const Make& make)
+      : Subject(runtime), memory_(runtime, std::make_unique<ManagedSegmentSource>(runtime)) {
+    allocator_ = make(runtime, std::make_shared<CachingAllocator>(memory_));
+  }
+
+  bool serves(Location home) const override {
+    return allocator_->serves(home);
+  }
+  Held allocate(std::size_t bytes, Location home, Stream stream) override {
+    const Allocation made = allocator_->allocate(bytes, home, stream);
+    CHECK_EQ(reinterpret_cast<std::uintptr_t>(made.ptr) % kAllocationAlignment, std::uintptr_t{0});
+    return {nullptr, made, static_cast<unsigned char*>(made.ptr), bytes, home, stream, 0};
+  }
+  void free(const Held& held) override {
+    allocator_->free(held.allocation);
+  }
+  void record_stream(const Held& held, Stream stream) override {
+    allocator_->record_stream(held.allocation, stream);
+  }
+  void empty_cache() override {
+    allocator_->release();
+  }
+  void look(const Held* /*held*/, std::uint32_t /*choice*/) override {
+    const AllocatorFigures now = allocator_->figures();
+    CHECK(now.allocations >= 0 && now.requested_bytes >= 0 && now.reserved_bytes >= 0);
+    CHECK(now.upstream_frees >= 0 && now.upstream_allocations >= now.upstream_frees);
+  }
+  std::optional<std::string> check() const override {
+    return memory_.check();
+  }
+  void expect_empty() override {
+    again();
+    allocator_->release();
+    const AllocatorFigures now = allocator_->figures();
+    CHECK_EQ(now.allocations, 0);
+    CHECK_EQ(now.requested_bytes, 0);
+    allocator_.reset();
+    CHECK_EQ(memory_.statistics().allocation[0].current, 0);
+    memory_.empty_cache();
+    CHECK_EQ(memory_.statistics().reserved_bytes[0].current, 0);
+  }
+
+ protected:
+  virtual void again() {}
+  template <typename Type>
+  Type& as() {
+    return static_cast<Type&>(*allocator_);
+  }
+
+ private:
+  CachingManagedAllocator memory_;
+  std::shared_ptr<Allocator> allocator_;
+};
+
+class ArenaSubject final : public FaceSubject {
+ public:
+  explicit ArenaSubject(ManagedRuntime& runtime)
+      : FaceSubject(runtime, [](ManagedRuntime& on, std::shared_ptr<Allocator> upstream) {
+          return std::make_shared<Arena>(on, std::move(upstream),
+                                         ArenaOptions{.home = Location::device(0), .initial = 1 * MiB, .growth = 2.0});
+        }) {}
+
+  void special(std::uint32_t choice, std::vector<Held>& /*shared*/) override {
+    const std::lock_guard lock(mutex_);
+    if (choice % 8 == 0) {
+      marks_.clear();
+      as<Arena>().reset();
+    } else if (choice % 2 == 0 && marks_.size() < 8) {
+      marks_.push_back(as<Arena>().push());
+    } else if (!marks_.empty()) {
+      as<Arena>().pop(marks_.back());
+      marks_.pop_back();
+    }
+  }
+
+ private:
+  void again() override {
+    as<Arena>().reset();
+  }
+
+  std::mutex mutex_; // marks are the arena's, and the innermost goes first
+  std::vector<Arena::Mark> marks_;
+};
+
+class PlanSubject final : public FaceSubject {
+ public:
+  explicit PlanSubject(ManagedRuntime& runtime)
+      : FaceSubject(runtime, [](ManagedRuntime&, std::shared_ptr<Allocator> upstream) {
+          return std::make_shared<AllocationPlan>(std::move(upstream), Location::device(0));
+        }) {}
+
+  void special(std::uint32_t /*choice*/, std::vector<Held>& /*shared*/) override {
+    const std::lock_guard lock(mutex_);
+    under_way_ ? as<AllocationPlan>().end_iteration() : as<AllocationPlan>().begin_iteration();
+    under_way_ = !under_way_;
+  }
+
+ private:
+  void again() override {
+    if (under_way_) {
+      as<AllocationPlan>().end_iteration();
+    }
+  }
+
+  std::mutex mutex_; // one thread at a time begins and ends
+  bool under_way_ = false;
+};
+
+/// Something to soak, on a runtime of its own.
+struct Target {
+  std::string name;
+  bool delayed; ///< queued work is done late, by chance
+  std::function<std::unique_ptr<Subject>(ManagedRuntime&)> make;
+};
+
+inline const std::vector<Target>& targets() {
+  const auto caching = [](auto source) {
+    return [=](ManagedRuntime& runtime) { return std::make_unique<CachingSubject>(runtime, source(runtime)); };
+  };
+  const auto managed = caching([](ManagedRuntime& on) { return std::make_unique<ManagedSegmentSource>(on); });
+  const auto device = caching([](ManagedRuntime& on) { return std::make_unique<DeviceSegmentSource>(on); });
+  const auto pinned = caching([](ManagedRuntime& on) { return std::make_unique<PinnedSegmentSource>(on, 256 * MiB); });
+  const auto arena = [](ManagedRuntime& on) { return std::make_unique<ArenaSubject>(on); };
+  const auto plan = [](ManagedRuntime& on) { return std::make_unique<PlanSubject>(on); };
+  const auto pool = [](ManagedRuntime& on) {
+    return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+      const PoolOptions options{
+          .home = Location::device(0), .initial = 16 * MiB, .maximum = 192 * MiB, .cache = AllocatorOptions()};
+      return std::make_shared<PoolAllocator>(runtime, std::move(upstream), options);
+    });
+  };
+  const auto adaptors = [](ManagedRuntime& on) {
+    return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+      auto cache = std::make_shared<CachingAllocator>(runtime, std::move(upstream));
+      auto counting = std::make_shared<CountingAllocator>(cache);
+      auto limiting = std::make_shared<LimitingAllocator>(std::move(counting), 192 * MiB);
+      return std::make_shared<RetryingAllocator>(std::move(limiting),
+                                                 [cache](std::size_t, Location) { return cache->release() != 0; });
+    });
+  };
+  static const std::vector<Target> all{
+      {"caching, managed segments", false, managed},
+      {"arena", false, arena},
+      {"caching, managed segments, delayed work", true, managed},
+      {"caching, pinned segments", false, pinned},
+      {"allocation plan", false, plan},
+      {"caching, managed segments", false, managed},
+      {"pool", true, pool},
+      {"caching, device segments", false, device},
+      {"caching, managed segments, delayed work", true, managed},
+      {"adaptors around a cache on a cache", false, adaptors},
+      {"arena, delayed work", true, arena},
+      {"allocation plan, delayed work", true, plan},
+  };
+  return all;
+}
+
+} // namespace soak
