@@ -457,6 +457,22 @@ class TestExits:
         del y
         assert x.resize_(MIB).shape == (MIB,) and (x[: MIB // 2] == 9.0).all().item()
 
+    def test_what_has_the_cpus_label_alone_is_not_waited_for(self, budget: int) -> None:
+        """The storage that was on the device is gone, and its bytes are not."""
+        x = torch.full((MIB // 2,), 3.0, device="emu")
+        x += 1
+        before = torch_uvm.residency_stats()["records"]
+        on_cpu = torch_uvm.to(x, "cpu").detach()
+        del x
+        assert torch_uvm.residency_stats()["records"] == before - 1
+        torch.accelerator.synchronize()
+        assert (on_cpu == 4.0).all()
+        press()
+        back = torch_uvm.to(on_cpu, "emu")
+        back += 1
+        press()
+        assert (back == 5.0).all().item() and back.data_ptr() == on_cpu.data_ptr()
+
     def test_the_c_interface_of_dlpack_is_not_offered(self, budget: int) -> None:
         assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 

@@ -98,13 +98,27 @@ void Engine::free_if_dead(Record* record) noexcept {
 
 void Engine::died(Record* record) noexcept {
   const Lock lock(*this);
+  if (record->device_block != nullptr && !record->fetching()) {
+    leaving_.fetch_add(1, std::memory_order_relaxed);
+  }
+  bury(record);
+}
+
+void Engine::outlived(Block* block) noexcept {
+  const Lock lock(*this);
+  auto* const record = static_cast<Record*>(memory_.tag(block));
+  if (record != nullptr && door_.is_going(*record)) {
+    bury(record);
+  }
+}
+
+void Engine::bury(Record* record) noexcept {
   if (record->fetching()) {
     abandon_fetch(*record);
   }
   if (record->device_block != nullptr) {
     memory_.set_tag(record->device_block, nullptr); // the caller frees it, and others may look at it before
     record->device_block = nullptr;
-    leaving_.fetch_add(1, std::memory_order_relaxed);
   }
   if (record->host_block != nullptr) {
     drop_host_copy(*record);

@@ -152,6 +152,8 @@ class Engine final : public RoomMaker {
 
   /// A storage's bytes are gone: its block is being freed (the caller does that, and says so then), or its host copy.
   void died(Record* record) noexcept;
+  /// A storage with a block of its own may have died, and others that have no record live on with its bytes.
+  void outlived(Block* block) noexcept;
   /// The block of a storage that died on its device has been freed. Takes no lock.
   void freed() noexcept;
 
@@ -369,6 +371,7 @@ class Engine final : public RoomMaker {
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
   void give_block_ready(Record& record) noexcept;
+  void bury(Record* record) noexcept;
   void free_if_dead(Record* record) noexcept;
   Device& of(int device) {
     return devices_[static_cast<std::size_t>(device)];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor/managed_storage.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm {
 namespace {
@@ -66,6 +67,9 @@ void release_owner(void* pointer) {
     if (live.size() == 1) {
       live.front()->set_resizable(owner->resizable); // the last one may grow again
     }
+  }
+  if (is_own_block(owner->data) && c10::raw::intrusive_ptr::use_count(owner) > 1) {
+    forget_outlived(static_cast<Block*>(owner->data.get_context()));
   }
   c10::raw::intrusive_ptr::decref(owner);
 }

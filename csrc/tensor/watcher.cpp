@@ -503,6 +503,13 @@ bool forget_record(Block* block) {
   return record != nullptr;
 }
 
+void forget_outlived(Block* block) {
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && block != nullptr && !Context::get().forked()) {
+    engine->outlived(block);
+  }
+}
+
 void note_freed() noexcept {
   engine_in_use()->freed();
 }

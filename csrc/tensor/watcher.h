@@ -72,6 +72,8 @@ void release_capture(std::uint64_t capture) noexcept;
 
 /// A managed block is about to be freed. \return whether `note_freed` is to be called when that is done
 bool forget_record(Block* block);
+/// One of the storages on a managed block has died, and others live on.
+void forget_outlived(Block* block);
 void note_freed() noexcept;
 
 /// Managed memory of a device was given out.
