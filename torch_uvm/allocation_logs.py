@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_uvm.printable import printable
+
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 ALLOCATE, FREE, FAILURE = "allocate", "free", "allocate failure"
 ACTIONS = (ALLOCATE, FREE, FAILURE)
@@ -144,9 +146,9 @@ def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -
                 if progress is not None and number % 4096 == 0:
                     progress(done, size)
         except ValueError as error:  # of an encoding, too
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise ValueError(f"{printable(path)}, line {number}: {error}") from None
     if number == 0:
-        raise ValueError(f"{path}: empty; a log has at least a header")
+        raise ValueError(f"{printable(path)}: empty; a log has at least a header")
     return reader.finished()
 
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch_uvm.printable import printable
+
 FORMAT = "torch_uvm accesses"
 VERSION = 1
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
 _LONGEST_LINE = 64 << 20  # characters; an operator names each operand in some 20
+_MOST_LINES = 1 << 24  # what is read is kept in memory, some 500 bytes a line
 _MOST_BYTES = 2**63 - 1
 _MOST_DEVICES = 1024
 
@@ -102,15 +105,17 @@ def read_trace(path: str | Path) -> Trace:
                 number += 1
                 if len(line) == _LONGEST_LINE:
                     raise ValueError(f"longer than {_LONGEST_LINE} characters")
+                if number > _MOST_LINES:
+                    raise ValueError(f"more than {_MOST_LINES} lines")
                 if not line.endswith("\n"):
                     raise ValueError("the last line is cut off; was the recording stopped?")
                 reader.line(line, first=number == 1)
         except RecursionError:
-            raise ValueError(f"{path}, line {number}: nested too deep") from None
+            raise ValueError(f"{printable(path)}, line {number}: nested too deep") from None
         except ValueError as error:  # of json, of unicode, ours
-            raise ValueError(f"{path}, line {max(number, 1)}: {error}") from None
+            raise ValueError(f"{printable(path)}, line {max(number, 1)}: {error}") from None
     if number == 0:
-        raise ValueError(f"{path}: empty; a trace has at least a header")
+        raise ValueError(f"{printable(path)}: empty; a trace has at least a header")
     return reader.trace
 
 
@@ -134,7 +139,7 @@ class _Reader:
             raise ValueError(f"unknown record {_shown(kind)}; known: {', '.join(self._HANDLERS)}")
         keys, handle = handler
         if record.keys() != keys:
-            raise ValueError(f"{kind} has {', '.join(record)}; expected {', '.join(sorted(keys))}")
+            raise ValueError(f"{kind} has {_shown(list(record))}; expected {', '.join(sorted(keys))}")
         handle(self, record)
 
     def _format(self, record: dict[str, Any]) -> None:

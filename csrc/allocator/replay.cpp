@@ -245,6 +245,9 @@ void ReplayLog::check(const ManagedRuntime& runtime) const {
                             std::to_string(runtime.device_count()) + " devices");
     }
   }
+  if (allocations > events.size()) { // or a number alone could take all memory
+    throw InvalidArgument(std::to_string(allocations) + " allocations in " + std::to_string(events.size()) + " events");
+  }
   enum class State : std::uint8_t { kNone, kLive, kFreed };
   std::vector<State> states(allocations, State::kNone);
   std::vector<std::size_t> bytes(allocations, 0);

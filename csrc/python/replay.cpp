@@ -99,6 +99,7 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
   {
     const py::gil_scoped_release no_gil;
     ManagedRuntime& runtime = Context::get().runtime();
+    log.check(runtime); // before anything looks at it
     const ReplayOptions options{log.busiest_home(), ceiling, initial, Context::get().options().allocator};
     const auto make = [&] { return make_subject(allocator, runtime, options); };
     const auto tell = [&](std::size_t done, std::size_t of) {

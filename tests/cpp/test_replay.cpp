@@ -182,9 +182,12 @@ TEST(logs_that_cannot_be_are_refused) {
       {{static_cast<Kind>(9), 0, 0, 8}},
   };
   for (const std::vector<ReplayEvent>& events : impossible) {
-    const ReplayLog log{{kStream}, events, 2};
+    const ReplayLog log{{kStream}, events, static_cast<std::uint32_t>(events.size())};
     CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, log));
   }
+  // Tables of that size are not made first.
+  const ReplayLog many{{kStream}, {{Kind::kAllocate, 0, 0, 8}}, ~std::uint32_t{0}};
+  CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, many));
   CHECK_EQ(runtime.count("allocate_managed"), std::size_t{0});
   CHECK_THROWS(InvalidArgument, make_subject("stash", runtime, {}));
   CHECK_EQ(replay_on("caching", runtime, ReplayLog{}).calls, std::size_t{0});

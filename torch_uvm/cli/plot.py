@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_uvm.printable import printable
 from torch_uvm.traces import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         trace = read_trace(arguments.trace)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser.error(printable(error))
     if not any(it.device == arguments.device for it in trace.storages.values()):
         devices = sorted({it.device for it in trace.storages.values()})
         parser.error(f"the trace has nothing of device {arguments.device}; it has {devices}")
@@ -156,5 +157,5 @@ def main(argv: Sequence[str]) -> int:
         print("plot needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
-        parser.error(f"{arguments.output}: {error}")
+        parser.error(printable(f"{arguments.output}: {error}"))
     return 0

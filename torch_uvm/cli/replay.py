@@ -15,6 +15,7 @@ from torch_uvm import _C
 from torch_uvm.allocation_iterations import Iterations, at_lines, find, split_evenly
 from torch_uvm.allocation_logs import AllocationLog, read_log
 from torch_uvm.cli.progress import Progress
+from torch_uvm.printable import printable
 from torch_uvm.replays import Replay, allocators, ceiling, replay
 
 SUMMARY = "replay a log of allocations on other allocators"
@@ -102,7 +103,7 @@ def figures(done: Replay) -> dict[str, Any]:
 
 def _about(path: Path, log: AllocationLog, iterations: Iterations) -> str:
     lines = [
-        f"{path.name}: {len(log)} rows, {log.allocation_count} allocations, at most "
+        f"{printable(path.name)}: {len(log)} rows, {log.allocation_count} allocations, at most "
         f"{_C.format_bytes(log.peak_live_bytes())} live, {len(log.logged_streams)} streams"
     ]
     left_out = [
@@ -208,7 +209,7 @@ def draw(replays: Sequence[Replay], iterations: Iterations, title: str, path: Pa
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)  # a dollar in a name is one
     figure.savefig(path)
 
 
@@ -237,7 +238,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--repeat {arguments.repeat}; accepted: 1 to 1000")
     for path in (arguments.json, arguments.plot):
         _check_output(parser, path)
-    reading = Progress(f"reading {arguments.log.name}")
+    reading = Progress(f"reading {printable(arguments.log.name)}")
     try:
         log = read_log(arguments.log, reading)
         iterations = _iterations(arguments, log)
@@ -246,7 +247,7 @@ def main(argv: Sequence[str]) -> int:
         most = ceiling(log)
     except (OSError, ValueError, RuntimeError) as error:
         reading.close()
-        parser.error(str(error))
+        parser.error(printable(error))
     reading.close()
     print(_about(arguments.log, log, iterations))
     replays = []
@@ -261,17 +262,20 @@ def main(argv: Sequence[str]) -> int:
     print(f"{arguments.repeat} times, the median; {clock}\n")
     print(table(replays, log))
     if arguments.json is not None:
-        _write_json(arguments.json, arguments.log, log, iterations, replays)
+        try:
+            _write_json(arguments.json, arguments.log, log, iterations, replays)
+        except OSError as error:
+            parser.error(f"{arguments.json}: {error}")
     if arguments.plot is not None:
         try:
-            draw(replays, iterations, f"{arguments.log.name}, {len(log)} rows", arguments.plot)
+            draw(replays, iterations, f"{printable(arguments.log.name)}, {len(log)} rows", arguments.plot)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "matplotlib":
                 raise
             print("--plot needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
             return 1
         except (OSError, ValueError) as error:
-            parser.error(f"{arguments.plot}: {error}")
+            parser.error(printable(f"{arguments.plot}: {error}"))
     return 1 if any(it.failure for it in replays) else 0
 
 

@@ -1,0 +1,124 @@
+"""Files are data: nothing in them is run, sizes are checked, and reports show them without obeying them."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+from _spawn import Spawn
+from fuzz_readers import TARGETS, a_log, a_trace, inputs, refused
+
+from torch_uvm.allocation_logs import read_log
+from torch_uvm.printable import printable
+from torch_uvm.traces import read_trace
+
+PACKAGE = Path(__file__).resolve().parent.parent / "torch_uvm"
+
+#: What would run what a file says, and who may all the same: `run` runs the script that it is given.
+RUNS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+CALLS = {"eval", "exec", "compile", "__import__"}
+MAY = {"cli/run.py": {"exec", "compile"}}
+
+#: A name that a terminal would obey, that XML has no room for, and that matplotlib would take for a formula.
+EVIL = "\x1b[2J\x07$\\frac$<script>&\u202e.csv"
+
+
+def what_runs_files(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {it.name.split(".")[0] for it in node.names} & RUNS
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module.split(".")[0]} & RUNS
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found |= {node.func.id} & CALLS
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if ast.unparse(node.func) in ("torch.load", "numpy.load", "torch.jit.load"):
+                found.add(ast.unparse(node.func))
+    return found
+
+
+def test_nothing_runs_what_a_file_says() -> None:
+    assert what_runs_files("from pickle import load; torch.load(f); eval(x)") == {
+        "pickle",
+        "torch.load",
+        "eval",
+    }
+    files = sorted(PACKAGE.rglob("*.py"))
+    found = {str(it.relative_to(PACKAGE)): what_runs_files(it.read_text()) for it in files}
+    assert {name: runs for name, runs in found.items() if runs} == MAY
+
+
+class TestReaders:
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_a_changed_file_is_read_or_refused(self, target: str, tmp_path: Path) -> None:
+        """`make fuzz` goes on with it."""
+        some = itertools.islice(inputs(target, 7), 600)
+        no = sum(refused(target, it, tmp_path / "input") for it in some)
+        assert 300 < no < 600  # both are seen
+
+    def test_what_it_begins_with_is_right(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_bytes(a_log())
+        (tmp_path / "trace").write_bytes(a_trace())
+        assert read_log(tmp_path / "log").failures == 1
+        assert len(read_trace(tmp_path / "trace").operators) == 4
+
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_a_device_without_an_end_is_refused(self, target: str) -> None:
+        with pytest.raises(ValueError, match=r"/dev/zero, line 1: longer than"):
+            TARGETS[target][1](Path("/dev/zero"))
+
+    def test_more_lines_than_are_kept_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "log").write_bytes(a_log())
+        (tmp_path / "trace").write_bytes(a_trace())
+        monkeypatch.setattr("torch_uvm.allocation_logs.MOST_ROWS", 3)
+        monkeypatch.setattr("torch_uvm.traces._MOST_LINES", 3)
+        with pytest.raises(ValueError, match="line 5: more than 3 rows"):
+            read_log(tmp_path / "log")
+        with pytest.raises(ValueError, match="line 4: more than 3 lines"):
+            read_trace(tmp_path / "trace")
+
+    def test_keys_are_shown_as_text_in_short(self, tmp_path: Path) -> None:
+        first = a_trace().splitlines(keepends=True)[0]
+        (tmp_path / "trace").write_bytes(first + b'{"death": 1, "\\u001b[2J' + b"x" * 1000 + b'": 2}\n')
+        with pytest.raises(ValueError, match="line 2: death has") as caught:
+            read_trace(tmp_path / "trace")
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+class TestReports:
+    def test_printable(self) -> None:
+        assert printable("äöü 漢字 a.csv") == "äöü 漢字 a.csv"
+        assert printable("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
+
+    def test_a_replay_shows_a_name_and_obeys_it_nowhere(self, spawn: Spawn, tmp_path: Path) -> None:
+        log, picture = tmp_path / EVIL, tmp_path / "picture.svg"
+        log.write_bytes(a_log())
+        pytest.importorskip("matplotlib")
+        arguments = ["-m", "torch_uvm", "replay", str(log), "--allocator", "caching", "--repeat", "1"]
+        done = spawn(args=[*arguments, "--plot", str(picture)], env={"TORCH_UVM_DEVICE": "emu"})
+        assert all(line.isprintable() for line in done.stdout.splitlines())
+        assert printable(EVIL) in done.stdout
+        xml.dom.minidom.parse(str(picture))  # well-formed
+        assert "<script" not in picture.read_text()
+
+    @pytest.mark.parametrize("command", ["replay", "plot"])
+    def test_errors_name_the_file_and_obey_it_nowhere(
+        self, command: str, spawn: Spawn, tmp_path: Path
+    ) -> None:
+        file = tmp_path / EVIL
+        file.write_bytes(b"\x1b[2J\n")
+        output = ["-o", "x.png"] if command == "plot" else []
+        done = spawn(
+            args=["-m", "torch_uvm", command, str(file), *output],
+            env={"TORCH_UVM_DEVICE": "emu"},
+            check=False,
+        )
+        assert done.returncode == 2
+        assert all(line.isprintable() for line in done.stderr.splitlines())
+        assert printable(EVIL) in done.stderr
