@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize races soak soak-training cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz races soak soak-training cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,7 +40,7 @@ examples: build ## run the other examples: tensors on both sides, the GPT script
 	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) -m torch_uvm run examples/train_gpt.py --steps 5 --validation-batches 1
 
 # A worker for each core, in the order of the files: what compiles comes early. OpenMP's threads leave a core at once.
-test: build cpp cuda-wheels ## run all tests, those of the C++ floors included
+test: build cpp sanitized cuda-wheels ## run all tests, those of the C++ floors included
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 venv: $(STAMPS)/installed ## make .venv with what is pinned in requirements/
@@ -104,6 +104,28 @@ sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and 
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-thread -G Ninja -DSANITIZE=thread
 	$(WITH_TOOLS) cmake --build build/cpp-thread -j $(JOBS)
 	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-thread
+
+# As much of it as `test` has time for: what tests/test_sanitizers.py names, of floors that are compiled as a few files.
+SHORT = -G Ninja --log-level=WARNING -DUNITY=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g1"
+FUZZERS := fuzz_options fuzz_replay fuzz_allocator
+sanitized: $(STAMPS)/installed ## build what `test` runs under sanitizers
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/short-thread $(SHORT) -DSANITIZE=thread
+	@$(WITH_TOOLS) cmake --build build/short-thread -j $(JOBS) \
+	  --target test_allocator_stress test_arena_scopes test_emulated_queue test_residency_room
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/short-address $(SHORT) -DSANITIZE=address -DFUZZ=ON
+	@$(WITH_TOOLS) cmake --build build/short-address -j $(JOBS) \
+	  --target test_allocator_failures test_replay planted_fault $(FUZZERS)
+
+# With CXX=clang++ in the environment they are libFuzzer's. What one finds is left in build/.
+fuzz: export SECONDS ?= 60
+fuzz: export SEED ?= 1
+fuzz: build ## the fuzzers, under ASAN and UBSAN, and those of what reads files: SECONDS=60 each; SEED=1
+	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-fuzz $(SHORT) -DSANITIZE=address,undefined -DFUZZ=ON
+	@$(WITH_TOOLS) cmake --build build/cpp-fuzz -j $(JOBS) --target $(FUZZERS)
+	for fuzzer in $(FUZZERS); do UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/cpp-fuzz/$$fuzzer \
+	  -max_total_time=$(SECONDS) -seed=$(SEED) -artifact_prefix=build/$$fuzzer- tests/cpp/corpus/$${fuzzer#fuzz_} \
+	  || exit 1; done
+	$(VENV_PY) tests/fuzz_readers.py --seconds $(SECONDS) --seed $(SEED)
 
 # Each program of tests/_races.py under this many schedules: 10 000 in all.
 SCHEDULES ?= 700
