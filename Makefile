@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz races soak soak-training cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz races checked soak soak-training faults cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -132,6 +132,15 @@ SCHEDULES ?= 700
 races: build ## run programs that race under a budget, under SCHEDULES=700 schedules each
 	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) tests/_races.py --jobs $(JOBS) --seeds 0:$(SCHEDULES)
 
+# The suite runs beside its own build: in build/checked, so that nothing else is imported.
+CHECKED := build/checked
+checked: $(STAMPS)/installed ## run the suite on builds that walk every structure after each change; EVERY=n: each n-th
+	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-checked -G Ninja --log-level=WARNING -DCHECKED=ON
+	$(WITH_TOOLS) cmake --build build/cpp-checked -j $(JOBS)
+	$(WITH_TOOLS) TORCH_UVM_CHECKED=1 $(VENV_PY) setup.py -q build --build-lib $(CHECKED)
+	cd $(CHECKED) && PYTHONPATH="$$PWD" TORCH_UVM_CHECK_EVERY=$(or $(EVERY),1) OMP_WAIT_POLICY=PASSIVE \
+	  $(CURDIR)/$(VENV_PY) -m pytest $(CURDIR)/tests --cpp-build $(CURDIR)/build/cpp-checked
+
 soak: export OPERATIONS ?= 100000000
 soak: $(STAMPS)/installed ## the allocator: OPERATIONS=100000000 random ones by 8 threads; SEED= plays one again
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -141,6 +150,12 @@ soak: $(STAMPS)/installed ## the allocator: OPERATIONS=100000000 random ones by 
 soak-training: export STEPS ?= 10000
 soak-training: build ## training: STEPS=10000 of random models under random budgets, against the CPU; SEED=
 	TORCH_UVM_DEVICE=emu $(VENV_PY) tests/soak_training.py --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+
+# With tests/cpp/test_residency_faults.cpp, which `make cpp` has built.
+faults: export TORCH_UVM_FAULTS = long
+faults: build cpp ## make each call of the runtime fail once, wherever one is made; cut training short in other ways
+	build/cpp/test_residency_faults
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing
 	$(VENV_PY) -m ruff check .

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     _default_to_fused_or_foreach,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from torch_uvm import _C
 from torch_uvm.arguments import show
@@ -88,12 +88,15 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.update = _C.DeferredUpdate(device)
+        self.records = True
         self._at_once = {id(number) for number in numbers}
         self._results: dict[int, torch.Tensor] = {}  # they stand for what the update will have made
         self._without_bytes: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self.records:
+            return func(*args, **kwargs)
         waits = any(
             not tensor.is_cpu and id(tensor) not in self._at_once
             for tensor in _tensors((*args, *kwargs.values()))
@@ -128,9 +131,8 @@ class _Recorder(TorchDispatchMode):
         """Versions go up as when the operator runs: those of lists do so in its kernel, of single tensors
         before it is recorded, and of what a fused one writes not at all."""
         if not func._schema.name.startswith("aten::_fused_"):
-            torch.autograd.graph.increment_version(
-                tensor for tensor in args[0] if id(tensor) not in self._results
-            )
+            # A list: what interrupts a generator, Ctrl-C, PyTorch would lose there.
+            torch.autograd.graph.increment_version([t for t in args[0] if id(t) not in self._results])
 
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -205,12 +207,18 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             part = _part(arguments, [index])
             numbers = [value[0] for name, value in part.items() if name in _NUMBERS and value]
             recorder = _Recorder(part["params"][0].device, numbers)
-            observed = _C.observe_operators(False)  # they do not run, and use no tensors yet
+            # Ctrl-C may come between any two calls. No operator may be swallowed then, nor go unobserved: the
+            # first things that `finally` does undo both, and a mode that `with` never got to know is left.
+            observed = _C.observe_operators(True)
             try:
+                _C.observe_operators(False)  # they do not run, and use no tensors yet
                 with recorder:
                     plain(**part)
             finally:
+                recorder.records = False
                 _C.observe_operators(observed)
+                if recorder in _get_current_dispatch_mode_stack():
+                    recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             updates.append(recorder.update)
         _C.defer(updates)
         if optimizer not in _known:

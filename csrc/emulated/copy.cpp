@@ -51,13 +51,27 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
   const at::Tensor& device_side = is_ours(self) ? self : dst;
   const at::Tensor& host_side = is_ours(self) ? dst : self;
   const Stream stream = current_stream(device_side.device().index());
+  record_stream(host_side.storage().data_ptr(), stream); // before the copy, which may not be left unnoticed
   runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, stream);
-  record_stream(host_side.storage().data_ptr(), stream);
   const bool host_side_waits =
       is_managed(host_side.storage().data_ptr()) || runtime().is_pinned_ptr(data_of(host_side, false));
   if (!(non_blocking && host_side_waits)) {
     runtime().synchronize_stream(stream);
   }
+}
+
+/// What comes next on `later` waits for what is queued on `earlier`.
+void wait_for(Stream earlier, Stream later) {
+  EmulatedRuntime& rt = runtime();
+  const Event event = rt.create_event(earlier.device, /*timing=*/false);
+  try {
+    rt.record_event(event, earlier);
+    rt.wait_event(later, event);
+  } catch (...) {
+    rt.destroy_event(event);
+    throw;
+  }
+  rt.destroy_event(event);
 }
 
 /// Between two devices, in the order of both their current streams.
@@ -66,20 +80,13 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   if (bytes == 0) {
     return;
   }
-  EmulatedRuntime& rt = runtime();
   const Stream from = current_stream(self.device().index());
   const Stream to = current_stream(dst.device().index());
-  // Nobody may still use the destination, and its stream goes on only when the bytes are there.
-  const Event ready = rt.create_event(to.device, /*timing=*/false);
-  rt.record_event(ready, to);
-  rt.wait_event(from, ready);
-  rt.destroy_event(ready);
-  rt.copy_async(data_of(dst, true), data_of(self, false), bytes, from);
-  const Event done = rt.create_event(from.device, /*timing=*/false);
-  rt.record_event(done, from);
-  rt.wait_event(to, done);
-  rt.destroy_event(done);
   record_stream(dst.storage().data_ptr(), from);
+  // Nobody may still use the destination, and its stream goes on only when the bytes are there.
+  wait_for(to, from);
+  runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, from);
+  wait_for(from, to);
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_blocking) {

@@ -2,7 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
-
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
 #include <iterator>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "emulated/backend.h"
+#include "runtime/error.h"
 #include "tensor/context.h"
 #include "tensor/host_tensors.h"
 #include "tensor/managed_storage.h"
@@ -137,8 +138,12 @@ struct EmuAllocator final : c10::DeviceAllocator {
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* ptr = bytes == 0 ? nullptr : runtime().allocate_pinned(bytes);
-    return {ptr, ptr, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+    try {
+      void* ptr = bytes == 0 ? nullptr : runtime().allocate_pinned(bytes);
+      return {ptr, ptr, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+    } catch (const OutOfMemory& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    }
   }
   c10::DeleterFnPtr raw_deleter() const override {
     return &free_pinned;

@@ -20,8 +20,13 @@ c10::Stream current_stream(c10::Device device) {
 void wait_for(c10::Stream earlier, c10::Stream later) {
   const c10::impl::VirtualGuardImpl guard(earlier.device_type());
   void* event = nullptr;
-  guard.record(&event, earlier, earlier.device_index(), c10::EventFlag::PYTORCH_DEFAULT);
-  guard.block(event, later);
+  try {
+    guard.record(&event, earlier, earlier.device_index(), c10::EventFlag::PYTORCH_DEFAULT);
+    guard.block(event, later);
+  } catch (...) {
+    guard.destroyEvent(event, earlier.device_index());
+    throw;
+  }
   guard.destroyEvent(event, earlier.device_index());
 }
 

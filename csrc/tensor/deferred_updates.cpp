@@ -93,6 +93,9 @@ void accept_use(const Pending& pending) {
 void forget(Table& table, const Shared& pending) {
   for (const DeferredUpdate::Access& access : pending->update->accesses()) {
     const auto found = table.by_storage.find(access.storage);
+    if (found == table.by_storage.end()) {
+      continue; // it never came to be filed
+    }
     std::erase(found->second, pending);
     if (found->second.empty()) {
       table.by_storage.erase(found);
@@ -156,6 +159,7 @@ void run(const Shared& pending) {
   }
   running = false;
   std::vector<Written> gone;
+  std::optional<c10::Stream> unnoted;
   std::unique_ptr<DeferredUpdate> done; // goes without the mutex, and when nobody waits any more: it may be the last
                                         // to hold a storage with a Python object
   {
@@ -164,9 +168,20 @@ void run(const Shared& pending) {
     if (!error) {
       pending->done = true;
       forget(table, pending);
-      note_written(table, *pending->update, gone);
       done = std::move(pending->update);
       table.count.fetch_sub(1, std::memory_order_relaxed);
+      try {
+        note_written(table, *done, gone);
+      } catch (const std::exception&) { // no memory for it: nobody has to wait for what is over
+        unnoted = done->stream();
+      }
+    }
+  }
+  if (unnoted) {
+    try {
+      c10::impl::VirtualGuardImpl(unnoted->device_type()).synchronizeStream(*unnoted);
+    } catch (...) {
+      error = std::current_exception(); // what is wrong with the device
     }
   }
   table.finished.notify_all();
@@ -262,8 +277,13 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
     const auto pending = std::make_shared<Pending>();
     pending->update = std::move(update);
     pending->number = ++table.numbered;
-    for (const DeferredUpdate::Access& access : pending->update->accesses()) {
-      table.by_storage[access.storage].push_back(pending);
+    try {
+      for (const DeferredUpdate::Access& access : pending->update->accesses()) {
+        table.by_storage[access.storage].push_back(pending);
+      }
+    } catch (...) { // no memory for it: as if the step had been interrupted before it
+      forget(table, pending);
+      throw;
     }
     table.count.fetch_add(1, std::memory_order_relaxed);
   }

@@ -144,6 +144,17 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   return record;
 }
 
+Record* known_record_of(const c10::StorageImpl* storage) noexcept {
+  const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  if (is_on_host(data)) {
+    return static_cast<Record*>(data.get_context());
+  }
+  const bool may_have = is_own_block(data) && data.get_context() != nullptr && !data.device().is_cpu();
+  return may_have
+             ? static_cast<Record*>(Context::get().managed_allocator().tag(static_cast<Block*>(data.get_context())))
+             : nullptr;
+}
+
 void delete_evicted(void* record) {
   if (Context::get().forked()) {
     return;

@@ -142,6 +142,20 @@ Inputs inspect(const at::RecordFunction& function) {
   return found;
 }
 
+/// There was no memory to look the operands up with. The operator finds them where they are, complete.
+void without_the_books(Engine& engine, const at::RecordFunction& function) noexcept {
+  const Engine::Lock lock(engine);
+  for (const c10::IValue& value : function.inputs()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
+      if (Record* const record = storage == nullptr ? nullptr : known_record_of(storage)) {
+        const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+        engine.used_unseen(*record, {record->device, guard.getStreamNativeHandle(guard.getStream(tensor.device()))});
+      }
+    });
+  }
+}
+
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
   const bool deferred = has_deferred_updates() && !runs_deferred_update();
@@ -200,7 +214,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
     }
     return outermost;
   } catch (...) {
-    return nullptr; // no memory for the books; the operator finds its operands where they are
+    without_the_books(*engine, function);
+    return nullptr;
   }
 }
 

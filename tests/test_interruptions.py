@@ -1,0 +1,379 @@
+"""Training under a budget that is cut short: no memory, a full disk, Ctrl-C, forks, exits, a killed child.
+
+Each process trains under a budget, and takes a step that did not end again from the state before it, as
+scripts with checkpoints do; it ends with the bytes that a run by itself has. `make faults` tries more seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from _faults import LONG
+from _spawn import Spawn
+
+SEEDS = range(12) if LONG else [0]
+
+PRELUDE = """
+import contextlib, copy, gc, os, random, resource, signal, sys, threading, time
+import torch, torch_uvm
+from torch import nn
+from torch_uvm import _C
+
+torch.set_num_threads(1)
+MIB = 1 << 20
+torch.manual_seed(0)
+layers = [part for _ in range(6) for part in (nn.Linear(512, 512), nn.ReLU())]
+plain = nn.Sequential(*layers, nn.Linear(512, 10))
+inputs = [torch.randn(16, 512) for _ in range(8)]
+
+class Training:
+    def __init__(self, device):
+        self.device = device
+        self.model = copy.deepcopy(plain).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def step(self, number):
+        self.optimizer.zero_grad()
+        self.model(inputs[number % 8].to(self.device)).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self):
+        both = [self.model.state_dict(), self.optimizer.state_dict()]
+        on_cpu = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach().cpu(), both)
+        return copy.deepcopy(on_cpu)
+
+    def load(self, state):
+        state = copy.deepcopy(state)  # optimizers take the tensors that count steps as they are
+        self.model.load_state_dict(state[0])
+        self.optimizer.load_state_dict(state[1])
+
+def same(one, other):
+    pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (one, other)), strict=True)
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
+
+def alone(steps):
+    torch_uvm.disable()
+    reference = Training("cpu")
+    for number in range(steps):
+        reference.step(number)
+    return reference.state()
+
+def check():
+    gc.collect()
+    torch.emu.synchronize()
+    for found in (_C.check_allocator(), _C.check_residency(), _C.emu_check_plain_allocator()):
+        assert found is None, found
+
+def under_a_budget(optimizer="in_place"):
+    torch_uvm.enable(budget=8 * MIB, optimizer=optimizer)
+    training = Training("emu")
+    training.step(0)  # what is made once
+    torch_uvm.enable(budget=8 * MIB, optimizer=optimizer)
+    again = Training("emu")
+    del training
+    return again
+"""
+
+
+class TestMemory:
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_the_host_has_none_left_in_the_midst_of_a_step(self, spawn: Spawn, seed: int) -> None:
+        """An address space that ends anywhere: what asks for more is refused, Python and PyTorch included."""
+        done = spawn(
+            PRELUDE
+            + f"""
+choose = random.Random({seed})
+wanted = alone(4)
+training = under_a_budget()
+refused = 0
+state = training.state()
+for number in range(4):
+    for _ in range(6):
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (used + choose.randrange(0, 12 * MIB), hard))
+        hog = []
+        try:
+            with contextlib.suppress(MemoryError):
+                while choose.random() < 0.5:
+                    hog.append(bytearray(choose.randrange(64 << 10, 2 * MIB)))  # from caches, too
+            training.step(number)
+            ended = True
+        except (MemoryError, RuntimeError):
+            ended = False
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+            del hog
+        check()
+        if ended:
+            break
+        training.load(state)
+    else:
+        training.step(number)
+    state = training.state()
+assert same(state, wanted)
+print(refused)
+"""
+        )
+        assert int(done.stdout.split()[-1]) >= 0
+
+    @pytest.mark.parametrize("refused", ["limit", "runtime"])
+    def test_pinned_memory_is_refused(self, spawn: Spawn, refused: str) -> None:
+        """The engine cannot take anything to the host: the budget is missed by name, and no byte is lost."""
+        spawn(
+            PRELUDE
+            + f"""
+torch_uvm.enable(budget=8 * MIB)
+if {refused!r} == "limit":
+    _C.set_host_limit(2 * MIB)
+kept = []
+for number in range(24):
+    if {refused!r} == "runtime":
+        for nth in range(1, 9):
+            _C.emu_fail_call("allocate_pinned", nth)
+    try:
+        kept.append((torch.full((MIB // 4,), float(number), device="emu"), number))
+    except torch.OutOfMemoryError as error:
+        assert "budget" in str(error), error
+        break
+    finally:
+        _C.emu_clear_failures()
+else:
+    raise AssertionError("24 MiB where 8 MiB and 2 MiB fit")
+assert 7 <= len(kept) <= 11, len(kept)
+for x, number in kept:
+    assert (x.cpu() == number).all()
+check()
+_C.set_host_limit(None)
+for number in range(len(kept), 24):
+    kept.append((torch.full((MIB // 4,), float(number), device="emu"), number))
+for x, number in kept:
+    assert (x.cpu() == number).all()
+check()
+"""
+        )
+
+
+class TestDisk:
+    @pytest.mark.parametrize("kind", ["allocations", "accesses"])
+    def test_a_recording_that_the_disk_has_no_room_for(self, spawn: Spawn, kind: str) -> None:
+        """Training goes on, the end says so by name, and there is as much of it as there was room for."""
+        spawn(
+            PRELUDE
+            + f"""
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+sizes = {[0, 1, 100, 5000, 9000, 20_000] if LONG else [1, 9000]}
+steps = 10
+wanted = alone(steps * len(sizes))
+training = under_a_budget()
+for number, most in enumerate(sizes):
+    file = f"recording {{most}}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    recording = torch_uvm.record_{kind}(file)
+    for step in range(steps):
+        training.step(number * steps + step)
+    try:
+        recording.stop()
+    except RuntimeError as error:
+        assert file in str(error) and "File too large" in str(error), error
+    else:
+        raise AssertionError("all was written")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert os.path.getsize(file) <= most
+    with torch_uvm.record_{kind}(file):  # there is room again
+        torch.ones(MIB, device="emu").add_(1)
+    assert os.path.getsize(file) > 0
+assert same(training.state(), wanted)
+check()
+"""
+        )
+
+    def test_a_replays_figures(self, spawn: Spawn, tmp_path: Path) -> None:
+        log = tmp_path / "log.csv"
+        spawn(
+            f"""
+            import torch, torch_uvm
+            torch_uvm.enable()
+            with torch_uvm.record_allocations({str(log)!r}):
+                for _ in range(4):
+                    torch.ones(1000, device="emu")
+            """
+        )
+        for option in ("--json", "--plot"):
+            target = "/dev/full" if option == "--json" else "/dev/full/picture.png"
+            args = [
+                "-m",
+                "torch_uvm",
+                "replay",
+                str(log),
+                "--repeat",
+                "1",
+                "--iterations",
+                "1",
+                option,
+                target,
+            ]
+            done = spawn(args=args, check=False)
+            assert done.returncode not in (0, -11, -6), done
+            assert "Traceback" not in done.stderr and "/dev/full" in done.stderr, done.stderr
+
+
+class TestSignals:
+    @pytest.mark.parametrize("seed", SEEDS)
+    @pytest.mark.parametrize("optimizer", ["in_place", "deferred"])
+    def test_ctrl_c_at_random_moments(self, spawn: Spawn, optimizer: str, seed: int) -> None:
+        spawn(
+            PRELUDE
+            + f"""
+choose = random.Random({seed})
+wanted = alone(6)
+training = under_a_budget({optimizer!r})
+state = training.state()
+began = time.perf_counter()
+training.step(0)
+long = time.perf_counter() - began
+training.load(state)
+interrupted = 0
+for number in range(6):
+    for attempt in range(8):
+        signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, 1.5 * long))
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+        try:
+            training.step(number)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            interrupted += 1
+        training.load(state)
+        check()
+    else:
+        training.step(number)
+    state = training.state()
+assert same(state, wanted)
+assert interrupted > 0
+check()
+assert _C.pending_updates() == 0
+"""
+        )
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_forks_at_random_moments(self, spawn: Spawn, seed: int) -> None:
+        """Children read what is the host's and end; the training does not notice."""
+        spawn(
+            PRELUDE
+            + f"""
+choose = random.Random({seed})
+wanted = alone(6)
+host = torch_uvm.full((MIB,), 3.0, device="cpu")
+training = under_a_budget()
+children = []
+stop = threading.Event()
+
+def fork_now_and_then():
+    while not stop.is_set() and len(children) < 20:
+        stop.wait(choose.uniform(0.0, 0.02))
+        child = os.fork()
+        if child == 0:
+            right = host.data_ptr() != 0 and all(value == 3.0 for value in host[::4096].tolist())
+            try:
+                torch.ones(8, device="emu")
+            except RuntimeError as error:
+                os._exit(0 if right and "forked process" in str(error) else 1)
+            os._exit(2)
+        children.append(child)
+
+forking = threading.Thread(target=fork_now_and_then)
+forking.start()
+for number in range(6):
+    training.step(number)
+stop.set()
+forking.join()
+statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+assert set(statuses) == {{0}}, statuses
+assert same(training.state(), wanted)
+check()
+"""
+        )
+
+
+class TestEnds:
+    @pytest.mark.parametrize("seed", SEEDS)
+    @pytest.mark.parametrize("optimizer", ["deferred", "in_place"][: 2 if LONG else 1])
+    def test_the_interpreter_ends_in_the_midst_of_it(self, spawn: Spawn, optimizer: str, seed: int) -> None:
+        """Live tensors, a thread that trains, copies that are delayed, updates that are pending."""
+        done = spawn(
+            PRELUDE
+            + f"""
+training = under_a_budget({optimizer!r})
+pinned = [torch.ones(MIB // 4).pin_memory() for _ in range(4)]
+pending = [x.to("emu", non_blocking=True) for x in pinned]
+other = Training("emu")
+def work():
+    for number in range(5):
+        other.step(number)
+threading.Thread(target=work).start()
+training.step(0)
+sys.modules["kept"] = (training, pending)
+graph = training.model(inputs[0].to("emu")).sum()
+""",
+            env={"TORCH_UVM_CONF": f"emulated_schedule_seed:{seed}"},
+            timeout=120,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_child_is_killed_while_it_holds_shared_memory_and_aliases(self, spawn: Spawn) -> None:
+        """Forked and spawned ones. The parent goes on, and nothing is left behind in /dev/shm."""
+        before = set(os.listdir("/dev/shm"))
+        spawn(
+            PRELUDE
+            + """
+import torch.multiprocessing as processes
+
+def hold(shared, ready):
+    shared.add_(1.0)
+    ours = [torch.ones(MIB // 4).share_memory_() for _ in range(4)]
+    ready.send(ours[0])
+    ready.recv()  # never
+
+def kill(child):
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+if __name__ == "__main__":
+    wanted = alone(3)
+    training = under_a_budget()
+    host = torch_uvm.full((MIB,), 3.0, device="cpu")
+    moved = torch_uvm.to(torch.full((MIB,), 4.0, device="emu"), "cpu")
+    for way in ("fork", "fork"):
+        context = processes.get_context(way)
+        shared = torch.zeros(MIB).share_memory_()
+        for number in range(3):
+            mine, theirs = context.Pipe()
+            child = context.Process(target=hold, args=(shared, theirs))
+            child.start()
+            received = mine.recv()
+            assert received.sum().item() == MIB // 4
+            kill(child)
+            assert (received == 1.0).all() and (shared == number + 1.0).all()
+            assert (host == 3.0).all() and (moved == 4.0).all()
+            del received
+    child = os.fork()
+    if child == 0:  # with copies of the parent's, and aliases that it was given
+        host.zero_(), moved.zero_()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (host == 3.0).all() and (moved == 4.0).all()
+    for number in range(3):
+        training.step(number)
+    assert same(training.state(), wanted)
+    check()
+"""
+        )
+        left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")}
+        assert left == set(), left
