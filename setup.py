@@ -5,7 +5,8 @@ the extension fits only the minor version of torch it was compiled against.
 
 ``TORCH_UVM_CUDA=0`` leaves the CUDA floor out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
 where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
-what would be built, and builds nothing.
+what would be built, and builds nothing. ``TORCH_UVM_CHECKED=1`` builds one that walks its structures after
+every change (csrc/allocator/invariants.h).
 """
 
 from __future__ import annotations
@@ -73,11 +74,19 @@ def cuda_floor() -> tuple[bool, str]:
     return False, missing
 
 
+def is_checked() -> bool:
+    asked = os.environ.get("TORCH_UVM_CHECKED", "")
+    if asked not in ("", "0", "1"):
+        sys.exit(f"TORCH_UVM_CHECKED is {asked!r}; accepted are 0, 1 and unset")
+    return asked == "1"
+
+
 def flavour() -> str:
     """What is built, in one line."""
     with_cuda, reason = cuda_floor()
     what = "the emulated runtime and the CUDA floor" if with_cuda else "the emulated runtime only"
-    return f"torch_uvm for torch {torch.__version__}: {what} ({reason})"
+    checked = ", invariants checked" if is_checked() else ""
+    return f"torch_uvm for torch {torch.__version__}: {what} ({reason}){checked}"
 
 
 def extension() -> Extension:
@@ -94,6 +103,8 @@ def extension() -> Extension:
     flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     if with_cuda:
         flags.append("-DTORCH_UVM_WITH_CUDA")
+    if is_checked():
+        flags.append("-DTORCH_UVM_CHECKED")
     make: Callable[..., Extension] = CUDAExtension if with_cuda else CppExtension
     return make(
         name="torch_uvm._C",
@@ -114,7 +125,7 @@ class BuildExt(BuildExtension):
     def finalize_options(self) -> None:
         super().finalize_options()
         # One folder for each torch, Python and flavour: what is compiled for one does not fit another.
-        floor = "cuda" if cuda_floor()[0] else "emulated"
+        floor = ("cuda" if cuda_floor()[0] else "emulated") + ("-checked" if is_checked() else "")
         build = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{floor}"
         self.build_temp = str(ROOT / "build" / build)
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "allocator/invariants.h"
 #include "allocator/state.h"
 
 namespace torch_uvm {
@@ -118,6 +119,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return nullptr;
   }
   std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
   state.check_not_forked();
   if (bytes > kLargestRequest) {
     state.note_refused(bytes, stream);
@@ -152,11 +154,13 @@ void CachingManagedAllocator::free(Block* block) noexcept {
     return;
   }
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   state_->free(block);
 }
 
 void CachingManagedAllocator::free_after(Block* block, Event ready, Stream stream) noexcept {
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   try {
     auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready);
     Lane& lane = state_->heap.lane(block->lane->home, stream);
@@ -205,6 +209,7 @@ void add_use(Block* block, Stream stream) {
 void CachingManagedAllocator::record_stream(Block* block, Stream stream) {
   state_->check_stream(stream);
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   check_allocated(block);
   if (stream != block->lane->stream) {
     add_use(block, stream);
@@ -216,6 +221,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   state.check_location(home);
   state.check_stream(stream);
   const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
   check_allocated(block);
   if (!state.managed && home != block->lane->home) {
     throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->lane->home) +
@@ -236,6 +242,7 @@ void CachingManagedAllocator::hand_over(Block* block, Stream stream) {
   State& state = *state_;
   state.check_stream(stream);
   const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
   check_allocated(block);
   block->lane = &state.heap.lane(block->lane->home, stream);
   block->uses.clear();
@@ -296,6 +303,7 @@ std::vector<Stream> CachingManagedAllocator::streams(const Block* block) const {
 
 std::size_t CachingManagedAllocator::empty_cache() {
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   if (state_->in_forked_child) {
     return 0;
   }
@@ -346,6 +354,7 @@ AllocatorOptions CachingManagedAllocator::options() const {
 void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
   check_options(options);
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   state_->options = options;
   for (int home = -1; home < state_->devices && options.release_threshold && !state_->in_forked_child; ++home) {
     state_->give_back_excess(Location{home});

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "allocator/invariants.h"
 #include "allocator/state.h"
 
 namespace torch_uvm {
@@ -172,6 +173,7 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
   State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
   DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
   budget.cap = bytes;
   budget.hard = hard;
@@ -206,6 +208,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
     return nullptr;
   }
   std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
   state.check_not_forked();
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // devices that exclude the host are always waited for

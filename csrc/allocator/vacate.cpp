@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "allocator/invariants.h"
 #include "allocator/state.h"
 
 namespace torch_uvm {
@@ -162,6 +163,7 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
   state.check_device(device);
   state.check_stream(stream);
   std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<Window> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
@@ -182,12 +184,14 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
 
 void CachingManagedAllocator::leave(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   move.from->lane = move.to->lane;
   state_->heap.release(move.from);
 }
 
 void CachingManagedAllocator::stay(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
   const PoolKind pool = pool_kind(move.to->segment->size_class);
   state_->ledger.freed(move.to->lane->home, pool, move.to->bytes, move.to->requested);
   state_->note_freed(move.to);

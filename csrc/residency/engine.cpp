@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "allocator/invariants.h"
 #include "allocator/segment_source.h"
 #include "runtime/error.h"
 
@@ -15,6 +16,7 @@ double Engine::now_us() {
 }
 
 Engine::Lock::~Lock() {
+  walk_if_due([this] { return engine_.check_records(); }); // the allocators walk on their own account
   release();
 }
 
@@ -278,30 +280,6 @@ void Engine::reset_statistics() {
   hits_at_reset_ += now.plan_hits;
   misses_at_reset_ += now.plan_misses;
   statistics_ = {};
-}
-
-std::optional<std::string> Engine::check() {
-  const Lock lock(*this);
-  for (const auto& [id, record] : records_) {
-    const auto wrong = [&](const char* what) { return "storage " + std::to_string(id) + ": " + what; };
-    if (record->id != id || record->dead) {
-      return wrong("filed wrongly");
-    }
-    if (record->points_at == Side::kDevice ? record->device_block == nullptr
-                                           : record->host_block == nullptr || !record->host_valid) {
-      return wrong("its pointer shows a copy that is not there");
-    }
-    if (record->host_valid && record->host_block == nullptr) {
-      return wrong("a valid host copy that is not there");
-    }
-    if (record->device_block != nullptr && memory_.tag(record->device_block) != record) {
-      return wrong("its block is another's");
-    }
-  }
-  if (const auto wrong = host_memory_->check()) {
-    return "host copies: " + *wrong;
-  }
-  return memory_.check();
 }
 
 } // namespace torch_uvm

@@ -366,6 +366,9 @@ class Engine final : public RoomMaker {
   // captures.cpp
   void hold_address(Record& record);
 
+  // check.cpp
+  std::optional<std::string> check_records() const;
+
   // engine.cpp
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;

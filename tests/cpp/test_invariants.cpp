@@ -1,0 +1,103 @@
+// Builds that walk every structure after each change: when they do, and what they do about what they find.
+#ifndef TORCH_UVM_CHECKED
+#define TORCH_UVM_CHECKED // of this file alone: a build that is not checked has the code, too
+#endif
+#include "allocator/invariants.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <new>
+
+#include "harness.h"
+
+using namespace torch_uvm;
+
+namespace {
+
+struct Structure {
+  std::optional<std::string> wrong;
+  mutable int walks = 0;
+  std::optional<std::string> check() const {
+    ++walks;
+    return wrong;
+  }
+};
+
+/// What a child says on stderr before it is gone, and the signal that ended it; 0: none did.
+template <typename Body>
+std::pair<std::string, int> in_a_child(Body body) {
+  std::array<int, 2> ends{};
+  CHECK(pipe(ends.data()) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    body();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  std::array<char, 256> some{};
+  for (ssize_t got = 0; (got = read(ends[0], some.data(), some.size())) > 0;) {
+    said.append(some.data(), static_cast<std::size_t>(got));
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return {said, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+}
+
+} // namespace
+
+TEST(what_is_whole_is_walked_and_left_alone) {
+  Structure structure;
+  {
+    const WalkAfterwards walk(structure);
+  }
+  try {
+    const WalkAfterwards walk(structure);
+    throw 1;
+  } catch (int) {
+  }
+  CHECK_EQ(structure.walks, 2);
+}
+
+TEST(what_is_broken_ends_the_program_and_says_why) {
+  const Structure structure{"two of them are one"};
+  const auto [said, signal] = in_a_child([&] { const WalkAfterwards walk(structure); });
+  CHECK_EQ(signal, SIGABRT);
+  CHECK(said.find("an invariant does not hold: two of them are one") != std::string::npos);
+}
+
+TEST(a_walk_that_has_no_memory_says_nothing) {
+  int tries = 0;
+  walk_if_due([&]() -> std::optional<std::string> {
+    ++tries;
+    throw std::bad_alloc();
+  });
+  CHECK_EQ(tries, 1);
+}
+
+TEST(the_environment_says_how_often) {
+  const auto [said, signal] = in_a_child([] {
+    execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once a process
+  });
+  CHECK_EQ(signal, 0);
+  CHECK_EQ(said, "4 walks of 10\n");
+}
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "changes") {
+    setenv("TORCH_UVM_CHECK_EVERY", "3", 1);
+    Structure structure;
+    for (int i = 0; i < 10; ++i) {
+      const WalkAfterwards walk(structure);
+    }
+    std::fprintf(stderr, "%d walks of 10\n", structure.walks);
+    return 0;
+  }
+  unsetenv("TORCH_UVM_CHECK_EVERY");
+  return harness::run(argc, argv);
+}
