@@ -89,17 +89,18 @@ c10::DataPtr take_over(c10::DataPtr& data, c10::Device device) {
 // Two threads may move one tensor for the first time.
 std::mutex first_moves;
 
-Owner* make_owner(c10::StorageImpl* storage) {
+/// Kept: the storage may be one of its own again before the caller is done.
+c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
   std::lock_guard lock(first_moves);
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   if (Owner* owner = owner_of(data)) {
-    return owner;
+    return c10::intrusive_ptr<Owner>::reclaim_copy(owner);
   }
   const c10::Device device = data.device();
   auto owner = c10::make_intrusive<Owner>(take_over(data, device), storage->resizable());
   owner->list(storage);
   storage->set_data_ptr_noswap(labelled(owner.get(), device));
-  return owner.get(); // kept by the storage
+  return owner;
 }
 
 } // namespace
@@ -115,7 +116,7 @@ const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
 
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  Owner* owner = make_owner(impl);
+  const c10::intrusive_ptr<Owner> owner = make_owner(impl);
   Storages keep;
   std::lock_guard lock(owner->mutex);
   const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);
@@ -125,7 +126,7 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
     }
   }
   auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
-                                                    labelled(owner, device), allocator, /*resizable=*/false);
+                                                    labelled(owner.get(), device), allocator, /*resizable=*/false);
   owner->list(made.get());
   // Growing one would leave the others with the old bytes, or over-run them.
   for (c10::StorageImpl* storage_there : live) {
@@ -149,10 +150,15 @@ bool take_off_labels(c10::StorageImpl* storage) {
 }
 
 std::size_t label_count(const c10::Storage& storage) {
-  const c10::DataPtr& data = storage.data_ptr();
-  Owner* owner = owner_of(data);
-  if (owner == nullptr) {
-    return is_managed(data) ? 1 : 0;
+  c10::intrusive_ptr<Owner> owner;
+  {
+    std::lock_guard lock(first_moves);
+    const c10::DataPtr& data = storage.data_ptr();
+    if (Owner* found = owner_of(data)) {
+      owner = c10::intrusive_ptr<Owner>::reclaim_copy(found);
+    } else {
+      return is_managed(data) ? 1 : 0;
+    }
   }
   Storages keep;
   std::lock_guard lock(owner->mutex);

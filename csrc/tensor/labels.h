@@ -16,8 +16,7 @@ namespace torch_uvm {
 /// \param storage managed; it may have been labelled before
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator);
 
-/// Makes a storage with labels one of its own bytes again, if it is the last that is on them. No other thread may give
-/// it a label meanwhile.
+/// Makes a storage with labels one of its own bytes again, if it is the last that is on them.
 /// \return whether it was the last
 bool take_off_labels(c10::StorageImpl* storage);
 

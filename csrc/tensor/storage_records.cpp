@@ -46,6 +46,12 @@ constexpr bool kTellsOfWrites = false;
 void arm(c10::StorageImpl* /*storage*/) {}
 #endif
 
+/// What a device's storage has, be it the only one that has it or not.
+Block* own_block(const c10::DataPtr& data) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  return is_own_block(bytes) && !data.device().is_cpu() ? static_cast<Block*>(bytes.get_context()) : nullptr;
+}
+
 } // namespace
 
 bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
@@ -113,46 +119,37 @@ void StorageRecords::forget(Record& record) noexcept {
   record.storage = nullptr;
 }
 
-Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
-  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
-  if (is_on_host(data)) {
-    return static_cast<Record*>(data.get_context());
-  }
-  const c10::DataPtr& bytes = data_behind_labels(data);
-  if (!is_own_block(bytes) || bytes.get_context() == nullptr || data.device().is_cpu()) {
-    return nullptr;
-  }
-  CachingManagedAllocator& allocator = Context::get().managed_allocator();
-  auto* const block = static_cast<Block*>(bytes.get_context());
-  if (auto* const record = static_cast<Record*>(allocator.tag(block))) {
-    return !has_owner(data) || storage_of(*record) == storage ? record : nullptr;
-  }
-  if (has_owner(data)) {
-    return nullptr; // it is seen when it is on bytes of its own again
-  }
-  const int device = data.device().index();
-  const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));
-  if (!watched || storage->nbytes() < kLeastRelocated) {
-    return nullptr;
-  }
-  auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));
-  Record* const record = engine.adopt(block, data.device().index(), weak.get());
-  weak.release();
-  if (made != nullptr) {
-    *made = true;
-  }
-  return record;
-}
-
 Record* known_record_of(const c10::StorageImpl* storage) noexcept {
   const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
   }
-  const bool may_have = is_own_block(data) && data.get_context() != nullptr && !data.device().is_cpu();
-  return may_have
-             ? static_cast<Record*>(Context::get().managed_allocator().tag(static_cast<Block*>(data.get_context())))
-             : nullptr;
+  Block* const block = own_block(data);
+  auto* const record = block == nullptr ? nullptr : static_cast<Record*>(Context::get().managed_allocator().tag(block));
+  return record != nullptr && has_owner(data) && storage_of(*record) != storage ? nullptr : record;
+}
+
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
+  if (Record* const record = known_record_of(storage)) {
+    return record;
+  }
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  Block* const block = own_block(data);
+  if (block == nullptr || storage->nbytes() < kLeastRelocated) {
+    return nullptr;
+  }
+  const int device = data.device().index();
+  const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));
+  if (!watched || (has_owner(data) && !take_off_labels(storage))) {
+    return nullptr;
+  }
+  auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));
+  Record* const record = engine.adopt(block, device, weak.get());
+  weak.release();
+  if (made != nullptr) {
+    *made = true;
+  }
+  return record;
 }
 
 void delete_evicted(void* record) {
