@@ -77,6 +77,8 @@ class Round:
         self.devices = [torch.device("emu", index) for index in range(self.count)]
         self.history: list[str] = []
         self.moved: dict[str, int] = {}
+        self.refused = 0
+        self.changed = False  # a budget, in this step
         self.note(f"{self.count} devices, {'delayed' if delayed else 'in order'}")
 
     def note(self, what: str) -> None:
@@ -97,6 +99,7 @@ class Round:
         else:
             value = budget
         self.note(f"  budget {value} of {device or 'all'}")
+        self.changed = True
         torch_uvm.set_budget(value, device)
 
     def disturb(self, model: Program) -> None:
@@ -163,6 +166,7 @@ class Round:
         )
         for step in range(steps):
             self.note(f" step {step}")
+            self.changed = False
             if rng.random() < 0.2:
                 self.change_budget(used)
             if rng.random() < 0.2:
@@ -171,24 +175,34 @@ class Round:
             seed, leave_out = rng.randrange(1 << 32), rng.getrandbits(16) if rng.random() < 0.3 else 0
             change_at = rng.randrange(accumulate) if rng.random() < 0.1 else None
             losses: list[list[torch.Tensor]] = []
-            for model, optimizer in zip((reference, ours), optimizers, strict=True):
-                torch.manual_seed(seed)
-                losses.append([])
-                for number, (x, target) in enumerate(batches):
-                    device = model.devices[-1]
-                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-                        scores = model(x.to(model.devices[0]), leave_out)
-                    loss = F.cross_entropy(scores.float(), target.to(device)) / accumulate
-                    if model is ours and number == change_at:
-                        self.change_budget(used)
-                    loss.backward()
-                    losses[-1].append(loss.detach())
-                if clip is not None and self.count == 1:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip)
-                elif clip is not None:  # norms are added device by device: not in the CPU's order
-                    nn.utils.clip_grad_value_(model.parameters(), 0.01 * clip)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=set_to_none)
+            try:
+                for model, optimizer in zip((reference, ours), optimizers, strict=True):
+                    torch.manual_seed(seed)
+                    losses.append([])
+                    for number, (x, target) in enumerate(batches):
+                        device = model.devices[-1]
+                        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                            scores = model(x.to(model.devices[0]), leave_out)
+                        loss = F.cross_entropy(scores.float(), target.to(device)) / accumulate
+                        if model is ours and number == change_at:
+                            self.change_budget(used)
+                        loss.backward()
+                        losses[-1].append(loss.detach())
+                    if clip is not None and self.count == 1:
+                        nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    elif clip is not None:  # norms are added device by device: not in the CPU's order
+                        nn.utils.clip_grad_value_(model.parameters(), 0.01 * clip)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=set_to_none)
+            except torch.OutOfMemoryError as error:
+                # What nobody has used since there is a budget cannot be given up: documented, and only then.
+                if not self.changed:
+                    raise
+                self.note(f"  {str(error).splitlines()[0]}")
+                self.refused += 1
+                torch_uvm.set_budget(None)
+                self.check_invariants()
+                return step + 1
             for wanted, found in zip(*losses, strict=True):
                 compare("loss", found, wanted)
             if rng.random() < 0.2:
@@ -230,7 +244,7 @@ def run_round(seed: int, steps: int, verbose: bool) -> dict[str, int]:
     try:
         current = Round(seed, verbose)
         current.run(steps)
-        return current.moved
+        return {**current.moved, "out of memory": current.refused}
     except BaseException:
         if current is not None and not verbose:
             print("\n".join(current.history[-60:]))
@@ -290,6 +304,8 @@ def main() -> int:
         moved.update(figures or {})
         seed += 1
         done += options.steps_of_a_round
+        if done % (10 * options.steps_of_a_round) == 0:
+            print(f"  {done} steps, next round {seed}", flush=True)
     print(
         f"{done} steps, {time.monotonic() - began:.0f} s; storages {dict(moved)}; failed: {failed or 'none'}"
     )
