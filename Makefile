@@ -151,10 +151,10 @@ soak-training: export STEPS ?= 10000
 soak-training: build ## training: STEPS=10000 of random models under random budgets, against the CPU; SEED=
 	TORCH_UVM_DEVICE=emu $(VENV_PY) tests/soak_training.py --steps $(STEPS) $(if $(SEED),--seed $(SEED))
 
-# With tests/cpp/test_residency_faults.cpp, which `make cpp` has built.
 faults: export TORCH_UVM_FAULTS = long
 faults: build cpp ## make each call of the runtime fail once, wherever one is made; cut training short in other ways
 	build/cpp/test_residency_faults
+	build/cpp/test_residency_memory
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing

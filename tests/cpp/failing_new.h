@@ -1,0 +1,63 @@
+// A program's allocations from the heap, the Nth of which fails. For one source file of a program: it replaces
+// operator new.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace failing_new {
+
+inline thread_local std::size_t until_failure = 0; // 0: none fails
+
+/// Whether each is tried, and not some of them: `make faults`.
+inline bool each() {
+  return std::getenv("TORCH_UVM_FAULTS") != nullptr;
+}
+
+/// Counts this thread's allocations, over several bodies, until one fails.
+class Countdown {
+ public:
+  explicit Countdown(std::size_t nth) : left_(nth) {}
+
+  /// \throws what `body` throws
+  template <typename Body>
+  void operator()(Body body) {
+    const struct Armed {
+      explicit Armed(std::size_t& left) : left(left) {
+        until_failure = left;
+      }
+      ~Armed() {
+        left = until_failure;
+        until_failure = 0;
+      }
+      std::size_t& left;
+    } armed(left_);
+    body();
+  }
+  bool has_failed() const {
+    return left_ == 0;
+  }
+
+ private:
+  std::size_t left_;
+};
+
+} // namespace failing_new
+
+// Inlined, the two look unlike to the compiler.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  if (failing_new::until_failure != 0 && --failing_new::until_failure == 0) {
+    throw std::bad_alloc();
+  }
+  if (void* const ptr = std::malloc(bytes == 0 ? 1 : bytes)) {
+    return ptr;
+  }
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* ptr) noexcept {
+  std::free(ptr);
+}
+[[gnu::noinline]] void operator delete(void* ptr, std::size_t /*bytes*/) noexcept {
+  std::free(ptr);
+}
