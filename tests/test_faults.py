@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from _faults import LONG, Attempts, each_call_fails, emu
+from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
@@ -387,3 +390,45 @@ def _host_tensors(attempt: Attempts) -> None:
 def test_host_tensors() -> None:
     torch_uvm.enable(budget=None, host_tensors=True)
     assert each_call_fails(_host_tensors) > 3
+
+
+# --- two devices ----------------------------------------------------------------------------------
+
+TWO = """
+    import torch, torch_uvm
+    from _faults import Attempts, each_call_fails, emu
+
+    def between(attempt):
+        x = attempt(lambda: torch.arange(300_000.0).to("emu:0"))
+        if x is None:
+            return
+        there = attempt(lambda: x.to("emu:1"))
+        if there is not None:
+            assert attempt(lambda: torch.equal(there.cpu(), torch.arange(300_000.0)), otherwise=True)
+            earlier = attempt.error
+            attempt(lambda: there.copy_(x.add(1.0)))
+            found = attempt(there.cpu)
+            attempt(lambda: torch.accelerator.synchronize(1))
+            done, before = torch.arange(300_000.0) + 1, torch.arange(300_000.0)
+            if attempt.error is earlier:
+                assert torch.equal(found, done)
+            else:
+                assert found is None or torch.equal(found, done) or torch.equal(found, before)
+        moved = attempt(lambda: torch_uvm.to(x, "emu:1"))
+        if moved is not None:
+            assert moved.data_ptr() == x.data_ptr()
+            assert attempt(lambda: torch.equal(moved.cpu(), torch.arange(300_000.0)), otherwise=True)
+
+    torch_uvm.enable(budget=None)
+    assert each_call_fails(between) > 10
+"""
+
+
+@pytest.mark.parametrize("seed", range(8) if LONG else [3])
+def test_between_two_devices(spawn: Spawn, seed: int) -> None:
+    """Under delayed work, where what is not waited for is not there yet."""
+    env = {
+        "TORCH_UVM_CONF": f"emulated_devices:2,emulated_schedule_seed:{seed}",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    spawn(TWO, env=env)
