@@ -114,7 +114,7 @@ Outcome soaked(unsigned threads, bool delayed, std::size_t operations) {
   plan.wrap = [](std::unique_ptr<Subject> subject) { return std::make_unique<Broken>(std::move(subject)); };
   Target target = targets().front();
   target.delayed = delayed;
-  return run_round(target, plan, 60);
+  return run_round(target, plan, 500);
 }
 
 std::multiset<std::string> kinds(const Operations& operations) {
