@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz races checked soak soak-training faults cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -126,6 +126,10 @@ fuzz: build ## the fuzzers, under ASAN and UBSAN, and those of what reads files:
 	  -max_total_time=$(SECONDS) -seed=$(SEED) -artifact_prefix=build/$$fuzzer- tests/cpp/corpus/$${fuzzer#fuzz_} \
 	  || exit 1; done
 	$(VENV_PY) tests/fuzz_readers.py --seconds $(SECONDS) --seed $(SEED)
+
+bad-input: export TORCH_UVM_CALLS = $(or $(CALLS),10000)
+bad-input: build ## CALLS=10000 calls of the public face, made up from the signatures, with SEED=1
+	$(VENV_PY) -m pytest tests/test_generated_calls.py --hypothesis-seed=$(or $(SEED),1)
 
 # Each program of tests/_races.py under this many schedules: 10 000 in all.
 SCHEDULES ?= 700

@@ -45,8 +45,8 @@ def without_comments(source: str) -> str:
 def calls(source: str, name: str) -> int:
     """Calls of a function: no declarations and definitions, which have a type before them, and no words."""
     found = re.finditer(rf"(?:{name})\s*\(", source)
-    befores = [source[max(it.start() - 40, 0) : it.start()] for it in found]
-    return sum(1 for it in befores if not re.search(r"(?:void\*\s+(?:\w+::)?|cudaError_t\s+|[\w:])$", it))
+    contexts = [source[max(it.start() - 40, 0) : it.start()] for it in found]
+    return sum(1 for it in contexts if not re.search(r"(?:void\*\s+(?:\w+::)?|cudaError_t\s+|[\w:])$", it))
 
 
 def callers(name: str, sources: dict[str, str]) -> dict[str, int]:
