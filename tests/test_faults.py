@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from _faults import LONG, Attempts, each_call_fails, emu
+from _faults import LONG, Attempts, check_error, each_call_fails, emu
 from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
+from torch_uvm import _C
 
 MIB = 1024**2
 BUDGET = 8 * MIB
@@ -240,6 +241,36 @@ def test_the_engine() -> None:
 def test_each_call_of_the_engines_copies(name: str) -> None:
     torch_uvm.enable(budget=BUDGET)
     assert each_call_fails(_engine, name, every=41, first=5) > 0
+
+
+def test_what_could_not_all_be_kept_is_not_kept() -> None:
+    torch_uvm.enable(budget=BUDGET)
+    xs = [filled(MIB // 2, float(i)) for i in range(3)]  # of 2 MiB
+    others = [filled(MIB // 4, 1.0) for _ in range(12)]
+    on_device = {torch.device("emu:0"): xs[0].nbytes}
+
+    def leave() -> bool:
+        """Whether all of them do, for what else is used."""
+        for _ in range(20):
+            for other in others:
+                other.add_(1.0)
+            if all(torch_uvm.residency(x) != on_device for x in xs):
+                return True
+        return False
+
+    failed = 0
+    for nth in itertools.count(1):
+        assert leave(), f"after call {nth - 1}"
+        _C.emu_fail_call("*", nth)
+        try:
+            torch_uvm.keep_resident(xs).release()
+        except RuntimeError as error:
+            check_error(error)
+            failed += 1
+        if _C.emu_clear_failures() != 0:
+            break
+    assert failed > 1
+    assert all(is_all(x, float(i)) for i, x in enumerate(xs))
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -64,8 +64,16 @@ void bind_residency(py::module_& module) {
   module.def(
       "keep_resident",
       [](const std::vector<at::Tensor>& tensors, bool keep) {
-        for (const at::Tensor& tensor : tensors) {
-          keep_resident(tensor, keep);
+        std::size_t kept = 0;
+        try {
+          for (; kept < tensors.size(); ++kept) {
+            keep_resident(tensors[kept], keep);
+          }
+        } catch (...) {
+          for (std::size_t each = 0; keep && each < kept; ++each) { // all of them or none
+            keep_resident(tensors[each], false);
+          }
+          throw;
         }
       },
       py::arg("tensors"), py::arg("keep"), no_gil);
