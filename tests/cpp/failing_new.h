@@ -45,12 +45,15 @@ class Countdown {
 
 } // namespace failing_new
 
-// Inlined, the two look unlike to the compiler.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
+// All that sanitizers put in place of the library's own. Inlined, new and delete look unlike to the compiler.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
   if (failing_new::until_failure != 0 && --failing_new::until_failure == 0) {
-    throw std::bad_alloc();
+    return nullptr;
   }
-  if (void* const ptr = std::malloc(bytes == 0 ? 1 : bytes)) {
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  if (void* const ptr = operator new(bytes, std::nothrow)) {
     return ptr;
   }
   throw std::bad_alloc();
@@ -59,5 +62,8 @@ class Countdown {
   std::free(ptr);
 }
 [[gnu::noinline]] void operator delete(void* ptr, std::size_t /*bytes*/) noexcept {
+  std::free(ptr);
+}
+[[gnu::noinline]] void operator delete(void* ptr, const std::nothrow_t& /*tag*/) noexcept {
   std::free(ptr);
 }
