@@ -32,6 +32,13 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   void play(const Operation& operation);
+  /// The subject's invariants; tags are read, so it takes the lock that they are set under.
+  void walk() {
+    const std::lock_guard lock(mutex_);
+    if (const auto wrong = subject.check()) {
+      harness::fail(__FILE__, __LINE__, "invariants: " + *wrong);
+    }
+  }
   /// Everything is freed, the last look included; the subject has to be empty then.
   void finish();
 

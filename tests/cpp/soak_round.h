@@ -96,12 +96,6 @@ inline std::vector<Operations> operations_of(const Plan& plan) {
   return all;
 }
 
-inline void walk(const Subject& subject) {
-  if (const auto wrong = subject.check()) {
-    harness::fail(__FILE__, __LINE__, "invariants: " + *wrong);
-  }
-}
-
 /// All threads at once, in this process.
 inline void play_threads(const Target& target, const Plan& plan, Report& report) {
   const std::vector<Operations> all = operations_of(plan);
@@ -118,7 +112,7 @@ inline void play_threads(const Target& target, const Plan& plan, Report& report)
           report.order[report.begun++] = static_cast<std::uint8_t>(thread);
           table.play(all[thread][i]);
           if ((i + 1) % plan.walk_every == 0) {
-            walk(*subject); // beside the others' operations
+            table.walk(); // beside the others' operations
           }
         }
       } catch (const std::exception& error) {
@@ -149,7 +143,7 @@ inline void play_alone(const Target& target, const Plan& plan, const Operations&
   for (std::size_t i = 0; i < operations.size(); ++i) {
     table.play(operations[i]);
     if ((i + 1) % every == 0) {
-      walk(*subject);
+      table.walk();
     }
   }
   table.finish();
