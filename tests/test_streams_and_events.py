@@ -213,6 +213,22 @@ class TestDelayedWork:
         )
         assert flags == 0b01
 
+    def test_what_is_queued_comes_before_a_resize(self, spawn: Spawn) -> None:
+        flags = across_seeds(
+            spawn,
+            """
+            host = torch.ones(1 << 16).pin_memory()
+            wrong = 0
+            for _ in range(5):
+                there = torch.zeros(1 << 16, device="emu")
+                there.copy_(host, non_blocking=True)
+                there.resize_(1 << 18)
+                wrong |= int(there[: 1 << 16].sum().item() != 1 << 16)
+            return wrong
+            """,
+        )
+        assert flags == 0
+
     def test_reading_on_another_stream(self, spawn: Spawn) -> None:
         """Nothing waits, a stream waits, an event is waited for, the stream of the copy reads itself."""
         flags = across_seeds(

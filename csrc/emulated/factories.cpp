@@ -68,6 +68,10 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
       size, self.itemsize(), static_cast<std::size_t>(self.storage_offset()));
   TORCH_CHECK(self.storage().resizable() || needed <= self.storage().nbytes(),
               "Trying to resize storage that is not resizable");
+  if (needed > self.storage().nbytes()) {
+    // PyTorch's own would copy the old bytes at once, whatever the stream has yet to write there or to the new ones.
+    at::native::resize_bytes_nocuda(self.storage(), static_cast<std::int64_t>(needed));
+  }
   return at::native::resize_(self, size, memory_format);
 }
 
