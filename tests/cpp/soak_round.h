@@ -19,6 +19,7 @@
 
 #include "delta_debugging.h"
 #include "soak_player.h"
+#include "soak_targets.h"
 
 namespace soak {
 

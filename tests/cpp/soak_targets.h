@@ -1,0 +1,183 @@
+// What is soaked: the caching allocator over each source of segments, and each allocator that has its face.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/allocation_plan.h"
+#include "allocator/arena.h"
+#include "allocator/counting_allocator.h"
+#include "allocator/limiting_allocator.h"
+#include "allocator/pool_allocator.h"
+#include "allocator/retrying_allocator.h"
+#include "soak_subject.h"
+
+namespace soak {
+
+/// Any allocator with the face, over a caching one.
+class FaceSubject : public Subject {
+ public:
+  using Make = std::function<std::shared_ptr<Allocator>(ManagedRuntime&, std::shared_ptr<Allocator> upstream)>;
+
+  FaceSubject(ManagedRuntime& runtime, const Make& make)
+      : Subject(runtime), memory_(runtime, std::make_unique<ManagedSegmentSource>(runtime)) {
+    allocator_ = make(runtime, std::make_shared<CachingAllocator>(memory_));
+  }
+
+  bool serves(Location home) const override {
+    return allocator_->serves(home);
+  }
+  Held allocate(std::size_t bytes, Location home, Stream stream) override {
+    const Allocation made = allocator_->allocate(bytes, home, stream);
+    CHECK_EQ(reinterpret_cast<std::uintptr_t>(made.ptr) % kAllocationAlignment, std::uintptr_t{0});
+    return {nullptr, made, static_cast<unsigned char*>(made.ptr), bytes, home, stream, 0};
+  }
+  void free(const Held& held) override {
+    allocator_->free(held.allocation);
+  }
+  void record_stream(const Held& held, Stream stream) override {
+    allocator_->record_stream(held.allocation, stream);
+  }
+  void empty_cache() override {
+    allocator_->release();
+  }
+  void look(const Held* /*held*/, std::uint32_t /*choice*/) override {
+    const AllocatorFigures now = allocator_->figures();
+    CHECK(now.allocations >= 0 && now.requested_bytes >= 0 && now.reserved_bytes >= 0);
+    CHECK(now.upstream_frees >= 0 && now.upstream_allocations >= now.upstream_frees);
+  }
+  std::optional<std::string> check() const override {
+    return memory_.check();
+  }
+  void expect_empty() override {
+    again();
+    allocator_->release();
+    const AllocatorFigures now = allocator_->figures();
+    CHECK_EQ(now.allocations, 0);
+    CHECK_EQ(now.requested_bytes, 0);
+    allocator_.reset();
+    CHECK_EQ(memory_.statistics().allocation[0].current, 0);
+    memory_.empty_cache();
+    CHECK_EQ(memory_.statistics().reserved_bytes[0].current, 0);
+  }
+
+ protected:
+  virtual void again() {}
+  template <typename Type>
+  Type& as() {
+    return static_cast<Type&>(*allocator_);
+  }
+
+ private:
+  CachingManagedAllocator memory_;
+  std::shared_ptr<Allocator> allocator_;
+};
+
+class ArenaSubject final : public FaceSubject {
+ public:
+  explicit ArenaSubject(ManagedRuntime& runtime)
+      : FaceSubject(runtime, [](ManagedRuntime& on, std::shared_ptr<Allocator> upstream) {
+          return std::make_shared<Arena>(on, std::move(upstream),
+                                         ArenaOptions{.home = Location::device(0), .initial = 1 * MiB, .growth = 2.0});
+        }) {}
+
+  void special(std::uint32_t choice, std::vector<Held>& /*shared*/) override {
+    const std::lock_guard lock(mutex_);
+    if (choice % 8 == 0) {
+      marks_.clear();
+      as<Arena>().reset();
+    } else if (choice % 2 == 0 && marks_.size() < 8) {
+      marks_.push_back(as<Arena>().push());
+    } else if (!marks_.empty()) {
+      as<Arena>().pop(marks_.back());
+      marks_.pop_back();
+    }
+  }
+
+ private:
+  void again() override {
+    as<Arena>().reset();
+  }
+
+  std::mutex mutex_; // marks are the arena's, and the innermost goes first
+  std::vector<Arena::Mark> marks_;
+};
+
+class PlanSubject final : public FaceSubject {
+ public:
+  explicit PlanSubject(ManagedRuntime& runtime)
+      : FaceSubject(runtime, [](ManagedRuntime&, std::shared_ptr<Allocator> upstream) {
+          return std::make_shared<AllocationPlan>(std::move(upstream), Location::device(0));
+        }) {}
+
+  void special(std::uint32_t /*choice*/, std::vector<Held>& /*shared*/) override {
+    const std::lock_guard lock(mutex_);
+    under_way_ ? as<AllocationPlan>().end_iteration() : as<AllocationPlan>().begin_iteration();
+    under_way_ = !under_way_;
+  }
+
+ private:
+  void again() override {
+    if (under_way_) {
+      as<AllocationPlan>().end_iteration();
+    }
+  }
+
+  std::mutex mutex_; // one thread at a time begins and ends
+  bool under_way_ = false;
+};
+
+/// Something to soak, on a runtime of its own.
+struct Target {
+  std::string name;
+  bool delayed; ///< queued work is done late, by chance
+  std::function<std::unique_ptr<Subject>(ManagedRuntime&)> make;
+};
+
+inline const std::vector<Target>& targets() {
+  const auto caching = [](auto source) {
+    return [=](ManagedRuntime& runtime) { return std::make_unique<CachingSubject>(runtime, source(runtime)); };
+  };
+  const auto managed = caching([](ManagedRuntime& on) { return std::make_unique<ManagedSegmentSource>(on); });
+  const auto device = caching([](ManagedRuntime& on) { return std::make_unique<DeviceSegmentSource>(on); });
+  const auto pinned = caching([](ManagedRuntime& on) { return std::make_unique<PinnedSegmentSource>(on, 256 * MiB); });
+  const auto arena = [](ManagedRuntime& on) { return std::make_unique<ArenaSubject>(on); };
+  const auto plan = [](ManagedRuntime& on) { return std::make_unique<PlanSubject>(on); };
+  const auto pool = [](ManagedRuntime& on) {
+    return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+      const PoolOptions options{
+          .home = Location::device(0), .initial = 16 * MiB, .maximum = 192 * MiB, .cache = AllocatorOptions()};
+      return std::make_shared<PoolAllocator>(runtime, std::move(upstream), options);
+    });
+  };
+  const auto adaptors = [](ManagedRuntime& on) {
+    return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
+      auto cache = std::make_shared<CachingAllocator>(runtime, std::move(upstream));
+      auto counting = std::make_shared<CountingAllocator>(cache);
+      auto limiting = std::make_shared<LimitingAllocator>(std::move(counting), 192 * MiB);
+      return std::make_shared<RetryingAllocator>(std::move(limiting),
+                                                 [cache](std::size_t, Location) { return cache->release() != 0; });
+    });
+  };
+  static const std::vector<Target> all{
+      {"caching, managed segments", false, managed},
+      {"arena", false, arena},
+      {"caching, managed segments, delayed work", true, managed},
+      {"caching, pinned segments", false, pinned},
+      {"allocation plan", false, plan},
+      {"caching, managed segments", false, managed},
+      {"pool", true, pool},
+      {"caching, device segments", false, device},
+      {"caching, managed segments, delayed work", true, managed},
+      {"adaptors around a cache on a cache", false, adaptors},
+      {"arena, delayed work", true, arena},
+      {"allocation plan, delayed work", true, plan},
+  };
+  return all;
+}
+
+} // namespace soak
