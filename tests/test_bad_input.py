@@ -172,6 +172,9 @@ BAD: dict[str, Bad] = {
     "full value that does not fit": Bad(
         lambda: full((2,), 1000, dtype=torch.int8), ValueError, ("1000 (int)", "torch.int8")
     ),
+    "full value past 64 bits": Bad(
+        lambda: full((2,), 2**64), ValueError, (str(2**64), "values that torch.full takes")
+    ),
     "empty_like of a number": Bad(lambda: empty_like(3), TypeError, ("3 (int)", "torch.Tensor")),
     "empty_like of sparse": Bad(lambda: empty_like(_sparse()), ValueError, ("torch.sparse_coo", "strided")),
     "empty_like of meta": Bad(

@@ -245,7 +245,7 @@ def full(
     kind = None if dtype is None else _check_dtype(dtype, "full")
     try:
         value = torch.full((), fill_value, dtype=kind, device="cpu")
-    except RuntimeError as error:
+    except (RuntimeError, OverflowError) as error:
         accepted = f"values that {kind} holds" if kind else "values that torch.full takes"
         raise ValueError(f"full() fill_value is {show(fill_value)}: {error}; accepted: {accepted}") from None
     made = _new((), size, "full", value.dtype, layout, device, requires_grad, pin_memory, allocator)
