@@ -70,8 +70,6 @@ _TEXTS += [
     "a" * 5000,
 ]
 
-_MANAGED = torch_uvm.ones(4, 4, device="emu")
-
 
 def _self_referring() -> list[Any]:
     loop: list[Any] = []
@@ -81,7 +79,7 @@ def _self_referring() -> list[Any]:
 
 #: Made anew for each call: a call may change them.
 _OBJECTS: dict[str, Callable[[], Any]] = {
-    "managed": lambda: _MANAGED.clone(),
+    "managed": lambda: torch_uvm.ones(4, 4, device="emu"),
     "view": lambda: torch_uvm.ones(8, 8, device="emu")[::2, 1:].t(),
     "leaf": lambda: torch_uvm.ones(4, device="emu", requires_grad=True),
     "plain": lambda: torch.ones(3, device="emu"),
@@ -93,7 +91,7 @@ _OBJECTS: dict[str, Callable[[], Any]] = {
     "complex": lambda: torch.ones(3, dtype=torch.complex64),
     "module": lambda: torch.nn.Linear(2, 2),
     "optimizer": lambda: torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1),
-    "containers": lambda: {"a": [_MANAGED.clone(), (torch.ones(2),)], "b": {}},
+    "containers": lambda: {"a": [torch_uvm.ones(4, 4, device="emu"), (torch.ones(2),)], "b": {}},
     "loop": _self_referring,
     "stream": lambda: torch.Stream(device="emu"),
     "function": lambda: lambda *_: False,

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "runtime/bytes.h"
 #include "runtime/failing_calls.h"
@@ -159,6 +160,21 @@ RecordingRuntime::RecordingRuntime(int devices) {
 RecordingRuntime::~RecordingRuntime() {
   for (const auto& [base, allocation] : state_->allocations) {
     unmap_host_memory(reinterpret_cast<void*>(base), allocation.bytes);
+  }
+  // Streams that wait for each other would keep each other alive, those that were destroyed, too.
+  std::vector<std::shared_ptr<recording::StreamState>> left;
+  for (const auto& [stream, state] : state_->streams) {
+    left.push_back(state);
+  }
+  while (!left.empty()) {
+    const auto state = std::move(left.back());
+    left.pop_back();
+    const auto waits = std::exchange(state->waits, {});
+    for (const auto& [position, point] : waits) {
+      if (point.stream) {
+        left.push_back(point.stream);
+      }
+    }
   }
 }
 
