@@ -132,8 +132,8 @@ bad-input: build ## CALLS=10000 calls of the public face, made up from the signa
 	$(VENV_PY) -m pytest tests/test_generated_calls.py --hypothesis-seed=$(or $(SEED),1)
 
 # Each program of tests/_races.py under this many schedules: 10 000 in all.
-SCHEDULES ?= 700
-races: build ## run programs that race under a budget, under SCHEDULES=700 schedules each
+SCHEDULES ?= 770
+races: build ## run programs that race under a budget, under SCHEDULES=770 schedules each
 	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) tests/_races.py --jobs $(JOBS) --seeds 0:$(SCHEDULES)
 
 # The suite runs beside its own build: in build/checked, so that nothing else is imported.
