@@ -479,6 +479,16 @@ def processes_on_the_device() -> int:
     return int(count.value)
 
 
+# The driver takes memory for managed allocations from the card in pieces, which they share. Sampled on an
+# H200, driver 580: with 98, 130, 258 and 434 MiB of segments, 128, 256, 384 and 512 MiB more were in use. Of
+# what is freed it keeps some for later, up to a piece.
+DRIVERS_PIECE = 128 * MIB
+
+
+def in_pieces(count: int) -> int:
+    return -(-count // DRIVERS_PIECE) * DRIVERS_PIECE
+
+
 class TestDriversFigures:
     def test_the_budget_holds_while_steps_run(self) -> None:
         """By the driver's free memory, at 1 kHz. What PyTorch and the driver need besides (a context,
@@ -488,8 +498,8 @@ class TestDriversFigures:
             pytest.skip("other processes use the device: its free memory does not tell what is ours")
         used = used_on_the_device
         slack = 32 * MIB  # the driver's tables for pinned memory, streams; kernels that are loaded late
-        budget = 160 * MIB
-        program = training(lambda: mlp(2048, 6), self.wide, steps=6, foreach=False)  # 400 MiB
+        budget = 240 * MIB  # little below two of the driver's pieces: its rounding hides 16 MiB
+        program = training(lambda: mlp(2048, 12), self.wide, steps=6, foreach=False)  # 800 MiB
 
         def clean() -> int:
             gc.collect()
@@ -508,20 +518,25 @@ class TestDriversFigures:
             program()
         in_core = torch.cuda.max_memory_reserved()
         own = max(plain.peak - start - in_core, 0)
-        assert in_core > 2 * budget, "the program would fit"
-        start = clean()
-        with Watch(used) as managed:
-            reserved = run(program, None).reserved
-        own = max(own, managed.peak - start - reserved)
+        # Before the run without a budget: what the driver kept of that one's would not be seen to be taken.
         start = clean()
         with Watch(used) as watch:
             bounded = run(program, budget)
+        taken = watch.peak - start
+        start = clean()
+        with Watch(used) as managed:
+            reserved = run(program, None).reserved
+        taken_without = managed.peak - start
+        own = max(own, taken_without - in_pieces(reserved))
+
         assert watch.samples > 100
         assert all(map(torch.equal, bounded.results, expected))
         assert bounded.figures["over_budget"] == 0 and bounded.figures["written_back"]["bytes"] > 0
         assert bounded.reserved <= budget
-        assert watch.peak - start <= budget + own + slack, (watch.peak - start, budget, own)
-        assert watch.peak - start > budget // 2, "or else nothing was measured"
+        most = in_pieces(budget) + own + slack
+        assert taken <= most, (taken, budget, own)
+        assert taken > budget // 2, "or else nothing was measured"
+        assert min(in_core, taken_without) > 2 * most, "the program would fit, or nearly"
 
     @staticmethod
     def wide() -> tuple[torch.Tensor, torch.Tensor]:
