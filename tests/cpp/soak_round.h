@@ -42,7 +42,7 @@ struct Report {
   std::atomic<std::uint64_t> refused;
   std::atomic<std::uint64_t> made_room;
   char what[512];
-  std::uint8_t order[1]; ///< the thread of each operation that was begun
+  std::uint8_t order[1]; ///< of each operation that was begun, its thread + 1; 0: a crash came before it was written
 };
 
 /// Memory that a forked child writes and its parent reads.
@@ -110,7 +110,7 @@ inline void play_threads(const Target& target, const Plan& plan, Report& report)
     threads.emplace_back([&, thread] {
       try {
         for (std::size_t i = 0; i < all[thread].size() && !failed; ++i) {
-          report.order[report.begun++] = static_cast<std::uint8_t>(thread);
+          report.order[report.begun++] = static_cast<std::uint8_t>(thread + 1);
           table.play(all[thread][i]);
           if ((i + 1) % plan.walk_every == 0) {
             table.walk(); // beside the others' operations
@@ -186,42 +186,50 @@ inline Operations in_order(const Plan& plan, const Report& report) {
   std::vector<std::size_t> next(plan.threads, 0);
   Operations merged;
   for (std::uint64_t i = 0; i < report.begun; ++i) {
-    const std::uint8_t thread = report.order[i];
-    merged.push_back(all[thread][next[thread]++]);
+    if (report.order[i] != 0) {
+      const std::size_t thread = report.order[i] - 1U;
+      merged.push_back(all[thread][next[thread]++]);
+    }
   }
   return merged;
 }
 
-/// The shortest sequence that fails alone, printed; or where it does not, the threads' last operations.
-inline Operations explain(const Target& target, const Plan& plan, const Report& failed, unsigned most_seconds) {
+struct Outcome {
+  std::string wrong; ///< empty: all went well
+  std::uint64_t operations = 0, refused = 0, made_room = 0;
+  /// It goes wrong again, and not just once by chance, when one thread plays the same operations. What several threads
+  /// do at once may not: theirs overlap, and are played again in the order in which they were begun.
+  bool fails_alone = false;
+  Operations least; ///< that fail when they are played again; empty: it did not go wrong again
+};
+
+/// Finds the shortest sequence that fails alone, and prints it; or where it does not, the threads' last operations.
+inline void explain(const Target& target, const Plan& plan, const Report& failed, unsigned most_seconds,
+                    Outcome& outcome) {
   const Operations merged = in_order(plan, failed);
   const SharedReport report(1);
+  std::string why;
   const auto fails = [&](const Operations& operations) {
-    return !in_a_child(plan.seconds, *report, [&] { play_alone(target, plan, operations); }).empty();
+    why = in_a_child(plan.seconds, *report, [&] { play_alone(target, plan, operations); });
+    return !why.empty();
   };
   if (!fails(merged)) {
     std::printf("  played again by one thread it does not fail. The last operations that were begun:\n");
     for (std::size_t i = merged.size() - std::min<std::size_t>(merged.size(), 32); i < merged.size(); ++i) {
       std::printf("    %s\n", to_string(merged[i]).c_str());
     }
-    return {};
+    return;
   }
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::seconds(most_seconds);
-  const Operations least = minimise<Operation>(merged, fails, [&] { return Clock::now() > end; });
-  const std::string why = in_a_child(plan.seconds, *report, [&] { play_alone(target, plan, least); });
-  std::printf("  %zu operations minimised to %zu, which fail alone: %s\n", merged.size(), least.size(), why.c_str());
-  for (const Operation& operation : least) {
+  outcome.least = minimise<Operation>(merged, fails, [&] { return Clock::now() > end; });
+  outcome.fails_alone = fails(outcome.least);
+  std::printf("  %zu operations minimised to %zu, which fail alone%s%s\n", merged.size(), outcome.least.size(),
+              outcome.fails_alone ? ": " : ", but not each time", why.c_str());
+  for (const Operation& operation : outcome.least) {
     std::printf("    %s\n", to_string(operation).c_str());
   }
-  return least;
 }
-
-struct Outcome {
-  std::string wrong; ///< empty: all went well
-  std::uint64_t operations = 0, refused = 0, made_room = 0;
-  Operations least; ///< that fail
-};
 
 inline Outcome run_round(const Target& target, const Plan& plan, unsigned seconds_to_explain = 300) {
   const SharedReport report(plan.threads * plan.operations);
@@ -233,7 +241,7 @@ inline Outcome run_round(const Target& target, const Plan& plan, unsigned second
   if (!outcome.wrong.empty()) {
     std::printf("FAILED round of seed %llu, %s%s: %s\n", static_cast<unsigned long long>(plan.seed),
                 target.name.c_str(), target.delayed ? ", delayed" : "", outcome.wrong.c_str());
-    outcome.least = explain(target, plan, *report, seconds_to_explain);
+    explain(target, plan, *report, seconds_to_explain, outcome);
     std::fflush(stdout);
   }
   return outcome;

@@ -169,9 +169,16 @@ TEST(what_fails_is_minimised) {
 }
 
 TEST(two_holders_of_the_same_bytes_are_found_in_four_operations) {
-  for (const unsigned threads : {1U, 8U}) {
-    const Outcome outcome = soaked<Overlapping>(threads, false, 32'000);
-    CHECK(outcome.wrong.find("lost its mark") != std::string::npos);
+  const Outcome alone = soaked<Overlapping>(1, false, 32'000);
+  const Outcome together = soaked<Overlapping>(8, false, 32'000);
+  CHECK(alone.wrong.find("lost its mark") != std::string::npos && alone.fails_alone);
+  // The second holder may also be left with bytes that were given back to the system.
+  CHECK(together.wrong.find("lost its mark") != std::string::npos ||
+        together.wrong.find("was ended by") != std::string::npos);
+  for (const Outcome& outcome : {alone, together}) {
+    if (!outcome.fails_alone) { // eight threads at once: one in a hundred times
+      continue;
+    }
     const std::multiset<std::string> found = kinds(outcome.least);
     // What is left is freed, and looked at, when all have been played.
     CHECK(outcome.least.size() <= 4);
@@ -183,6 +190,7 @@ TEST(two_holders_of_the_same_bytes_are_found_in_four_operations) {
 TEST(work_that_is_not_waited_for_is_found) {
   const Outcome outcome = soaked<Forgetful>(1, true, 20'000);
   CHECK(outcome.wrong.find("lost its mark") != std::string::npos);
+  CHECK(outcome.fails_alone);
   CHECK(outcome.least.size() <= 12);
   CHECK(kinds(outcome.least).count("record_stream") >= 1);
 }
@@ -190,6 +198,7 @@ TEST(work_that_is_not_waited_for_is_found) {
 TEST(a_crash_is_a_failure_like_any_other) {
   const Outcome outcome = soaked<Crashing>(8, false, 8'000);
   CHECK(outcome.wrong.find("was ended by") != std::string::npos);
+  CHECK(outcome.fails_alone); // whoever else is at work
   CHECK_EQ(outcome.least.size(), std::size_t{1});
   CHECK(outcome.least.front().bytes > 8 * MiB);
 }
