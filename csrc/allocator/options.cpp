@@ -17,6 +17,7 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::string_view kNone = "none";
+constexpr std::string_view kAuto = "auto";
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -58,6 +59,11 @@ bool read_number(std::string_view text, Number& value) {
 
 bool read_bytes_or_none(std::string_view text, std::optional<std::size_t>& value) {
   value = lower(text) == kNone ? std::nullopt : std::optional(parse_bytes(text));
+  return true;
+}
+
+bool read_bytes_or_auto(std::string_view text, std::optional<std::size_t>& value) {
+  value = lower(text) == kAuto ? std::nullopt : std::optional(parse_bytes(text));
   return true;
 }
 
@@ -119,6 +125,11 @@ constexpr std::array kTable{
         "the most pinned host memory for what is not on its device; none: what the host has available",
         [](const Options& o) { return show(o.host_limit); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
+    Row{"staging",
+        [] { return std::string("bytes such as 8MiB, or auto"); },
+        "plain device memory in each of the four slots that copies to and from the host go through; 0: they are direct",
+        [](const Options& o) { return o.staging ? exact_bytes(*o.staging) : std::string(kAuto); },
+        [](Options& o, std::string_view text) { return read_bytes_or_auto(text, o.staging); }},
     Row{"optimizer",
         [] { return std::string("in_place, deferred"); },
         "when an optimizer's step updates large parameters that have a budget: at once, or each at its next use",

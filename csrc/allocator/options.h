@@ -26,6 +26,7 @@ struct Options {
   std::optional<BudgetRequest> budget; ///< of each device; nullopt: nobody has asked, and there is none yet
   std::map<int, BudgetRequest> device_budgets; ///< of single devices, in place of `budget`; no row of the table
   std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: what the host has available
+  std::optional<std::size_t> staging; ///< bytes of a slot of plain device memory for copies; nullopt: as the device is
   bool zero_on_alloc = false; ///< managed memory that a tensor gets is zeroed
   bool deferred_optimizers = false; ///< an optimizer's updates wait for the parameters' next use
   AllocatorOptions allocator;

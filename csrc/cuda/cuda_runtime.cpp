@@ -29,6 +29,8 @@ DeviceProperties properties_of(int device) {
   properties.managed_memory = attribute(cudaDevAttrManagedMemory, device) != 0;
   properties.concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device) != 0;
   properties.pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
+  // Seen on an H200, whatever the memory is advised; where host and device have the same pages there is no migration.
+  properties.managed_copies_overlap = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0;
   properties.page_bytes = CudaRuntime::kMigrationPage;
   return properties;
 }

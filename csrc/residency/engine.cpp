@@ -262,8 +262,10 @@ ResidencyStatistics Engine::statistics() {
       now.plan_hits += static_cast<std::int64_t>(counters.plan_hits);
       now.plan_misses += static_cast<std::int64_t>(counters.plan_misses);
       const Stat reserved = memory_.statistics(Location::device(index)).reserved_bytes[0];
-      now.device_bytes[index] = reserved.current;
-      now.peak_device_bytes[index] = reserved.peak;
+      const auto staged =
+          static_cast<std::int64_t>(device.incoming ? device.incoming->bytes() + device.outgoing->bytes() : 0);
+      now.device_bytes[index] = reserved.current + staged;
+      now.peak_device_bytes[index] = reserved.peak + staged;
     }
   }
   now.plan_hits -= hits_at_reset_;

@@ -31,6 +31,7 @@
 #include "residency/policy.h"
 #include "residency/record.h"
 #include "residency/residency_statistics.h"
+#include "residency/staging.h"
 #include "residency/storage_door.h"
 #include "residency/transfers.h"
 #include "runtime/managed_runtime.h"
@@ -53,6 +54,9 @@ class Engine final : public RoomMaker {
   std::optional<std::size_t> budget(int device) const;
   /// Pinned memory for host copies; nullopt: what the host has. At it nothing more can leave the device.
   void set_host_limit(std::optional<std::size_t> bytes);
+  /// Of plain device memory for copies, in each of four slots; nullopt: where the device needs it, as the budget is;
+  /// 0: none. In force from the next budget on.
+  void set_staging(std::optional<std::size_t> slot_bytes);
 
   /// One relaxed load: whether operators of any device are watched. A budget that is not hard is asleep until memory
   /// has run short once, and every one while steps repeat and fit (sleep.cpp).
@@ -225,6 +229,7 @@ class Engine final : public RoomMaker {
 
   struct Device {
     std::optional<std::size_t> budget;
+    std::size_t cap = 0; ///< of it, what segments may have; staging has the rest
     bool hard = false;
     bool asleep = false; ///< nobody is watched
     bool settled = true; ///< no operator runs that began unseen; else nothing may be given up
@@ -233,6 +238,8 @@ class Engine final : public RoomMaker {
     std::unique_ptr<Policy> policy; ///< made with the first budget
     Stream fetches;
     Stream write_backs;
+    std::unique_ptr<Staging> incoming; ///< none: it has never been needed
+    std::unique_ptr<Staging> outgoing;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
     std::multimap<std::uint64_t, StorageId> unforeseen; ///< they left, and the plan has not: by when to ask for them
     unsigned pause = 0; ///< operators until there is another look for room for them
@@ -246,7 +253,8 @@ class Engine final : public RoomMaker {
     Workspace workspace;
     Stream last_stream; ///< of the latest operator: what is free of all work is best filed there
     std::uint64_t write_backs_started = 0;
-    std::uint64_t write_backs_done = 0; ///< as far as anybody has looked
+    std::uint64_t write_backs_read =
+        0; ///< of these, those that have read the device copy, as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
     unsigned regions = 0; ///< that run
     bool excess = false; ///< a soft budget may have been exceeded, and not kept again since
@@ -265,6 +273,11 @@ class Engine final : public RoomMaker {
   // With the mutex held.
 
   // budget.cpp
+  std::size_t slot_bytes(int device, std::size_t budget) const;
+  /// Those that are missing, all or none.
+  void make_streams(int device, bool stages);
+  /// \return what slots of that many bytes take in all
+  std::size_t stage(Device& device, std::size_t slot_bytes) noexcept;
   /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
   /// \throws OutOfMemory; then as much is back as fits
   void bring_back(int device);
@@ -319,8 +332,8 @@ class Engine final : public RoomMaker {
   bool forget_fixed(int device);
   bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
-  void give_up_written(int device);
-  bool is_written(Record& record);
+  void give_up_read(int device);
+  bool is_read(Record& record);
   double cost_of(const Record& record, Need need);
   /// 1: used next at once; towards 0: ever later.
   double soonness(const Record& record);
@@ -374,6 +387,10 @@ class Engine final : public RoomMaker {
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
   void give_block_ready(Record& record) noexcept;
+  /// When the latest write-back has read the device copy; the host's may be complete later only.
+  Event& was_read(Record& record) {
+    return record.block_ready ? record.block_ready : record.host_ready;
+  }
   void bury(Record* record) noexcept;
   void free_if_dead(Record* record) noexcept;
   Device& of(int device) {
@@ -398,6 +415,7 @@ class Engine final : public RoomMaker {
   PinnedSegmentSource* host_source_ = nullptr;
   EventPool events_;
   Transfers transfers_;
+  std::optional<std::size_t> staging_;
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
   std::unordered_map<StorageId, Record*> records_;

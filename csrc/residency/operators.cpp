@@ -333,7 +333,7 @@ void Engine::follow(const Decision& decision, int index) {
       device.retired.push_back({id, record->retirement});
     }
   }
-  give_up_written(index);
+  give_up_read(index);
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
   queue_unforeseen_fetches(index);
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());

@@ -5,6 +5,15 @@
 #include "residency/engine.h"
 
 namespace torch_uvm {
+namespace {
+
+/// Or nullptr: copies go directly.
+Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
+  return staging && staging->is_ready() ? staging.get() : nullptr;
+}
+
+} // namespace
+
 void Engine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
     if (stream != later && !runtime_.query_stream(stream)) {
@@ -43,22 +52,33 @@ Block* Engine::host_block(std::size_t bytes, Stream stream) {
 
 bool Engine::start_write_back(Record& record) {
   const Stream stream = of(record.device).write_backs;
+  Staging* const staging = ready(of(record.device).outgoing);
+  const Stream link = staging != nullptr ? staging->link() : stream;
   if (record.host_block == nullptr) {
-    record.host_block = host_block(record.bytes, stream);
+    record.host_block = host_block(record.bytes, link);
     host_refused_ = record.host_block == nullptr;
     if (host_refused_) {
       return false;
     }
+  }
+  host_memory_->record_stream(record.host_block, link);
+  if (!reached(record.host_ready)) {
+    wait(link, record.host_ready); // of one that went another way
   }
   for (const Stream used : memory_.streams(record.device_block)) {
     add_stream(record.streams, used);
   }
   order(record.streams, stream);
   record.written_back_after = record.streams;
-  transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block), memory_.data(record.device_block),
-                  record.bytes, stream);
-  give_event(record.device, record.host_ready);
-  record.host_ready = events_.record(stream);
+  try {
+    transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block),
+                    memory_.data(record.device_block), record.bytes, stream, staging);
+    give_event(record.device, record.host_ready);
+    record.host_ready = events_.record(link);
+  } catch (...) {
+    drop_host_copy(record); // part of the copy may still be queued, and the next one may go another way
+    throw;
+  }
   give_block_ready(record);
   record.block_ready = memory_.record_event(stream); // with which it is given up
   record.write_back = ++of(record.device).write_backs_started;
@@ -81,11 +101,11 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
     return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
   });
   const bool after_its_copy =
-      record.block_ready && !used_since && (!is_written(record) || taker == of(record.device).fetches);
+      record.block_ready && !used_since && (!is_read(record) || taker == of(record.device).fetches);
   if (!after_its_copy) {
     const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
-    if (!is_written(record) && next != of(record.device).write_backs) {
-      wait(next, record.host_ready);
+    if (!is_read(record) && next != of(record.device).write_backs) {
+      wait(next, was_read(record));
     }
     // Then there are those that have used it since the write-back began, and those that a user has named since.
     order(record.streams, next);
@@ -154,14 +174,17 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
   if (block == nullptr) {
     return false;
   }
+  // What an operator waits for would keep its slot until the operators before it are over, from fetches ahead.
+  Staging* const staging = stream == of(record.device).fetches ? ready(of(record.device).incoming) : nullptr;
+  const Stream link = staging != nullptr ? staging->link() : stream;
   try {
+    host_memory_->record_stream(record.host_block, link);
     if (!reached(record.host_ready)) {
-      runtime_.wait_event(stream, record.host_ready);
+      wait(link, record.host_ready);
     }
-    order(record.in_place_streams, stream);
+    order(record.in_place_streams, link);
     transfers_.copy(Transfers::Kind::kFetch, memory_.data(block), host_memory_->data(record.host_block), record.bytes,
-                    stream);
-    host_memory_->record_stream(record.host_block, stream);
+                    stream, staging);
     record.device_ready = events_.record(stream);
   } catch (...) {
     memory_.free(block);

@@ -50,11 +50,11 @@ double Engine::cost_of(const Record& record, Need need) {
   }
   if (record.retiring) {
     const Device& device = of(record.device);
-    if (record.write_back <= device.write_backs_done) {
+    if (record.write_back <= device.write_backs_read) {
       return bytes * kByteReady;
     }
     // Those that were started first are done first.
-    const auto turn = static_cast<double>(record.write_back - device.write_backs_done);
+    const auto turn = static_cast<double>(record.write_back - device.write_backs_read);
     return bytes * kByteUnderWay * (1 + turn / static_cast<double>(device.write_backs_started));
   }
   if (need == Need::kAhead) {
@@ -70,10 +70,10 @@ double Engine::soonness(const Record& record) {
   return 1.0 / (1.0 + distance);
 }
 
-bool Engine::is_written(Record& record) {
+bool Engine::is_read(Record& record) {
   // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
-  std::uint64_t& done = of(record.device).write_backs_done;
-  if (record.write_back > done && reached(record.host_ready)) {
+  std::uint64_t& done = of(record.device).write_backs_read;
+  if (record.write_back > done && reached(was_read(record))) {
     done = record.write_back;
   }
   return record.write_back <= done;
@@ -84,12 +84,12 @@ Record* Engine::retiring(const Device::Retirement& retirement) const {
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-void Engine::give_up_written(int index) {
+void Engine::give_up_read(int index) {
   Device& device = of(index);
   while (!device.retired.empty()) {
     Record* const record = retiring(device.retired.front());
     if (record != nullptr && record->in_use == 0) {
-      if (!is_written(*record)) {
+      if (!is_read(*record)) {
         return;
       }
       if (std::isfinite(cost_of(*record, Need::kAhead))) {
@@ -117,7 +117,7 @@ bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
 std::size_t Engine::unused(int index) const {
   const Levels now = memory_.levels(Location::device(index));
   const auto large = static_cast<std::size_t>(PoolKind::kLarge), all = static_cast<std::size_t>(PoolKind::kAll);
-  const std::int64_t cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].budget.value_or(0));
+  const auto cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].cap);
   const std::int64_t to_come = std::max<std::int64_t>(cap - now.reserved_bytes[all], 0);
   return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large] + to_come);
 }
@@ -290,7 +290,7 @@ bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   std::erase_if(
       users, [&](Stream used) { return used.is_host() || (used == of(record.device).fetches && record.device_ready); });
   order(users, taker);
-  for (Event* const event : {&record.device_ready, &record.host_ready}) { // what fills the old place, or reads it
+  for (Event* const event : {&record.device_ready, &was_read(record)}) { // what fills the old place, or reads it
     if (!reached(*event)) {
       wait(taker, *event);
     }

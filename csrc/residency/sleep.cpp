@@ -74,7 +74,7 @@ bool Engine::fall_asleep(int index) {
   Device& device = of(index);
   Quiet& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, kLeastRelocated);
-  if (alarm > *device.budget - *device.budget / kSpareShare || device.excess || !device.settled || recorder_ ||
+  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.settled || recorder_ ||
       device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }

@@ -33,12 +33,18 @@ void Transfers::give(int device, Event event) noexcept {
   }
 }
 
-void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream) {
+void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
   read_times(kReadAtOnce, counted_);
   const bool times = timed_.size() < kMostTimed;
-  const Event begin = times ? timed_event(stream) : Event{};
+  const Stream first = staging != nullptr ? staging->begin(stream) : stream;
+  const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
+  const Event begin = times ? timed_event(first) : Event{};
   try {
-    runtime_.copy_async(dst, src, bytes, stream);
+    if (staging != nullptr) {
+      staging->copy(dst, src, bytes, stream);
+    } else {
+      runtime_.copy_async(dst, src, bytes, stream);
+    }
   } catch (...) {
     if (times) {
       give(stream.device, begin);
@@ -46,7 +52,7 @@ void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, S
     throw;
   }
   if (times) {
-    time(kind, begin, stream);
+    time(kind, begin, last);
   }
   ResidencyStatistics::Traffic& traffic = kind == Kind::kFetch ? counted_.fetched : counted_.written_back;
   ++traffic.count;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "residency/residency_statistics.h"
+#include "residency/staging.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -19,8 +20,10 @@ class Transfers {
 
   enum class Kind { kFetch, kWriteBack };
 
-  /// Copies in `stream`'s order, and counts it. \throws what the runtime throws
-  void copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream);
+  /// Copies in `stream`'s order, and counts it.
+  /// \param staging of that direction, through which it goes, or nullptr
+  /// \throws what the runtime throws
+  void copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging);
   /// Adds the times of copies that are over to the statistics.
   void collect(ResidencyStatistics& statistics) noexcept;
 

@@ -32,6 +32,7 @@ struct DeviceProperties {
   bool managed_memory = true;
   bool concurrent_managed_access = true; ///< host and device may touch managed memory at the same time
   bool pageable_memory_access = false; ///< the device can reach ordinary host memory
+  bool managed_copies_overlap = true; ///< kernels run beside copies of managed memory
   std::size_t page_bytes = 0; ///< granularity of migration
 };
 

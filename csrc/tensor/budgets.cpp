@@ -29,7 +29,8 @@ struct Budgets {
 
   // With the mutex held.
 
-  void apply_host_limit() {
+  void apply_engine_options() {
+    set_staging(Context::get().options().staging);
     const std::optional<std::size_t> wanted = Context::get().options().host_limit;
     if (wanted != host_limit) {
       set_host_limit(wanted);
@@ -45,7 +46,7 @@ struct Budgets {
       before.reset();
       return;
     }
-    apply_host_limit();
+    apply_engine_options();
     Context& context = Context::get();
     // What managed tensors have on the device is theirs already.
     MemoryInfo memory = context.runtime().memory_info(device);
@@ -63,7 +64,7 @@ struct Budgets {
       return; // its devices belong to the parent
     }
     if (engine_in_use() != nullptr) {
-      apply_host_limit();
+      apply_engine_options();
     }
     for (int each = 0; each < static_cast<int>(kMaxDevices); ++each) {
       const auto index = static_cast<std::size_t>(each);

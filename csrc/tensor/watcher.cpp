@@ -326,6 +326,11 @@ void set_host_limit(std::optional<std::size_t> bytes) {
   engine_made().set_host_limit(bytes);
 }
 
+void set_staging(std::optional<std::size_t> slot_bytes) {
+  const std::lock_guard lock(engine_making);
+  engine_made().set_staging(slot_bytes);
+}
+
 namespace {
 
 /// What there is of a tensor's storage, under the engine's lock.

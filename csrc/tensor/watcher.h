@@ -28,6 +28,7 @@ Engine* engine_in_use();
 /// As Engine::set_budget; puts the watcher in place, or takes it away.
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
 void set_host_limit(std::optional<std::size_t> bytes);
+void set_staging(std::optional<std::size_t> slot_bytes);
 
 /// Puts the watcher in place, or takes it away, as the engine needs it.
 void watch_operators() noexcept;

@@ -19,7 +19,12 @@ namespace residency {
 using namespace torch_uvm;
 
 constexpr std::size_t kBytes = 2 * MiB;
-constexpr std::size_t kBudget = 8 * MiB;
+#ifdef STAGED // copies go through slots of plain device memory, which come on top of what segments may have
+constexpr std::size_t kSlot = 256 * KiB;
+#else
+constexpr std::size_t kSlot = 0;
+#endif
+constexpr std::size_t kBudget = 8 * MiB + 4 * kSlot;
 constexpr Stream kStream = Stream::default_of(0);
 
 /// What stands for a tensor's storage: a pointer, and the byte that the test knows to be everywhere in it.
@@ -84,6 +89,7 @@ struct Rig {
   const std::vector<Stream> streams{kStream};
 
   explicit Rig(bool hard = true) {
+    engine.set_staging(kSlot);
     engine.set_budget(0, kBudget, hard);
   }
   ~Rig() {

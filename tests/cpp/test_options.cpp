@@ -39,6 +39,7 @@ TEST(nothing_is_the_defaults) {
     CHECK(!options.limit);
     CHECK(!options.budget);
     CHECK(!options.host_limit);
+    CHECK(!options.staging);
     CHECK(options.allocator.populate);
     CHECK(!options.allocator.max_split_bytes);
     CHECK_EQ(*options.allocator.segment_min_bytes, kSegmentMin);
@@ -54,13 +55,14 @@ TEST(nothing_is_the_defaults) {
 
 TEST(every_option_is_read) {
   const Options options = parse_options(
-      "limit:4GiB,budget:80%,host_limit:8GiB, populate : off "
+      "limit:4GiB,budget:80%,host_limit:8GiB,staging:8MiB, populate : off "
       ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
       "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,roundup_power2_divisions:8,"
       "release_threshold:0,garbage_collection_threshold:0.75,zero_on_alloc:1");
   CHECK_EQ(*options.limit, 4 * GiB);
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
+  CHECK_EQ(*options.staging, 8 * MiB);
   CHECK(!options.allocator.populate);
   CHECK_EQ(*options.allocator.max_split_bytes, 32 * MiB);
   CHECK_EQ(*options.allocator.segment_min_bytes, 64 * MiB);
@@ -103,7 +105,7 @@ TEST(a_typo_names_the_nearest_key) {
   CHECK(has(refusal("emulated_device:2"), "did you mean emulated_devices?"));
   CHECK(has(refusal("MaxSplit:4GiB"), "did you mean max_split?"));
   CHECK(!has(refusal("garbage_collection:1"), "did you mean"));
-  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, optimizer, populate, max_split"));
+  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, staging, optimizer, populate, max_split"));
 }
 
 TEST(malformed_texts_are_refused) {
@@ -125,6 +127,8 @@ TEST(values_out_of_range_are_refused) {
                            "budget:0",
                            "budget:101%",
                            "host_limit:auto",
+                           "staging:none",
+                           "staging:some",
                            "max_split:1MiB",
                            "max_split:0",
                            "segment_min:1MiB",

@@ -300,7 +300,7 @@ TEST(what_comes_after_an_operator_waits_for_it_though_the_operator_could_not_be_
   }
   CHECK(rig.engine.statistics().failures > 0);
   rig.runtime.clear_calls();
-  CHECK(rig.engine.make_room(kBudget, Location::device(0), kStream));
+  CHECK(rig.engine.make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
   CHECK(used.block == nullptr);
   Rig::check(used);
   bool ordered = false;

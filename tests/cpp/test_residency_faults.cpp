@@ -14,7 +14,8 @@ namespace {
 using namespace residency;
 
 constexpr std::size_t kSize = kLeastRelocated;
-constexpr std::size_t kRoom = 4 * MiB;
+constexpr std::size_t kPiece = kSlot / 4; ///< of four slots, which come on top of what segments may have
+constexpr std::size_t kRoom = 4 * MiB + 4 * kPiece;
 constexpr std::size_t kStorages = 24;
 
 EmulatedConfig delayed(std::uint64_t seed) {
@@ -39,6 +40,7 @@ class Delayed {
  public:
   explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), door_(memory_) {
     engine_ = std::make_unique<Engine>(runtime, memory_, door_);
+    engine_->set_staging(kPiece);
   }
   ~Delayed() {
     for (Storage& storage : storages_) {

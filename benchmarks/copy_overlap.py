@@ -1,0 +1,160 @@
+"""Which copies across the link run beside kernels: of plain memory, of managed memory, and staged.
+
+    python benchmarks/copy_overlap.py [--json FILE]
+
+For a GPU. A stream of matrix products (or of sums, which need the device's memory instead) and 16 copies of
+32 MiB on streams of their own: alone, and at once. `hidden` is the share of the shorter of the two that cost
+nothing. "staged" are copies of managed memory through two slots of plain device memory a direction, as the
+residency engine makes them. 256 MiB of managed memory; the guard: a limit of 4 GiB, sixteen times that free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIMIT = 4 << 30  # managed bytes
+MIB = 1 << 20
+PIECE = 32 * MIB
+PIECES = 16
+SLOT = 16 * MIB
+TRIES = 4
+
+Work = Callable[[], None]
+
+
+class Copies:
+    """Pieces from pinned memory to a buffer, from another one back, or both; streams for each direction."""
+
+    def __init__(self, to_device: bool, to_host: bool, buffers: Any, staged: bool) -> None:
+        import torch
+
+        self.to_device, self.to_host, self.staged = to_device, to_host, staged
+        self.buffers = buffers
+        self.pinned = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self.slots = [
+            [torch.empty(SLOT, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(2)
+        ]
+        self.links = [torch.cuda.Stream(priority=-1) for _ in range(2)]
+        self.sides = [torch.cuda.Stream(priority=-1) for _ in range(2)]
+        self.emptied: list[list[Any]] = [[None, None], [None, None]]
+
+    def streams(self) -> list[Any]:
+        return [*self.links, *self.sides]
+
+    def __call__(self) -> None:
+        for _ in range(PIECES):
+            if self.to_device:
+                self.copy(0, self.buffers[0], self.pinned[0], self.links[0], self.sides[0])
+            if self.to_host:
+                self.copy(1, self.pinned[1], self.buffers[1], self.sides[1], self.links[1])
+
+    def copy(self, direction: int, to: Any, source: Any, fills: Any, empties: Any) -> None:
+        import torch
+
+        if not self.staged:
+            with torch.cuda.stream(self.links[direction]):
+                to.copy_(source, non_blocking=True)
+            return
+        for at in range(0, PIECE, SLOT):
+            number = at // SLOT % 2
+            slot = self.slots[direction][number]
+            with torch.cuda.stream(fills):
+                if self.emptied[direction][number] is not None:
+                    fills.wait_event(self.emptied[direction][number])
+                slot.copy_(source[at : at + SLOT], non_blocking=True)
+                empties.wait_event(fills.record_event())
+            with torch.cuda.stream(empties):
+                to[at : at + SLOT].copy_(slot, non_blocking=True)
+                self.emptied[direction][number] = empties.record_event()
+
+
+def milliseconds(works: list[Work], streams: list[Any]) -> float:
+    """All works at once, until the last one is over; the best of some tries."""
+    import torch
+
+    best = float("inf")
+    compute = torch.cuda.current_stream()
+    for _ in range(TRIES):
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for stream in streams:
+            stream.wait_event(begin)
+        for work in works:
+            work()
+        for stream in streams:
+            compute.wait_stream(stream)
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, begin.elapsed_time(end))
+    return best
+
+
+def kernels() -> dict[str, Work]:
+    import torch
+
+    a, b, c = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    long = torch.randn(64 * MIB, device="cuda")
+
+    def products() -> None:
+        for _ in range(80):
+            torch.mm(a, b, out=c)
+
+    def sums() -> None:
+        for _ in range(90):
+            long.add_(1)
+
+    return {"products": products, "sums": sums}
+
+
+def measure() -> list[dict[str, Any]]:
+    import torch
+
+    import torch_uvm
+
+    free = torch.cuda.mem_get_info()[0]
+    if free < 16 * LIMIT:
+        raise SystemExit(f"refused: {free} bytes are free on the card, and {16 * LIMIT} have to be")
+    plain = [torch.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    managed = [torch_uvm.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    works = kernels()
+    rows = []
+    for kind, buffers, staged in (
+        ("plain", plain, False),
+        ("managed", managed, False),
+        ("staged", managed, True),
+    ):
+        for way, to_device, to_host in (("in", True, False), ("out", False, True), ("both", True, True)):
+            copies = Copies(to_device, to_host, buffers, staged)
+            alone = milliseconds([copies], copies.streams())
+            count = PIECES * PIECE * (2 if way == "both" else 1)
+            row: dict[str, Any] = {"memory": kind, "way": way, "gb_s": count / alone / 1e6}
+            for name, work in works.items():
+                by_itself = milliseconds([work], [])
+                together = milliseconds([copies, work], copies.streams())
+                row[f"hidden_behind_{name}"] = (alone + by_itself - together) / min(alone, by_itself)
+            print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()})
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # before torch_uvm is imported
+    from _environment import describe
+
+    rows = measure()
+    if arguments.json:
+        environment = describe(["python", "benchmarks/copy_overlap.py"])
+        arguments.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
