@@ -220,6 +220,7 @@ class Engine final : public RoomMaker {
     std::int64_t rooms = 0; ///< made, by the latest look
     std::uint64_t write_backs = 0;
     std::size_t peak = 0; ///< allocated bytes, at most, since then
+    std::size_t level = 0; ///< allocated bytes that it has been quiet at, but for a little more
     std::size_t alarm = 0; ///< allocated bytes that wake it; 0: it has not fallen asleep
     std::size_t other = 0; ///< allocated bytes that no record has, since it was watched
     std::size_t unseen = 0; ///< the same of what was made while nobody watched

@@ -21,6 +21,7 @@ constexpr std::uint64_t kLeastQuiet = 128; ///< operators, however short the ste
 constexpr std::uint64_t kMissesShare = 32; ///< one in so many may come unplanned
 constexpr std::size_t kSpareShare = 8; ///< of the budget, what steps have to leave free
 constexpr std::size_t kSlackShare = 16; ///< of what steps have, what they may have more without waking anybody
+constexpr std::size_t kRiseShare = 64; ///< of what steps have, what they may have more and count as quiet
 
 /// Operators until all that ran when a device woke are over. One that surely is within no other counts for more.
 constexpr unsigned kSettled = 512;
@@ -29,8 +30,11 @@ constexpr unsigned kSurely = 128;
 } // namespace
 
 void Engine::note_level(Device& device, std::size_t bytes) {
-  if (bytes > device.quiet.peak) {
-    device.quiet.peak = bytes;
+  Quiet& quiet = device.quiet;
+  quiet.peak = std::max(quiet.peak, bytes);
+  // Steps that keep a loss each have a little more every time, and are quiet all the same.
+  if (bytes > quiet.level + std::max(quiet.level / kRiseShare, kLeastRelocated)) {
+    quiet.level = bytes;
     restart_quiet(device);
   }
 }
@@ -51,7 +55,7 @@ void Engine::rest_if_quiet(int index) {
   if (quiet.rooms != statistics_.made_room.count || quiet.write_backs != device.write_backs_started) {
     quiet.rooms = statistics_.made_room.count;
     quiet.write_backs = device.write_backs_started;
-    quiet.peak = 0;
+    quiet.peak = quiet.level = 0;
     restart_quiet(device);
     return;
   }

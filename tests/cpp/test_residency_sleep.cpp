@@ -44,6 +44,20 @@ TEST(steps_that_fit_are_not_watched) {
   rig.check_engine();
 }
 
+TEST(steps_that_keep_a_little_each_are_quiet) {
+  Rig rig;
+  train(rig, 3, 1);
+  std::vector<Block*> losses;
+  for (int step = 0; step < 200; ++step) {
+    losses.push_back(rig.memory.allocate(512, Location::device(0), kStream));
+    train(rig, 0, 1);
+  }
+  CHECK(!rig.engine.is_awake());
+  for (Block* const loss : losses) {
+    rig.memory.free(loss);
+  }
+}
+
 TEST(what_was_written_unseen_is_not_taken_for_clean) {
   Rig rig;
   train(rig, 5, 2); // copies on the host come about
