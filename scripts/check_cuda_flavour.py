@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
 PYTHON = sys.implementation.cache_tag
+# The floors whose files are the same whatever the torch: compiled once for all.
+BELOW_TORCH = ["runtime", "allocator", "residency"]
 # Where the symbols are that the extension may use, and must be.
 LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"]
 FLAGS = (
@@ -151,18 +153,39 @@ def fetch(with_torch: bool = True) -> None:
 # --- compiling
 
 
-def batches() -> list[list[Path]]:
+def own_names(text: str) -> set[str]:
+    """What a file defines for itself alone: in an unnamed namespace, as clang-format lays it out."""
+    own = "\n".join(re.findall(r"^namespace \{$(.*?)^\} // namespace$", text, re.MULTILINE | re.DOTALL))
+    types = r"^(?:struct|class|enum class|enum|using) (\w+)\b"
+    rest = r"^(?!namespace|using|struct|class|enum|template)[A-Za-z_][^\n(={;]*?(\w+)(?:\[.*\])?(?: =|[({;])"
+    return {name for kind in (types, rest) for name in re.findall(kind, own, re.MULTILINE)}
+
+
+def without_common_names(files: Iterable[Path]) -> list[list[Path]]:
+    """Two helpers of one name keep files from being compiled as one: it would fail, which takes its time."""
+    found: list[tuple[list[Path], set[str]]] = []
+    for file in files:
+        names = own_names(file.read_text())
+        together, taken = next((each for each in found if not names & each[1]), ([], set()))
+        if not together:
+            found.append((together, taken))
+        together.append(file)
+        taken |= names
+    return [together for together, _ in found]
+
+
+def batches(floors: Iterable[str]) -> list[list[Path]]:
     """What is compiled as one. Reading torch's headers takes most of the time, so the files of a floor go
     together; those of csrc/cuda, which no other build compiles where there is no CUDA, each by itself."""
     found: list[list[Path]] = []
-    for floor in sorted((ROOT / "csrc").iterdir()):
-        files = sorted(floor.glob("*.cpp"))
-        found += [[file] for file in files] if floor.name == "cuda" else [files] if files else []
+    for floor in floors:
+        files = sorted((ROOT / "csrc" / floor).glob("*.cpp"))
+        found += [[file] for file in files] if floor == "cuda" else without_common_names(files)
     return sorted(found, key=len, reverse=True)
 
 
 def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[Path]:
-    """Files that do not go together, as two helpers of one name keep them from, are taken apart."""
+    """Files that do not go together all the same are taken apart."""
     stem = folder / f"{files[0].parent.name}-{files[0].stem}-{len(files)}"
     source, result = stem.with_suffix(".cpp"), stem.with_suffix(".o")
     source.write_text("".join(f'#include "{file}"\n' for file in files))
@@ -175,6 +198,14 @@ def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[
         rest = [file for file in files if file not in apart]
         return [each for part in (rest, apart) for each in compile_together(part, flags, folder)]
     return [result]
+
+
+def compile_floors(floors: Iterable[str], include: Iterable[Path], folder: Path) -> list[Path]:
+    flags = [*FLAGS, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in include)]
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = [pool.submit(compile_together, files, flags, folder) for files in batches(floors)]
+        return [each for part in parts for each in part.result()]
 
 
 def link(version: str, objects: list[Path], target: Path) -> None:
@@ -199,9 +230,11 @@ def link(version: str, objects: list[Path], target: Path) -> None:
         raise Failed("\n".join(f"nobody has {name}" for name in sorted(lacking)))
 
 
-def fingerprint(version: str) -> str:
-    """Of all that the extension is made from."""
-    files = [Path(__file__), PINNED, *sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())]
+def fingerprint(floors: Iterable[str], version: str = "") -> str:
+    """Of all that is made from those floors."""
+    files = [Path(__file__), PINNED]
+    for floor in floors:
+        files += sorted(path for path in (ROOT / "csrc" / floor).rglob("*") if path.is_file())
     text = version.encode() + b"".join(str(path).encode() + path.read_bytes() for path in files)
     return hashlib.sha256(text).hexdigest()
 
@@ -210,24 +243,38 @@ def build_folder(version: str) -> Path:
     return FOLDER / f"build-{version}-{PYTHON}"
 
 
+def is_made(folder: Path, made_from: str) -> bool:
+    """If not, the folder is made anew."""
+    stamp = folder / "stamp"
+    if stamp.exists() and stamp.read_text() == made_from:
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return False
+
+
+def objects_below_torch() -> list[Path]:
+    folder, made_from = FOLDER / "below-torch", fingerprint(BELOW_TORCH)
+    if not is_made(folder, made_from):
+        compile_floors(BELOW_TORCH, [], folder)
+        (folder / "stamp").write_text(made_from)
+    return sorted(folder.glob("*.o"))
+
+
 def build(version: str) -> None:
     folder = build_folder(version)
-    target, stamp = folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", folder / "stamp"
-    made_from = fingerprint(version)
-    if not stamp.exists() or stamp.read_text() != made_from:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    target = folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    floors = sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir())
+    made_from = fingerprint(floors, version)
+    if not is_made(folder, made_from):
         include = torch_include(version)
         system = [include, include / "torch" / "csrc" / "api" / "include", cuda_headers()]
         system.append(Path(sysconfig.get_path("include")))
-        flags = [*FLAGS, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in system)]
-        jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
-        with ThreadPoolExecutor(jobs) as pool:
-            parts = [pool.submit(compile_together, files, flags, folder) for files in batches()]
-            objects = [each for part in parts for each in part.result()]
-        link(version, objects, target)
+        below = objects_below_torch()
+        objects = compile_floors([each for each in floors if each not in BELOW_TORCH], system, folder)
+        link(version, below + objects, target)
         make_stand_ins(version)
-        stamp.write_text(made_from)
+        (folder / "stamp").write_text(made_from)
     assemble(version, target)
 
 

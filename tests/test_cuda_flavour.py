@@ -135,6 +135,26 @@ class TestBuilding:
         done = subprocess.run(["nm", "-C", *objects], capture_output=True, text=True, check=True)
         return [name for name in ("one", "two", "three") if f" T {name}()" in done.stdout]
 
+    def test_helpers_of_one_name_are_kept_apart(self, tmp_path: Path) -> None:
+        """Where clang-format's layout shows them; what it does not show, the compiler does."""
+        texts = {
+            "one.cpp": "namespace {\nint helper(int x) {\n  return x;\n}\n} // namespace\nint shown();\n",
+            "two.cpp": "namespace {\nconstexpr int helper = 2;\n} // namespace\nint shown();\n",
+            "three.cpp": "int helper();\nnamespace {\nstruct Row {\n  int at = 0;\n};\n} // namespace\n",
+            "four.cpp": "namespace {\nusing Row = int;\nconst char* const kNames[] = {};\n} // namespace\n",
+        }
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        files = [tmp_path / name for name in texts]
+        assert [flavour.own_names(file.read_text()) for file in files] == [
+            {"helper"},
+            {"helper"},
+            {"Row"},
+            {"Row", "kNames"},
+        ]
+        one, two, three, four = files
+        assert flavour.without_common_names(files) == [[one, three], [two, four]]
+
     def test_files_that_do_not_go_together(self, tmp_path: Path) -> None:
         assert self.compiled(tmp_path, self.FILES) == ["one", "two", "three"]
 
