@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -160,6 +160,14 @@ faults: build cpp ## make each call of the runtime fail once, wherever one is ma
 	build/cpp/test_residency_faults
 	build/cpp/test_residency_memory
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py
+
+security: build ## what is read is data, reports obey nothing, zero_on_alloc; then the fuzzers of readers: SECONDS=60
+	$(VENV_PY) -m pytest tests/test_untrusted_files.py tests/test_zero_on_alloc.py
+	$(VENV_PY) tests/fuzz_readers.py --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
+
+guard: build cpp ## one function makes every managed allocation, and checks limit, host and device first
+	build/cpp/test_managed_limit
+	$(VENV_PY) -m pytest tests/test_guard.py tests/test_gpu_guard.py
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing
 	$(VENV_PY) -m ruff check .

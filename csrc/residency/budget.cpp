@@ -106,13 +106,14 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
   // Only where it has just been watched can operators run that nobody saw begin, and that the last budget waits for.
   const bool rests = changed.asleep && changed.quiet.alarm != 0;
+  const bool watched = changed.budget && !changed.asleep;
   changed.settled = !changed.budget || !(rests || (!changed.asleep && !changed.settled));
   changed.budget = bytes;
   changed.hard = hard;
   if (bytes) {
     shrink(device);
   }
-  changed.asleep = bytes && !hard;
+  changed.asleep = bytes && !hard && (!watched || is_brought_back(device));
   changed.quiet = Quiet{};
   memory_.take_allocated_peak(device); // what there was before does not count
   changed.excess = false;
@@ -151,6 +152,22 @@ void Engine::bring_back(int device) {
     if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
       drop_host_copy(*record); // writes to the device copy will not be seen
     }
+  }
+}
+
+bool Engine::is_brought_back(int device) {
+  std::size_t missing = 0;
+  for (const auto& [id, record] : records_) {
+    missing += record->device == device && record->device_block == nullptr ? record->bytes : 0;
+  }
+  if (allocated_bytes(device) + missing > of(device).cap) {
+    return false;
+  }
+  try {
+    bring_back(device);
+    return true;
+  } catch (const OutOfMemory&) {
+    return false; // it does not lie so that it fits
   }
 }
 

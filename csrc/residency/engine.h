@@ -282,6 +282,8 @@ class Engine final : public RoomMaker {
   /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
   /// \throws OutOfMemory; then as much is back as fits
   void bring_back(int device);
+  /// The same, where everything fits into the budget; false: it does not.
+  bool is_brought_back(int device);
   /// Gives up device copies until what is reserved is within the budget, as far as they can be.
   void shrink(int device);
   void note_awake();

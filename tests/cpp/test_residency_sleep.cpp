@@ -58,6 +58,25 @@ TEST(steps_that_keep_a_little_each_are_quiet) {
   }
 }
 
+TEST(a_soft_budget_after_a_hard_one_sleeps_when_everything_is_back) {
+  Rig rig;
+  train(rig, 6, 3); // some are on the host, others have clean copies there
+  CHECK(rig.engine.statistics().written_back.count > 0);
+  rig.engine.set_budget(0, 2 * kBudget, false);
+  CHECK(!rig.engine.is_awake());
+  for (const auto& storage : rig.storages) {
+    CHECK(storage->block != nullptr);
+    Rig::check(*storage);
+    Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // unseen
+  }
+  rig.engine.set_budget(0, kBudget, true);
+  train(rig, 0, 3);
+
+  rig.engine.set_budget(0, kBudget / 2, false); // too little for everything: it stays awake
+  CHECK(rig.engine.is_awake());
+  train(rig, 0, 3);
+}
+
 TEST(what_was_written_unseen_is_not_taken_for_clean) {
   Rig rig;
   train(rig, 5, 2); // copies on the host come about
