@@ -65,12 +65,14 @@ $(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $
 	$(WITH_TOOLS) $(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
 	@touch $@
 
-# CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA.
+# CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA. The floors' files, each
+# by itself, are compiled for the extension.
 cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ floors
 ifneq ($(TORCH_UVM_TEST_CUDA),0)
 	@$(VENV_PY) scripts/check_cuda_flavour.py headers > $(STAMPS)/cuda-headers
 endif
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DUNITY=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" \
 	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
 	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
 
