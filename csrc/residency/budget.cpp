@@ -158,7 +158,13 @@ void Engine::bring_back(int device) {
 bool Engine::is_brought_back(int device) {
   std::size_t missing = 0;
   for (const auto& [id, record] : records_) {
-    missing += record->device == device && record->device_block == nullptr ? record->bytes : 0;
+    if (record->device != device || record->points_at == Side::kDevice) {
+      continue;
+    }
+    if (record->in_use != 0) {
+      return false; // another thread's operator has its address
+    }
+    missing += record->device_block == nullptr ? record->bytes : 0;
   }
   if (allocated_bytes(device) + missing > of(device).cap) {
     return false;
@@ -166,8 +172,8 @@ bool Engine::is_brought_back(int device) {
   try {
     bring_back(device);
     return true;
-  } catch (const OutOfMemory&) {
-    return false; // it does not lie so that it fits
+  } catch (...) {
+    return false; // it does not lie so that it fits, or the runtime fails: then it is fetched when it is used
   }
 }
 

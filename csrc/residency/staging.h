@@ -1,7 +1,7 @@
 // Copies between pinned host memory and managed memory of a device that overlap with the device's kernels.
 //
 // A driver may serve copies of managed memory by an engine that shares its turns with kernels. On an H200 neither
-// runs beside the other then, nor do copies of the two directions (benchmarks/cpp/copy_overlap.cu); copies of plain
+// runs beside the other then, nor do copies of the two directions (benchmarks/copy_overlap.py); copies of plain
 // device memory overlap with both. So bytes go through plain memory: across the link by copies of plain memory, and
 // between that and the managed memory by copies within the device, which take a thirtieth of the time.
 //
