@@ -35,7 +35,7 @@ def train(budget: int | None) -> tuple[list[torch.Tensor], int]:
     torch_uvm.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget)
     torch_uvm.reset_residency_stats()
-    failures = torch_uvm.residency_stats()["failures"]  # of all that came before, which may have been made to fail
+    failures = torch_uvm.residency_stats()["failures"]  # of tests before this one
     torch.manual_seed(0)
     model = Gpt(True, width=384).to("emu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
