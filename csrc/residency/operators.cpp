@@ -11,8 +11,9 @@ namespace {
 constexpr unsigned kLongestPause = 31;
 
 /// Operators ahead that a fetch is asked for that no plan has: room was short where the plan had some, and what is
-/// fetched early takes more of it. In modelled time 16 to 32 do best; the whole step ahead is up to a half slower.
-constexpr double kSoon = 32;
+/// fetched early takes more of it; what is fetched late waits behind what was asked for ahead. In modelled time 64 to
+/// 256 do alike, 32 worse where much is asked for ahead.
+constexpr double kSoon = 128;
 
 } // namespace
 
