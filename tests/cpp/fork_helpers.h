@@ -1,6 +1,7 @@
 // What the tests of forked children stand on.
 #pragma once
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +12,17 @@
 #include "allocator_rig.h"
 
 namespace contract {
+
+#ifdef __SANITIZE_THREAD__
+/// ThreadSanitizer starts a thread of its own in a forked child before anybody else comes to run there, and its stack
+/// goes where the highest gap is: which must not be that of a block that is to be copied. So there is one above all
+/// blocks.
+inline const int gap_for_the_sanitizers_stack = [] {
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  void* const gap = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return gap == MAP_FAILED ? -1 : madvise(gap, kBytes, MADV_DONTFORK);
+}();
+#endif
 
 /// Forks as a process with the handlers installed would. \return the child's exit code
 inline int in_child(CachingManagedAllocator& allocator, const std::function<int()>& body) {
