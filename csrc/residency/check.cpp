@@ -1,5 +1,6 @@
 // Where bytes are, according to the records, against what is kept elsewhere.
 #include <unordered_set>
+#include <vector>
 
 #include "residency/engine.h"
 
@@ -49,6 +50,7 @@ std::optional<std::string> Engine::check() {
 
 std::optional<std::string> Engine::check_records() const {
   std::unordered_set<const Block*> host_blocks;
+  std::vector<std::size_t> fetched_ahead(devices_.size(), 0);
   for (const auto& [id, record] : records_) {
     const auto wrong = [&](const char* what) { return "storage " + std::to_string(id) + ": " + what; };
     if (record->id != id) {
@@ -57,6 +59,7 @@ std::optional<std::string> Engine::check_records() const {
     if (const char* const what = what_is_wrong_with(*record)) {
       return wrong(what);
     }
+    fetched_ahead[static_cast<std::size_t>(record->device)] += record->fetching() ? record->bytes : 0;
     if (record->device_block != nullptr) {
       if (memory_.tag(record->device_block) != record) {
         return wrong("its block is another's");
@@ -72,6 +75,12 @@ std::optional<std::string> Engine::check_records() const {
       if (host_memory_->requested_bytes(record->host_block) != record->bytes) {
         return wrong("a host copy of another size");
       }
+    }
+  }
+  for (std::size_t device = 0; device < devices_.size(); ++device) {
+    if (devices_[device].fetched_ahead != fetched_ahead[device]) {
+      return "device " + std::to_string(device) + ": " + std::to_string(devices_[device].fetched_ahead) +
+             " bytes count as fetched ahead; the storages have " + std::to_string(fetched_ahead[device]);
     }
   }
   const std::int64_t copies = host_memory_->statistics().allocation[0].current;

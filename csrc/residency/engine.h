@@ -242,6 +242,7 @@ class Engine final : public RoomMaker {
     std::unique_ptr<Staging> incoming; ///< none: it has never been needed
     std::unique_ptr<Staging> outgoing;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
+    std::size_t fetched_ahead = 0; ///< bytes whose fetch was started, and that no operator has used yet
     std::multimap<std::uint64_t, StorageId> unforeseen; ///< they left, and the plan has not: by when to ask for them
     unsigned pause = 0; ///< operators until there is another look for room for them
     unsigned next_pause = 0;

@@ -129,6 +129,39 @@ TEST(what_left_though_the_plan_counts_on_it_is_fetched_before_its_use) {
   rig.check_engine();
 }
 
+TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
+  // A large temporary drives all out. When it has gone there is room for all of them at once, long before their use.
+  constexpr std::size_t kSmall = 512 * KiB;
+  Rig rig;
+  for (unsigned char number = 1; number <= 13; ++number) {
+    rig.make(number, kSmall);
+  }
+  std::size_t most = 0;
+  const auto run = [&](OperatorKey key, Storage& used) {
+    rig.run(key, {&used}, true, [&] {
+      Rig::check(used);
+      Rig::write(used, static_cast<unsigned char>(used.content + 1));
+    });
+    std::size_t ahead = 0;
+    for (const auto& storage : rig.storages) {
+      ahead += storage->record != nullptr && storage->record->fetching() ? storage->bytes : 0;
+    }
+    most = std::max(most, ahead);
+    rig.check_engine();
+  };
+  for (int step = 0; step < 8; ++step) {
+    rig.free(rig.make(99, 7 * MiB));
+    for (OperatorKey key = 10; key < 20; ++key) {
+      run(key, *rig.storages[0]);
+    }
+    for (OperatorKey key = 20; key < 32; ++key) {
+      run(key, *rig.storages[key - 19]);
+    }
+  }
+  CHECK_EQ(most, (kBudget - 4 * kSlot) / 4);
+  CHECK(rig.engine.statistics().plan_hits > 0);
+}
+
 TEST(a_write_in_an_operator_within_another_is_not_lost) {
   Rig rig;
   train(rig, 8, 2);
