@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from _schedules import across_seeds
 from _spawn import Spawn
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -284,24 +285,17 @@ class TestOtherKinds:
 class TestSynchronisation:
     def test_to_the_cpu_waits_unless_asked_not_to(self, spawn: Spawn) -> None:
         """Under twenty schedules of delayed copies: with the wait always right, without it seen wrong."""
-        code = """
-            import torch, torch_uvm, os
+        trial = """
             x = torch_uvm.zeros(1 << 18)
             source = torch.ones(1 << 18).pin_memory()
             x.copy_(source, non_blocking=True)
-            view = torch_uvm.to(x, "cpu", non_blocking=NON_BLOCKING)
-            print(int(view.sum().item()))
+            return int(torch_uvm.to(x, "cpu", non_blocking=NON_BLOCKING).sum().item()) != 1 << 18
         """
-        sums: dict[bool, set[str]] = {True: set(), False: set()}
-        for non_blocking in sums:
-            for seed in range(8):
-                done = spawn(
-                    code.replace("NON_BLOCKING", str(non_blocking)),
-                    env={"TORCH_UVM_CONF": f"emulated_schedule_seed:{seed}"},
-                )
-                sums[non_blocking].add(done.stdout.strip())
-        assert sums[False] == {str(1 << 18)}
-        assert sums[True] > {str(1 << 18)} or sums[True] == {"0"}
+        wrong = [
+            across_seeds(spawn, trial.replace("NON_BLOCKING", str(non_blocking)))
+            for non_blocking in (False, True)
+        ]
+        assert wrong == [0, 1]
 
     def test_to_a_device_waits_for_nothing(self) -> None:
         x = managed(1 << 16, device="cpu")

@@ -158,7 +158,7 @@ TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
 
 TEST(on_random_heaps_the_request_fits_after_it) {
   int fitted = 0, several = 0;
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     std::mt19937_64 random(seed);
     rig.allocator->set_cap(0, 96 * MiB, true);
@@ -211,8 +211,8 @@ TEST(on_random_heaps_the_request_fits_after_it) {
     }
     rig.check();
   }
-  CHECK(fitted > 60);
-  CHECK(several > 30);
+  CHECK(fitted > 20);
+  CHECK(several > 10);
 }
 
 HARNESS_MAIN()
