@@ -120,9 +120,10 @@ struct State {
   }
 };
 
-extern thread_local int current_device;
-extern thread_local cudaStreamCaptureMode capture_mode;
-extern thread_local cudaError_t last_error;
+// constinit: else GCC reads them through a function, whose result UBSAN takes for null.
+extern constinit thread_local int current_device;
+extern constinit thread_local cudaStreamCaptureMode capture_mode;
+extern constinit thread_local cudaError_t last_error;
 std::uint64_t this_thread();
 
 enum class Kind {
