@@ -227,11 +227,11 @@ training.step(0)
 long = time.perf_counter() - began
 training.load(state)
 interrupted = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
 for number in range(6):
     for attempt in range(8):
-        signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, 1.5 * long))
-        signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
         try:
+            signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, 1.5 * long))
             training.step(number)
             signal.setitimer(signal.ITIMER_REAL, 0)
             break
@@ -247,6 +247,54 @@ assert same(state, wanted)
 assert interrupted > 0
 check()
 assert _C.pending_updates() == 0
+"""
+        )
+
+    def test_ctrl_c_after_any_call_of_a_deferred_step(self, spawn: Spawn) -> None:
+        """A step that is cut short leaves no operator swallowed, and none unobserved."""
+        spawn(
+            PRELUDE
+            + """
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+plain = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+wanted = alone(1)
+training = under_a_budget("deferred")
+state = training.state()
+OURS = ("torch_uvm/deferred.py", "_python_dispatch.py")
+nth = seen = 0
+
+def interrupt(frame, event, arg):  # where Ctrl-C may come: after a call, and where a function begins
+    global seen
+    if event in ("call", "c_return") and frame.f_code.co_filename.endswith(OURS):
+        seen += 1
+        if seen == nth:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+def operators():
+    stats = torch_uvm.residency_stats()
+    return stats["plan_hits"] + stats["plan_misses"]
+
+while seen == nth:
+    nth, seen = nth + 1, 0
+    training.load(state)
+    training.optimizer.zero_grad()
+    training.model(inputs[0].to("emu")).square().mean().backward()
+    try:
+        sys.setprofile(interrupt)
+        training.optimizer.step()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    assert _get_current_dispatch_mode_stack() == [], nth
+    before = operators()
+    training.model[0].weight.detach() + 1
+    assert operators() > before, nth
+assert nth > 100, nth
+assert same(training.state(), wanted)
+check()
 """
         )
 

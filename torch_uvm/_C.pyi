@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Buffer
 
 # --- switch (csrc/tensor/switch.h)
@@ -147,7 +148,10 @@ class DeferredUpdate:
         results: list[torch.Tensor],  # stand for what the call will return
     ) -> None: ...
 
-def observe_operators(on: bool) -> bool: ...  # of the calling thread; whether they were
+def begin_recording(
+    mode: TorchDispatchMode,
+) -> None: ...  # it alone gets the thread's operators
+def end_recording(mode: TorchDispatchMode) -> None: ...  # nothing where recording was not begun
 def deferrable(operands: list[list[torch.Tensor]]) -> list[int]: ...  # indices
 def defer(updates: list[DeferredUpdate]) -> None: ...  # which are of no use afterwards
 def flush_pending(tensors: Sequence[torch.Tensor]) -> None: ...  # what uses their bytes

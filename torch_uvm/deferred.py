@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     _default_to_fused_or_foreach,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
 from torch_uvm.arguments import show
@@ -88,15 +88,13 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.update = _C.DeferredUpdate(device)
-        self.records = True
+        self.observed = True  # the thread's operators, by others
         self._at_once = {id(number) for number in numbers}
         self._results: dict[int, torch.Tensor] = {}  # they stand for what the update will have made
         self._without_bytes: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.records:
-            return func(*args, **kwargs)
         waits = any(
             not tensor.is_cpu and id(tensor) not in self._at_once
             for tensor in _tensors((*args, *kwargs.values()))
@@ -207,18 +205,12 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             part = _part(arguments, [index])
             numbers = [value[0] for name, value in part.items() if name in _NUMBERS and value]
             recorder = _Recorder(part["params"][0].device, numbers)
-            # Ctrl-C may come between any two calls. No operator may be swallowed then, nor go unobserved: the
-            # first things that `finally` does undo both, and a mode that `with` never got to know is left.
-            observed = _C.observe_operators(True)
+            # Not `with`: Ctrl-C within the entry or exit of a mode leaves what torch knows of it half done.
             try:
-                _C.observe_operators(False)  # they do not run, and use no tensors yet
-                with recorder:
-                    plain(**part)
+                _C.begin_recording(recorder)
+                plain(**part)
             finally:
-                recorder.records = False
-                _C.observe_operators(observed)
-                if recorder in _get_current_dispatch_mode_stack():
-                    recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                _C.end_recording(recorder)
             updates.append(recorder.update)
         _C.defer(updates)
         if optimizer not in _known:

@@ -29,6 +29,25 @@ struct Recorded {
   std::unique_ptr<DeferredUpdate> update;
 };
 
+// Ctrl-C may come between any two calls that Python makes. What must not be done by halves is one call, each way.
+
+/// Operators of this thread go to `mode`, a TorchDispatchMode, and are not observed: they do not run yet.
+void begin_recording(const py::object& mode) {
+  mode.attr("observed") = at::isRecordFunctionEnabled();
+  py::module_::import("torch._C").attr("_push_on_torch_dispatch_stack")(mode);
+  at::enableRecordFunction(false);
+}
+
+/// As before `begin_recording`, if that has been called at all.
+void end_recording(const py::object& mode) {
+  const py::module_ torch = py::module_::import("torch._C");
+  const auto modes = torch.attr("_len_torch_dispatch_stack")().cast<int>();
+  if (modes > 0 && torch.attr("_get_dispatch_stack_at")(modes - 1).is(mode)) {
+    torch.attr("_pop_torch_dispatch_stack")(py::none());
+    at::enableRecordFunction(mode.attr("observed").cast<bool>());
+  }
+}
+
 } // namespace
 
 void bind_deferred(py::module_& module) {
@@ -41,14 +60,8 @@ void bind_deferred(py::module_& module) {
              const py::dict& kwargs,
              const std::vector<at::Tensor>& results) { add(*self.update, name, overload, args, kwargs, results); },
           py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("results"));
-  module.def(
-      "observe_operators",
-      [](bool on) {
-        const bool before = at::isRecordFunctionEnabled();
-        at::enableRecordFunction(on);
-        return before;
-      },
-      py::arg("on"));
+  module.def("begin_recording", &begin_recording, py::arg("mode"));
+  module.def("end_recording", &end_recording, py::arg("mode"));
   module.def("deferrable", &deferrable, py::arg("operands"), no_gil);
   module.def(
       "defer",
