@@ -234,6 +234,7 @@ for number in range(6):
             signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, 1.5 * long))
             training.step(number)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            long /= 1 if interrupted else 2  # the first one may have been slow
             break
         except KeyboardInterrupt:
             signal.setitimer(signal.ITIMER_REAL, 0)
