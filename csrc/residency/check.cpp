@@ -59,7 +59,9 @@ std::optional<std::string> Engine::check_records() const {
     if (const char* const what = what_is_wrong_with(*record)) {
       return wrong(what);
     }
-    fetched_ahead[static_cast<std::size_t>(record->device)] += record->fetching() ? record->bytes : 0;
+    const auto device = static_cast<std::size_t>(record->device);
+    const bool ahead = record->fetching() && record->fetch_round == devices_[device].fetch_round;
+    fetched_ahead[device] += ahead ? record->bytes : 0;
     if (record->device_block != nullptr) {
       if (memory_.tag(record->device_block) != record) {
         return wrong("its block is another's");

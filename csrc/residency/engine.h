@@ -242,7 +242,8 @@ class Engine final : public RoomMaker {
     std::unique_ptr<Staging> incoming; ///< none: it has never been needed
     std::unique_ptr<Staging> outgoing;
     std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
-    std::size_t fetched_ahead = 0; ///< bytes whose fetch was started, and that no operator has used yet
+    std::size_t fetched_ahead = 0; ///< bytes whose fetch was started for this plan, and that no operator has used yet
+    std::uint64_t fetch_round = 0; ///< plans that were forgotten: what was fetched for them may never be used
     std::multimap<std::uint64_t, StorageId> unforeseen; ///< they left, and the plan has not: by when to ask for them
     unsigned pause = 0; ///< operators until there is another look for room for them
     unsigned next_pause = 0;
@@ -359,6 +360,9 @@ class Engine final : public RoomMaker {
   // operators.cpp
   void note_begin(Frame& frame, const Operator& op);
   void follow(const Decision& decision, int device);
+  void forget_fetches(Device& device) noexcept;
+  /// It is used, or given up.
+  void no_longer_ahead(const Record& record) noexcept;
   void start_pending_fetches(int device, bool changed);
   /// It left though the plan counts on it.
   void fetch_again(const Record& record);

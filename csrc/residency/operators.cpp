@@ -91,7 +91,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       device.last_stream = streams[static_cast<std::size_t>(frame.device)];
       const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
       if (decision.forget) {
-        device.pending.clear();
+        forget_fetches(device);
       }
       begin_workspace(frame.device);
       if (recorder_) {
@@ -324,7 +324,7 @@ std::size_t Engine::end_workspace(int device) {
 void Engine::follow(const Decision& decision, int index) {
   Device& device = of(index);
   if (decision.forget) {
-    device.pending.clear();
+    forget_fetches(device);
   }
   for (const StorageId id : decision.retire) {
     Record* const record = find(id);
@@ -343,6 +343,17 @@ void Engine::follow(const Decision& decision, int index) {
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
   queue_unforeseen_fetches(index);
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+}
+
+void Engine::forget_fetches(Device& device) noexcept {
+  device.pending.clear();
+  device.fetched_ahead = 0;
+  ++device.fetch_round;
+}
+
+void Engine::no_longer_ahead(const Record& record) noexcept {
+  Device& device = of(record.device);
+  device.fetched_ahead -= record.fetch_round == device.fetch_round ? record.bytes : 0;
 }
 
 void Engine::start_pending_fetches(int index, bool changed) {

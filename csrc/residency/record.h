@@ -53,6 +53,7 @@ struct Record {
   std::uint64_t fixed_until = 0; ///< an operator; its bytes carry several labels, or are somebody else's by now
   bool dead = false;
   bool announced = false; ///< the policy knows it
+  std::uint64_t fetch_round = 0; ///< its device's, when it was fetched
   std::uint64_t last_use = 0; ///< the engine's count of operators
   std::size_t operand = 0; ///< its place in the operator that used it last
 

@@ -191,6 +191,7 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
     throw;
   }
   record.device_block = block;
+  record.fetch_round = of(record.device).fetch_round;
   of(record.device).fetched_ahead += record.bytes;
   memory_.set_tag(block, &record);
   note_workspace(record.device, static_cast<std::int64_t>(memory_.bytes(block)));
@@ -206,7 +207,7 @@ void Engine::abandon_fetch(Record& record) noexcept {
   memory_.set_tag(record.device_block, nullptr);
   memory_.free(record.device_block);
   record.device_block = nullptr;
-  of(record.device).fetched_ahead -= record.bytes;
+  no_longer_ahead(record);
   // The peak is left as it is: what is abandoned is used in place, which is rare.
   record.streams.clear();
   give_event(record.device, record.device_ready);
@@ -245,7 +246,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     }
     door_.point_at_device(record, record.device_block);
     record.points_at = Side::kDevice;
-    of(record.device).fetched_ahead -= record.bytes;
+    no_longer_ahead(record);
   }
   mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
   if (reached(record.device_ready)) {

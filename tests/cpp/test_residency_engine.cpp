@@ -162,6 +162,43 @@ TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
   CHECK(rig.engine.statistics().plan_hits > 0);
 }
 
+TEST(what_was_fetched_for_another_step_does_not_keep_this_one_from_fetching) {
+  constexpr std::size_t kSmall = 512 * KiB;
+  Rig rig;
+  for (unsigned char number = 1; number <= 24; ++number) {
+    rig.make(number, kSmall);
+  }
+  const auto run = [&](OperatorKey key, Storage& used) {
+    rig.run(key, {&used}, true, [&] { Rig::check(used); });
+    rig.check_engine();
+  };
+  // Cut off where a quarter of the budget is on its way for operators that never come.
+  const auto step = [&](std::size_t first, bool whole) {
+    rig.free(rig.make(99, 7 * MiB));
+    for (OperatorKey key = 0; key < 10; ++key) {
+      run(100 * first + key, *rig.storages[first]);
+    }
+    for (std::size_t index = 1; whole && index < 12; ++index) {
+      run(100 * first + 10 + index, *rig.storages[first + index]);
+    }
+  };
+  for (int turn = 0; turn < 8; ++turn) {
+    step(0, true);
+  }
+  step(0, false);
+  const auto fetching = [&](std::size_t first) {
+    return std::count_if(rig.storages.begin() + static_cast<std::ptrdiff_t>(first),
+                         rig.storages.begin() + static_cast<std::ptrdiff_t>(first + 12),
+                         [](const auto& storage) { return storage->record->fetching(); });
+  };
+  CHECK_EQ(fetching(0), 4);
+  for (int turn = 0; turn < 8; ++turn) {
+    step(12, true);
+  }
+  step(12, false);
+  CHECK_EQ(fetching(12), 4);
+}
+
 TEST(a_write_in_an_operator_within_another_is_not_lost) {
   Rig rig;
   train(rig, 8, 2);
