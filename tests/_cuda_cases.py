@@ -21,7 +21,9 @@ from _pytest.assertion.rewrite import rewrite_asserts
 FROM_CPU_SUITE = "FROM_CPU_SUITE"  # what a module of such tests is known by
 TESTS = Path(__file__).resolve().parent
 _NAME = re.compile(r"\bemu\b")
-_EMULATOR_ONLY = re.compile(r"\bemulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b")
+_EMULATOR_ONLY = re.compile(
+    r"\bemulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b|\bacross_seeds\b"
+)
 _Definition = (ast.FunctionDef, ast.ClassDef)
 
 
