@@ -1,0 +1,114 @@
+"""The module that replays logs on our allocators and on others' (cpp/replay_peers.cpp),
+compiled for this torch.
+
+Of torch_uvm it has the floors that need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from _environment import ROOT
+
+# The floors that a replay needs. None of them includes a torch header.
+_FLOORS = ("runtime", "allocator")
+_CUDA = ("cuda_calls", "cuda_hints", "cuda_runtime", "pool_source")
+_FLAGS = ("-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden")  # as setup.py has them
+# By its file, as setup.py says why.
+_LINK = ("-l:libstdc++.so.6",)
+
+
+class NotHere(RuntimeError):
+    """What is missing, in words."""
+
+
+def rmm_folders() -> list[Path]:
+    """Where the packages librmm and rapids_logger have their headers and libraries.
+
+    Raises:
+        NotHere: one of them is not installed, or has other contents.
+    """
+    folders = []
+    for package, header, library in (
+        ("librmm", "rmm/mr/pool_memory_resource.hpp", "librmm.so"),
+        ("rapids_logger", "rapids_logger/logger.hpp", "librapids_logger.so"),
+    ):
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise NotHere(f"the package {package} is not installed (pip install librmm-cu13)")
+        folder = Path(spec.origin).parent
+        for file in (folder / "include" / header, folder / "lib64" / library):
+            if not file.is_file():
+                raise NotHere(f"{package} has no {file.relative_to(folder)}: RMM 26.10 has")
+        folders.append(folder)
+    return folders
+
+
+def cuda_toolkit() -> str | None:
+    """Its folder; torch takes the parent of wherever an nvcc stands, which may be a link far from it."""
+    asked = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc")
+    beside_nvcc = str(Path(nvcc).resolve().parents[1]) if nvcc else None
+    for folder in [asked] if asked else [beside_nvcc, "/usr/local/cuda"]:
+        if folder and (Path(folder) / "include" / "cuda_runtime_api.h").is_file():
+            return folder
+    return None
+
+
+def _sources(with_rmm: bool) -> list[Path]:
+    csrc, cpp = ROOT / "csrc", ROOT / "benchmarks" / "cpp"
+    found = [path for floor in _FLOORS for path in sorted((csrc / floor).glob("*.cpp"))]
+    found += [csrc / "cuda" / f"{name}.cpp" for name in _CUDA]
+    return [*found, *(cpp / f"replay_{name}.cpp" for name in ("peers", "torch_native", *["rmm"] * with_rmm))]
+
+
+def build(verbose: bool = False) -> tuple[Any, str]:
+    """The module, and why it has no RMM; "" where it has.
+
+    What is compiled already is not compiled again.
+
+    Raises:
+        NotHere: there is no CUDA toolkit.
+        OSError, RuntimeError: something does not compile.
+    """
+    toolkit = cuda_toolkit()
+    if toolkit is None:
+        raise NotHere("there is no CUDA toolkit to compile against; CUDA_HOME says where it is")
+    os.environ["CUDA_HOME"] = toolkit  # torch reads it as this is imported:
+    from torch.utils import cpp_extension
+
+    include = [ROOT / "csrc", ROOT / "benchmarks" / "cpp"]
+    flags, link = [*_FLAGS], [*_LINK]
+    try:
+        rmm, logger = rmm_folders()
+    except NotHere as reason:
+        without = str(reason)
+    else:
+        without = ""
+        include += [rmm / "include", rmm / "include" / "rapids", logger / "include"]
+        flags.append("-DTORCH_UVM_WITH_RMM")
+        # librmm finds the other one no further than beside itself, so that we need it, too.
+        link += ["-Wl,--no-as-needed"]
+        for folder, library in ((rmm, "librmm.so"), (logger, "librapids_logger.so")):
+            link += [f"-L{folder / 'lib64'}", f"-Wl,-rpath,{folder / 'lib64'}", f"-l:{library}"]
+    name = f"replay-peers-{torch.__version__}-{sys.implementation.cache_tag}{'' if without else '-rmm'}"
+    folder = ROOT / "build" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+    module = cpp_extension.load(
+        name="torch_uvm_replay_peers",
+        sources=[str(path) for path in _sources(not without)],
+        extra_cflags=flags,
+        extra_ldflags=link,
+        extra_include_paths=[str(path) for path in include],
+        build_directory=str(folder),
+        with_cuda=True,
+        verbose=verbose,
+    )
+    return module, without

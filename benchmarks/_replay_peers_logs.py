@@ -1,0 +1,50 @@
+"""Logs of allocations as the module of bench_replay_peers.py takes them."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if "torch_uvm" not in sys.modules:
+    # Its readers of logs alone: the package would load a runtime of its own, and need not be built.
+    package = types.ModuleType("torch_uvm")
+    package.__path__ = [str(ROOT / "torch_uvm")]
+    sys.modules["torch_uvm"] = package
+from torch_uvm.allocation_iterations import find  # noqa: E402
+from torch_uvm.allocation_logs import AllocationLog  # noqa: E402
+
+_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay.h numbers them, after allocate and free
+_FAILURE = 2  # in logs
+
+
+def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int], int], str]:
+    """Kinds, allocations, bytes, and how many allocations there are; how iterations were found, of which the
+    columns have the marks.
+
+    Raises:
+        ValueError: the log has other streams than the default one of device 0.
+    """
+    if log.logged_streams != [0]:
+        raise ValueError(f"allocations on streams {log.logged_streams}; accepted: device 0's default one")
+    iterations = find(log)
+    begins = {begin for begin, _ in iterations.spans()}
+    ends = {end for _, end in iterations.spans()}
+    kinds: list[int] = []
+    allocations: list[int] = []
+    sizes: list[int] = []
+
+    def add(kind: int, allocation: int = 0, count: int = 0) -> None:
+        kinds.append(kind)
+        allocations.append(allocation)
+        sizes.append(count)
+
+    for at in range(len(log) + 1):
+        if at in ends:
+            add(_ENDS)
+        if at in begins:
+            add(_BEGINS)
+        if at < len(log) and log.kinds[at] != _FAILURE:
+            add(log.kinds[at], log.allocations[at], log.bytes[at])
+    return (kinds, allocations, sizes, log.allocation_count), iterations.how

@@ -1,0 +1,157 @@
+"""What bench_replay_peers.py prints of a log."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MIB = 1 << 20
+# Of a Column, as cpp/replay_peers.cpp has them.
+FIGURES = (
+    "calls",
+    "last_iteration_calls",
+    "peak_live",
+    "peak_reserved",
+    "runtime_allocations",
+    "runtime_frees",
+)
+_HEADS = (
+    "allocator",
+    "ns/call",
+    "in the last",
+    "least",
+    "in the last",
+    "reserved",
+    "at peak",
+    "allocs",
+    "frees",
+    "events",
+)
+
+
+@dataclass
+class Column:
+    """One allocator on one log. Times are of each time through the log, by rounds."""
+
+    name: str
+    allocator: str  # as cpp/replay_peers.cpp knows it
+    options: str = ""  # of ours, as in TORCH_UVM_CONF
+    bytes: int | None = None  # that it was told to begin with; None: it takes what it likes
+    calls: int = 0  # of allocate and free
+    last_iteration_calls: int = 0
+    peak_live: int = 0
+    peak_reserved: int = 0
+    runtime_allocations: int = 0
+    runtime_frees: int = 0
+    events_recorded: int | None = None  # None: nobody counts them
+    failure: str = ""
+    seconds: list[list[float]] = field(default_factory=list)
+    last_iteration_seconds: list[list[float]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        if self.failure:
+            return asdict(self)
+        return asdict(self) | {
+            "ns_per_call": self.ns_per_call,
+            "last_iteration_ns_per_call": self.last_iteration_ns_per_call,
+            "ns_per_call_of_rounds": [
+                statistics.median(each) * 1e9 / self.calls for each in self.seconds if each
+            ],
+        }
+
+    @property
+    def ns_per_call(self) -> float:
+        """The median of all times through the log."""
+        return statistics.median(sum(self.seconds, [])) * 1e9 / self.calls
+
+    @property
+    def last_iteration_ns_per_call(self) -> float:
+        """What remains when the allocator knows the loop; what ends an iteration is part of it."""
+        return statistics.median(sum(self.last_iteration_seconds, [])) * 1e9 / self.last_iteration_calls
+
+    @property
+    def least(self) -> tuple[float, float]:
+        """The same two of the fastest time."""
+        return (
+            min(sum(self.seconds, [])) * 1e9 / self.calls,
+            min(sum(self.last_iteration_seconds, [])) * 1e9 / self.last_iteration_calls,
+        )
+
+
+def mib(count: float) -> str:
+    return f"{count / MIB:.2f} MiB"
+
+
+def table(columns: Sequence[Column], not_run: Mapping[str, str]) -> list[str]:
+    """A line for each column; what was not run says why."""
+    rows: list[tuple[str, ...]] = [_HEADS]
+    for it in columns:
+        if it.failure:
+            continue
+        least = it.least
+        rows.append(
+            (
+                it.name,
+                f"{it.ns_per_call:.0f}",
+                f"{it.last_iteration_ns_per_call:.0f}",
+                f"{least[0]:.0f}",
+                f"{least[1]:.0f}",
+                mib(it.peak_reserved),
+                f"{100 * (it.peak_reserved / it.peak_live - 1):.1f} %",
+                str(it.runtime_allocations),
+                str(it.runtime_frees),
+                "-" if it.events_recorded is None else str(it.events_recorded),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    lines += [
+        f"{it.name.ljust(widths[0])}  failed: {it.failure.splitlines()[0]}" for it in columns if it.failure
+    ]
+    return [*lines, *(f"{name.ljust(widths[0])}  not run: {why}" for name, why in not_run.items())]
+
+
+def verdicts(ours: Sequence[Column], others: Sequence[Column]) -> list[dict[str, Any]]:
+    """Against each of the others, by the whole log and by its last iteration: the fastest of ours whose peak
+    is no higher; where there is none, the fastest of those whose peak is the lowest."""
+    found = []
+    for other in others:
+        if other.failure:
+            continue
+        here = [it for it in ours if not it.failure]
+        lowest = min((it.peak_reserved for it in here), default=0)
+        for key in ("ns_per_call", "last_iteration_ns_per_call"):
+            these = [it for it in here if it.peak_reserved <= max(other.peak_reserved, lowest)]
+            if these:
+                best = min(these, key=lambda it: float(getattr(it, key)))
+                found.append(
+                    {
+                        "against": other.name,
+                        "figure": key,
+                        "ns": getattr(other, key),
+                        "peak_reserved": other.peak_reserved,
+                        "best_of_ours": best.name,
+                        "its_ns": getattr(best, key),
+                        "its_peak_reserved": best.peak_reserved,
+                        "its_peak_is_no_higher": best.peak_reserved <= other.peak_reserved,
+                    }
+                )
+    return found
+
+
+def verdict_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    width = max((len(it["against"]) for it in found), default=0)
+    lines = []
+    for it in found:
+        where = "in all " if it["figure"] == "ns_per_call" else "in last"
+        ratio = f"{it['ns'] / it['its_ns']:.2f} times as fast"
+        peak = "" if it["its_peak_is_no_higher"] else f", WITH A HIGHER PEAK: {mib(it['its_peak_reserved'])}"
+        versus = f"against {it['against'].ljust(width)} {mib(it['peak_reserved']):>10}"
+        lines.append(f"{versus}, {where}: {ratio} ({it['best_of_ours']}){peak}")
+    return lines

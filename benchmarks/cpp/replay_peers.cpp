@@ -1,0 +1,140 @@
+// Logs replayed on our allocators and on others', in one process, over one runtime and its one limit.
+//
+// A Python module of its own: it has the floors that need no torch, and no second runtime is started beside them.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/limiting_allocator.h"
+#include "allocator/options.h"
+#include "allocator/replay.h"
+#include "allocator/runtime_allocator.h"
+#include "cuda/cuda_runtime.h"
+#include "replay_peers.h"
+#include "runtime/bytes.h"
+
+namespace torch_uvm::peers {
+namespace {
+
+namespace py = pybind11;
+
+std::unique_ptr<cuda::CudaRuntime>& runtime_if_started() {
+  static auto* runtime = new std::unique_ptr<cuda::CudaRuntime>(); // leaked: PyTorch's static objects may end later
+  return *runtime;
+}
+
+cuda::CudaRuntime& runtime() {
+  if (runtime_if_started() == nullptr) {
+    throw RuntimeFailure("start() comes first: it sets the limit");
+  }
+  return *runtime_if_started();
+}
+
+/// Bytes free on each device. \throws RuntimeFailure where one has less than `room` times the limit
+std::vector<std::size_t> start(std::size_t limit, std::size_t room) {
+  auto made = std::make_unique<cuda::CudaRuntime>();
+  std::vector<std::size_t> free;
+  for (int device = 0; device < made->device_count(); ++device) {
+    free.push_back(made->memory_info(device).free);
+    if (free.back() / room < limit) {
+      throw RuntimeFailure("device " + std::to_string(device) + " has " + format_bytes(free.back()) +
+                           " free; a limit of " + format_bytes(limit) + " of managed memory takes " +
+                           std::to_string(room) + " times as much");
+    }
+  }
+  made->set_limit(limit);
+  runtime_if_started() = std::move(made);
+  return free;
+}
+
+ReplayLog make_log(const std::vector<std::uint8_t>& kinds, const std::vector<std::uint32_t>& allocations,
+                   const std::vector<std::uint64_t>& bytes, std::uint32_t count) {
+  if (allocations.size() != kinds.size() || bytes.size() != kinds.size()) {
+    throw InvalidArgument("columns of different lengths");
+  }
+  ReplayLog log;
+  log.allocations = count;
+  log.streams = {Stream::default_of(0)};
+  log.events.reserve(kinds.size());
+  for (std::size_t at = 0; at < kinds.size(); ++at) {
+    log.events.push_back({static_cast<ReplayEvent::Kind>(kinds[at]), 0, allocations[at], bytes[at]});
+  }
+  return log;
+}
+
+const std::vector<std::string>& peer_names() {
+  static const auto* names = new std::vector<std::string>{
+      "torch",
+#ifdef TORCH_UVM_WITH_RMM
+      "rmm-pool",
+      "rmm-arena",
+#endif
+  };
+  return *names;
+}
+
+/// As make_subject has it for ours: the runtime's own allocator lowest, the ceiling above it.
+ReplaySubject make_peer(const std::string& name, const ReplayOptions& options) {
+  ReplaySubject subject;
+  subject.home = options.home;
+  subject.runtime = std::make_shared<RuntimeAllocator>(runtime());
+  const auto below = std::make_shared<LimitingAllocator>(subject.runtime, options.ceiling);
+#ifdef TORCH_UVM_WITH_RMM
+  if (name != "torch") {
+    subject.allocator = (name == "rmm-pool" ? make_rmm_pool : make_rmm_arena)(below, options.home, options.initial);
+    return subject;
+  }
+#endif
+  subject.allocator = make_torch_native(below, options.home);
+  return subject;
+}
+
+/// \param options as TORCH_UVM_CONF has them; those of the caching allocator count, of ours
+/// \param bytes that a pool or an arena, whosever, begins with
+py::dict replay_on(const std::string& name, const ReplayLog& log, const std::string& options, std::size_t bytes,
+                   int repeat) {
+  ReplayResult result;
+  {
+    const py::gil_scoped_release no_gil;
+    const AllocatorOptions cache = parse_options(options).allocator;
+    const ReplayOptions how{Location::device(0), runtime().limit().value_or(0), bytes, cache};
+    const bool others = std::ranges::find(peer_names(), name) != peer_names().end();
+    const auto make = [&] { return others ? make_peer(name, how) : make_subject(name, runtime(), how); };
+    result = replay(log, runtime(), make, repeat, nullptr);
+  }
+  py::dict dict;
+  dict["description"] = result.description;
+  dict["seconds"] = result.seconds;
+  dict["last_iteration_seconds"] = result.last_iteration_seconds;
+  dict["calls"] = result.calls;
+  dict["last_iteration_calls"] = result.last_iteration_calls;
+  dict["peak_live"] = result.peak_live;
+  dict["peak_reserved"] = result.peak_reserved;
+  dict["runtime_allocations"] = result.runtime_allocations;
+  dict["runtime_frees"] = result.runtime_frees;
+  dict["events_recorded"] = result.events_recorded; // of ours: nobody counts what the others record
+  dict["failure"] = result.failure;
+  dict["failed_at"] = result.failed_at;
+  return dict;
+}
+
+} // namespace
+} // namespace torch_uvm::peers
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace torch_uvm;
+  using namespace torch_uvm::peers;
+  pybind11::class_<ReplayLog>(module, "Log");
+  module.def("start", &start, pybind11::arg("limit"), pybind11::arg("room"));
+  module.def("make_log", &make_log);
+  module.def("peers", &peer_names);
+  module.def("replay", &replay_on, pybind11::arg("name"), pybind11::arg("log"), pybind11::arg("options"),
+             pybind11::arg("bytes"), pybind11::arg("repeat"));
+  module.def("managed_bytes", [] { return runtime().managed_bytes(); });
+  module.def("peak_managed_bytes", [] { return runtime().peak_managed_bytes(); });
+}
