@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
+from _models import make_workspaces
 from torch import nn
 
 import torch_uvm
@@ -193,14 +194,11 @@ class TestIdleMemory:
         pool = Allocator.pool("24MiB")
         torch_uvm.empty_cache()
         torch_uvm.set_limit(torch_uvm.memory_reserved() + 16 * MIB)
-        try:
-            x = torch_uvm.empty(20 * MIB, dtype=torch.uint8, device="emu")
-            assert pool.stats()["reserved_bytes"] == 0
-            with pytest.raises(torch.OutOfMemoryError):
-                torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
-            del x
-        finally:
-            torch_uvm.set_limit(None)
+        x = torch_uvm.empty(20 * MIB, dtype=torch.uint8, device="emu")
+        assert pool.stats()["reserved_bytes"] == 0
+        with pytest.raises(torch.OutOfMemoryError):
+            torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
+        del x
 
     def test_an_arena_and_a_plan_give_back_theirs(self) -> None:
         scratch, plan = torch_uvm.arena("16MiB"), torch_uvm.allocation_plan("idle memory")
@@ -211,12 +209,11 @@ class TestIdleMemory:
                 torch.empty(12 * MIB, dtype=torch.uint8, device="emu")
         assert scratch.stats()["reserved_bytes"] + plan.stats()["reserved_bytes"] >= 28 * MIB
         torch_uvm.empty_cache()
-        torch_uvm.set_limit(torch_uvm.memory_reserved())
-        try:
-            x = torch_uvm.empty(24 * MIB, dtype=torch.uint8, device="emu")
-            del x
-        finally:
-            torch_uvm.set_limit(None)
+        reserved = torch_uvm.memory_reserved()
+        torch_uvm.set_limit(reserved)
+        x = torch_uvm.empty(24 * MIB, dtype=torch.uint8, device="emu")
+        del x
+        torch_uvm.set_limit(reserved + 64 * MIB)
         with plan, scratch:
             assert torch.ones(10, device="emu").sum().item() == 10
         plan.release()
@@ -295,6 +292,7 @@ def test_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[1] / "docs" / "allocators.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
+    make_workspaces("emu")
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
+from _models import make_workspaces
 from torch import nn
 
 import torch_uvm
@@ -59,6 +60,7 @@ class TestServing:
         batch = torch.randn(64, 256).to("emu")
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
+        make_workspaces("emu")
         for _ in range(3):
             with plan:
                 model(batch).square().mean().backward()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -244,19 +242,10 @@ class TestCommand:
             _main(tmp_path / "none.csv")
         assert "none.csv" in capsys.readouterr().err
 
-    def test_from_the_shell(self, small: Path) -> None:
-        argv = [
-            sys.executable,
-            "-m",
-            "torch_uvm",
-            "replay",
-            str(small),
-            "--allocator",
-            "caching",
-            "--repeat",
-            "1",
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    def test_from_the_shell(self, small: Path, spawn: Spawn) -> None:
+        done = spawn(
+            args=["-m", "torch_uvm", "replay", str(small), "--allocator", "caching", "--repeat", "1"]
+        )
         assert "caching" in done.stdout and done.stderr == ""
 
 

@@ -1,0 +1,5 @@
+"""Tensors from allocators beside the process's own, on CUDA: scopes, nesting, idle memory, the document."""
+
+from _cuda_cases import run_on_cuda
+
+run_on_cuda("test_allocators", globals())
