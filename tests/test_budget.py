@@ -198,6 +198,23 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
             env={**EMU, "TORCH_UVM_CONF": "emulated_memory:64MiB"},
         )
 
+    def test_holds_for_what_was_there_before_and_is_not_used_again(self, spawn: Spawn) -> None:
+        """An engine sees what operators use; the rest it is told of."""
+        spawn(
+            """
+            import torch, torch_uvm
+            torch_uvm.enable(budget=None)
+            kept = [torch.full((1 << 19,), i, dtype=torch.float32, device="emu") for i in range(16)]
+            used = torch.ones(1 << 18, device="emu")
+            torch_uvm.set_budget("8MiB")
+            for _ in range(8):
+                used.add_(1)
+            assert torch_uvm.residency_stats()["device_bytes"][used.device] <= 8 << 20
+            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1, "of what is used nothing came and went"
+            assert [t.sum().item() / 2**19 for t in kept] == list(range(16)) and used[0].item() == 9
+            """
+        )
+
     def test_a_wrong_one_fails_the_import(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env={**EMU, "TORCH_UVM_CONF": "budget:lots,limit:1GiB"}, check=False)
         assert done.returncode == 1

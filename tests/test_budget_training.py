@@ -188,6 +188,28 @@ class TestTraining:
         assert figures["plan_hits"] > figures["plan_misses"]
 
 
+class TestInference:
+    def test_equal_layers_are_one_step(self) -> None:
+        """Of weights that do not fit those are fetched that have to be, not all: that takes a plan of all layers."""
+        layers, width, passes = 24, 512, 6
+        fetched = 0
+
+        def program() -> list[torch.Tensor]:
+            nonlocal fetched
+            model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]).to("emu")
+            results, before = [], 0
+            with torch.no_grad():
+                for number in range(2 * passes):
+                    if number == passes:
+                        before = torch_uvm.residency_stats()["fetched"]["bytes"]
+                    results.append(model(torch.ones(8, width, device="emu")).cpu())
+            fetched = torch_uvm.residency_stats()["fetched"]["bytes"] - before
+            return results
+
+        check(program, 0.5)
+        assert 0 < fetched < 0.75 * passes * layers * width * width * 4
+
+
 class TestControlFlow:
     def test_branches(self) -> None:
         """Which layers run, and how often, depends on the step."""

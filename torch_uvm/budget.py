@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -50,6 +51,14 @@ def request(text: str, device: int | None = None) -> None:
         watch()
     _C.flush_all_pending()  # while there is the budget that they were deferred under
     _C.request_budget(device, text)
+    if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
+        _C.make_known(_managed_tensors())
+
+
+def _managed_tensors() -> list[torch.Tensor]:
+    """Those that Python has. An engine sees what operators use: what nobody uses any more it would not know."""
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return [tensor for tensor in tensors if _C.is_managed(tensor)]
 
 
 def request_default() -> None:

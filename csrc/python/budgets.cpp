@@ -35,6 +35,7 @@ void bind_budgets(py::module_& module) {
         return request ? std::optional(show_budget(*request)) : std::nullopt;
       },
       py::arg("device"));
+  module.def("make_known", &make_known, py::arg("tensors"), no_gil);
   module.def("settle_storage", [](const c10::Storage& storage) { settle(over(storage)); }, py::arg("storage"), no_gil);
 }
 

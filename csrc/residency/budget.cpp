@@ -107,7 +107,9 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   // Only where it has just been watched can operators run that nobody saw begin, and that the last budget waits for.
   const bool rests = changed.asleep && changed.quiet.alarm != 0;
   const bool watched = changed.budget && !changed.asleep;
-  changed.settled = !changed.budget || !(rests || (!changed.asleep && !changed.settled));
+  // Or where there is more than the budget already, which nobody has watched so far.
+  const bool unseen = !watched && bytes && allocated_bytes(device) > changed.cap;
+  changed.settled = !unseen && (!changed.budget || !(rests || (!changed.asleep && !changed.settled)));
   changed.budget = bytes;
   changed.hard = hard;
   if (bytes) {
@@ -254,8 +256,8 @@ void Engine::keep_again(int index) {
   if (operators_ < device.next_shrink) {
     return;
   }
-  // What was there when the engine woke becomes known as operators use it: tried now and then, ever more rarely, since
-  // it empties the device and waits for it.
+  // What was there when the engine woke, or the budget came, becomes known as operators use it: tried now and then,
+  // ever more rarely, since it empties the device and waits for it.
   shrink(index);
   const Levels now = memory_.levels(Location::device(index));
   device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > device.cap;

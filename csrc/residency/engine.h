@@ -260,7 +260,7 @@ class Engine final : public RoomMaker {
         0; ///< of these, those that have read the device copy, as far as anybody has looked
     bool exceeded = false; ///< by the operator that runs
     unsigned regions = 0; ///< that run
-    bool excess = false; ///< a soft budget may have been exceeded, and not kept again since
+    bool excess = false; ///< a budget may have been exceeded by what nobody watched, and not kept again since
     std::uint64_t next_shrink = 0; ///< the operator after which to try to keep it again
     std::uint64_t shrink_pause = 0;
   };
@@ -340,6 +340,8 @@ class Engine final : public RoomMaker {
   void give_up_read(int device);
   bool is_read(Record& record);
   double cost_of(const Record& record, Need need);
+  /// Not used for as long as a step of the plan that is followed, which does not know it.
+  bool is_idle(const Record& record) const;
   /// 1: used next at once; towards 0: ever later.
   double soonness(const Record& record);
   double price_of(const std::vector<Record*>& victims, Need need);

@@ -21,6 +21,7 @@ struct StorageState {
   std::uint32_t operand = 0; ///< its place among the operands of that operator
   std::uint32_t part = kNone; ///< in the plan with the number below
   std::uint64_t plan = 0;
+  bool found = false; ///< it was there before, when it was seen first
   bool persistent = false; ///< in some plan
   bool held = false;
 };

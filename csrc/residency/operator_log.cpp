@@ -102,7 +102,7 @@ bool OperatorLog::sizes_repeat(std::uint64_t operators) const {
   return equal_laps(operators, operators, &LoggedOperator::sizes);
 }
 
-bool OperatorLog::repeats(std::uint64_t operators) {
+bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive) {
   // A few differences are let pass: what lives longer than a step without being a parameter (running averages).
   std::uint64_t different = 0;
   for (std::uint64_t back = 0; back < operators; ++back) {
@@ -111,8 +111,12 @@ bool OperatorLog::repeats(std::uint64_t operators) {
     bool differs = false;
     accesses_of(number, [&](const LoggedAccess& access) {
       const LoggedAccess& counterpart = accesses_[other++];
-      // Storages that differ are the step's own: born less than a step ago.
-      differs |= access.storage != counterpart.storage && number - access.birth > operators;
+      // Storages that differ are the step's own: born less than a step ago. What was only found there may be a layer's
+      // parameter, seen for the first time, or a batch; of batches, the one before is gone as a rule.
+      const auto is_own = [&] {
+        return number - access.birth <= operators && !(access.found && is_alive(counterpart.storage));
+      };
+      differs |= access.storage != counterpart.storage && !is_own();
     });
     if (differs && 32 * ++different > operators) {
       refused_ = operators;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct LoggedAccess {
   std::uint64_t birth = 0; ///< the operator that it was born in or after
   std::size_t bytes = 0;
   bool writes = false;
+  bool found = false; ///< it was there before `birth`, when it was seen first
 };
 
 struct LoggedBirth {
@@ -96,7 +98,7 @@ class OperatorLog {
   /// Told by hashes: `repeats` makes sure.
   std::uint64_t candidate() const;
   /// Whether the last `operators` used the same persistent storages as those before them, operator by operator.
-  bool repeats(std::uint64_t operators);
+  bool repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive);
   /// Whether as many operators before them were alike, by hashes.
   bool may_repeat(std::uint64_t operators) const;
   /// ... and operands of the same bytes.

@@ -31,7 +31,7 @@ void Policy::created(StorageId storage, std::size_t bytes) {
   if (StorageState* known = state_->storages.find(storage)) {
     known->bytes = bytes;
   } else {
-    state_->born_now(storage, bytes);
+    state_->born_now(storage, bytes, /*found=*/true);
   }
 }
 
@@ -58,13 +58,13 @@ void Policy::State::see(std::span<const Access> accesses) {
   for (const Access& access : accesses) {
     StorageState* state = storages.find(access.storage);
     if (state == nullptr) {
-      state = &born_now(access.storage, 0);
+      state = &born_now(access.storage, 0, /*found=*/true);
     }
     if (state->last_use == number) {
       operands[state->operand].access.writes |= access.writes;
       continue;
     }
-    operands.push_back({{access.storage, state->birth, state->bytes, access.writes}, state->last_use});
+    operands.push_back({{access.storage, state->birth, state->bytes, access.writes, state->found}, state->last_use});
     seen.push_back({access.storage, state});
     state->operand = static_cast<std::uint32_t>(operands.size() - 1);
     state->last_use = number;
@@ -103,7 +103,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   State& it = *state_;
   it.log.workspace(workspace);
   for (const auto& [storage, bytes] : births) {
-    it.born_now(storage, bytes);
+    it.born_now(storage, bytes, /*found=*/false);
   }
   it.decision.fetch.clear();
   it.decision.retire.clear();

@@ -26,11 +26,15 @@ void Policy::State::consider_planning() {
     if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators)))) {
       return;
     }
-    if (log.repeats(operators)) {
+    if (repeats(operators)) {
       plan_last(operators, true);
       return;
     }
   }
+}
+
+bool Policy::State::repeats(std::uint64_t operators) {
+  return log.repeats(operators, [this](StorageId storage) { return storages.find(storage) != nullptr; });
 }
 
 void Policy::State::plan_last(std::uint64_t operators, bool repeated) {
@@ -64,7 +68,7 @@ void Policy::State::end_marked_step() {
     marked[next_marked++ % kMarkedSteps] = hash;
   } else if (end >= next_planning) {
     // What one step leaves to the next (gradients, where updates are deferred) is told only where it is the same step.
-    plan_last(operators, log.may_repeat(operators) && log.repeats(operators));
+    plan_last(operators, log.may_repeat(operators) && repeats(operators));
   }
 }
 

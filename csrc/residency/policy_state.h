@@ -39,9 +39,11 @@ struct Policy::State {
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
   std::size_t next_marked = 0;
 
-  planning::StorageState& born_now(StorageId storage, std::size_t bytes) {
+  /// \param found it was there before; only now it is seen
+  planning::StorageState& born_now(StorageId storage, std::size_t bytes, bool found) {
     planning::StorageState& state = storages[storage];
     state = planning::StorageState{};
+    state.found = found;
     state.bytes = bytes;
     state.birth = log.latest();
     log.birth({storage, bytes});
@@ -53,6 +55,7 @@ struct Policy::State {
   std::optional<planning::NextUse> next_use(StorageId storage) const;
   void see(std::span<const Access> accesses);
   void consider_planning();
+  bool repeats(std::uint64_t operators);
   void plan_last(std::uint64_t operators, bool repeated);
   void end_marked_step();
   void solve(planning::KnownPlan& known);

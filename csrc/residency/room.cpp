@@ -16,6 +16,7 @@ constexpr double kByteReady = 0.001;
 constexpr double kByteUnderWay = 0.05; // its copy is queued already
 constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
+constexpr double kIdleByte = 0.002; // once, for good: what is needed comes back, and leaves again, in each step
 constexpr double kFetchedByte = 8; // for nothing, and once more; only where it is the last resort
 
 /// Of a block, what may be left over for it to count as just large enough.
@@ -60,7 +61,14 @@ double Engine::cost_of(const Record& record, Need need) {
   if (need == Need::kAhead) {
     return kNever;
   }
-  return bytes * ((record.host_valid ? kCleanByte : kDirtyByte) + soonness(record));
+  const double leaves = record.host_valid ? kCleanByte : kDirtyByte;
+  return bytes * (is_idle(record) ? kIdleByte * leaves : leaves + soonness(record));
+}
+
+bool Engine::is_idle(const Record& record) const {
+  const Policy& policy = *devices_[static_cast<std::size_t>(record.device)].policy;
+  const std::uint64_t step = policy.step_length();
+  return step != 0 && operators_ - record.last_use > step && !std::isfinite(policy.next_use(record.id));
 }
 
 double Engine::soonness(const Record& record) {

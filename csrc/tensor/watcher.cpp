@@ -379,6 +379,17 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   }
 }
 
+void make_known(const std::vector<at::Tensor>& tensors) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::get().forked()) {
+    return;
+  }
+  const Engine::Lock lock(*engine);
+  for (const at::Tensor& tensor : tensors) {
+    find_record(*engine, tensor);
+  }
+}
+
 Region::Region(bool seen) : seen_(seen) {
   if (seen) {
     running = &frame_;

@@ -38,6 +38,9 @@ void settle(const at::Tensor& tensor);
 /// Brings the storage to its device and holds it there, or lets go of it again. Ignored where no device has a budget.
 void keep_resident(const at::Tensor& tensor, bool keep);
 
+/// Tells the engine of storages that were there before there was a budget; what it knows, it can give up.
+void make_known(const std::vector<at::Tensor>& tensors);
+
 /// A call of a compiled graph, which is to the engine what an operator is: kernels run that nobody sees, on its inputs
 /// and on storages that it makes. Operators within it are within an operator.
 class Region {

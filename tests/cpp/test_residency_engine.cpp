@@ -248,6 +248,32 @@ TEST(what_is_held_or_somebody_elses_stays) {
   rig.engine.release(held.record);
 }
 
+/// Where there is more than the budget before there is one, it is kept to as soon as nobody can be using it unseen.
+TEST(a_budget_over_what_is_there_already_is_kept_to) {
+  Rig rig;
+  rig.engine.set_budget(0, std::nullopt, false);
+  for (unsigned char number = 1; number <= 8; ++number) {
+    rig.make(number);
+  }
+  CHECK(rig.reserved() > static_cast<std::int64_t>(kBudget));
+  rig.engine.set_budget(0, kBudget, true);
+  {
+    const Engine::Lock lock(rig.engine);
+    for (const auto& storage : rig.storages) {
+      storage->record = rig.engine.adopt(storage->block, 0, storage.get());
+    }
+  }
+  Storage& used = *rig.storages.front();
+  for (int number = 0; number < 600; ++number) {
+    rig.run(10, {&used}, false, [&] { Rig::check(used); });
+  }
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
+  for (const auto& storage : rig.storages) {
+    Rig::check(*storage);
+  }
+  rig.check_engine();
+}
+
 TEST(a_budget_that_is_lifted_brings_everything_back) {
   Rig rig;
   train(rig, 8, 2);

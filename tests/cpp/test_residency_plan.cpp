@@ -62,6 +62,10 @@ class Script {
   StorageId next_ = 1000;
 };
 
+bool is_alive(StorageId /*storage*/) {
+  return true;
+}
+
 PolicyOptions options(std::size_t budget, bool in_place = true) {
   PolicyOptions result;
   result.budget = budget;
@@ -118,7 +122,7 @@ TEST(a_row_of_weights_that_are_only_read) {
     }
   }
   CHECK_EQ(script.log().candidate(), 4U);
-  CHECK(script.log().repeats(4));
+  CHECK(script.log().repeats(4, is_alive));
   const Plan roomy = make_plan(make_lap(script.log(), 4), options(16));
   CHECK_EQ(shown(roomy, roomy.retire), "");
   CHECK_EQ(shown(roomy, roomy.fetch), "");
@@ -141,7 +145,7 @@ TEST(activations_leave_in_the_order_of_backward) {
     script.op(15, {{101, false}, {104, true}}, {}, {101, 104}); // 5: backward 1
   }
   CHECK_EQ(script.log().candidate(), 6U);
-  CHECK(script.log().repeats(6));
+  CHECK(script.log().repeats(6, is_alive));
   const Plan all = make_plan(make_lap(script.log(), 6), options(32));
   CHECK_EQ(shown(all, all.retire), "");
   // Room for two activations and the gradient: b0 leaves after its use in 1, room for it is there again after 3.
@@ -246,9 +250,9 @@ TEST(layers_that_look_alike_are_no_period) {
     }
   }
   CHECK_EQ(script.log().candidate(), 1U); // as far as hashes tell
-  CHECK(!script.log().repeats(1));
+  CHECK(!script.log().repeats(1, is_alive));
   CHECK_EQ(script.log().candidate(), 4U);
-  CHECK(script.log().repeats(4));
+  CHECK(script.log().repeats(4, is_alive));
 }
 
 HARNESS_MAIN()

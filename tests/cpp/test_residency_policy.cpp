@@ -84,6 +84,40 @@ TEST(without_a_plan_nothing_is_fetched_and_what_was_used_last_is_known) {
   CHECK(!policy.counters().following);
 }
 
+/// Layers that look alike, each parameter of which is seen for the first time when its layer runs (inference).
+TEST(layers_that_are_seen_for_the_first_time_are_no_steps) {
+  constexpr StorageId kLayers = 24;
+  Policy policy(with_budget(1000));
+  for (int lap = 0; lap < 4; ++lap) {
+    for (StorageId layer = 1; layer <= kLayers; ++layer) {
+      for (const StorageId weight : {2 * layer, 2 * layer + 1}) {
+        policy.created(weight, 10); // known already in later laps
+        policy.begin(weight % 2 + 7, std::vector<Access>{{weight, false}}, false);
+        policy.end({}, 0);
+      }
+      CHECK(lap != 0 || policy.step_length() == 0);
+    }
+  }
+  CHECK_EQ(policy.step_length(), 2 * kLayers);
+  CHECK_EQ(policy.next_use(2), 1.0);
+}
+
+/// A batch is a new storage in each step, too, that no operator gave birth to; the one before it is gone.
+TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
+  Policy policy(with_budget(1000));
+  policy.created(1, 10);
+  policy.created(2, 10);
+  for (StorageId batch = 100; batch < 120; ++batch) {
+    policy.created(batch, 10);
+    policy.begin(7, std::vector<Access>{{batch, false}, {1, false}}, false);
+    policy.end({}, 0);
+    policy.begin(8, std::vector<Access>{{batch, false}, {2, false}}, false);
+    policy.end({}, 0);
+    policy.died(batch);
+  }
+  CHECK_EQ(policy.step_length(), 2U);
+}
+
 TEST(next_use_counts_operators_around_the_step) {
   Policy policy(with_budget(1000));
   for (StorageId storage = 1; storage <= 4; ++storage) {

@@ -34,6 +34,33 @@ TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
   rig.check_engine();
 }
 
+/// What the steps that repeat do not use leaves once, however large and dirty; they do not give up their own for it.
+TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
+  Rig rig;
+  Storage& idle = rig.make(1);
+  Storage& first = rig.make(2);
+  Storage& second = rig.make(3);
+  const auto step = [&] {
+    for (Storage* const used : {&first, &second}) {
+      rig.run(used == &first ? 10 : 11, {used}, false, [&] { Rig::check(*used); });
+    }
+  };
+  for (int number = 0; number < 40; ++number) {
+    step();
+  }
+  CHECK(idle.block != nullptr); // while there is room
+  rig.engine.reset_statistics();
+  for (int number = 0; number < 4; ++number) {
+    rig.free(rig.make(9, 2 * kBytes)); // two more are free, and idle's neighbour is none of them
+    step();
+  }
+  CHECK(idle.block == nullptr);
+  CHECK_EQ(rig.engine.statistics().written_back.count, 1);
+  CHECK_EQ(rig.engine.statistics().fetched.count, 0);
+  Rig::check(idle);
+  rig.check_engine();
+}
+
 /// Says once that something has happened, to a thread that waits for it.
 class Signal {
  public:
