@@ -108,9 +108,8 @@ def launches(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, An
     """Microseconds of launching a small kernel while another thread's tensors move, and in the same program
     without the engine."""
     sys.setswitchinterval(20e-6)  # the interpreter's own 5 ms would be all that is seen
-    set_budget = set_budget_of(device, sizes.budget)
     without = beside(device, sizes)
-    set_budget(True)
+    set_budget_of(device)(sizes.budget)
     before = engine.statistics()
     moving = beside(device, sizes)
     moved = engine.statistics()["fetched"]["bytes"] - before["fetched"]["bytes"]
@@ -165,9 +164,9 @@ def operators(
 ) -> list[dict[str, Any]]:
     """Nanoseconds of an operator in a step of small ones; half are in place, half make a temporary.
 
-    off: without the engine. asleep: with a budget that all fits. awake: with one that does not, as there is cold
-    memory that nobody uses; none of the step's has to move. In turns, the least of them: what else
-    the machine does adds to all of them, and more than what is looked for.
+    off: without the engine. asleep: with a budget that all fits. awake: with one that does not, as there is
+    cold memory that nobody uses; none of the step's has to move. In turns, the least of them: what else the
+    machine does adds to all of them, and more than what is looked for.
     """
     rows = []
     for live, count in sizes.shapes:
@@ -235,7 +234,6 @@ def measure(spec: dict[str, Any], device: torch.device, report: Any) -> None:
 
 
 def set_budget_of(device: torch.device) -> Callable[[int | None], None]:
-    def set_budget(budget: int | None) -> None:
-        bindings().set_budget(device.index or 0, budget, True)
+    import torch_uvm  # not beside columns without it
 
-    return set_budget
+    return lambda budget: torch_uvm.set_budget(budget, device)
