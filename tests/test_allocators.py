@@ -12,6 +12,7 @@ import pytest
 import torch
 from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
 from _models import make_workspaces
+from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
@@ -276,16 +277,25 @@ class TestTensors:
         del x, lazy
         assert mine.passed()["bytes"] == 0
 
-    def test_budgets_count_them(self) -> None:
-        torch_uvm.set_budget("8MiB")
-        try:
-            held = torch_uvm.empty(6 * MIB, dtype=torch.uint8, device="emu", allocator=Allocator.caching())
-            with torch_uvm.enabled(), pytest.raises(torch.OutOfMemoryError):
-                torch.empty(6 * MIB, dtype=torch.uint8, device="emu")  # the first stays where it is
-            del held
-        finally:
-            torch_uvm.set_budget(None)
-            torch_uvm.empty_cache()
+    def test_budgets_count_them(self, spawn: Spawn) -> None:
+        """In a process of its own: what others have left there may be over this budget already."""
+        spawn(
+            """
+            import torch, torch_uvm
+            torch_uvm.set_budget("8MiB")
+            own = torch_uvm.Allocator.caching()
+            held = torch_uvm.empty(6 << 20, dtype=torch.uint8, device="emu", allocator=own)
+            try:
+                with torch_uvm.enabled():
+                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")  # the first stays where it is
+            except torch.OutOfMemoryError:
+                del held
+                with torch_uvm.enabled():
+                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")
+            else:
+                raise AssertionError("both were served")
+            """
+        )
 
 
 def test_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:

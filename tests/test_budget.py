@@ -204,13 +204,13 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
             """
             import torch, torch_uvm
             torch_uvm.enable(budget=None)
-            kept = [torch.full((1 << 19,), i, dtype=torch.float32, device="emu") for i in range(16)]
+            kept = [torch.full((1 << 19,), float(i), device="emu") for i in range(16)]
             used = torch.ones(1 << 18, device="emu")
             torch_uvm.set_budget("8MiB")
             for _ in range(8):
                 used.add_(1)
             assert torch_uvm.residency_stats()["device_bytes"][used.device] <= 8 << 20
-            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1, "of what is used nothing came and went"
+            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1  # for nothing
             assert [t.sum().item() / 2**19 for t in kept] == list(range(16)) and used[0].item() == 9
             """
         )

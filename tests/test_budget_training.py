@@ -190,7 +190,7 @@ class TestTraining:
 
 class TestInference:
     def test_equal_layers_are_one_step(self) -> None:
-        """Of weights that do not fit those are fetched that have to be, not all: that takes a plan of all layers."""
+        """Of weights that do not fit those are fetched that have to be, and not all of them."""
         layers, width, passes = 24, 512, 6
         fetched = 0
 

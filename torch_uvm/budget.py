@@ -56,7 +56,7 @@ def request(text: str, device: int | None = None) -> None:
 
 
 def _managed_tensors() -> list[torch.Tensor]:
-    """Those that Python has. An engine sees what operators use: what nobody uses any more it would not know."""
+    """Those that Python has: the engine sees what operators use, and what nobody uses it would not know."""
     tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
     return [tensor for tensor in tensors if _C.is_managed(tensor)]
 
@@ -79,7 +79,8 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
 
     May be called at any time. On a device that has no managed memory yet it is in force from its first
     managed allocation on. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same
-    figure; the last word counts, and `enable` without `budget` is none.
+    figure; the last word counts, and `enable` without `budget` is none. Where there is more on a device
+    already, it is kept to after some operators, when none runs any more that began before.
 
     Args:
         budget: bytes; a string such as "20GiB" (units as `set_limit` has them) or "80%" of all the
