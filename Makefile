@@ -145,7 +145,7 @@ checked: $(STAMPS)/installed ## run the suite on builds that walk every structur
 	$(WITH_TOOLS) cmake --build build/cpp-checked -j $(JOBS)
 	$(WITH_TOOLS) TORCH_UVM_CHECKED=1 $(VENV_PY) setup.py -q build --build-lib $(CHECKED)
 	cd $(CHECKED) && PYTHONPATH="$$PWD" TORCH_UVM_CHECK_EVERY=$(or $(EVERY),1) OMP_WAIT_POLICY=PASSIVE \
-	  $(CURDIR)/$(VENV_PY) -m pytest $(CURDIR)/tests --cpp-build $(CURDIR)/build/cpp-checked
+	  $(CURDIR)/$(VENV_PY) -m pytest $(CURDIR)/tests -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpp-build $(CURDIR)/build/cpp-checked
 
 soak: export OPERATIONS ?= 100000000
 soak: $(STAMPS)/installed ## the allocator: OPERATIONS=100000000 random ones by 8 threads; SEED= plays one again
