@@ -178,6 +178,32 @@ if __name__ == "__main__":
         done = spawn(args=[*RUN, "--conf", "limit:1GiB", "script.py"], env=EMU)
         assert done.stdout.strip() == str(("__mp_main__", 7, "1", "limit:1GiB", True, 1024**3))
 
+    @pytest.mark.parametrize("outside", [True, False], ids=["torchrun outside", "torchrun inside"])
+    def test_ranks_of_torchrun_have_the_options(self, spawn: Spawn, tmp_path: Path, outside: bool) -> None:
+        (tmp_path / "script.py").write_text(
+            """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+import torch_uvm
+found = (torch_uvm.is_managed(torch.ones(4, device="emu")), torch_uvm._C.get_limit() >> 20,
+         torch_uvm._C.requested_budget(0), total.item())
+with open(f"{dist.get_rank()}.txt", "w") as file:
+    print(*found, file=file)
+dist.destroy_process_group()
+"""
+        )
+        options = [*RUN, "--limit", "96MiB", "--budget", "8MiB"]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        words = [*torchrun, *options, "script.py"] if outside else [*options, *torchrun, "script.py"]
+        spawn(args=words, env={**EMU, "TORCH_UVM_CONF": "limit:64MiB,emulated_devices:2"})
+        for rank in range(2):
+            assert (tmp_path / f"{rank}.txt").read_text().split() == ["True", "96", "8MiB", "3.0"]
+
 
 def _main(*argv: str) -> int:
     return cli.main(argv)

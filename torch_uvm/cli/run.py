@@ -1,8 +1,8 @@
 """`python -m torch_uvm run`: a script or module as python runs it, with managed memory on.
 
 The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, its exit status and its tracebacks as
-if torch_uvm were not there. The switch is passed on in the environment, so that processes it starts
-have it, too.
+if torch_uvm were not there. The switch and the options are passed on in the environment, so that processes
+it starts (workers, the ranks of torchrun) have them, too.
 """
 
 from __future__ import annotations
@@ -93,6 +93,21 @@ def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     os.environ["TORCH_UVM"] = "1"
+    _pass_on(
+        limit=arguments.limit,
+        budget=arguments.budget,
+        host_limit=arguments.host_limit,
+        optimizer=arguments.optimizer,
+    )
+
+
+def _pass_on(**given: str | None) -> None:
+    """Has the option table of processes to come say what this one's command line did."""
+    pairs = [pair.partition(":") for pair in os.environ.get("TORCH_UVM_CONF", "").split(",") if pair.strip()]
+    options = {key.strip(): value.strip() for key, _, value in pairs}
+    options |= {key: value for key, value in given.items() if value is not None}
+    if options:
+        os.environ["TORCH_UVM_CONF"] = ",".join(f"{key}:{value}" for key, value in options.items())
 
 
 def _fresh_main() -> types.ModuleType:
