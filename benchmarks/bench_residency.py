@@ -5,7 +5,10 @@ is written after each column. Managed memory has a hard limit of 8 GiB in every 
 nothing is started unless the card has sixteen times that free: managed memory beyond what a card has free can
 hang it.
 
-    python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE]
+    python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE] [--resume FILE]
+
+--resume goes on where the run of FILE has ended, on the same kind of device: columns that ran are taken from
+it, each with its commit and date, and the others are run.
 
 --rehearse runs every column in a few MiB on the CPU and the emulated accelerator, to try the script itself;
 its figures mean nothing and are kept only where --json says.
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,14 @@ def check_room(read: Reader) -> int:
 class Bench:
     """The columns of a plan, one after the other, and the rows that they give."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, sampler: Sampler | None) -> None:
-        self.args, self.folder, self.sampler = args, folder, sampler
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        folder: Path,
+        sampler: Sampler | None,
+        earlier: Mapping[tuple[str, str], dict[str, Any]],
+    ) -> None:
+        self.args, self.folder, self.sampler, self.earlier = args, folder, sampler, earlier
         self.deadline = time.monotonic() + args.seconds
         self.rows: list[dict[str, Any]] = []
         self.traces: dict[str, Path] = {}
@@ -78,6 +87,8 @@ class Bench:
                 child.end()
 
     def _row(self, plan: Sequence[Planned], place: int, planned: Planned) -> dict[str, Any]:
+        if (planned.workload, planned.name) in self.earlier:
+            return self.earlier[planned.workload, planned.name]
         row: dict[str, Any] = {
             "workload": planned.workload,
             "column": planned.column,
@@ -105,6 +116,8 @@ class Bench:
         if place in self._waiting:
             return
         for next_place in range(place, min(place + self.args.ahead, len(plan))):
+            if (plan[next_place].workload, plan[next_place].name) in self.earlier:
+                continue
             ours = plan[next_place].column not in WITHOUT_OURS
             log = self.folder / f"{next_place}.log"
             variables = environment(self.args.rehearse, ours)
@@ -189,6 +202,25 @@ def device_description() -> dict[str, Any]:
     return {"device": name, "driver": driver, "device_memory": memory}
 
 
+def rows_that_ran(file: Path, about: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of an earlier run, by workload and name.
+
+    Raises:
+        Refused: that was another device, or another torch.
+        OSError, ValueError: there is no such file, or it is no report of ours.
+    """
+    document = json.loads(file.read_text())
+    if not isinstance(document, dict) or not {"environment", "rows"} <= document.keys():
+        raise ValueError(f"{file} is no report of this benchmark")
+    then = document["environment"]
+    for key in ("device", "torch", "rehearsal"):
+        if then.get(key) != about.get(key):
+            raise Refused(f"{file} has {key} {then.get(key)}, and here it is {about.get(key)}")
+    origin = {key: then.get(key) for key in ("commit", "date")}
+    rows = [origin | row for row in document["rows"] if row["status"] == "ok"]
+    return {(row["workload"], row["name"]): row for row in rows}
+
+
 class Printer:
     """Rows as they come, under their workload."""
 
@@ -219,6 +251,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them, the first included (8)")
     parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="run what this report's run did not")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where recorded accesses are kept")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--rehearse", action="store_true", help="in a few MiB, without a GPU")
@@ -251,6 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Refused as error:
             sys.exit(f"not safe to run: {error}")
         sampler = Sampler(read)
+    try:
+        earlier = rows_that_ran(args.resume, about) if args.resume else {}
+    except (OSError, ValueError, Refused) as error:
+        sys.exit(f"cannot resume: {error}")
     if args.traces:
         args.traces = args.traces.resolve()
         args.traces.mkdir(parents=True, exist_ok=True)
@@ -260,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}
     printer = Printer()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, Path(folder), sampler)
+        bench = Bench(args, Path(folder), sampler, earlier)
 
         def after_each(row: dict[str, Any]) -> None:
             printer(row)

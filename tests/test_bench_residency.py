@@ -359,6 +359,31 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert printed[1] == "CNN:"
     assert printed[3].endswith("equal")
 
+    # Resumed with no time for any column: those that ran are there, with the commit they ran at.
+    resumed = tmp_path / "resumed.json"
+    again = ["--rehearse", "--only", "CNN: ", "--seconds=1", "--resume", str(target), "--json", str(resumed)]
+    assert bench_residency.main(again) == 0
+    capsys.readouterr()
+    by_name = {row["name"]: row for row in json.loads(resumed.read_text())["rows"]}
+    assert {"commit", "date"} <= by_name["in core"].keys()
+    assert by_name["save_on_cpu"]["losses"] == saved["losses"]
+    assert by_name["engine, 1/2"]["status"] == "not run: no time left"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "no report of this benchmark"),
+        ("{", "Expecting"),
+        ('{"environment": {"torch": "1.0", "rehearsal": true}, "rows": []}', "torch 1.0"),
+        ('{"environment": {"device": "another"}, "rows": []}', "device another"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(SystemExit, match=why):
+        bench_residency.main(["--rehearse", "--resume", str(tmp_path / "file.json")])
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Row]:
