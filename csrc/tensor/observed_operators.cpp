@@ -33,15 +33,15 @@ ObservedOperator::ObservedOperator(const at::RecordFunction& function)
   if (name_ == "torch_uvm::move") {
     transparent_ = false; // an alias as well, but the other label has the device's copy
   }
+  collective_ = name_.starts_with("c10d");
   const bool normalises = contains(name_, "_norm") && !contains(name_, "backward");
   for (const c10::Argument& argument : schema->arguments()) {
-    // Running statistics are written, and the schema does not say so.
-    const bool unsaid = normalises && contains(argument.name(), "running_");
+    // Running statistics are written, and so is what a collective takes, and the schema does not say so.
+    const bool unsaid = collective_ || (normalises && contains(argument.name(), "running_"));
     writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));
   }
   in_place_ok_ =
       std::ranges::any_of(kUsesEachByteOnce, [&](std::string_view prefix) { return name_.starts_with(prefix); });
-  collective_ = name_.starts_with("c10d");
 }
 
 bool ObservedOperator::is(const at::RecordFunction& function) const {

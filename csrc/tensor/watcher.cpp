@@ -52,10 +52,13 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
     visit(value.toTensor());
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      if (!element.isTensor()) {
+      if (element.isTensor()) {
+        visit(element.toTensor());
+      } else if (element.isList()) { // collectives gather into lists of lists
+        for_each_tensor(element, visit);
+      } else {
         return; // a list of numbers; None among tensors comes as an undefined tensor or not at all
       }
-      visit(element.toTensor());
     }
   }
 }
