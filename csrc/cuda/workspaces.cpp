@@ -71,9 +71,12 @@ Sizes sizes(c10::DeviceIndex device) {
   return known.sizes;
 }
 
-/// Whether cuBLASLt works in cuBLAS's workspace, and has none of its own. Torch, too, looks once.
+/// Whether cuBLASLt works in cuBLAS's workspace, and has none of its own. Torch, too, looks once. Until torch can be
+/// told sizes, whoever fetches the workspace shares it only where the variable says so, although the size is of one
+/// that is shared if the variable says nothing.
 bool is_shared() {
-  static const bool shared = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != false;
+  static const bool by_default = &at::cuda::resetChosenWorkspaceSize != nullptr;
+  static const bool shared = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE").value_or(by_default);
   return shared;
 }
 

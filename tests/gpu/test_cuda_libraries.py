@@ -49,13 +49,15 @@ class TestCudnn:
 
 class TestCublas:
     @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-    def test_workspaces_stay_native(self, spawn: Spawn, backward: bool) -> None:
+    @pytest.mark.parametrize("product", ["a @ a", "torch.nn.functional.linear(a, a, a[0])"])
+    def test_workspaces_stay_native(self, spawn: Spawn, backward: bool, product: str) -> None:
+        """cuBLAS's; and those of cuBLASLt, which adds biases."""
         spawn(
             f"""
             import gc, torch, torch_uvm
             torch_uvm.enable()
             a = torch.ones(512, 512, device="cuda", requires_grad={backward})
-            b = a @ a
+            b = {product}
             if {backward}:
                 b.sum().backward()
             torch.cuda.synchronize()
