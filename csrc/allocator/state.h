@@ -18,6 +18,7 @@
 #include <optional>
 #include <vector>
 
+#include "allocator/adaptive_mutex.h"
 #include "allocator/allocation_observer.h"
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
@@ -61,7 +62,7 @@ struct DeviceCap {
 /// Lets go of a lock and takes it again, however the scope is left.
 class Unlocked {
  public:
-  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) {
+  explicit Unlocked(std::unique_lock<AdaptiveMutex>& lock) : lock_(lock) {
     lock_.unlock();
   }
   ~Unlocked() {
@@ -71,13 +72,13 @@ class Unlocked {
   Unlocked& operator=(const Unlocked&) = delete;
 
  private:
-  std::unique_lock<std::mutex>& lock_;
+  std::unique_lock<AdaptiveMutex>& lock_;
 };
 
 /// Functions that take a lock may let go of it for a while and hold it again when they return or throw;
 /// the others keep it. Whatever throws has left the heap valid and no block reserved.
 struct CachingManagedAllocator::State {
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<AdaptiveMutex>;
 
   State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source, AllocatorOptions options);
 
@@ -249,7 +250,7 @@ struct CachingManagedAllocator::State {
   const int devices;
   const std::vector<int> exclusive; ///< devices without concurrent access to managed memory, if it is that
 
-  mutable std::mutex mutex; ///< guards all below
+  mutable AdaptiveMutex mutex; ///< guards all below
   AllocatorOptions options;
   RoomMaker* room_maker = nullptr;
   AllocationObserver* observer = nullptr; ///< none in a forked child

@@ -1,0 +1,60 @@
+// The allocator's mutex: one thread at a time, whether the others look again, sleep, or are told at once.
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "allocator/adaptive_mutex.h"
+#include "harness.h"
+
+using torch_uvm::AdaptiveMutex;
+
+namespace {
+
+/// Threads add to what only one of them may touch at a time.
+void count_together(int most_pauses) {
+  constexpr int kThreads = 4, kEach = 20'000;
+  AdaptiveMutex mutex(most_pauses);
+  long count = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < kEach; ++turn) {
+        const std::lock_guard lock(mutex);
+        ++count;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(count == static_cast<long>(kThreads) * kEach);
+}
+
+} // namespace
+
+TEST(nothing_is_lost_where_the_others_look_again) {
+  count_together(1024);
+}
+
+TEST(nothing_is_lost_where_the_others_sleep) {
+  count_together(0);
+}
+
+TEST(whoever_looked_in_vain_still_gets_it) {
+  AdaptiveMutex mutex(2);
+  std::unique_lock held(mutex);
+  std::future<void> other = std::async(std::launch::async, [&] { const std::lock_guard lock(mutex); });
+  CHECK(other.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
+  held.unlock();
+  other.get();
+}
+
+TEST(a_try_does_not_wait) {
+  AdaptiveMutex mutex;
+  const std::unique_lock held(mutex);
+  std::async(std::launch::async, [&] { CHECK(!mutex.try_lock()); }).get();
+}
+
+HARNESS_MAIN()
