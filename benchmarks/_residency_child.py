@@ -196,6 +196,9 @@ def train(spec: dict[str, Any], report: Report) -> None:
     warm_up += [training.alone() for _ in range(spec["warm_up"] - 1 + column.settles)]
     report.found["warm_up_ms"] = warm_up
     before = column.statistics()
+    if before:
+        found = report.found["setup_statistics"]
+        report.found["warm_up_statistics"] = difference(found, before, len(warm_up))
     report.moment("warm")
     report.found |= training.steady(spec["steps"])
     report.moment("done")
