@@ -12,6 +12,7 @@ void bind_allocators(pybind11::module_& module); ///< allocators.cpp: those that
 void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
 void bind_budgets(pybind11::module_& module); ///< budgets.cpp: budgets as they are asked for
 void bind_residency(pybind11::module_& module); ///< residency.cpp: budgets, and what the engine does about them
+void bind_origins(pybind11::module_& module); ///< origins.cpp: which line made what, for a report
 void bind_deferred(pybind11::module_& module); ///< deferred.cpp: optimizers' updates that wait
 void bind_regions(pybind11::module_& module); ///< regions.cpp: compiled graphs, captures
 void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors

@@ -54,6 +54,7 @@ Record* Engine::adopt(Block* block, int device, void* storage) {
   record->bytes = memory_.requested_bytes(block);
   record->storage = storage;
   record->device_block = block;
+  record->origin = Origins::get().asked() ? Origins::get().take(block) : 0;
   Record* const adopted = record.get();
   records_.emplace(adopted->id, adopted);
   memory_.set_tag(block, record.release());
@@ -128,6 +129,9 @@ void Engine::bury(Record* record) noexcept {
   give_event(record->device, record->device_ready);
   record->dead = true;
   records_.erase(record->id);
+  if (record->origin != 0 && Origins::get().asked()) {
+    Origins::get().gone(record->origin, record->bytes);
+  }
   try {
     if (record->announced) {
       of(record->device).policy->died(record->id);

@@ -28,6 +28,7 @@
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
 #include "residency/access_recorder.h"
+#include "residency/origins.h"
 #include "residency/policy.h"
 #include "residency/record.h"
 #include "residency/residency_statistics.h"
@@ -326,6 +327,7 @@ class Engine final : public RoomMaker {
   Block* host_block(std::size_t bytes, Stream stream);
   /// What comes next on `later` waits for what is queued on the others.
   void order(const std::vector<Stream>& earlier, Stream later);
+  void note_move(TransferKind kind, const Record& record) noexcept;
   static double now_us();
 
   // room.cpp

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "allocator/caching_managed_allocator.h"
+#include "residency/origins.h"
 #include "residency/policy.h"
 #include "runtime/managed_runtime.h"
 
@@ -28,6 +29,7 @@ struct Record {
   StorageId id = 0;
   int device = 0;
   std::size_t bytes = 0; ///< of the storage
+  Origin origin = 0;
   void* storage = nullptr; ///< of the door's: how the storage is found, without keeping it alive
 
   Block* device_block = nullptr;

@@ -85,9 +85,7 @@ bool Engine::start_write_back(Record& record) {
   record.host_valid = true;
   record.streams.clear();
   record.in_place_streams.clear();
-  if (recorder_) {
-    recorder_->transfer(TransferKind::kWriteBack, record.id, record.bytes, now_us());
-  }
+  note_move(TransferKind::kWriteBack, record);
   return true;
 }
 
@@ -159,9 +157,7 @@ bool Engine::evict(Record& record, Stream taker) {
   if (clean) {
     ++statistics_.dropped_clean.count;
     statistics_.dropped_clean.bytes += static_cast<std::int64_t>(record.bytes);
-    if (recorder_) {
-      recorder_->transfer(TransferKind::kDrop, record.id, record.bytes, now_us());
-    }
+    note_move(TransferKind::kDrop, record);
   }
   if (!planned) {
     fetch_again(record);
@@ -196,9 +192,7 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
   memory_.set_tag(block, &record);
   note_workspace(record.device, static_cast<std::int64_t>(memory_.bytes(block)));
   record.streams.assign(1, stream);
-  if (recorder_) {
-    recorder_->transfer(TransferKind::kFetch, record.id, record.bytes, now_us());
-  }
+  note_move(TransferKind::kFetch, record);
   return true;
 }
 
@@ -281,8 +275,15 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
   add_stream(record.in_place_streams, stream);
   ++statistics_.used_in_place.count;
   statistics_.used_in_place.bytes += static_cast<std::int64_t>(record.bytes);
+  note_move(TransferKind::kInPlace, record);
+}
+
+void Engine::note_move(TransferKind kind, const Record& record) noexcept {
   if (recorder_) {
-    recorder_->transfer(TransferKind::kInPlace, record.id, record.bytes, now_us());
+    recorder_->transfer(kind, record.id, record.bytes, now_us());
+  }
+  if (Origins::get().asked()) {
+    Origins::get().moved(kind, record.origin, record.bytes);
   }
 }
 

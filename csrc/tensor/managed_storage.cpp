@@ -42,6 +42,9 @@ void free(CachingManagedAllocator& allocator, Block* block) {
 
 void delete_managed(void* block) {
   const bool known = forget_record(static_cast<Block*>(block));
+  if (!known && Origins::get().asked() && !Context::get().forked()) {
+    Origins::get().gone(block);
+  }
   forget_hints(static_cast<Block*>(block));
   free(Context::get().managed_allocator(), static_cast<Block*>(block));
   if (known) {
@@ -97,6 +100,9 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
+  if (bytes >= kLeastRelocated && Origins::get().asked() && is_own_block(data)) {
+    Origins::get().made(data.get_context(), bytes);
+  }
   if (context.zeroes_allocations()) {
     zero(data.get(), bytes, stream);
   }

@@ -1,0 +1,222 @@
+// Where storages are made: the line of Python that the allocating thread is at, for residency/origins.h.
+//
+// Looked for only while a report is asked for. A thread that has let go of the GIL, as an operator's has, takes it for
+// a moment, with no lock of ours held; one that has never run Python has no line. In a backward pass no line of the
+// script runs: there it is the node of the graph.
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "python/bindings.h"
+#include "residency/origins.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+constexpr std::size_t kMostPlaces = 1 << 16;
+
+/// A line of Python, or what there was in place of one.
+struct Place {
+  PyCodeObject* code = nullptr; ///< kept, so that no other one is made at its address
+  int line = 0;
+  std::string node; ///< of the backward graph
+};
+
+/// The GIL guards it. Leaked: the last storages are made after every static destructor.
+class Places {
+ public:
+  static Places& get() {
+    static auto* const places = new Places();
+    return *places;
+  }
+
+  /// \param skipped beginnings of files' names: their frames do not count
+  void start(std::vector<std::string> skipped) {
+    skipped_ = std::move(skipped);
+    passed_over_.clear();
+  }
+
+  const Place& operator[](Origin origin) const {
+    return all_[origin < all_.size() ? origin : kUnknown];
+  }
+
+  /// Of the innermost frame of this thread that is not passed over; else of the innermost.
+  Origin here() {
+    PyFrameObject* frame = PyEval_GetFrame();
+    if (frame == nullptr) {
+      return in_backward();
+    }
+    Py_INCREF(frame);
+    PyFrameObject* const innermost = frame;
+    Py_INCREF(innermost);
+    while (frame != nullptr && is_passed_over(frame)) {
+      PyFrameObject* const outer = PyFrame_GetBack(frame);
+      Py_DECREF(frame);
+      frame = outer;
+    }
+    const Origin origin = at(frame != nullptr ? frame : innermost);
+    Py_XDECREF(frame);
+    Py_DECREF(innermost);
+    return origin;
+  }
+
+  Origin in_backward() {
+    const auto node = torch::autograd::get_current_node();
+    if (!node) {
+      return kUnknown;
+    }
+    std::string name = node->name();
+    const auto found = nodes_.find(name);
+    if (found != nodes_.end()) {
+      return found->second;
+    }
+    const Origin origin = add({nullptr, 0, name});
+    nodes_.emplace(std::move(name), origin);
+    return origin;
+  }
+
+ private:
+  static constexpr Origin kUnknown = 1;
+
+  struct Line {
+    PyCodeObject* code;
+    int line;
+    bool operator==(const Line&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Line& it) const {
+      return std::hash<void*>()(it.code) * 31 + static_cast<std::size_t>(it.line);
+    }
+  };
+
+  Places() : all_(2) {}
+
+  Origin add(Place place) {
+    if (all_.size() >= kMostPlaces) {
+      return kUnknown;
+    }
+    Py_XINCREF(reinterpret_cast<PyObject*>(place.code));
+    all_.push_back(std::move(place));
+    return static_cast<Origin>(all_.size() - 1);
+  }
+
+  bool is_passed_over(PyFrameObject* frame) {
+    PyCodeObject* const code = PyFrame_GetCode(frame);
+    const auto found = passed_over_.find(code);
+    if (found != passed_over_.end()) {
+      Py_DECREF(code);
+      return found->second;
+    }
+    bool passed_over = false;
+    const char* const file = PyUnicode_AsUTF8(code->co_filename);
+    if (file == nullptr) {
+      PyErr_Clear(); // a name with bytes that are no text is the user's
+    } else {
+      const std::string_view name(file);
+      for (const std::string& beginning : skipped_) {
+        passed_over = passed_over || name.starts_with(beginning);
+      }
+    }
+    if (passed_over_.size() < kMostPlaces) {
+      passed_over_.emplace(code, passed_over); // keeps it
+    } else {
+      Py_DECREF(code);
+    }
+    return passed_over;
+  }
+
+  Origin at(PyFrameObject* frame) {
+    PyCodeObject* const code = PyFrame_GetCode(frame);
+    const Line line{code, PyFrame_GetLineNumber(frame)};
+    const auto found = lines_.find(line);
+    Origin origin = kUnknown;
+    if (found != lines_.end()) {
+      origin = found->second;
+    } else {
+      origin = add({code, line.line, {}});
+      if (origin != kUnknown) {
+        lines_.emplace(line, origin);
+      }
+    }
+    Py_DECREF(code);
+    return origin;
+  }
+
+  std::vector<std::string> skipped_;
+  std::vector<Place> all_; ///< by origin; 0 is nobody's, 1 what nobody knows
+  std::unordered_map<Line, Origin, Hash> lines_;
+  std::unordered_map<std::string, Origin> nodes_;
+  std::unordered_map<PyCodeObject*, bool> passed_over_;
+};
+
+Origin where_this_thread_is() noexcept {
+  if (PyGILState_GetThisThreadState() == nullptr) {
+    return 1; // never a thread of Python's
+  }
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  Origin origin = 1;
+  try {
+    const py::error_scope error; // one may be on its way
+    origin = Places::get().here();
+  } catch (...) {
+    // No memory to say where.
+  }
+  PyGILState_Release(gil);
+  return origin;
+}
+
+py::list figures_list() {
+  std::vector<OriginFigures> figures;
+  {
+    const py::gil_scoped_release no_gil;
+    figures = Origins::get().figures();
+  }
+  py::list list;
+  for (const OriginFigures& it : figures) {
+    const Place& place = Places::get()[it.origin];
+    const auto of = [](const PyObject* name) {
+      return py::reinterpret_borrow<py::object>(const_cast<PyObject*>(name));
+    };
+    py::dict dict;
+    dict["file"] = place.code == nullptr ? py::none() : of(place.code->co_filename);
+    dict["function"] = place.code == nullptr ? py::none() : of(place.code->co_name);
+    dict["line"] = place.line;
+    dict["node"] = place.node;
+    dict["before"] = it.origin == 0;
+    dict["bytes"] = it.bytes;
+    dict["made"] = it.made;
+    dict["alive"] = it.alive;
+    dict["most_alive"] = it.most_alive;
+    constexpr const char* kKinds[] = {"fetched", "written_back", "dropped_clean", "used_in_place"};
+    for (std::size_t kind = 0; kind < std::size(kKinds); ++kind) {
+      py::dict moves;
+      moves["count"] = it.moves[kind];
+      moves["bytes"] = it.moved_bytes[kind];
+      dict[kKinds[kind]] = moves;
+    }
+    list.append(dict);
+  }
+  return list;
+}
+
+} // namespace
+
+void bind_origins(py::module_& module) {
+  module.def(
+      "start_counting_origins",
+      [](std::vector<std::string> skipped) {
+        Places::get().start(std::move(skipped));
+        const py::gil_scoped_release no_gil; // a probe may wait for it
+        Origins::get().start(&where_this_thread_is);
+      },
+      py::arg("skipped"));
+  module.def("stop_counting_origins", [] { Origins::get().stop(); }, py::call_guard<py::gil_scoped_release>());
+  module.def("origin_figures", &figures_list);
+}
+
+} // namespace torch_uvm
