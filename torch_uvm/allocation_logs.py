@@ -18,7 +18,7 @@ HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 ALLOCATE, FREE, FAILURE = "allocate", "free", "allocate failure"
 ACTIONS = (ALLOCATE, FREE, FAILURE)
 
-#: Of one file: what is read is kept in memory, some 40 bytes a row.
+#: The most rows of a file. All that is read is kept in memory, some 40 bytes a row.
 MOST_ROWS = 1 << 24
 _LONGEST_LINE = 400
 _MOST_BYTES = 2**63 - 1

@@ -115,9 +115,9 @@ def arena(
     Args:
         initial: bytes of the first block of each stream, or a string such as "64MiB".
         growth: how many times as large the next block of a stream is, until a reset makes one of them; at
-        least 1. device: the home of all that it allocates; None for the current accelerator. Within its
-        scope, tensors of
-            other devices get their memory from the process's own allocator.
+            least 1.
+        device: the home of all that it allocates; None for the current accelerator. Within its scope, tensors
+            of other devices get their memory from the process's own allocator.
         upstream: where its blocks come from; None for the process's own allocator.
 
     Raises:

@@ -95,7 +95,8 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
         TypeError: `budget` or `device` is of another type.
         ValueError: a budget that does not parse, or of 0 bytes; an unknown device, or the CPU.
         RuntimeError: there is no runtime for this machine's accelerator.
-        Whatever is raised, budgets are what they were.
+
+    Whatever is raised, budgets are what they were.
 
     >>> torch_uvm.set_budget("20GiB")
     >>> torch_uvm.set_budget("80%", device=0)

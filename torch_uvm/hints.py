@@ -80,7 +80,8 @@ def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | 
     Raises:
         TypeError: something in `x` is none of the above, and its place is named; a stream that is none.
         ValueError: `x` is a tensor that is not managed; an unknown device; a stream of something else.
-        Whatever is raised, nothing has been moved.
+
+    Whatever is raised, nothing has been moved.
 
     >>> x = torch_uvm.zeros(1 << 20, device="cpu")
     >>> torch_uvm.prefetch(x, 0)
@@ -117,7 +118,8 @@ def advise(
     Raises:
         TypeError: something in `x` is none of the above, and its place is named; an argument that is none.
         ValueError: `x` is a tensor that is not managed; an unknown device.
-        Whatever is raised, no advice has changed.
+
+    Whatever is raised, no advice has changed.
 
     >>> torch_uvm.advise(torch_uvm.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
     """
@@ -160,7 +162,8 @@ def discard(x: Hinted) -> None:
         TypeError: something in `x` is none of the above, and its place is named.
         ValueError: `x` is a tensor that is not managed.
         RuntimeError: where writing in place would raise: a leaf that requires grad, an inference tensor.
-        Whatever is raised, nothing has been discarded.
+
+    Whatever is raised, nothing has been discarded.
 
     >>> scratch = torch_uvm.ones(1 << 20)
     >>> torch_uvm.discard(scratch)

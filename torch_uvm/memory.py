@@ -119,12 +119,13 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     """How managed memory that is free lies now: why it may not serve a request.
 
     Returns:
-        bytes by name: "reserved_bytes" (of segments made for `device`), "allocated_bytes",
-        "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes" (freed,
-        and waited for), "free_bytes", and of these "inactive_split_bytes" (in segments partly in use),
-        "unused_segment_bytes" (what `empty_cache` gives back) and "largest_free_bytes" (in one piece);
-        "share_outside_largest", of the free bytes, from 0 to 1; "pieces", a list of {"least_bytes",
-        "count", "bytes"}, each of the free pieces of at least that many bytes and of fewer than the next;
+        a dictionary, bytes by name. It has "reserved_bytes" (of segments made for `device`),
+        "allocated_bytes", "requested_bytes", "rounding_bytes" (allocated beyond what was requested),
+        "pending_bytes" (freed, and waited for), "free_bytes", and of these "inactive_split_bytes" (in
+        segments partly in use), "unused_segment_bytes" (what `empty_cache` gives back) and
+        "largest_free_bytes" (in one piece); "share_outside_largest", of the free bytes, from 0 to 1;
+        "pieces", a list of {"least_bytes", "count", "bytes"}, each of the free pieces of at least that many
+        bytes and of fewer than the next;
         "table", all of it as text.
 
     Raises:
