@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -170,6 +170,11 @@ security: build ## what is read is data, reports obey nothing, zero_on_alloc; th
 guard: build cpp ## one function makes every managed allocation, and checks limit, host and device first
 	build/cpp/test_managed_limit
 	$(VENV_PY) -m pytest tests/test_guard.py tests/test_gpu_guard.py
+
+# Sphinx reads the repository from its root; docs/conf.py says why.
+docs: build ## make a site of README.md, RFC.md, docs/ and the docstrings, in build/docs; a warning fails it
+	$(VENV_PY) -m sphinx -W -n --keep-going -q -c docs -d build/docs-doctrees . build/docs
+	@echo build/docs/index.html
 
 lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes nothing
 	$(VENV_PY) -m ruff check .

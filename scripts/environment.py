@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)  # of the pinned packages; torch_uvm itself runs on 3.10
 OLDEST_TORCH = (2, 11)
-BESIDE_TORCH = ["build", "demo", "test", "lint"]  # requirements/*.txt
+BESIDE_TORCH = ["build", "demo", "test", "docs", "lint"]  # requirements/*.txt
 
 
 def torch_version() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -69,6 +70,27 @@ def test_names_of_the_package_exist(document: Path) -> None:
         for part in name.strip(".").split("."):
             assert hasattr(found, part), f"{document.name} names torch_uvm{name}"
             found = getattr(found, part)
+
+
+def test_figures_beside_others_are_those_of_the_results() -> None:
+    """How long a step took elsewhere, over ours at no more memory, in coming-from.md."""
+    goals = json.loads((ROOT / "benchmarks" / "results" / "residency.json").read_text())["goals"]
+    measured = {goal["name"]: goal["value"] for goal in goals}
+    sections = (DOCS / "coming-from.md").read_text().split("\n## ")
+    for title, figures in {
+        "`torch.autograd.graph.save_on_cpu`": {
+            "save_on_cpu / engine at no more peak, 2k tokens": 1,
+            "save_on_cpu / engine at no more peak, 16k tokens": 1,
+        },
+        "FSDP2's `CPUOffloadPolicy`": {
+            "FSDP2 offload / engine at no more peak, 2k tokens": 2,
+            "FSDP2 offload / engine at no more peak, 16k tokens, checkpointing": 2,
+            "FSDP2 offload / engine at no more peak, 16k tokens": 2,
+        },
+    }.items():
+        (section,) = (each for each in sections if each.startswith(title))
+        said = re.findall(r"\d\.\d+(?=\s+times)", section)
+        assert said == [f"{measured[name]:.{places}f}" for name, places in figures.items()]
 
 
 def test_the_index_has_every_document() -> None:

@@ -1,0 +1,89 @@
+"""The commands that documents show: found in Markdown, and given to what parses them, short of running."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIABLES = {"TORCH_UVM", "TORCH_UVM_CONF", "TORCH_UVM_DEVICE", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHON"}
+#: Programs that documents name and that need not be where tests run.
+OTHERS = {"torchrun", "accelerate", "git", "pip", "python", ".venv/bin/python"}
+
+
+def commands(language: str, source: str) -> Iterator[str]:
+    """The commands of a block of shell, or those behind a `$` in what a terminal showed."""
+    lines = re.sub(r"\\\n\s*", "", source).splitlines()
+    if language == "sh":
+        yield from (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    elif language == "":
+        yield from (line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+
+
+class Parsed(Exception):
+    """A command line was understood; what it asks for is not done."""
+
+
+def _parse(arguments: Sequence[str]) -> NoReturn:
+    """Gives a command line to `python -m torch_uvm`'s own parsers, and stops where it would begin to act.
+    What `run` sets is put into force, since it is checked there. For a process that ends afterwards.
+
+    Raises:
+        Parsed: it is understood. SystemExit: it is not.
+    """
+    from torch_uvm import cli
+    from torch_uvm.cli import run
+
+    real: Callable[..., argparse.Namespace] = argparse.ArgumentParser.parse_args
+
+    def parse_args(self: argparse.ArgumentParser, *args: Any, **options: Any) -> argparse.Namespace:
+        found = real(self, *args, **options)
+        if self.prog not in ("python -m torch_uvm", "python -m torch_uvm run"):
+            raise Parsed
+        return found
+
+    def begin(what: str) -> None:
+        raise Parsed
+
+    setattr(argparse.ArgumentParser, "parse_args", parse_args)  # noqa: B010  (mypy forbids the assignment)
+    run._run_script = begin  # type: ignore[assignment]
+    run._run_module = begin  # type: ignore[assignment]
+    status = cli.main(arguments)
+    raise AssertionError(f"it was run, and returned {status}")
+
+
+def check(command: str) -> None:
+    """That a command could be given as it stands. For a process that ends afterwards.
+
+    Raises:
+        AssertionError, ValueError, SystemExit: it could not.
+    """
+    words = shlex.split(command, comments=True)
+    while re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        assert name in VARIABLES, f"{name} is no variable of ours; known: {sorted(VARIABLES)}"
+        if name == "TORCH_UVM_CONF":
+            from torch_uvm import _C
+
+            _C.load_options(value)
+    for word in words:
+        # A path of this repository; a name by itself stands for the reader's own script.
+        assert not (word.endswith(".py") and "/" in word) or (ROOT / word).is_file(), f"there is no {word}"
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        there = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+        targets = {word for word in words[1:] if "=" not in word}
+        assert targets and targets <= there, f"make has no {targets - there or 'first target that is a job'}"
+        return
+    assert words[0] in OTHERS or shutil.which(words[0]), f"there is no {words[0]}"
+    for number, word in enumerate(words[:-1]):
+        if word == "-m" and words[number + 1] == "torch_uvm":
+            try:
+                _parse(words[number + 2 :])
+            except Parsed:
+                return

@@ -1,0 +1,102 @@
+"""The site of the documents (docs/conf.py): built without a warning, with every public name in it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from _spawn import Spawn
+
+import torch_uvm
+
+ROOT = Path(__file__).resolve().parent.parent
+SPHINX = ["-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "docs")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` builds it; a warning fails it."""
+    folder = tmp_path_factory.mktemp("site")
+    Spawn(folder)(args=[*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")])
+    return folder / "html"
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    sources = [ROOT / "README.md", ROOT / "RFC.md", *(ROOT / "docs").glob("**/*.md")]
+    pages = {path.relative_to(ROOT): site / path.relative_to(ROOT).with_suffix(".html") for path in sources}
+    assert len(pages) > 10
+    assert [source for source, page in pages.items() if not page.is_file()] == []
+
+
+def test_who_opens_the_site_is_led_to_its_first_page(site: Path) -> None:
+    linked = re.findall(r'href="([^"]+)"', (site / "index.html").read_text())
+    assert linked and all((site / link).is_file() for link in linked)
+
+
+def test_it_works_offline(site: Path) -> None:
+    loads = r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//'
+    assert [page for page in site.glob("**/*.html") if re.search(loads, page.read_text())] == []
+
+
+def test_links_to_files_that_are_no_pages_are_downloads(site: Path) -> None:
+    page = (site / "docs" / "index.html").read_text()
+    (link,) = re.findall(r'href="([^"]+/caching_managed_allocator\.h)"', page)
+    assert (site / "docs" / link).is_file()
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What a module says is public, or what it defines with no underscore before it."""
+    said: list[str] | None = getattr(module, "__all__", None)
+    if said is not None:
+        return said
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+    ]
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    page = (site / "docs" / "api.html").read_text()
+    there = set(re.findall(r'id="(?:module-)?(torch_uvm[\w.]*)"', page))
+    modules = [importlib.import_module(name) for name in re.findall(r'id="module-(torch_uvm[\w.]*)"', page)]
+    submodules = [
+        importlib.import_module(f"torch_uvm.{each.name}")
+        for each in pkgutil.iter_modules(torch_uvm.__path__)
+        if not each.name.startswith("_") and each.name != "cli"
+    ]
+    modules += [module for module in submodules if hasattr(module, "__all__")]
+    assert torch_uvm in modules and torch_uvm.emulated in modules
+    wanted = {f"{module.__name__}.{name}" for module in modules for name in public_names(module)}
+    assert len(wanted) > 60
+    assert sorted(wanted - there) == []
+
+
+def test_every_public_function_has_a_docstring() -> None:
+    functions = {name: getattr(torch_uvm, name) for name in torch_uvm.__all__}
+    assert [name for name, value in functions.items() if not (value.__doc__ or "").strip()] == []
+
+
+def test_what_is_wrong_in_documents_fails_the_build(tmp_path: Path) -> None:
+    pages = {
+        "docs/index.md": "# Index\n\n[a page](page.md) and [none](nowhere.md)\n",
+        "docs/page.md": "# Page\n\n[an anchor](index.md#nowhere)\n\n"
+        "```{eval-rst}\n.. autofunction:: torch_uvm.no_such_function\n```\n",
+        "docs/forgotten.md": "# Not in the index\n",
+    }
+    for name, text in pages.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    build = [*SPHINX, "-b", "dummy", str(tmp_path / "source"), str(tmp_path / "out")]
+    done = Spawn(tmp_path)(args=build, check=False)
+    assert done.returncode != 0
+    for complaint in ["nowhere.md", "'nowhere'", "no_such_function", "forgotten.md"]:
+        assert complaint in done.stderr, done.stderr
