@@ -5,8 +5,10 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "emulated/backend.h"
 #include "emulated/generator.h"
@@ -16,6 +18,8 @@ namespace torch_uvm::emulated {
 namespace {
 
 using Kind = OperatorInfo::Kind;
+
+constexpr std::size_t kManyRows = 1 << 20; // bytes; below it all rows are touched: to look which costs more
 
 bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
@@ -61,6 +65,70 @@ c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operan
     converted.push_back(element.isTensor() ? std::optional(convert(element.toTensor())) : std::nullopt);
   }
   return converted;
+}
+
+/// The rows that an index of whole numbers names, each once, neighbours together; nothing where one is not there: the
+/// kernel will say so.
+template <class Number>
+std::optional<c10::SmallVector<Touch, 8>> touch_rows(const Touch& all, std::size_t row_bytes, std::size_t stride,
+                                                     std::int64_t rows, std::span<const Number> index) {
+  std::vector<Number> wanted(index.begin(), index.end());
+  std::ranges::sort(wanted);
+  if (!wanted.empty() && (wanted.front() < 0 || wanted.back() >= rows)) {
+    return std::nullopt;
+  }
+  c10::SmallVector<Touch, 8> touches;
+  for (auto row = wanted.begin(); row != wanted.end();) {
+    const Number first = *row;
+    Number last = first;
+    for (; row != wanted.end() && *row <= last + 1; ++row) {
+      last = *row;
+    }
+    const auto* begin = static_cast<const char*>(all.ptr) + static_cast<std::size_t>(first) * stride;
+    touches.push_back({begin, static_cast<std::size_t>(last - first) * stride + row_bytes, all.write});
+  }
+  return touches;
+}
+
+/// A large table of which an operator uses some rows: its access becomes theirs.
+void narrow_to_rows(const OperatorInfo& info, const torch::jit::Stack& stack, Stream stream,
+                    c10::SmallVectorImpl<Touch>& accesses) {
+  const auto argument = [&](std::size_t i) -> const c10::IValue& {
+    return stack[stack.size() - info.arguments.size() + i];
+  };
+  const OperatorInfo::Rows& rows = *info.rows;
+  if (!argument(rows.tensor).isTensor() || !argument(rows.index).isTensor()) {
+    return;
+  }
+  const at::Tensor& table = argument(rows.tensor).toTensor();
+  const at::Tensor& index = argument(rows.index).toTensor();
+  const bool of_rows = !rows.dim || (argument(*rows.dim).isInt() &&
+                                     (argument(*rows.dim).toInt() == 0 || argument(*rows.dim).toInt() == -table.dim()));
+  if (!of_rows || !table.defined() || !index.defined() || table.dim() == 0 || !index.is_contiguous()) {
+    return;
+  }
+  const Touch all = access_of(table, info.arguments[rows.tensor].written);
+  auto* const access =
+      std::ranges::find_if(accesses, [&](const Touch& one) { return one.ptr == all.ptr && one.bytes == all.bytes; });
+  if (all.bytes <= kManyRows || access == accesses.end()) {
+    return;
+  }
+  runtime().wait_in_kernel(stream); // the index may be a copy's result
+  const std::size_t stride = static_cast<std::size_t>(table.stride(0)) * table.itemsize();
+  const std::size_t row_bytes = all.bytes - static_cast<std::size_t>(table.size(0) - 1) * stride;
+  const auto count = static_cast<std::size_t>(index.numel());
+  std::optional<c10::SmallVector<Touch, 8>> touches;
+  if (index.scalar_type() == c10::ScalarType::Long) {
+    touches =
+        touch_rows<std::int64_t>(all, row_bytes, stride, table.size(0), {index.const_data_ptr<std::int64_t>(), count});
+  } else if (index.scalar_type() == c10::ScalarType::Int) {
+    touches =
+        touch_rows<std::int32_t>(all, row_bytes, stride, table.size(0), {index.const_data_ptr<std::int32_t>(), count});
+  }
+  if (touches) {
+    accesses.erase(access);
+    accesses.append(touches->begin(), touches->end());
+  }
 }
 
 } // namespace
@@ -161,6 +229,9 @@ void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack
   arguments_to_cpu(info, device, stack, operands, accesses);
   if (!info.is_view) {
     check_not_forked();
+    if (info.rows) {
+      narrow_to_rows(info, *stack, stream, accesses);
+    }
     runtime().begin_kernel(stream, std::span<const Touch>(accesses.data(), accesses.size()));
   }
   {

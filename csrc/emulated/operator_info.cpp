@@ -55,6 +55,19 @@ bool may_be_cpu(std::string_view op, std::string_view argument) {
   return found != accepted.end() && found->second.contains(argument);
 }
 
+// On the CPU an embedding is an index_select. What takes all rows besides those of its index is not here.
+std::optional<OperatorInfo::Rows> rows_of(const c10::OperatorName& name) {
+  static const std::unordered_map<std::string_view, OperatorInfo::Rows> known = {
+      {"aten::index_select", {0, 2, 1}},
+      {"aten::index_add_", {0, 2, 1}},
+      {"aten::index_copy_", {0, 2, 1}},
+      {"aten::_embedding_bag", {0, 1, std::nullopt}},
+      {"aten::_embedding_bag_forward_only", {0, 1, std::nullopt}},
+  };
+  const auto found = known.find(name.name);
+  return found == known.end() ? std::nullopt : std::optional(found->second);
+}
+
 OperatorInfo read(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   OperatorInfo info(schema.operator_name());
@@ -80,6 +93,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
   if (schema.name() == "aten::_pack_padded_sequence") {
     info.cpu_returns = 1u << 1; // batch_sizes
   }
+  info.rows = rows_of(info.name);
   return info;
 }
 
