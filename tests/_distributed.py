@@ -1,4 +1,4 @@
-"""What two ranks do, on any accelerator: `python _distributed.py CASE DEVICE STORE` starts both.
+"""What a rank of two does, on any accelerator: `python _two_ranks.py CASE,... DEVICE FOLDER` starts both.
 
 On `emu` the groups talk through gloo, and a case compares with the CPU; on CUDA through NCCL, and it
 compares with native memory, that is with torch_uvm off. Each rank has its own device, limit and budget.
@@ -9,23 +9,25 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _collectives import COLLECTIVES, compare
 from torch import nn
+from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_uvm
@@ -37,7 +39,7 @@ LIMIT = 256 * MIB  # of each rank
 WIDTH, LAYERS = 768, 6  # a layer has 2.25 MiB
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rank:
     rank: int
     device: torch.device
@@ -45,7 +47,9 @@ class Rank:
     folder: Path
 
     @contextlib.contextmanager
-    def budget(self, budget: int, optimizer: str = "in_place") -> Iterator[dict[str, Any]]:
+    def budget(
+        self, budget: int, optimizer: str = "in_place", *, moves: bool = True
+    ) -> Iterator[dict[str, Any]]:
         """Managed memory within `budget`, too little for all at once; the figures afterwards."""
         figures: dict[str, Any] = {}
         gc.collect()
@@ -63,7 +67,7 @@ class Rank:
             torch_uvm.set_budget(None)
             torch_uvm.enable(budget=None, optimizer="in_place")
             torch_uvm.disable()
-        for what in ("fetched", "written_back"):
+        for what in ("fetched", "written_back") if moves else ():
             assert figures[what]["bytes"] > 0, what
         assert figures["failures"] == 0
         if figures["over_budget"] == 0:
@@ -72,6 +76,7 @@ class Rank:
 
 Losses = list[float]
 Contents = dict[str, torch.Tensor]
+Train = Callable[[int, torch.device], tuple[Losses, Contents]]
 
 
 def network() -> nn.Sequential:
@@ -119,10 +124,12 @@ def assert_equal(found: tuple[Losses, Contents], wanted: tuple[Losses, Contents]
         assert torch.equal(found[1][name], value), name
 
 
-def plain_twice(train: Callable[[], tuple[Losses, Contents]]) -> tuple[Losses, Contents]:
-    """Of two runs that have to be equal, so that equality with a third says something."""
-    first = train()
-    assert_equal(train(), first)
+@cache
+def plain(train: Train, rank: Rank) -> tuple[Losses, Contents]:
+    """Without torch_uvm. On a GPU two runs have to be equal, so that equality with a third says something."""
+    first = train(rank.rank, rank.plain)
+    if rank.plain.type != "cpu":
+        assert_equal(train(rank.rank, rank.plain), first)
     return first
 
 
@@ -144,18 +151,16 @@ def data_parallel(
 
 def ddp(rank: Rank) -> None:
     for views in (False, True):
-        train = partial(data_parallel, rank.rank, gradient_as_bucket_view=views)
-        wanted = plain_twice(partial(train, rank.plain))
+        train = partial(data_parallel, gradient_as_bucket_view=views)
         with rank.budget(32 * MIB):  # parameters, gradients and moments have 54, buckets 14
-            found = train(rank.device)
-        assert_equal(found, wanted)
+            found = train(rank.rank, rank.device)
+        assert_equal(found, plain(train, rank))
 
 
 def ddp_deferred(rank: Rank) -> None:
-    wanted = plain_twice(lambda: data_parallel(rank.rank, rank.plain))
     with rank.budget(32 * MIB, "deferred"):
         found = data_parallel(rank.rank, rank.device, deferred=True)
-    assert_equal(found, wanted)
+    assert_equal(found, plain(data_parallel, rank))
 
 
 # --- FSDP2
@@ -179,18 +184,16 @@ SHARDS = 20 * MIB  # of shards, their gradients and moments there are 27
 
 
 def fsdp(rank: Rank) -> None:
-    wanted = plain_twice(lambda: fully_sharded(rank.rank, rank.plain))
     with rank.budget(SHARDS):
         found = fully_sharded(rank.rank, rank.device)
-    assert_equal(found, wanted)
+    assert_equal(found, plain(fully_sharded, rank))
 
 
 def fsdp_deferred(rank: Rank) -> None:
     """Its parameters are DTensors, of which no step is deferred: that changes nothing."""
-    wanted = plain_twice(lambda: fully_sharded(rank.rank, rank.plain))
     with rank.budget(SHARDS, "deferred"):
         found = fully_sharded(rank.rank, rank.device)
-    assert_equal(found, wanted)
+    assert_equal(found, plain(fully_sharded, rank))
 
 
 PARTS = ("model_state_dict", "optim_state_dict")
@@ -198,7 +201,6 @@ PARTS = ("model_state_dict", "optim_state_dict")
 
 def fsdp_checkpoint(rank: Rank) -> None:
     """Written by both ranks after two steps, and read into a new model, which goes on as the old one."""
-    wanted = plain_twice(lambda: fully_sharded(rank.rank, rank.plain))
     with rank.budget(SHARDS):
         model, optimizer = sharded(rank.device)
         losses = steps(model, optimizer, rank.rank, rank.device, range(2))
@@ -216,43 +218,154 @@ def fsdp_checkpoint(rank: Rank) -> None:
         del read
         losses += steps(model, optimizer, rank.rank, rank.device, range(2, 4))
         found = losses, contents(model, optimizer)
-    assert_equal(found, wanted)
+    assert_equal(found, plain(fully_sharded, rank))
+
+
+# --- collectives
+
+
+def collectives(rank: Rank) -> None:
+    """Each against the CPU's, plain and managed; the first line that fails says which."""
+    for managed in (False, True):
+        with torch_uvm.enabled() if managed else torch_uvm.disabled():
+            for name in COLLECTIVES:
+                assert compare(name, rank.rank, rank.device) == "equal", name
+
+
+def backends(rank: Rank) -> None:
+    """However the group was made, it serves the accelerator and the CPU."""
+    kind = rank.device.type
+    store = FileStore(str(rank.folder / "backends"), RANKS)
+    for number, backend in enumerate((None, "gloo", f"{kind}:gloo", f"cpu:gloo,{kind}:gloo")):
+        dist.destroy_process_group()
+        of_this = PrefixStore(f"{number}", store)
+        dist.init_process_group(backend, store=of_this, rank=rank.rank, world_size=RANKS, timeout=PATIENCE)
+        for device in (rank.device, torch.device("cpu")):
+            x = torch.full((4,), rank.rank + 1.0, device=device)
+            dist.all_reduce(x)
+            assert x.tolist() == [3.0] * 4 and x.device == device
+
+
+def filled(value: float, rank: Rank) -> torch.Tensor:
+    return torch.full((MIB // 4,), value, device=rank.device)  # 1 MiB
+
+
+def push_out(rank: Rank) -> None:
+    """Uses so much memory that whatever may leave a device with a budget of 8 MiB leaves it."""
+    others = [filled(1.0, rank) for _ in range(10)]
+    for other in others:
+        other.add_(1)
+
+
+def written(rank: Rank) -> None:
+    """What a collective has written is not what the host has a copy of, though no schema says so."""
+
+    def kept(tensors: list[torch.Tensor], call: Callable[[], object], values: list[float]) -> None:
+        push_out(rank)
+        for each in tensors:
+            each.sum().item()  # from here on the host and the device have it
+        call()
+        push_out(rank)
+        assert [each.mean().item() for each in tensors] == values
+
+    with rank.budget(8 * MIB):
+        x = filled(rank.rank + 1.0, rank)
+        kept([x], lambda: dist.all_reduce(x), [3.0])
+        parts = [filled(-1.0, rank), filled(-1.0, rank)]
+        kept(parts, lambda: dist.all_gather(parts, x), [3.0, 3.0])
+        x.fill_(rank.rank + 1.0)
+        kept([x], lambda: dist.broadcast(x, src=1), [2.0])
+
+
+def under_way(rank: Rank) -> None:
+    """A collective's tensors stay where they are until it is done, and stay alive."""
+    store = dist.distributed_c10d._get_default_store()
+    with rank.budget(8 * MIB, moves=False):
+        x, y = filled(rank.rank + 1.0, rank), filled(rank.rank + 1.0, rank)
+        if rank.rank == 1:
+            store.wait(["rank 0 has made others take all memory"])
+        works = [dist.all_reduce(each, async_op=True) for each in (x, y)]
+        if rank.rank == 0:
+            del y
+            push_out(rank)
+            assert torch_uvm.emulated.residency(x) == {rank.device: x.nbytes}
+            assert not any(work is None or work.is_completed() for work in works)
+            store.set("rank 0 has made others take all memory", "")
+        for work in works:
+            assert work is not None
+            work.wait()
+        assert x.mean().item() == 3.0
+        if rank.rank == 1:
+            assert y.mean().item() == 3.0
+
+
+def larger_than_the_budget(rank: Rank) -> None:
+    with rank.budget(2 * MIB, moves=False) as figures:
+        x = torch.full((MIB,), rank.rank + 1.0, device=rank.device)
+        dist.all_reduce(x)
+        whole = torch.zeros(2 * MIB, device=rank.device)
+        dist.all_gather_into_tensor(whole, x)
+        assert x.mean().item() == 3.0 and whole.mean().item() == 3.0
+    assert figures["over_budget"] > 0
+
+
+def lost(rank: Rank) -> None:
+    """Waiting ends: with the time given, and when the other rank has gone. The last case of a group."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank.rank == 1:
+        store.wait(["rank 0 has waited"])
+        os._exit(0)
+    x = filled(1.0, rank)
+    group_work = dist.all_reduce(x, async_op=True)
+    assert group_work is not None
+    try:
+        group_work.wait(datetime.timedelta(seconds=1))
+    except RuntimeError as error:
+        assert "imed out" in str(error), error
+    else:
+        raise AssertionError("nobody answered, and it was done")
+    store.set("rank 0 has waited", "")
+    try:
+        dist.all_reduce(x)
+    except RuntimeError:
+        print("done lost", flush=True)
+        os._exit(0)  # there is nobody to take leave of
+    raise AssertionError("the other rank had gone, and it was done")
 
 
 CASES: dict[str, Callable[[Rank], None]] = {
-    case.__name__: case for case in (ddp, ddp_deferred, fsdp, fsdp_deferred, fsdp_checkpoint)
-}
+    case.__name__: case
+    for case in (
+        ddp, ddp_deferred, fsdp, fsdp_deferred, fsdp_checkpoint,
+        collectives, backends, written, under_way, larger_than_the_budget, lost,
+    )
+}  # fmt: skip
 
 
-def work(number: int, names: str, kind: str, store: str) -> None:
-    torch.set_num_threads(1)
+def main(number: int, names: list[str], kind: str, folder: Path) -> None:
     assert torch_uvm._C.get_limit() == LIMIT, "set in the environment, before anything could be allocated"
+    torch.set_num_threads(1)
     if kind == "cuda":
-        device = plain = torch.device(kind, number)
+        device = native = torch.device(kind, number)
     else:
-        device, plain = torch.device(kind, 0), torch.device("cpu")
+        device, native = torch.device(kind, 0), torch.device("cpu")
     torch.accelerator.set_device_index(device.index)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if kind == "cuda" else None,
-        init_method=f"file://{store}",
+        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+        init_method=f"file://{folder / 'store'}",
         rank=number,
         world_size=RANKS,
         timeout=PATIENCE,
     )
-    try:
-        for name in names.split(","):
-            CASES[name](Rank(number, device, plain, Path(store).parent))
-            gc.collect()
-            dist.barrier()
-            if number == 0:
-                print("done", name, flush=True)
-    finally:
-        dist.destroy_process_group()
-
-
-def main(names: str, kind: str, store: str) -> None:
-    spawn(work, args=(names, kind, store), nprocs=RANKS)
+    rank = Rank(number, device, native, folder)
+    for name in names:
+        CASES[name](rank)
+        gc.collect()
+        dist.barrier()
+        if number == 0:
+            print("done", name, flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], Path(sys.argv[4]))

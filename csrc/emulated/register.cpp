@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "emulated/backend.h"
+#include "emulated/collectives.h"
 #include "emulated/fallback.h"
 #include "emulated/guard.h"
 #include "emulated/hooks.h"
@@ -91,6 +92,7 @@ void register_accelerator() {
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
     register_kernels();
+    register_collectives();
     registered.store(true);
   });
 }

@@ -1,0 +1,198 @@
+// Every operator of c10d is run by its CPU kernel, which calls the group's backend for the CPU, on CPU tensors that
+// have the bytes of the accelerator's. That is one boxed kernel for all of them, whatever a version of torch names them
+// or adds. The other ways were a subclass of c10d::Backend, whose virtual functions come and go with versions, and one
+// in Python, whose trampoline lacks half of them.
+//
+// A collective goes on after its operator has returned. What it uses stays alive by the CPU tensors, which gloo keeps,
+// and stays where it is, because the residency engine knows operators of c10d (Record::collective).
+#include "emulated/collectives.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue_inl.h>
+#include <c10/core/DispatchKeySet.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "emulated/backend.h"
+#include "emulated/fallback.h"
+#include "emulated/operands.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+bool is_ours(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDeviceType;
+}
+
+/// CPU tensors of a collective, each with the accelerator's tensor on whose bytes it is.
+using Pairs = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+/// The value with each tensor in it, in lists and lists of lists too, replaced.
+template <class Replace>
+c10::IValue replaced(const c10::IValue& value, const Replace& replace) {
+  if (value.isTensor()) {
+    return replace(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> made;
+    for (const c10::IValue& element : value.toListRef()) {
+      made.push_back(replace(element.toTensor()));
+    }
+    return made;
+  }
+  if (value.isList()) {
+    c10::List<c10::IValue> elements = value.toList();
+    c10::impl::GenericList made(elements.elementType());
+    for (const c10::IValue& element : value.toListRef()) {
+      made.push_back(replaced(element, replace));
+    }
+    return made;
+  }
+  return value;
+}
+
+at::Tensor original_of(const Pairs& pairs, const at::Tensor& cpu) {
+  for (const auto& [alias, original] : pairs) {
+    if (alias.is_same(cpu)) {
+      return original;
+    }
+  }
+  return cpu;
+}
+
+/// gloo's work, with the accelerator's tensors where it gives results: DistributedDataParallel and its hooks go on
+/// with those.
+class DeviceWork final : public c10d::Work {
+ public:
+  DeviceWork(c10::intrusive_ptr<c10d::Work> work, Pairs pairs) : work_(std::move(work)), pairs_(std::move(pairs)) {}
+
+  bool isCompleted() override {
+    return work_->isCompleted();
+  }
+  bool isSuccess() const override {
+    return work_->isSuccess();
+  }
+  std::exception_ptr exception() const override {
+    return work_->exception();
+  }
+  int sourceRank() const override {
+    return work_->sourceRank();
+  }
+  std::vector<at::Tensor> result() override {
+    std::vector<at::Tensor> results = work_->result();
+    for (at::Tensor& result : results) {
+      result = original_of(pairs_, result);
+    }
+    return results;
+  }
+  void synchronize() override {
+    work_->synchronize();
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    return work_->wait(timeout);
+  }
+  void abort() override {
+    work_->abort();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const c10::intrusive_ptr<c10::ivalue::Future> future = work_->getFuture();
+    return future->then(
+        [pairs = pairs_](c10::ivalue::Future& done) {
+          return replaced(done.value(), [&](const at::Tensor& cpu) { return original_of(pairs, cpu); });
+        },
+        future->elementType());
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    return work_->getFutureResult();
+  }
+  float getDuration() const override {
+    return work_->getDuration();
+  }
+  std::uint64_t getSequencenumber() const override {
+    return work_->getSequencenumber();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  Pairs pairs_;
+};
+
+void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::size_t arguments = op.schema().arguments().size();
+  int device = -1;
+  for (std::size_t i = stack->size() - arguments; i < stack->size(); ++i) {
+    replaced((*stack)[i], [&](const at::Tensor& tensor) {
+      if (is_ours(tensor)) {
+        TORCH_CHECK(device < 0 || device == tensor.device().index(), op.schema().name(),
+                    " takes tensors of one device, ", "and found them on emu:", device, " and ", tensor.device());
+        device = tensor.device().index();
+      } else {
+        TORCH_CHECK(!tensor.defined(), op.schema().name(), " takes tensors of one device, and found one on ",
+                    tensor.device(), " beside those on emu");
+      }
+      return tensor;
+    });
+  }
+  check_not_forked();
+
+  Operands operands(device);
+  Pairs pairs;
+  c10::SmallVector<Touch, 8> accesses;
+  for (std::size_t i = stack->size() - arguments; i < stack->size(); ++i) {
+    (*stack)[i] = replaced((*stack)[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) {
+        return tensor;
+      }
+      // Schemas of c10d do not say what is written.
+      at::Tensor cpu = operands.to_cpu(tensor, /*written=*/true);
+      accesses.push_back(access_of(tensor, /*write=*/true));
+      pairs.emplace_back(cpu, tensor);
+      return cpu;
+    });
+  }
+  // Waits for what is queued on the stream: gloo's threads read the bytes at once, and know of no stream.
+  runtime().begin_kernel(current_stream(device), std::span<const Touch>(accesses.data(), accesses.size()));
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  for (std::size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    if (value.isObject()) {
+      if (auto work = value.toCustomClass<c10d::Work>()) {
+        value = c10::IValue(c10::static_intrusive_pointer_cast<c10d::Work>(
+            c10::make_intrusive<DeviceWork>(std::move(work), std::move(pairs))));
+      }
+    } else {
+      value = replaced(value, [&](const at::Tensor& cpu) { return operands.to_device(cpu); });
+    }
+  }
+}
+
+/// PyTorch warns whoever takes the place of a kernel, once in a process. Here that is meant.
+class NoWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+} // namespace
+
+void register_collectives() {
+  NoWarnings none;
+  const c10::WarningUtils::WarningHandlerGuard guard(&none);
+  auto& library = *new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.starts_with("c10d::") && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+    }
+  }
+}
+
+} // namespace torch_uvm::emulated
