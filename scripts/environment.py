@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)  # of the pinned packages; torch_uvm itself runs on 3.10
 OLDEST_TORCH = (2, 11)
-BESIDE_TORCH = ["build", "demo", "test", "docs", "lint"]  # requirements/*.txt
+BESIDE_TORCH = ["build", "demo", "examples", "test", "docs", "lint"]  # requirements/*.txt
 
 
 def torch_version() -> str | None:
@@ -106,6 +106,7 @@ def install() -> None:
             print(f"  {requirement:24} {size}")
     sys.stdout.flush()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    command.append("--no-compile")  # of what comes along little is imported, which is compiled then
     for name in names:
         command += ["-r", str(ROOT / "requirements" / f"{name}.txt")]
     sys.exit(subprocess.run(command, check=False).returncode)

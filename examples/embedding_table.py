@@ -1,0 +1,358 @@
+"""An embedding table that is larger than its device's budget, of which each step uses some rows.
+
+    python examples/embedding_table.py                                      # on the emulated accelerator
+    TORCH_UVM_CONF=limit:4GiB python examples/embedding_table.py --json f   # on a GPU: a table of 512 MiB
+
+One step looks some rows up, computes a loss of them, and changes the same rows: sparse SGD, written as an
+`index_add_` on a table that needs no gradient, so that there is none of the table's size. Five ways to have
+the table are compared, on rows that are everywhere in it and other ones in each step, as a Zipf distribution
+draws them, and on rows that lie together and come again. What to use when:
+
+- **A budget, and nothing else** (`torch_uvm.enable(budget=...)`): the engine keeps a table that does not fit
+  on the host and uses it in place: rows cross the link, each once a use. The choice for rows that differ.
+- **Advice, without a budget**: `advise(table, preferred_location="cpu", accessed_by=device)` does the same by
+  the driver: nothing migrates, nothing faults. For programs whose other tensors fit as they are.
+- **Page faults** (no budget, no advice): each row brings its whole page, slowly. Better where the same few
+  pages are used all the time: they stay on the device. So sort a table by frequency, or make a tensor of its
+  own of the rows that are used all the time, and let the budget keep it.
+- **Prefetches of the rows' pages**: a call for each run of pages, so for rows that lie together, and fit. Of
+  rows that are everywhere one in some hundred needs almost every page, be it faulted or prefetched.
+- **The whole table copied, part by part**: no managed memory needed, and worth it only where a step uses most
+  rows several times.
+
+The emulator's bytes are counted and its times modelled: rows in place cost their bytes, where a real link
+also has a price for each small read. On a GPU times are measured; there the table would fit, so that before
+each step that uses other rows it is put back on the host: a stand-in for a device that is full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from demo import format_bytes, format_table
+from torch import Tensor
+
+import torch_uvm
+
+MIB = 1 << 20
+PAGE = 64 << 10  # what moves at once
+RATE = -0.1
+LINK = (
+    "bytes_to_device",
+    "bytes_to_host",
+    "bytes_copied_to_device",
+    "bytes_copied_to_host",
+    "bytes_in_place",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Which rows the steps use."""
+
+    name: str
+    fraction: float  # of all rows, in each step
+    again: bool  # the same rows in each step, next to each other
+
+    def batches(self, rows: int, count: int, device: torch.device) -> list[Batch]:
+        wanted = max(1, int(self.fraction * rows))
+        if self.again:
+            return [Batch.of(torch.arange(wanted), device)] * count
+        generator = torch.Generator().manual_seed(wanted)
+        # As a data loader leaves them: no row twice. What is frequent lies anywhere.
+        weights = 1 / torch.arange(1, rows + 1)[torch.randperm(rows, generator=generator)]
+        return [
+            Batch.of(torch.multinomial(weights, wanted, generator=generator).sort().values, device)
+            for _ in range(count)
+        ]
+
+
+CASES = [
+    Case("0.1 % anywhere", 0.001, again=False),
+    Case("1 % anywhere", 0.01, again=False),
+    Case("10 % anywhere", 0.1, again=False),
+    Case("1 % again", 0.01, again=True),
+]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Numbers of rows, in order: (rows,), on both sides."""
+
+    here: Tensor
+    there: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, device: torch.device) -> Batch:
+        return Batch(rows, rows.to(device))
+
+
+class Way(Protocol):
+    """A way to have a table, (rows, width)."""
+
+    def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None: ...
+    def look_up(self, batch: Batch) -> Tensor: ...
+    def add(self, batch: Batch, change: Tensor) -> None: ...
+    def put_back(self) -> None:
+        """To the host, if pages of it are on the device."""
+
+    def contents(self) -> Tensor:
+        """A copy on the CPU."""
+
+
+class OneTensor:
+    """The table on the device, whatever that means for its bytes."""
+
+    table: Tensor
+
+    def look_up(self, batch: Batch) -> Tensor:
+        return F.embedding(batch.there, self.table)
+
+    def add(self, batch: Batch, change: Tensor) -> None:
+        self.table.index_add_(0, batch.there, change, alpha=RATE)
+        torch_uvm.step()  # what an optimizer of PyTorch's would say
+
+    def put_back(self) -> None:
+        pass
+
+    def contents(self) -> Tensor:
+        return self.table.cpu()
+
+
+class Engine(OneTensor):
+    def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
+        torch_uvm.enable(budget=budget)
+        self.table = initial.to(device)
+
+
+class Advice(OneTensor):
+    def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
+        torch_uvm.enable(budget=None)
+        self.table = torch_uvm.empty(*initial.shape, device=device)
+        torch_uvm.advise(self.table, preferred_location="cpu", accessed_by=device)
+        torch_uvm.to(self.table, "cpu").copy_(initial)
+        torch_uvm.prefetch(self.table, "cpu")
+
+
+class Faults(OneTensor):
+    def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
+        torch_uvm.enable(budget=None)
+        self.table = torch_uvm.empty(*initial.shape, device=device)
+        torch_uvm.to(self.table, "cpu").copy_(initial)
+        self.put_back()
+
+    def put_back(self) -> None:
+        torch_uvm.prefetch(self.table, "cpu")
+
+
+class Prefetches(Faults):
+    def look_up(self, batch: Batch) -> Tensor:
+        a_page = PAGE // (self.table.shape[1] * self.table.itemsize)
+        pages = torch.unique_consecutive(batch.here // a_page)
+        ends = (pages.diff() != 1).nonzero().flatten() + 1
+        runs = [run for run in torch.tensor_split(pages, ends.tolist()) if len(run)]
+        torch_uvm.prefetch([self.table[int(run[0]) * a_page : (int(run[-1]) + 1) * a_page] for run in runs])
+        return super().look_up(batch)
+
+
+class Copies:
+    """The table in ordinary pinned memory; an eighth of it is on the device at a time."""
+
+    def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
+        torch_uvm.enable(budget=None)
+        self.device = device
+        self.parts = initial.clone().pin_memory().split(len(initial) // 8)
+
+    def wanted(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, slice]]:
+        """Of each part: the part, which of its rows, and where these are in the batch."""
+        first = 0
+        for part in self.parts:
+            begin, end = torch.searchsorted(batch.here, torch.tensor([first, first + len(part)])).tolist()
+            yield part, batch.there[begin:end] - first, slice(begin, end)
+            first += len(part)
+
+    def look_up(self, batch: Batch) -> Tensor:
+        found = [
+            F.embedding(rows, part.to(self.device, non_blocking=True)) for part, rows, _ in self.wanted(batch)
+        ]
+        return torch.cat(found)
+
+    def add(self, batch: Batch, change: Tensor) -> None:
+        for part, rows, where in self.wanted(batch):
+            there = part.to(self.device, non_blocking=True)
+            part.copy_(there.index_add_(0, rows, change[where], alpha=RATE), non_blocking=True)
+        torch.accelerator.synchronize()  # the host's side is read again, by the next step's copies or anyone
+
+    def put_back(self) -> None:
+        pass
+
+    def contents(self) -> Tensor:
+        return torch.cat(self.parts)
+
+
+WAYS: dict[str, type[Way]] = {
+    "in place, by the engine": Engine,
+    "in place, by advice": Advice,
+    "page faults": Faults,
+    "the rows' pages prefetched": Prefetches,
+    "the whole table copied": Copies,
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a step: measured on a GPU, modelled on the emulator, where bytes are counted, too."""
+
+    milliseconds: float
+    link_bytes: float | None
+
+
+def crossed(device: torch.device) -> int | None:
+    """Bytes that have crossed the link; a GPU does not tell."""
+    if device.type != "emu":
+        return None
+    counted = torch_uvm.emulated.counters()
+    return sum(counted[name] for name in LINK)
+
+
+def clock(device: torch.device) -> float:
+    """Milliseconds, once all that was queued is done."""
+    torch.accelerator.synchronize()
+    return torch_uvm.emulated.time_us() / 1e3 if device.type == "emu" else time.perf_counter() * 1e3
+
+
+def step(table: Way, batch: Batch, direction: Tensor) -> Tensor:
+    rows = table.look_up(batch).requires_grad_()  # (rows of the batch, width)
+    loss = (rows * direction).sum(1).sub(1).square().mean()
+    loss.backward()
+    assert rows.grad is not None
+    table.add(batch, rows.grad)
+    return loss.detach()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    costs: dict[str, Cost]  # by the case's name
+    losses: list[float]
+    contents: Tensor
+
+
+def run(way: type[Way], initial: Tensor, device: torch.device, budget: int, steps: int) -> Outcome:
+    """Trains on all cases, one after the other; of each the first step is not counted."""
+    table = way(initial, device, budget)
+    direction = torch.linspace(-1, 1, initial.shape[1]).to(device)
+    costs, losses = {}, []
+    for case in CASES:
+        times: list[float] = []
+        before = crossed(device)
+        for number, batch in enumerate(case.batches(len(initial), steps + 1, device)):
+            if device.type != "emu" and not case.again:
+                table.put_back()
+            begin = clock(device)
+            loss = step(table, batch, direction)
+            times.append(clock(device) - begin)
+            losses.append(loss.item())
+            if number == 0:
+                before = crossed(device)
+        after = crossed(device)
+        moved = None if before is None or after is None else (after - before) / steps
+        costs[case.name] = Cost(statistics.median(times[1:]), moved)
+    contents = table.contents()
+    return Outcome(costs, losses, contents)
+
+
+def check_equal(outcomes: dict[str, Outcome]) -> None:
+    """Raises AssertionError unless all ways have trained alike, to the last bit."""
+    (first, expected), *others = outcomes.items()
+    for name, outcome in others:
+        if outcome.losses != expected.losses or not torch.equal(outcome.contents, expected.contents):
+            raise AssertionError(f"{name} differs from {first}: {outcome.losses} and {expected.losses}")
+
+
+def tabulate(
+    outcomes: dict[str, Outcome], figure: Callable[[Cost], float], unit: Callable[[float], str]
+) -> str:
+    """A row for each way, a column for each case; the last row names the least."""
+    columns = {}
+    for case in CASES:
+        figures = {name: figure(outcome.costs[case.name]) for name, outcome in outcomes.items()}
+        least = min(figures, key=lambda name: figures[name])
+        columns[case.name] = {name: unit(value) for name, value in figures.items()} | {"the least": least}
+    return format_table(columns)
+
+
+def at_least(least: int, text: str) -> int:
+    number = int(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{number}; accepted: at least {least}")
+    return number
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--size", type=partial(at_least, 8), metavar="MIB", help="of the table; 64, on a GPU 512"
+    )
+    parser.add_argument("--width", type=partial(at_least, 1), default=64, help="floats a row: %(default)s")
+    parser.add_argument("--steps", type=partial(at_least, 1), default=5, help="of each case: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        sys.exit("there is no accelerator, and torch_uvm registered none")
+    size = (options.size or (64 if device.type == "emu" else 512)) * MIB
+    torch_uvm.set_limit(4 * size if device.type == "emu" else min(4 * size, 2 << 30))
+    if device.type == "emu":
+        torch_uvm.emulated.configure(memory=size // 2)
+    budget = size * 7 // 16
+    rows = size // (4 * options.width)
+    initial = torch.randn(rows, options.width, generator=torch.Generator().manual_seed(0))
+    print(f"A table of {format_bytes(initial.nbytes)}, {rows:,} rows, on {device}", end="; ")
+    print(f"a budget of {format_bytes(budget)} where there is one.\n", flush=True)
+
+    outcomes = {}
+    for name, way in WAYS.items():
+        outcomes[name] = run(way, initial, device, budget, options.steps)
+        torch_uvm.empty_cache()
+    check_equal(outcomes)
+    kind = "modelled" if device.type == "emu" else "measured"
+    print(f"Time of a step, {kind}:")
+    print(tabulate(outcomes, lambda cost: cost.milliseconds, lambda ms: f"{ms:.2f} ms"))
+    if device.type == "emu":
+        print("\nBytes across the link in a step, both ways, counted:")
+        print(tabulate(outcomes, lambda cost: cost.link_bytes or 0, lambda count: format_bytes(round(count))))
+    print("\nAll ways gave the same losses and the same table, to the last bit.")
+    if options.json:
+        figures = {
+            "device": str(device),
+            "table_bytes": initial.nbytes,
+            "row_bytes": 4 * options.width,
+            "budget": budget,
+            "times": kind,
+            "steps": {
+                name: {case: vars(cost) for case, cost in outcome.costs.items()}
+                for name, outcome in outcomes.items()
+            },
+        }
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
