@@ -65,17 +65,14 @@ class Case:
     fraction: float  # of all rows, in each step
     again: bool  # the same rows in each step, next to each other
 
-    def batches(self, rows: int, count: int, device: torch.device) -> list[Batch]:
+    def draw(self, rows: int, steps: int) -> list[Tensor]:
+        """For each step numbers of rows, in order and none twice: as a data loader leaves them."""
         wanted = max(1, int(self.fraction * rows))
         if self.again:
-            return [Batch.of(torch.arange(wanted), device)] * count
+            return [torch.arange(wanted)] * steps
         generator = torch.Generator().manual_seed(wanted)
-        # As a data loader leaves them: no row twice. What is frequent lies anywhere.
         weights = 1 / torch.arange(1, rows + 1)[torch.randperm(rows, generator=generator)]
-        return [
-            Batch.of(torch.multinomial(weights, wanted, generator=generator).sort().values, device)
-            for _ in range(count)
-        ]
+        return [torch.multinomial(weights, wanted, generator=generator).sort().values for _ in range(steps)]
 
 
 CASES = [
@@ -88,14 +85,10 @@ CASES = [
 
 @dataclass(frozen=True)
 class Batch:
-    """Numbers of rows, in order: (rows,), on both sides."""
+    """Numbers of rows, (rows of the batch,), on the CPU and on the device."""
 
     here: Tensor
     there: Tensor
-
-    @staticmethod
-    def of(rows: Tensor, device: torch.device) -> Batch:
-        return Batch(rows, rows.to(device))
 
 
 class Way(Protocol):
@@ -248,15 +241,17 @@ class Outcome:
     contents: Tensor
 
 
-def run(way: type[Way], initial: Tensor, device: torch.device, budget: int, steps: int) -> Outcome:
+def run(
+    way: type[Way], initial: Tensor, drawn: dict[Case, list[Tensor]], device: torch.device, budget: int
+) -> Outcome:
     """Trains on all cases, one after the other; of each the first step is not counted."""
     table = way(initial, device, budget)
     direction = torch.linspace(-1, 1, initial.shape[1]).to(device)
     costs, losses = {}, []
-    for case in CASES:
+    for case, batches in drawn.items():
         times: list[float] = []
         before = crossed(device)
-        for number, batch in enumerate(case.batches(len(initial), steps + 1, device)):
+        for number, batch in enumerate([Batch(rows, rows.to(device)) for rows in batches]):
             if device.type != "emu" and not case.again:
                 table.put_back()
             begin = clock(device)
@@ -266,7 +261,7 @@ def run(way: type[Way], initial: Tensor, device: torch.device, budget: int, step
             if number == 0:
                 before = crossed(device)
         after = crossed(device)
-        moved = None if before is None or after is None else (after - before) / steps
+        moved = None if before is None or after is None else (after - before) / (len(batches) - 1)
         costs[case.name] = Cost(statistics.median(times[1:]), moved)
     contents = table.contents()
     return Outcome(costs, losses, contents)
@@ -327,9 +322,10 @@ def main() -> None:
     print(f"A table of {format_bytes(initial.nbytes)}, {rows:,} rows, on {device}", end="; ")
     print(f"a budget of {format_bytes(budget)} where there is one.\n", flush=True)
 
+    drawn = {case: case.draw(rows, options.steps + 1) for case in CASES}
     outcomes = {}
     for name, way in WAYS.items():
-        outcomes[name] = run(way, initial, device, budget, options.steps)
+        outcomes[name] = run(way, initial, drawn, device, budget)
         torch_uvm.empty_cache()
     check_equal(outcomes)
     kind = "modelled" if device.type == "emu" else "measured"

@@ -76,15 +76,14 @@ def test_a_way_that_differs_is_noticed() -> None:
             example.check_equal({"a": right, "b": wrong})
 
 
-def test_batches_are_rows_in_order_each_once() -> None:
-    cpu = torch.device("cpu")
-    first, second = example.Case("", 0.1, again=False).batches(1000, 2, cpu)
-    for batch in (first, second):
-        assert len(batch.here) == 100 and (batch.here.diff() > 0).all()
-        assert torch.equal(batch.here, batch.there)
-    assert not torch.equal(first.here, second.here)
-    first, second = example.Case("", 0.1, again=True).batches(1000, 2, cpu)
-    assert torch.equal(first.here, torch.arange(100)) and first is second
+def test_rows_are_drawn_in_order_each_once() -> None:
+    first, second = example.Case("", 0.1, again=False).draw(1000, 2)
+    for rows in (first, second):
+        assert len(rows) == 100 and (rows.diff() > 0).all() and 0 <= rows[0] and rows[-1] < 1000
+    assert not torch.equal(first, second)
+    assert all(
+        torch.equal(rows, torch.arange(100)) for rows in example.Case("", 0.1, again=True).draw(1000, 2)
+    )
 
 
 @pytest.mark.parametrize("way", example.WAYS.values(), ids=lambda way: way.__name__)
@@ -94,7 +93,8 @@ def test_each_way_is_a_sparse_step(way: type[example.Way]) -> None:
     assert device is not None
     initial = torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))
     table = way(initial, device, 1 << 30)
-    batch = example.Batch.of(torch.tensor([0, 7, 8, 9, 63]), device)
+    rows = torch.tensor([0, 7, 8, 9, 63])
+    batch = example.Batch(rows, rows.to(device))
     assert torch.equal(table.look_up(batch).cpu(), initial[batch.here])
     table.add(batch, torch.ones(5, 1024, device=device))
     expected = initial.clone()
