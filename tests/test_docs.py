@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -108,3 +109,18 @@ def test_counters_that_the_document_names_are_what_there_is() -> None:
         re.findall(r"[a-z]+(?:_[a-z]+)+|kernels|synchronisations", torch_uvm.emulated.counters.__doc__ or "")
     )
     assert set(_C.emu_counters(None)) <= said
+
+
+def test_docstrings_say_what_arguments_and_errors_are() -> None:
+    named = {f"torch_uvm.{name}": getattr(torch_uvm, name) for name in torch_uvm.__all__}
+    named |= {f"emulated.{name}": getattr(torch_uvm.emulated, name) for name in torch_uvm.emulated.__all__}
+    incomplete = []
+    for name, function in named.items():
+        text = inspect.getdoc(function) or ""
+        if not inspect.isfunction(function) or "as those of `empty`" in text:
+            continue
+        parameters = list(inspect.signature(function).parameters)
+        said = text.partition("Args:")[2].partition("Raises:")[0]
+        incomplete += [f"{name}: {each}" for each in parameters if not re.search(rf"\b{each}\b", said)]
+        incomplete += [f"{name}: errors"] if parameters and "Raises:" not in text else []
+    assert incomplete == []

@@ -74,6 +74,10 @@ class Allocator:
 
         Args:
             upstream: where its segments come from; None for the process's own allocator.
+
+        Raises:
+            TypeError: `upstream` is no allocator.
+            RuntimeError: there is no managed memory on this machine.
         """
         return Allocator(_C.caching_allocator(upstream_handle(upstream, "Allocator.caching()")))
 
@@ -95,7 +99,8 @@ class Allocator:
             upstream: where its segments come from; None for the process's own allocator.
 
         Raises:
-            ValueError: `initial` is more than `maximum`.
+            TypeError, ValueError: a value that is not accepted; `initial` is more than `maximum`.
+            RuntimeError: there is no managed memory on this machine.
             torch.OutOfMemoryError: there are not as many bytes.
         """
         what = "Allocator.pool()"
@@ -106,7 +111,14 @@ class Allocator:
 
     @exact_keywords
     def with_limit(self, limit: int | str) -> Allocator:
-        """The same, of which at most `limit` bytes are in use at once; more raises torch.OutOfMemoryError."""
+        """The same, of which at most `limit` bytes are in use at once; more raises torch.OutOfMemoryError.
+
+        Args:
+            limit: bytes, or a string such as "64MiB"; counted as they were asked for.
+
+        Raises:
+            TypeError, ValueError: a limit that is none.
+        """
         return Allocator(_C.limiting_allocator(self.handle, byte_count(limit, "limit")))
 
     @exact_keywords
@@ -122,6 +134,9 @@ class Allocator:
             callback: is given the bytes asked for and their device; returns whether it is worth trying again,
                 which it is until it says no. It is called by the thread that wants memory, maybe in the midst
                 of an operator; what it raises is what that thread gets.
+
+        Raises:
+            TypeError: `callback` cannot be called.
         """
         if not callable(callback):
             raise TypeError(f"callback is {show(callback)}; accepted: a function of bytes and device")

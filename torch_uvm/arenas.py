@@ -54,7 +54,11 @@ class Arena(Allocator):
     def pop(self, mark: int) -> Outlived:
         """Gives up what was allocated since `push` returned `mark`.
 
+        Args:
+            mark: the innermost one that is open.
+
         Raises:
+            TypeError: `mark` is none.
             ValueError: it is not the innermost open mark; nothing has changed.
         """
         if not isinstance(mark, int) or mark < 0:

@@ -155,6 +155,8 @@ def empty(
         dtype: None for torch's default.
         device: None for the current accelerator; a device, a string or the accelerator's index;
             "cpu" for a managed CPU tensor.
+        layout, pin_memory: for calls that say them; torch.strided and False are what there is.
+        requires_grad: as in torch.empty.
         memory_format: torch.contiguous_format, torch.channels_last or torch.channels_last_3d.
         allocator: who gives the memory; None for what holds where it is called (`use_allocator`).
 
@@ -270,6 +272,7 @@ def empty_like(
         input: a strided tensor, managed or not.
         dtype, device: None for those of `input`.
         memory_format: torch.preserve_format keeps the strides of dense tensors, as torch.empty_like.
+        layout, requires_grad, pin_memory, allocator: as those of `empty`.
 
     Raises:
         TypeError, ValueError: as `empty`; also for a sparse, quantised or meta `input`.

@@ -26,6 +26,9 @@ def memory_stats(device: Device | None = None) -> dict[str, int]:
     num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded and
     num_host_waits.
 
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
     Raises:
         TypeError, ValueError: an unknown device or index.
     """
@@ -40,6 +43,12 @@ def _level(device: Device | None, what: str, figure: str) -> int:
 def memory_allocated(device: Device | None = None) -> int:
     """Bytes of managed blocks that tensors hold now.
 
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+
     >>> torch_uvm.memory_allocated()
     0
     """
@@ -48,7 +57,14 @@ def memory_allocated(device: Device | None = None) -> int:
 
 @exact_keywords
 def max_memory_allocated(device: Device | None = None) -> int:
-    """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`."""
+    """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`.
+
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
     return _level(device, "allocated_bytes", "peak")
 
 
@@ -57,13 +73,26 @@ def memory_reserved(device: Device | None = None) -> int:
     """Bytes of managed segments: what tensors hold and what is kept for the next ones.
 
     The sum over all homes is what `set_limit` bounds.
+
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
     """
     return _level(device, "reserved_bytes", "current")
 
 
 @exact_keywords
 def max_memory_reserved(device: Device | None = None) -> int:
-    """The most bytes of managed segments since the last `reset_peak_memory_stats`."""
+    """The most bytes of managed segments since the last `reset_peak_memory_stats`.
+
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
     return _level(device, "reserved_bytes", "peak")
 
 
@@ -77,14 +106,28 @@ def _reset_homes(device: Device | None) -> list[torch.device | None]:
 
 @exact_keywords
 def reset_peak_memory_stats(device: Device | None = None) -> None:
-    """Makes the present levels the peaks; None: of every home and of their sum."""
+    """Makes the present levels the peaks.
+
+    Args:
+        device: whose, as in `memory_stats`; None for every home and for their sum.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
     for home in _reset_homes(device):
         _C.reset_peak_memory_stats(home)
 
 
 @exact_keywords
 def reset_accumulated_memory_stats(device: Device | None = None) -> None:
-    """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay."""
+    """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay.
+
+    Args:
+        device: whose, as in `memory_stats`; None for every home and for their sum.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
     for home in _reset_homes(device):
         _C.reset_accumulated_memory_stats(home)
 
@@ -104,7 +147,11 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     """Every managed segment with its blocks, in address order, as torch.cuda.memory_snapshot has them.
 
     Args:
-        device: only the segments made for that home; a block in one may have another home by now.
+        device: only the segments made for that home; a block in one may have another home by now. None for
+            all of them.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
     """
     segments = _C.memory_snapshot()
     home = resolve_home(device)
@@ -117,6 +164,9 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
 @exact_keywords
 def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     """How managed memory that is free lies now: why it may not serve a request.
+
+    Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Returns:
         a dictionary, bytes by name. It has "reserved_bytes" (of segments made for `device`),
@@ -152,7 +202,11 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
     """The statistics as a table for people.
 
     Args:
+        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
         abbreviated: only the totals, neither the two pools nor how the free memory lies.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
     """
     home = resolve_home(device)
     stats = _C.memory_stats(home)

@@ -16,6 +16,9 @@ def is_managed(t: torch.Tensor) -> bool:
 
     A view is managed when its base is. Tensors that have no bytes of their own (meta, sparse) are not.
 
+    Args:
+        t: a tensor of any shape, on any device.
+
     Raises:
         TypeError: `t` is not a tensor.
 

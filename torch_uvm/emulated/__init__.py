@@ -131,6 +131,9 @@ def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
 
     Args:
         device: an emulated device or its index; None for all of them and what no device does.
+
+    Raises:
+        TypeError, ValueError: another device.
     """
     return _C.emu_counters(_emu_index(device))
 
@@ -143,13 +146,27 @@ def reset_counters() -> None:
 
 @exact_keywords
 def resident_bytes(device: torch.device | str | int = 0) -> int:
-    """Managed bytes that are resident on the device now; modelled."""
+    """Managed bytes that are resident on the device now; modelled.
+
+    Args:
+        device: an emulated device or its index.
+
+    Raises:
+        TypeError, ValueError: another device, or none.
+    """
     return _C.emu_resident_bytes(_needed_index(device))
 
 
 @exact_keywords
 def max_resident_bytes(device: torch.device | str | int = 0) -> int:
-    """The most managed bytes resident on the device since the last `reset_counters`; modelled."""
+    """The most managed bytes resident on the device since the last `reset_counters`; modelled.
+
+    Args:
+        device: an emulated device or its index.
+
+    Raises:
+        TypeError, ValueError: another device, or none.
+    """
     return _C.emu_peak_resident_bytes(_needed_index(device))
 
 
@@ -161,13 +178,23 @@ def time_us() -> float:
 
 @exact_keywords
 def timeline(device: torch.device | str | int = 0) -> list[ResidencySample]:
-    """Residency of a device over modelled time, oldest first; some thousand points at most."""
+    """Residency of a device over modelled time, oldest first; some thousand points at most.
+
+    Args:
+        device: an emulated device or its index.
+
+    Raises:
+        TypeError, ValueError: another device, or none.
+    """
     return [ResidencySample(*point) for point in _C.emu_timeline(_needed_index(device))]
 
 
 @exact_keywords
 def residency(t: torch.Tensor) -> dict[torch.device, int]:
     """Where the bytes of a managed tensor are now; modelled.
+
+    Args:
+        t: a managed tensor of any shape.
 
     Returns:
         bytes by device, "cpu" for the host; places that have none are left out. A page with a
