@@ -5,6 +5,7 @@ PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by the name RFC-0023 gave it; TORCH_UV
 TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
                                 cuda: never registers it, and fails the import without a CUDA device
 TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
+TORCH_UVM_REPORT                a page of the run is written there, as `run --report` does (docs/report.md)
 
 Empty is the same as not set. A wrong value fails the import by name, before anything has changed.
 """
@@ -94,3 +95,7 @@ def apply_environment() -> None:
     deferred.choose(deferred.chosen())
     if rfc if ours is None else ours:
         enable()
+    if os.environ.get("TORCH_UVM_REPORT", "").strip():
+        from torch_uvm import report
+
+        report.start_from_environment()

@@ -20,11 +20,12 @@ from types import EllipsisType
 from typing import Any
 
 import torch_uvm
-from torch_uvm import _C
+from torch_uvm import _C, report
 from torch_uvm.cli.stats import stats_file, write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
+_WITH_A_VALUE = ("--limit", "--budget", "--host-limit", "--optimizer", "--conf", "--stats", "--report")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -32,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm run",
         usage="python -m torch_uvm run [--limit BYTES] [--budget BUDGET] [--host-limit BYTES] "
-        "[--optimizer WHEN] [--conf KEY:VALUE,...] [--stats FILE] "
+        "[--optimizer WHEN] [--conf KEY:VALUE,...] [--stats FILE] [--report FILE] "
         "(SCRIPT | -m MODULE) [ARG ...]",
         description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
         "with managed memory on.",
@@ -56,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
     )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        type=report.report_file,
+        help="write a page of the run there, such as out.html; torchrun's ranks write out.rank0.html, ...",
+    )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
     return parser
 
@@ -72,9 +79,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:index]), list(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             return list(argv[:index]), list(argv[index:])
-        index += (
-            2 if word in ("--limit", "--budget", "--host-limit", "--optimizer", "--conf", "--stats") else 1
-        )
+        index += 2 if word in _WITH_A_VALUE else 1
     return list(argv), []
 
 
@@ -216,6 +221,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.stats is not None:
         # Not `finally`: the program's threads may outlive its main module, and are joined before this.
         atexit.register(write_stats, arguments.stats)
+    recording = None
+    if arguments.report is not None:
+        recording = report.start(arguments.report, arguments.module or rest[0])
     try:
         if arguments.module is not None:
             sys.argv = ["-m", *rest]
@@ -223,9 +231,10 @@ def main(argv: Sequence[str]) -> int:
         else:
             sys.argv = rest
             _run_script(rest[0])
-    except SystemExit:
-        raise
     except BaseException as error:
-        _hide_our_frames(error)
+        if recording is not None:
+            recording.note_error(error)
+        if not isinstance(error, SystemExit):
+            _hide_our_frames(error)
         raise
     return 0

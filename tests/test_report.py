@@ -1,0 +1,447 @@
+"""`python -m torch_uvm run --report out.html`: the page's figures, its words, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import _report_pages as pages
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C, cli, report
+from torch_uvm.report import charts, origins, samples
+from torch_uvm.report.advice import advice
+from torch_uvm.report.facts import Facts
+from torch_uvm.report.origins import Storages
+from torch_uvm.report.page import page
+from torch_uvm.report.samples import Sample, Sampler
+
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+RUN = ["-m", "torch_uvm", "run"]
+
+#: More than its budget of 48 MiB; the largest storage has a line of its own, 12 MiB that nothing else has.
+TRAINING = """
+import torch
+
+device = torch.accelerator.current_accelerator()
+
+
+def largest():
+    return torch.ones(3, 1024, 1024, device=device)  # twelve
+
+
+kept = largest()
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(6)))
+model.to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(torch.randn(64, 1024, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+kept.sum().item()
+"""
+
+
+def line_of(script: str, text: str) -> int:
+    return next(number for number, line in enumerate(script.splitlines(), 1) if text in line)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pages.Page, dict[str, Any]]:
+    """The page of TRAINING, and what `--stats` wrote of the same run."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "train.py").write_text(TRAINING)
+    options = ["--budget", "48MiB", "--stats", "stats.json", "--report", "out.html"]
+    done = Spawn(folder)(args=[*RUN, *options, "train.py", "--token", "hunter2"], env=EMU)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert sorted(it.name for it in folder.iterdir()) == ["out.html", "stats.json", "train.py"]
+    return pages.read(folder / "out.html"), json.loads((folder / "stats.json").read_text())
+
+
+class TestAPage:
+    def test_has_the_figures_of_the_run(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        seen, stats = run
+        residency = stats["residency"]
+        assert residency["fetched"]["bytes"] > 0 and residency["written_back"]["bytes"] > 0
+        for key in (
+            "fetched",
+            "written_back",
+            "dropped_clean",
+            "used_in_place",
+            "moved",
+            "waited",
+            "made_room",
+        ):
+            for what in ("count", "bytes"):
+                assert seen.figures[f"{key}.{what}"] == residency[key][what], key
+            assert seen.figures[f"{key}.ms"] == pytest.approx(residency[key]["ms"], rel=1e-6), key
+        for key in ("plan_hits", "plan_misses", "over_budget", "failures"):
+            assert seen.figures[key] == residency[key]
+        assert seen.figures["peak-0"] == residency["peak_device_bytes"]["0"]
+        assert seen.figures["budget-0"] == 48 << 20
+        assert seen.figures["peak-managed"] == stats["memory"]["reserved_bytes.all.peak"]
+        assert seen.figures["peak-host"] >= residency["host_bytes"] > 0
+        assert seen.figures["steps"] == 4
+
+    def test_names_the_lines_of_the_script(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        seen, _ = run
+        rows = {row[0]: row[1:] for row in seen.rows["by-size"]}
+        largest = [place for place, row in rows.items() if row[4] == "12.00 MiB"]
+        assert largest == [
+            f"train.py:{line_of(TRAINING, 'twelve')} in largest return torch.ones(3, 1024, 1024, "
+            "device=device) # twelve"
+        ]
+        assert rows[largest[0]][5:] == ["1", "12.00 MiB"]
+        traffic = [row[0] for row in seen.rows["by-traffic"]]
+        for text in ("model.to(device)", "optimizer.step()"):
+            assert any(it.startswith(f"train.py:{line_of(TRAINING, text)} ") for it in traffic), text
+        assert any(it.startswith("backward pass, AddmmBackward0") for it in rows)
+
+    def test_its_traffic_adds_up(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        seen, stats = run
+        for column, key in ((2, "fetched"), (3, "written_back"), (4, "used_in_place")):
+            told = sum(int(row[column].replace(",", "")) for row in seen.rows["by-traffic"])
+            assert told == stats["residency"][key]["count"], key
+
+    def test_says_what_to_do(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        seen, _ = run
+        assert "AdamW" in seen.advice["deferred"] and "--optimizer deferred" in seen.advice["deferred"]
+        assert "few-steps" in seen.advice and "modelled" in seen.advice
+        assert "fits" not in seen.advice and "no-budget" not in seen.advice
+
+    def test_has_pictures_with_names_and_a_table(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        seen, _ = run
+        assert len(seen.pictures) == 2 and all(seen.pictures)
+        assert seen.rows["samples"][-1][-1] == "4" and len(seen.rows["samples"]) <= 41
+
+    def test_tells_no_arguments(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+        assert "hunter2" not in run[0].text and "hunter2" not in str(run[0].rows)
+
+
+class TestHowRunsEnd:
+    def _run(
+        self, spawn: Spawn, script: str, *options: str, name: str = "script.py"
+    ) -> tuple[pages.Page, Any]:
+        (spawn.folder / name).write_text(script)
+        done = spawn(args=[*RUN, *options, "--report=out.html", name], env=EMU, check=False)
+        return pages.read(spawn.folder / "out.html"), done
+
+    def test_a_script_that_fails(self, spawn: Spawn) -> None:
+        script = "import torch\nx = torch.ones(1 << 20, device='emu')\nraise ValueError('hunter2')\n"
+        seen, done = self._run(spawn, script)
+        assert done.returncode == 1 and done.stderr.endswith("ValueError: hunter2\n")
+        assert "torch_uvm" not in done.stderr
+        assert "ended by ValueError at " in seen.text and "script.py:3" in seen.text
+        assert "hunter2" not in seen.text  # nobody knows what a message says
+        assert seen.figures["peak-managed"] >= 4 << 20
+        assert "Nothing was short" in seen.advice["fits"]
+
+    def test_a_script_that_never_allocates(self, spawn: Spawn) -> None:
+        seen, done = self._run(spawn, "import sys\nsys.exit(3)\n")
+        assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+        assert "ended with exit status 3" in seen.text
+        assert list(seen.advice) == ["nothing", "modelled"]
+        assert seen.figures["peak-managed"] == 0 and "by-size" not in seen.rows
+
+    def test_markup_in_names_is_text_and_want_of_memory_is_quoted(self, spawn: Spawn) -> None:
+        function = (
+            "def f():\n    return torch.ones(1 << 20, device='emu') # </code><script>alert(1)</script>\n"
+        )
+        script = f"import torch\n{function}x = f()\ny = torch.ones(64 << 20, device='emu')\n"
+        name = "<script>alert(1)<\u202e&.py"
+        seen, done = self._run(spawn, script, "--limit", "32MiB", "--budget", "none", name=name)
+        assert done.returncode == 1
+        assert "ended by OutOfMemoryError" in seen.text and "256.00 MiB" in seen.text
+        assert "oom" in seen.advice and "no-budget" in seen.advice and seen.figures["num_ooms"] >= 1
+        assert "script" not in seen.tags and "\u202e" not in seen.text
+        assert "<script>alert(1)<\\u202e&.py" in seen.text
+        assert "</code><script>alert(1)</script>" in seen.rows["by-size"][0][0]
+
+    def test_a_page_that_cannot_be_written_changes_nothing_else(self, spawn: Spawn) -> None:
+        (spawn.folder / "gone").mkdir()
+        (spawn.folder / "script.py").write_text("import os\nos.rmdir('gone')\nprint('done')\n")
+        done = spawn(args=[*RUN, "--report", "gone/out.html", "script.py"], env=EMU)
+        assert done.stdout == "done\n" and "no report in" in done.stderr
+
+    def test_a_folder_that_is_not_there_is_refused_before(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(SystemExit):
+            cli.main(["run", "--report", "none/out.html", "script.py"])
+        assert "'none/out.html': there is no folder" in capsys.readouterr().err
+        monkeypatch.setenv(report.PATH, "none/out.html")
+        with pytest.raises(ValueError, match="TORCH_UVM_REPORT='none/out.html'"):
+            report.start_from_environment()
+
+
+class TestProcesses:
+    def test_ranks_have_pages_of_their_own(self, spawn: Spawn) -> None:
+        (spawn.folder / "script.py").write_text(
+            "import os, torch, torch_uvm\nx = torch.ones((1 + int(os.environ['RANK'])) << 20, device='emu')\n"
+        )
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        spawn(args=[*RUN, "--report", "out.html", *torchrun, "script.py"], env=EMU)
+        assert sorted(it.name for it in spawn.folder.glob("*.html")) == [
+            "out.html",
+            "out.rank0.html",
+            "out.rank1.html",
+        ]
+        for rank in range(2):
+            seen = pages.read(spawn.folder / f"out.rank{rank}.html")
+            assert f"rank {rank}" in seen.text and seen.rows["by-size"][0][5] == f"{4 + 4 * rank}.00 MiB"
+        assert "out.rank1.html" in pages.read(spawn.folder / "out.html").text
+
+    def test_children_that_used_memory_have_theirs(self, spawn: Spawn) -> None:
+        (spawn.folder / "script.py").write_text(
+            """
+import os, subprocess, sys
+import torch, torch_uvm
+
+for code in ("x = torch.ones(1 << 20, device='emu')", "pass"):
+    subprocess.run([sys.executable, "-c", "import torch, torch_uvm; " + code], check=True)
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)  # with all that is done at exit
+os.waitpid(pid, 0)
+assert not os.path.exists('out.html')
+"""
+        )
+        spawn(args=[*RUN, "--report", "out.html", "script.py"], env=EMU)
+        found = sorted(it.name for it in spawn.folder.glob("*.html"))
+        assert len(found) == 2 and found[0] == "out.html" and found[1].startswith("out.pid")
+        assert pages.read(spawn.folder / found[1]).rows["by-size"][0][5] == "4.00 MiB"
+        assert found[1] in pages.read(spawn.folder / "out.html").text
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[report.Recording]:
+    for name in (report.PATH, report.OF):
+        monkeypatch.setenv(name, "")  # and as it was, afterwards
+    made = report.start(tmp_path / "out.html", "a test")
+    yield made
+    made.finish()
+
+
+class TestRecording:
+    def test_a_run_that_is_killed_has_the_page_of_the_minute_before(
+        self, recording: report.Recording
+    ) -> None:
+        recording._sampler._now_and_then()
+        assert "still running" in pages.read(recording.path).text
+        recording.finish()
+        assert "still running" not in pages.read(recording.path).text
+
+    def test_ends_once_and_leaves_nothing_running(self, recording: report.Recording) -> None:
+        assert recording._sampler._thread.is_alive()
+        recording.finish()
+        recording.path.unlink()
+        recording.finish()
+        assert not recording.path.exists() and not recording._sampler._thread.is_alive()
+        torch_uvm.enable()
+        before = _C.origin_figures()
+        held = torch.ones(1 << 20, device=torch.accelerator.current_accelerator())
+        assert held.numel() and _C.origin_figures() == before
+
+    def test_figures_go_on_where_the_script_resets_them(self, recording: report.Recording) -> None:
+        totals = samples._Totals()
+        assert totals.add({"a": 5, "b": 1}) == {"a": 5, "b": 1}
+        assert totals.add({"a": 2, "b": 1}) == {"a": 7, "b": 1}
+        assert totals.add({"a": 4, "b": 3}) == {"a": 9, "b": 3}
+
+    def test_the_line_is_the_innermost_outside_torch(self, recording: report.Recording) -> None:
+        torch_uvm.enable()
+        device = torch.accelerator.current_accelerator()
+        line = sys._getframe().f_lineno + 1
+        layer = torch.nn.Linear(700, 700, device=device)  # made in torch/nn/modules/linear.py
+        sizes = {it.bytes: it for it in origins.storages()}
+        found = sizes[layer.weight.nbytes]
+        assert (found.file, found.line) == (__file__, line)
+        assert found.function == "test_the_line_is_the_innermost_outside_torch"
+        assert "torch.nn.Linear(700, 700" in found.source
+        assert (found.made, found.most_alive, found.traffic) == (1, 1, 0)
+
+    def test_threads_of_python_are_seen_and_errors_on_their_way_kept(
+        self, recording: report.Recording
+    ) -> None:
+        torch_uvm.enable()
+        device = torch.accelerator.current_accelerator()
+        made: list[Any] = []
+
+        def work() -> None:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                made.append(torch.ones(123, 1024, device=device))
+                made.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        found = next(it for it in origins.storages() if it.bytes == 123 * 4096)
+        assert found.function == "work" and str(made[1]) == "'first'"
+
+    def test_results_and_budgets_are_the_same_with_one(self, tmp_path: Path) -> None:
+        """Of tensors under a budget, so that what it counts is moved while it is counted."""
+        torch_uvm.enable(budget="8MiB")
+        device = torch.accelerator.current_accelerator()
+
+        def program() -> list[float]:
+            torch.manual_seed(1)
+            kept = [torch.randn(512, 1024, device=device) for _ in range(8)]
+            for _ in range(3):
+                for index in range(8):
+                    kept[index] = kept[index].mul(1.25) + kept[(index + 3) % 8]
+            return [it.sum().item() for it in kept]
+
+        plain = program()
+        recorded = report._start(report.Recording(tmp_path / "out.html", "a test", always=True))
+        try:
+            assert program() == plain
+        finally:
+            recorded.finish()
+        seen = pages.read(tmp_path / "out.html")
+        assert seen.rows["by-traffic"] and seen.figures["fetched.bytes"] > 0
+
+
+class TestSampler:
+    def test_is_bounded_and_keeps_peaks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        sampler = Sampler(lambda: None, 60)
+        peak = Sample(0, resident={0: 10**9}, host=7)
+        monkeypatch.setattr(
+            sampler, "_measure", lambda: replace(peak if now[0] == 777 else Sample(0), seconds=now[0])
+        )
+        intervals = set()
+        for _ in range(20000):
+            now[0] += 1
+            sampler.take()
+            intervals.add(sampler._interval)
+        taken = sampler.samples
+        assert len(taken) <= samples.MOST_SAMPLES
+        assert taken[0].seconds == 1 and taken[-1].seconds == 20000
+        assert [it.seconds for it in taken] == sorted(it.seconds for it in taken)
+        assert sum(it.resident.get(0, 0) == 10**9 for it in taken) == 1
+        assert max(it.host for it in taken) == 7
+        assert len(intervals) > 1 and max(intervals) > 16 * min(intervals)
+
+
+def facts(**changed: Any) -> Facts:
+    """Of a run with traffic, 20 steps, no complaints."""
+    totals = {"fetched.bytes": 1e9, "fetched.count": 10, "plan_hits": 990, "plan_misses": 10}
+    half = {name: value / 2 for name, value in totals.items()} | {"plan_misses": 10}
+    given: dict[str, Any] = {
+        "script": "train.py",
+        "ended": "ended",
+        "began": "2026-01-01 00:00:00",
+        "rank": None,
+        "torch_uvm": "1",
+        "torch": "2",
+        "python": "3",
+        "backend": "cuda",
+        "devices": {0: "a device"},
+        "enabled": True,
+        "samples": [Sample(0), Sample(5, totals=half, steps=10), Sample(10, totals=totals, steps=20)],
+        "by_step": [],
+        "peaks": {0: 8 << 30},
+        "most_reserved": 8 << 30,
+        "budgets": {0: 10 << 30},
+        "asked": "10GiB",
+        "limit": None,
+        "host_limit": None,
+        "optimizer": "deferred",
+        "optimizers": ["AdamW"],
+        "storages": [],
+    }
+    if "totals" in changed:
+        totals.update(changed.pop("totals"))
+    return Facts(**{**given, **changed})
+
+
+def storages(line: int, fetched: int) -> Storages:
+    moved = {
+        it: {"count": 0, "bytes": 0} for it in ("fetched", "written_back", "dropped_clean", "used_in_place")
+    }
+    moved["fetched"] = {"count": 1, "bytes": fetched}
+    return Storages("a.py", line, "f", "", False, fetched, 1, 1, moved)
+
+
+class TestAdvice:
+    @pytest.mark.parametrize(
+        ("changed", "key"),
+        [
+            ({"totals": {"num_ooms": 2}}, "oom"),
+            ({"totals": {"over_budget": 3}}, "over-budget"),
+            ({"totals": {"waited.ms": 400, "made_room.ms": 200}}, "waited"),
+            ({"totals": {"failures": 1}}, "failures"),
+            ({"totals": {"plan_misses": 300}}, "misses"),
+            ({"totals": {"plan_hits": 0}}, "no-plan"),
+            ({"optimizer": "in_place"}, "deferred"),
+            ({"limit": 8 << 30}, "limit"),
+            ({"budgets": {}}, "no-budget"),
+            ({"backend": "emulated"}, "modelled"),
+            ({"storages": [storages(1, 900), storages(2, 100)]}, "one-line"),
+            ({"most_reserved": 0, "peaks": {}, "samples": [Sample(1)]}, "nothing"),
+            ({"samples": [Sample(1)]}, "fits"),
+        ],
+        ids=lambda it: it if isinstance(it, str) else "",
+    )
+    def test_is_there_when_its_figure_says_so(self, changed: dict[str, Any], key: str) -> None:
+        assert key not in [it.key for it in advice(facts())]
+        said = {it.key: it for it in advice(facts(**changed))}
+        assert key in said and said[key].title and said[key].text
+        assert pages.Page(page(facts(**changed))).advice.keys() == said.keys()
+
+    def test_of_a_plan_that_is_followed(self) -> None:
+        said = advice(facts())
+        assert [it.key for it in said] == ["planned"]
+        assert "10 of 10 misses" in said[0].text
+
+    def test_of_the_host_limit(self) -> None:
+        full = [Sample(0), Sample(1, host=63 << 30, totals=facts().samples[-1].totals, steps=20)]
+        assert "host-limit" in [it.key for it in advice(facts(samples=full, host_limit=64 << 30))]
+        assert "host-limit" not in [it.key for it in advice(facts(samples=full, host_limit=128 << 30))]
+
+    def test_does_not_offer_what_cannot_be_deferred(self) -> None:
+        said = advice(facts(optimizer="in_place", optimizers=["Muon"]))
+        assert "deferred" not in [it.key for it in said]
+
+    def test_a_short_run_is_not_judged(self) -> None:
+        last = facts(totals={"plan_misses": 300}).samples[-1]
+        short = [Sample(0), replace(last, steps=4)]
+        keys = [it.key for it in advice(facts(samples=short))]
+        assert "few-steps" in keys and "misses" not in keys
+
+
+class TestPictures:
+    def test_rates_add_up_to_totals(self) -> None:
+        taken = [Sample(t, totals={"x": v}) for t, v in ((0, 0), (1.5, 30), (1.5, 40), (4, 40), (10, 100))]
+        for bins in (1, 7, 180):
+            rates = charts.rates(taken, "x", bins)
+            assert len(rates) == bins and sum(rates) * 10 / bins == pytest.approx(100)
+
+    @pytest.mark.parametrize(
+        ("most", "last", "count"), [(0, 1, 2), (1, 1, 6), (0.003, 0.003, 4), (95, 100, 6), (300, 300, 4)]
+    )
+    def test_ticks_are_round(self, most: float, last: float, count: int) -> None:
+        ticks = charts.nice_ticks(most)
+        assert ticks[0] == 0 and ticks[-1] == pytest.approx(last) and len(ticks) == count
+
+    def test_a_run_of_no_time(self) -> None:
+        seen = pages.Page(page(facts(samples=[Sample(0)])))
+        assert seen.pictures and seen.figures["seconds"] == 0
+
+    def test_several_devices_have_one_each(self) -> None:
+        two = [Sample(0), Sample(1, resident={0: 5, 1: 7}, host=3)]
+        seen = pages.Page(page(facts(samples=two, peaks={0: 5, 1: 7}, devices={0: "a", 1: "b"})))
+        assert seen.pictures == ["Memory over time: device 0, a", "Memory over time: device 1, b"]
+        assert (seen.figures["peak-0"], seen.figures["peak-1"]) == (5, 7)

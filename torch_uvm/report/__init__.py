@@ -1,0 +1,218 @@
+"""Reports of runs: `python -m torch_uvm run --report out.html script.py`, read with docs/report.md.
+
+A process that is to be reported on has a `Recording` from its start to its end. What it starts is told by the
+environment, as with the switch and the options:
+
+TORCH_UVM_REPORT     the page's path. A rank of torchrun writes beside it, `out.rank0.html`; other children,
+                     if they used managed memory, `out.pid1234.html`
+TORCH_UVM_REPORT_OF  set by us: the rank of the process whose page that is, or nothing
+
+Forked children have none: they have no managed memory of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torch_uvm import _C
+from torch_uvm.printable import printable
+from torch_uvm.report import origins
+from torch_uvm.report.facts import Facts
+from torch_uvm.report.page import page
+from torch_uvm.report.samples import Sampler
+
+PATH, OF = "TORCH_UVM_REPORT", "TORCH_UVM_REPORT_OF"
+_WRITTEN_EVERY = 60.0  # seconds, so that a run that is killed leaves a page, too
+
+_recording: Recording | None = None
+
+
+def report_file(given: str) -> Path:
+    """The path of ``--report``, refused before the script runs rather than after.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder, or its folder does not exist.
+    """
+    from torch_uvm.cli.stats import stats_file
+
+    return stats_file(given)
+
+
+def _rank() -> int | None:
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isascii() and rank.isdigit() else None
+
+
+class Recording:
+    """What is seen of this process from now on; `finish()` writes the page."""
+
+    def __init__(self, path: Path, script: str, *, always: bool) -> None:
+        """always: write a page even if there was no managed memory."""
+        self.path = path
+        self.ended = "still running"
+        self._script = script
+        self._always = always
+        self._process = os.getpid()
+        self._began = time.time()
+        self._optimizers: set[str] = set()
+        self._writing = threading.Lock()
+        self._sampler = Sampler(self._write, _WRITTEN_EVERY)
+        self._hook: Any = None
+
+    def start(self) -> None:
+        origins.start()
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._sampler.start()
+        atexit.register(self.finish)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._optimizers.add(type(optimizer).__name__)
+            self._sampler.mark_step()
+
+    def note_error(self, error: BaseException) -> None:
+        """What the script ended with. Its message may hold secrets: only want of memory is quoted."""
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) or error.code is None else 1
+            self.ended = f"ended with exit status {status or 0}"
+            return
+        place = origins.place_of(error.__traceback__)
+        self.ended = f"ended by {type(error).__name__}" + (f" at {place}" if place else "")
+        if isinstance(error, torch.OutOfMemoryError):
+            self.ended += f": {str(error).splitlines()[0] if str(error) else ''}"
+
+    def finish(self) -> None:
+        """Writes the page. In a forked child, and a second time, it does nothing. Raises nothing."""
+        global _recording
+        if os.getpid() != self._process or _recording is not self:
+            return
+        _recording = None
+        atexit.unregister(self.finish)
+        self._hook.remove()
+        self._sampler.stop()
+        origins.stop()
+        if self.ended == "still running":
+            self.ended = "ended"
+        self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            try:
+                facts = self._facts()
+                if self._always or facts.most_reserved or facts.crossed:
+                    _replace(self.path, page(facts))
+            except Exception as error:  # of the disk or of ours: the program's exit status stays its own
+                print(printable(f"torch_uvm: no report in {self.path}: {error}"), file=sys.stderr)
+
+    def _facts(self) -> Facts:
+        import torch_uvm
+
+        used = _C.in_use()
+        here = torch.accelerator.current_accelerator()
+        count = torch.accelerator.device_count() if used and here is not None else 0
+        options = {it["key"]: it["value"] for it in _C.describe_options()}
+        asked = _C.requested_budget(0)
+        return Facts(
+            script=self._script,
+            ended=self.ended,
+            began=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._began)),
+            rank=_rank(),
+            torch_uvm=torch_uvm.__version__,
+            torch=torch.__version__,
+            python=platform.python_version(),
+            backend=_C.backend(),
+            devices={index: _C.device_properties(index)["name"] for index in range(count)},
+            enabled=_C.is_enabled(),
+            samples=self._sampler.samples,
+            by_step=self._sampler.by_step,
+            peaks=self._sampler.peaks,
+            most_reserved=self._sampler.most_reserved,
+            budgets=self._sampler.budgets,
+            asked="nothing asked" if asked is None else asked,
+            limit=_C.get_limit(),
+            host_limit=None if options["host_limit"] == "none" else _C.parse_bytes(options["host_limit"]),
+            optimizer=options["optimizer"],
+            optimizers=sorted(self._optimizers),
+            storages=origins.storages(),
+            siblings=self._siblings(),
+        )
+
+    def _siblings(self) -> list[str]:
+        stem, suffix = self.path.stem, self.path.suffix
+        return sorted(
+            it.name
+            for it in self.path.parent.glob("*")
+            if it.name.startswith((f"{stem}.rank", f"{stem}.pid"))
+            and it.name.endswith(suffix)
+            and it.name != self.path.name
+            and it.stat().st_mtime >= self._began
+        )
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole of it or what was there before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def of_rank(path: Path) -> Path:
+    """Where this process's page goes if it was told ``path``: a rank of torchrun has its own."""
+    rank = _rank()
+    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def start(path: Path, script: str) -> Recording:
+    """Reports on this process from now on, in place of what another call has begun; and on what it starts."""
+    os.environ[PATH] = str(path)
+    os.environ[OF] = "" if _rank() is None else str(_rank())
+    return _start(Recording(of_rank(path), script, always=True))
+
+
+def _start(recording: Recording) -> Recording:
+    global _recording
+    if _recording is not None:
+        _recording.ended = "another report took over"
+        _recording.finish()
+    _recording = recording
+    recording.start()
+    return recording
+
+
+def start_from_environment() -> None:
+    """What the environment asks for, as `import torch_uvm` finds it.
+
+    Raises:
+        ValueError: the path is a folder, or its folder does not exist.
+    """
+    asked = os.environ.get(PATH, "").strip()
+    if not asked or _recording is not None:
+        return
+    path = Path(asked).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{PATH}={asked!r} in the environment; accepted: a file in a folder that exists")
+    script = sys.argv[0] if sys.argv else ""  # not there yet, where the interpreter is starting
+    script = "python" if script in ("", "-c", "-m") else script
+    of = os.environ.get(OF)
+    if of is None:
+        start(path, script)
+        return
+    if _rank() is not None and str(_rank()) != of:
+        os.environ[OF] = str(_rank())
+        _start(Recording(of_rank(path), script, always=True))
+        return
+    _start(Recording(path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}"), script, always=False))

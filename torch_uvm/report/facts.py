@@ -1,0 +1,68 @@
+"""What a report is made from: plain data, so that a page can be made from figures that never ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_uvm.report.origins import Storages
+from torch_uvm.report.samples import Sample
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One process's run.
+
+    Args:
+        script: its name; its arguments may hold secrets and are left out.
+        ended: how, in words.
+        began: the local date and time.
+        backend: "emulated", "cuda" or "none". devices: names, by index.
+        samples: at least one, over time; by_step: at the ends of the first optimizer steps.
+        peaks: by device, the most managed bytes there; most_reserved: managed bytes in all, at most.
+        budgets: by device, in bytes, where one was in force; asked: as it was asked for, in words.
+        limit, host_limit: bytes, or None.
+        optimizer: "in_place" or "deferred"; optimizers: names of the classes that made steps.
+        storages: the most traffic first.
+        siblings: pages of other processes of the run, beside this one.
+    """
+
+    script: str
+    ended: str
+    began: str
+    rank: int | None
+    torch_uvm: str
+    torch: str
+    python: str
+    backend: str
+    devices: dict[int, str]
+    enabled: bool
+    samples: list[Sample]
+    by_step: list[Sample]
+    peaks: dict[int, int]
+    most_reserved: int
+    budgets: dict[int, int]
+    asked: str
+    limit: int | None
+    host_limit: int | None
+    optimizer: str
+    optimizers: list[str]
+    storages: list[Storages]
+    siblings: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.samples[-1].seconds
+
+    @property
+    def most_host(self) -> int:
+        """Pinned bytes of copies on the host, at most."""
+        return max(it.host for it in self.samples)
+
+    def total(self, name: str) -> float:
+        """Of the whole run, by a name as `Sample.totals` has it."""
+        return self.samples[-1].totals.get(name, 0)
+
+    @property
+    def crossed(self) -> float:
+        """Bytes that crossed the link."""
+        return sum(self.total(f"{it}.bytes") for it in ("fetched", "written_back", "used_in_place"))

@@ -1,0 +1,324 @@
+"""The page: one file of HTML with its pictures and style in it, which fetches and runs nothing.
+
+What comes from the script (names, paths, lines of source) is text of others: it goes through `text`, and the
+page's policy forbids scripts and requests besides.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Sequence
+
+from torch_uvm import _C
+from torch_uvm.printable import printable
+from torch_uvm.report import charts
+from torch_uvm.report.advice import advice
+from torch_uvm.report.facts import Facts
+from torch_uvm.report.origins import Storages
+from torch_uvm.report.style import CSS
+
+_MOST_ROWS = 20
+_MOST_SOURCE = 110  # characters
+_TABLE_ROWS = 40  # of samples
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+#: Rows of the table of figures: totals' names, and what they are.
+_FIGURES = (
+    ("fetched", "copied to a device"),
+    ("written_back", "copied back to the host"),
+    ("dropped_clean", "given up with nothing to copy: the host had the same bytes"),
+    ("used_in_place", "used on the host by an operator, across the link"),
+    ("moved", "to another place of the device, out of the way of a large request"),
+    ("waited", "the host waited for a copy"),
+    ("made_room", "an allocation asked for room"),
+)
+_COUNTS = (
+    ("plan_hits", "operators that came as planned"),
+    ("plan_misses", "operators that did not"),
+    ("over_budget", "operators whose operands alone exceeded the budget"),
+    ("num_ooms", "requests that raised torch.OutOfMemoryError"),
+    ("num_alloc_retries", "requests that were tried again after the cache was given back"),
+    ("failures", "calls of the runtime that failed in the engine, and were done without"),
+)
+
+
+def text(value: object) -> str:
+    """For a page: what controls a terminal or the direction of writing is written out, markup is escaped."""
+    return html.escape(printable(value))
+
+
+def figure(key: str, value: float, shown: str) -> str:
+    """A figure for people, that programs can read, too."""
+    return f'<data id="{html.escape(key)}" value="{value:.10g}">{html.escape(shown)}</data>'
+
+
+def _bytes(key: str, count: float) -> str:
+    return figure(key, int(count), _C.format_bytes(int(count)))
+
+
+def _count(key: str, count: float) -> str:
+    return figure(key, count, f"{int(count):,}")
+
+
+def _seconds(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest:.0f} s"
+
+
+def _tile(name: str, value: str, below: str = "") -> str:
+    small = f"<small>{below}</small>" if below else ""
+    return f"<div><dt>{name}</dt><dd>{value}{small}</dd></div>"
+
+
+def _device_name(facts: Facts, device: int) -> str:
+    name = facts.devices.get(device, "")
+    return f"device {device}" + (f", {name}" if name else "")
+
+
+def _tiles(facts: Facts) -> str:
+    tiles = [_tile("run time", figure("seconds", facts.seconds, _seconds(facts.seconds)))]
+    for device, peak in sorted(facts.peaks.items()):
+        budget = facts.budgets.get(device)
+        of = "no budget" if budget is None else f"of {_bytes(f'budget-{device}', budget)}"
+        more = f" {device}" if len(facts.peaks) > 1 else ""
+        tiles.append(_tile(f"peak on device{more}", _bytes(f"peak-{device}", peak), of))
+    tiles += [
+        _tile("peak of managed memory", _bytes("peak-managed", facts.most_reserved)),
+        _tile("peak on the host, pinned", _bytes("peak-host", facts.most_host)),
+    ]
+    for key, name in (("fetched", "to the device"), ("written_back", "back to the host")):
+        count = int(facts.total(f"{key}.count"))
+        tiles.append(_tile(name, _bytes(f"tile-{key}", facts.total(f"{key}.bytes")), f"{count:,} copies"))
+    waited = facts.total("waited.ms") + facts.total("made_room.ms")
+    tiles.append(_tile("host waited", figure("waited-seconds", waited / 1e3, _seconds(waited / 1e3))))
+    hits, misses = facts.total("plan_hits"), facts.total("plan_misses")
+    if hits + misses:
+        share = hits / (hits + misses)
+        below = f"{int(misses):,} were not"
+        tiles.append(_tile("operators as planned", figure("planned", share, f"{100 * share:.1f} %"), below))
+    tiles.append(_tile("optimizer steps", _count("steps", facts.samples[-1].steps)))
+    return f'<dl class="tiles">\n{chr(10).join(tiles)}\n</dl>'
+
+
+def _advice(facts: Facts) -> str:
+    items = (
+        f'<li class="{it.kind}" id="advice-{it.key}"><b>{text(it.title)}</b><span>{text(it.text)}</span></li>'
+        for it in advice(facts)
+    )
+    return f'<h2>Advice</h2>\n<ul class="advice">\n{chr(10).join(items)}\n</ul>'
+
+
+def _key(kind: str, name: str) -> str:
+    return f'<i class="{kind}"></i>{name}'
+
+
+def _pictures(facts: Facts) -> str:
+    steps = [it.seconds for it in facts.by_step]
+    drawn = ["<h2>Memory over time</h2>"]
+    shown: list[int | None] = [*sorted(facts.peaks)] or [None]
+    for device in shown:
+        if device is None:
+            name, keys = "managed memory, wherever it is", [_key("managed", "managed")]
+            budget = None
+        else:
+            name = _device_name(facts, device)
+            budget = facts.budgets.get(device)
+            keys = [_key("resident", f"on {text(name)}")]
+            if device == 0 and facts.most_host:
+                keys.append(_key("host", "on the host, pinned"))
+            if budget is not None:
+                keys.append(_key("budget", f"budget, {_C.format_bytes(budget)}"))
+        if steps:
+            keys.append(_key("step", "the first optimizer steps"))
+        picture = charts.memory(facts.samples, device, budget, steps, f"Memory over time: {printable(name)}")
+        drawn.append(f"<figure>{picture}<figcaption>{''.join(keys)}</figcaption></figure>")
+    if facts.crossed:
+        keys = [
+            _key("to-device", "to the device"),
+            _key("back", "back to the host"),
+            _key("in-place", "used in place on the host"),
+            _key("waited", "the host waited"),
+        ]
+        drawn.append("<h2>Link</h2>")
+        picture = charts.link(facts.samples, "Bytes a second over the link, over time")
+        drawn.append(f"<figure>{picture}<figcaption>{''.join(keys)}</figcaption></figure>")
+    return "\n".join(drawn)
+
+
+def _samples_table(facts: Facts) -> str:
+    every = -(-len(facts.samples) // _TABLE_ROWS)
+    rows = []
+    for it in facts.samples[::-1][::every][::-1]:
+        cells = [
+            f"{it.seconds:.2f}",
+            *(_C.format_bytes(it.resident.get(device, 0)) for device in sorted(facts.peaks)),
+            _C.format_bytes(it.host),
+            *(
+                _C.format_bytes(int(it.totals.get(f"{key}.bytes", 0)))
+                for key in ("fetched", "written_back", "used_in_place")
+            ),
+            str(it.steps),
+        ]
+        rows.append("<tr>" + "".join(f'<td class="figure">{cell}</td>' for cell in cells) + "</tr>")
+    heads = [
+        "seconds",
+        *(f"on device {device}" for device in sorted(facts.peaks)),
+        "on the host",
+        "to device, in all",
+        "back, in all",
+        "in place, in all",
+        "steps",
+    ]
+    head = "".join(f'<th class="figure" scope="col">{it}</th>' for it in heads)
+    return (
+        "<details><summary>The same as a table</summary>"
+        f'<div class="wide"><table id="samples"><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div></details>"
+    )
+
+
+def _place(it: Storages) -> str:
+    if it.file is None:
+        if it.before:
+            return "made before the recording"
+        return f"backward pass, <code>{text(it.node)}</code>" if it.node else "made by no line of Python"
+    short = printable(it.file)
+    if it.file.startswith(os.getcwd() + os.sep):
+        short = printable(os.path.relpath(it.file))
+    source = printable(it.source)
+    if len(source) > _MOST_SOURCE:
+        source = source[: _MOST_SOURCE - 3] + "..."
+    shown = f'<code class="line">{html.escape(short)}:{it.line}</code>'
+    if it.function and it.function != "<module>":
+        shown += f" in <code>{text(it.function)}</code>"
+    return shown + (f'<code class="source">{html.escape(source)}</code>' if source else "")
+
+
+def _storage_rows(rows: Iterable[Storages]) -> str:
+    lines = []
+    for it in rows:
+        size = _C.format_bytes(it.bytes) if it.bytes else "various"
+        cells = (
+            _C.format_bytes(it.traffic),
+            *(f"{it.moved[kind]['count']:,}" for kind in ("fetched", "written_back", "used_in_place")),
+            size,
+            f"{it.made:,}",
+            _C.format_bytes(it.most_bytes),
+        )
+        figures = "".join(f'<td class="figure">{cell}</td>' for cell in cells)
+        lines.append(
+            f'<tr data-bytes="{it.bytes}" data-traffic="{it.traffic}"><td>{_place(it)}</td>{figures}</tr>'
+        )
+    return "\n".join(lines)
+
+
+_HEADS = ("made at", "traffic", "fetched", "back", "in place", "size of one", "made", "at once")
+
+
+def _storage_table(key: str, rows: Sequence[Storages]) -> str:
+    head = "".join(
+        f'<th scope="col"{"" if index == 0 else " class=figure"}>{it}</th>' for index, it in enumerate(_HEADS)
+    )
+    return (
+        f'<div class="wide"><table id="{key}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{_storage_rows(rows)}\n</tbody></table></div>"
+    )
+
+
+def _storages(facts: Facts) -> str:
+    moved = [it for it in facts.storages if it.traffic][:_MOST_ROWS]
+    largest = sorted(facts.storages, key=lambda it: -it.most_bytes)[:_MOST_ROWS]
+    if not largest:
+        return ""
+    note = (
+        '<p class="soft">Storages of at least 256 KiB, those of one size that one line made together. '
+        "The line is the innermost one outside PyTorch's files and ours.</p>"
+    )
+    parts = ["<h2>Tensors by traffic</h2>", note]
+    if moved:
+        parts.append(_storage_table("by-traffic", moved))
+    else:
+        parts.append("<p>Nothing crossed the link.</p>")
+    parts += ["<h2>Tensors by size</h2>", _storage_table("by-size", largest)]
+    return "\n".join(parts)
+
+
+def _all_figures(facts: Facts) -> str:
+    rows = []
+    for key, words in _FIGURES:
+        cells = (
+            _count(f"{key}.count", facts.total(f"{key}.count")),
+            _bytes(f"{key}.bytes", facts.total(f"{key}.bytes")),
+            figure(f"{key}.ms", facts.total(f"{key}.ms"), f"{facts.total(f'{key}.ms'):.1f}"),
+        )
+        figures = "".join(f'<td class="figure">{cell}</td>' for cell in cells)
+        rows.append(f'<tr><th scope="row"><code>{key}</code><br>{words}</th>{figures}</tr>')
+    for key, words in _COUNTS:
+        rows.append(
+            f'<tr><th scope="row"><code>{key}</code><br>{words}</th>'
+            f'<td class="figure">{_count(key, facts.total(key))}</td><td></td><td></td></tr>'
+        )
+    return (
+        '<h2>All figures</h2><div class="wide"><table id="figures"><thead><tr><th scope="col">figure</th>'
+        '<th scope="col" class="figure">count</th><th scope="col" class="figure">bytes</th>'
+        '<th scope="col" class="figure">ms</th></tr></thead>'
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
+    )
+
+
+def _settings(facts: Facts) -> str:
+    def or_none(count: int | None) -> str:
+        return "none" if count is None else _C.format_bytes(count)
+
+    rows = (
+        ("budget, as asked for", facts.asked),
+        ("limit of managed memory", or_none(facts.limit)),
+        ("limit of pinned host memory", or_none(facts.host_limit)),
+        ("optimizer", facts.optimizer),
+        ("optimizers that made steps", ", ".join(facts.optimizers) or "none"),
+        ("accelerator", f"{facts.backend}; " + ", ".join(facts.devices.values())),
+        ("versions", f"torch_uvm {facts.torch_uvm}, torch {facts.torch}, Python {facts.python}"),
+    )
+    lines = "\n".join(f'<tr><th scope="row">{name}</th><td>{text(value)}</td></tr>' for name, value in rows)
+    return f'<h2>Settings</h2><div class="wide"><table id="settings"><tbody>{lines}</tbody></table></div>'
+
+
+def _siblings(facts: Facts) -> str:
+    if not facts.siblings:
+        return ""
+    links = ", ".join(f'<a href="{text(_address(it))}">{text(it)}</a>' for it in facts.siblings)
+    return f"<p>Pages of other processes of this run: {links}</p>"
+
+
+def _address(name: str) -> str:
+    from urllib.parse import quote
+
+    return "./" + quote(name, errors="surrogateescape")
+
+
+def page(facts: Facts) -> str:
+    """The whole page."""
+    rank = "" if facts.rank is None else f", rank {facts.rank}"
+    parts = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>torch_uvm: {text(facts.script)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
+        f"<h1>{text(facts.script)}{rank}</h1>",
+        f'<p class="soft" id="ended">{text(facts.began)}; {text(facts.ended)}</p>',
+        _siblings(facts),
+        _tiles(facts),
+        _advice(facts),
+        _pictures(facts),
+        _samples_table(facts),
+        _storages(facts),
+        _all_figures(facts),
+        _settings(facts),
+        "</main>\n</body>\n</html>\n",
+    )
+    return "\n".join(part for part in parts if part)

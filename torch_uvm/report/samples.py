@@ -1,0 +1,180 @@
+"""How a run went over time: samples by a thread that mostly sleeps, bounded however long the run is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch_uvm import _C
+
+_FIRST_INTERVAL = 0.02  # seconds; doubled as often as there are too many
+MOST_SAMPLES = 1200
+
+#: Of `residency_stats()`, what only grows: bytes and milliseconds, and counts.
+_TRAFFIC = ("fetched", "written_back", "dropped_clean", "used_in_place", "moved", "waited", "made_room")
+_COUNTS = ("plan_hits", "plan_misses", "over_budget", "failures")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Levels at a time, and what there was in all since the beginning.
+
+    Args:
+        seconds: since the recording began.
+        allocated: managed bytes that tensors hold on devices and, under a budget of none, anywhere.
+        reserved: managed bytes in all; host: pinned bytes for copies on the host.
+        resident: by device, managed bytes there; as the emulator models it where there is no budget.
+        totals: by a name such as "fetched.bytes" or "plan_hits".
+        steps: of optimizers.
+    """
+
+    seconds: float
+    allocated: int = 0
+    reserved: int = 0
+    host: int = 0
+    resident: dict[int, int] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+
+
+def higher(one: Sample, next_one: Sample) -> Sample:
+    """Both in one: the later, with the higher of their levels, so that no peak is lost."""
+    devices = {**one.resident, **next_one.resident}
+    return replace(
+        next_one,
+        allocated=max(one.allocated, next_one.allocated),
+        reserved=max(one.reserved, next_one.reserved),
+        host=max(one.host, next_one.host),
+        resident={it: max(one.resident.get(it, 0), next_one.resident.get(it, 0)) for it in devices},
+    )
+
+
+class _Totals:
+    """Counts that go on where the script sets the library's to 0."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def add(self, figures: dict[str, float]) -> dict[str, float]:
+        for name, count in figures.items():
+            if count < self._now.get(name, 0):
+                self._before[name] = self._before.get(name, 0) + self._now[name]
+        self._now = figures
+        return {name: count + self._before.get(name, 0) for name, count in figures.items()}
+
+
+class Sampler:
+    """Takes samples from `start()` to `stop()`."""
+
+    def __init__(self, now_and_then: Callable[[], None], every: float) -> None:
+        """now_and_then: called by the thread ``every`` so many seconds."""
+        self._began = time.monotonic()
+        self._interval = _FIRST_INTERVAL
+        self._totals = _Totals()
+        self._lock = threading.Lock()
+        self._samples: list[Sample] = []
+        self._by_step: list[Sample] = []
+        self._steps = 0
+        self._peaks: dict[int, int] = {}
+        self._most_reserved = 0
+        self._budgets: dict[int, int] = {}
+        self._ended = threading.Event()
+        self._now_and_then = now_and_then
+        self._every = every
+        self._thread = threading.Thread(target=self._run, name="torch_uvm report", daemon=True)
+
+    def start(self) -> None:
+        self.take()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes the last sample. The thread has ended when this returns."""
+        if not self._ended.is_set():
+            self._ended.set()
+            if self._thread.is_alive() and threading.current_thread() is not self._thread:
+                self._thread.join()
+            self.take()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._every
+        while not self._ended.wait(self._interval):
+            self.take()
+            if time.monotonic() >= due:
+                self._now_and_then()
+                due = time.monotonic() + self._every
+
+    def take(self) -> Sample:
+        with self._lock:
+            sample = self._measure()
+            self._samples.append(sample)
+            if len(self._samples) > MOST_SAMPLES:
+                first, *rest = self._samples
+                pairs = zip(rest[0::2], rest[1::2], strict=False)
+                left = rest[-1:] if len(rest) % 2 else []
+                self._samples = [first, *(higher(*pair) for pair in pairs), *left]
+                self._interval *= 2
+            return sample
+
+    def mark_step(self) -> None:
+        """An optimizer's step has ended. The first ones are sampled."""
+        self._steps += 1
+        if len(self._by_step) < 12:
+            self._by_step.append(self.take())
+
+    def _measure(self) -> Sample:
+        stats = _C.residency_stats()
+        memory = _C.memory_stats(None)
+        figures: dict[str, float] = {}
+        for name in _TRAFFIC:
+            figures |= {f"{name}.{key}": value for key, value in stats[name].items()}
+        figures |= {name: stats[name] for name in _COUNTS}
+        figures["num_ooms"] = memory["num_ooms"]
+        figures["num_alloc_retries"] = memory["num_alloc_retries"]
+        resident: dict[int, int] = dict(stats["device_bytes"])
+        if not resident and _C.backend() == "emulated" and _C.in_use():
+            resident = {index: _C.emu_resident_bytes(index) for index in range(_C.emu_device_count())}
+            peaks = {index: _C.emu_peak_resident_bytes(index) for index in resident}
+        else:
+            peaks = dict(stats["peak_device_bytes"])
+        for index, peak in peaks.items():
+            self._peaks[index] = max(self._peaks.get(index, 0), peak)
+            if (budget := _C.budget(index)) is not None:
+                self._budgets[index] = budget
+        self._most_reserved = max(self._most_reserved, memory["reserved_bytes.all.peak"])
+        return Sample(
+            time.monotonic() - self._began,
+            memory["allocated_bytes.all.current"],
+            memory["reserved_bytes.all.current"],
+            stats["host_bytes"],
+            resident,
+            self._totals.add(figures),
+            self._steps,
+        )
+
+    @property
+    def samples(self) -> list[Sample]:
+        with self._lock:
+            return list(self._samples)
+
+    @property
+    def by_step(self) -> list[Sample]:
+        """At the ends of the first steps."""
+        return list(self._by_step)
+
+    @property
+    def peaks(self) -> dict[int, int]:
+        """The most managed bytes on each device: exact, not as sampled."""
+        return dict(self._peaks)
+
+    @property
+    def budgets(self) -> dict[int, int]:
+        """By device, the bytes that were in force last; a device without a budget is missing."""
+        return dict(self._budgets)
+
+    @property
+    def most_reserved(self) -> int:
+        """The most managed bytes in all, likewise."""
+        return self._most_reserved
