@@ -15,14 +15,14 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 FLOORS := $(shell find csrc -type d)
 EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-TYPED = $(wildcard *.py) scripts torch_uvm tests $(wildcard examples benchmarks)
+TYPED = $(wildcard *.py) scripts torch_uvm tests docs $(wildcard examples benchmarks)
 
 # CMake and ninja are those of the virtual environment. Not for all commands: PYTHON must not be found there.
 WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda sdist clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,10 +34,16 @@ help: ## say what there is
 demo: build ## train beyond the memory of an emulated accelerator, and show it
 	$(VENV_PY) examples/demo.py
 
-# A few steps of the demo's script: `make demo` has the whole of it.
-examples: build ## run the other examples: tensors on both sides, the GPT script by itself, in short
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) examples/both_sides.py
-	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) -m torch_uvm run examples/train_gpt.py --steps 5 --validation-batches 1
+examples: export OMP_WAIT_POLICY = PASSIVE
+examples: export TORCH_UVM_DEVICE = emu
+examples: build ## run all examples on the emulated accelerator, the demo too; docs/examples.md says what they show
+	$(VENV_PY) examples/both_sides.py
+	$(VENV_PY) examples/one_array.py
+	$(VENV_PY) examples/embedding_table.py
+	$(VENV_PY) -m torch_uvm run --budget 24MiB examples/finetune_lora.py --output build/lora
+	$(VENV_PY) -m torch_uvm run --budget 24MiB examples/finetune_lora.py --output build/lora \
+	  --resume build/lora/checkpoint-4
+	$(VENV_PY) examples/demo.py
 
 # A worker for each core, in the order of the files: what compiles comes early. OpenMP's threads leave a core at once.
 test: build cpp sanitized cuda-wheels ## run all tests, those of the C++ floors included
@@ -195,9 +201,9 @@ bench: build cpp ## measure, into benchmarks/results/
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py
 
-sdist: $(STAMPS)/installed ## make a source distribution in dist/
-	$(VENV_PY) setup.py -q sdist
+packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and try them in empty environments; minutes
+	$(VENV_PY) scripts/packages.py dist
 
 clean: ## remove what was built, the virtual environment included
-	rm -rf build dist $(VENV) *.egg-info torch_uvm/*.so demo-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist $(VENV) *.egg-info torch_uvm/*.so demo-output lora-output .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

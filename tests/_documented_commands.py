@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIABLES = {"TORCH_UVM", "TORCH_UVM_CONF", "TORCH_UVM_DEVICE", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHON"}
 #: Programs that documents name and that need not be where tests run.
 OTHERS = {"torchrun", "accelerate", "git", "pip", "python", ".venv/bin/python"}
+
+
+def variables() -> set[str]:
+    """The environment variables that the package or the Makefile reads."""
+    sources = [ROOT / "Makefile", *(ROOT / "torch_uvm").glob("**/*.py")]
+    ours = r"\b(?:TORCH_UVM(?:_[A-Z]+)*|PYTORCH_ENABLE_UNIFIED_MEMORY|PYTHON|OMP_WAIT_POLICY)\b"
+    return {name for source in sources for name in re.findall(ours, source.read_text())}
 
 
 def commands(language: str, source: str) -> Iterator[str]:
@@ -66,7 +72,7 @@ def check(command: str) -> None:
     words = shlex.split(command, comments=True)
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        assert name in VARIABLES, f"{name} is no variable of ours; known: {sorted(VARIABLES)}"
+        assert name in variables(), f"{name} is no variable of ours; known: {sorted(variables())}"
         if name == "TORCH_UVM_CONF":
             from torch_uvm import _C
 

@@ -70,6 +70,7 @@ def results(wrong_document: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     done = Spawn(tmp_path_factory.mktemp("programs"))(
         args=[str(ROOT / "tests" / "_documented_code.py"), *map(str, DOCUMENTS), str(wrong_document)],
         env={"TORCH_UVM_DEVICE": "emu", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
+        timeout=900,  # seconds; some ten on a machine of one's own
     )
     found: Results = json.loads(done.stdout)
     return found
