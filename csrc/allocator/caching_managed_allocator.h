@@ -207,6 +207,9 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument; what `cost` throws
   std::optional<std::vector<void*>> cheapest_run(std::size_t bytes, int device,
                                                  const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+  /// As cheapest_run, of those neighbours that have the lowest address, whatever they cost; in no new segment.
+  std::optional<std::vector<void*>> lowest_run(std::size_t bytes, int device,
+                                               const std::function<double(void*, std::size_t)>& cost) const;
 
   /// A block that is to make way: its owner gets another one, of the device too, for it.
   struct Move {

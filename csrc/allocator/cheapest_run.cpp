@@ -77,6 +77,13 @@ void add_tags(const Block* first, const Block* last, std::vector<void*>& tags) {
   }
 }
 
+void check_bytes_of_run(std::size_t bytes) {
+  if (bytes == 0 || bytes > kLargestRequest) {
+    throw InvalidArgument("a run of " + std::to_string(bytes) + " bytes; at least 1 and at most " +
+                          std::to_string(kLargestRequest));
+  }
+}
+
 /// Walks a segment once: the cheapest window of at least `bytes` in it, if that is better than `best`.
 /// \return the price of all its blocks
 Price walk(const Segment& segment, std::size_t bytes, const Cost& cost, std::optional<Window>& best) {
@@ -153,10 +160,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
                                                                         const Cost& cost) const {
   const State& state = *state_;
   state.check_device(device);
-  if (bytes == 0 || bytes > kLargestRequest) {
-    throw InvalidArgument("a run of " + std::to_string(bytes) + " bytes; at least 1 and at most " +
-                          std::to_string(kLargestRequest));
-  }
+  check_bytes_of_run(bytes);
   const std::lock_guard lock(state.mutex);
   const Location home = Location::device(device);
   const std::size_t needed = state.bytes_for(bytes, home);
@@ -207,6 +211,35 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
     add_tags(candidate.segment->first, last, tags);
   }
   return tags;
+}
+
+std::optional<std::vector<void*>> CachingManagedAllocator::lowest_run(std::size_t bytes, int device,
+                                                                      const Cost& cost) const {
+  const State& state = *state_;
+  state.check_device(device);
+  check_bytes_of_run(bytes);
+  const std::lock_guard lock(state.mutex);
+  const Location home = Location::device(device);
+  const std::size_t needed = state.bytes_for(bytes, home);
+  for (const auto& [address, segment] : state.heap.segments()) {
+    const Block* first = nullptr; // of the neighbours looked at, none of which has to stay
+    std::size_t found = 0;
+    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
+      if (price_of(*block, cost).cost == kNever) {
+        first = nullptr;
+        found = 0;
+        continue;
+      }
+      first = first == nullptr ? block : first;
+      found += block->bytes;
+      if (found >= needed) {
+        std::vector<void*> tags;
+        add_tags(first, block, tags);
+        return tags;
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 } // namespace torch_uvm

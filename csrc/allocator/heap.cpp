@@ -160,17 +160,20 @@ void Heap::release(Block* block) noexcept {
   }
 }
 
-std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Location> segment_home) const {
-  std::optional<Run> best;
-  for (const auto& [address, segment] : segments_) {
+namespace {
+
+/// Tells of each window over free neighbours that is as short as holds the request, by address, until `tell` says that
+/// it is enough.
+template <typename Tell>
+void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
+  for (const auto& [address, segment] : segments) {
     if (segment_home && segment.home != *segment_home) {
       continue;
     }
-    // A window over the free neighbours, as short as holds the request.
-    Run window;
+    Heap::Run window;
     for (Block* block = segment.first; block != nullptr; block = block->after) {
       if (block->state != BlockState::kFree) {
-        window = Run{};
+        window = Heap::Run{};
         continue;
       }
       if (window.first == nullptr) {
@@ -182,12 +185,33 @@ std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Locatio
         window.bytes -= window.first->bytes;
         window.first = window.first->after;
       }
-      if (window.bytes >= bytes && (!best || window.bytes < best->bytes)) {
-        best = window;
+      if (window.bytes >= bytes && tell(window)) {
+        return;
       }
     }
   }
+}
+
+} // namespace
+
+std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Location> segment_home) const {
+  std::optional<Run> best;
+  each_run(segments_, bytes, segment_home, [&best](const Run& run) {
+    if (!best || run.bytes < best->bytes) {
+      best = run;
+    }
+    return false;
+  });
   return best;
+}
+
+std::optional<Heap::Run> Heap::first_run(std::size_t bytes, std::optional<Location> segment_home) const {
+  std::optional<Run> first;
+  each_run(segments_, bytes, segment_home, [&first](const Run& run) {
+    first = run;
+    return true;
+  });
+  return first;
 }
 
 Block* Heap::carve_run(const Run& run, std::size_t bytes) {

@@ -68,6 +68,8 @@ class Heap {
   };
   /// The smallest run of at least `bytes`; of segments of one home, if one is given.
   std::optional<Run> best_run(std::size_t bytes, std::optional<Location> segment_home) const;
+  /// The run of at least `bytes` that has the lowest address.
+  std::optional<Run> first_run(std::size_t bytes, std::optional<Location> segment_home) const;
   /// Merges a run and takes its first `bytes`; what is left of the last block stays filed. The result is
   /// reserved, of the lane of the first. \throws std::bad_alloc, and nothing has changed
   Block* carve_run(const Run& run, std::size_t bytes);

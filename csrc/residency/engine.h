@@ -338,6 +338,7 @@ class Engine final : public RoomMaker {
   /// Whether there were storages that were not tried because they could not be moved lately.
   bool forget_fixed(int device);
   bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
+  bool give_up_lowest(std::size_t bytes, int device, Stream taker);
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
   void give_up_read(int device);
   bool is_read(Record& record);

@@ -22,6 +22,9 @@ constexpr double kFetchedByte = 8; // for nothing, and once more; only where it 
 /// Of a block, what may be left over for it to count as just large enough.
 constexpr std::size_t kSlackShare = 8;
 
+/// Of what leaves for a small request, where it lies the lowest: larger ones go where they cost the least.
+constexpr std::size_t kMostForSmall = 32 * MiB;
+
 /// Of moving a block aside, relative to one that nothing is copied to or from.
 constexpr double kUnderWay = 16;
 
@@ -213,7 +216,28 @@ bool Engine::forget_fixed(int device) {
   return forgotten;
 }
 
+bool Engine::give_up_lowest(std::size_t bytes, int device, Stream taker) {
+  const auto run = memory_.lowest_run(bytes, device, [&](void* tag, std::size_t block_bytes) {
+    const auto* const record = static_cast<const Record*>(tag);
+    return record == nullptr || record->fetching() || block_bytes > kMostForSmall ? kNever
+                                                                                  : cost_of(*record, Need::kNow);
+  });
+  if (!run) {
+    return false;
+  }
+  std::vector<Record*> victims;
+  for (void* const tag : *run) {
+    victims.push_back(static_cast<Record*>(tag));
+  }
+  return evict_all(victims, taker);
+}
+
 bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
+  // What the engine does not know stays where it comes to lie: all of it together, or it would cut memory into pieces
+  // that large storages do not fit into.
+  if (bytes < kLeastRelocated && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
+    return true;
+  }
   if (give_up_alike(bytes, device, taker)) {
     return true;
   }

@@ -215,6 +215,86 @@ TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
   CHECK(windows > 60 && free_already > 60 && covers > 3 && none > 3);
 }
 
+TEST(the_lowest_run_is_the_first_on_random_heaps) {
+  std::size_t windows = 0, none = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    Rig rig(std::make_unique<RecordingRuntime>(1), false);
+    RandomHeap heap(rig, seed);
+    const std::size_t asked = heap.random() % 8 == 0 ? 60 * MiB : heap.size();
+    const std::size_t bytes = block_bytes(asked, rig.allocator->cap(0) ? kLargeRequest : kWholePagesRequest);
+    const auto run = rig.allocator->lowest_run(asked, 0, [&](void* tag, std::size_t of) {
+      CHECK_EQ(of, heap.bytes(tag));
+      return heap.cost(tag);
+    });
+    // Neighbours none of which stays: the first of them, by address, that are enough.
+    std::optional<std::vector<std::uintptr_t>> wanted;
+    for (const SegmentInfo& segment : rig.allocator->snapshot()) {
+      std::vector<std::uintptr_t> allocated;
+      std::size_t found = 0;
+      for (const BlockInfo& block : segment.blocks) {
+        const bool taken = block.state == BlockInfo::State::kAllocated;
+        if (taken && heap.by_address.at(block.address) == kNever) {
+          allocated.clear();
+          found = 0;
+          continue;
+        }
+        if (taken) {
+          allocated.push_back(block.address);
+        }
+        found += block.bytes;
+        if (found >= bytes && segment.home == kDevice) {
+          wanted = allocated;
+          break;
+        }
+      }
+      if (wanted) {
+        break;
+      }
+    }
+    CHECK_EQ(run.has_value(), wanted.has_value());
+    if (run) {
+      CHECK_EQ(run->size(), wanted->size());
+      for (std::size_t i = 0; i < run->size(); ++i) {
+        CHECK_EQ(heap.address((*run)[i]), (*wanted)[i]);
+      }
+      windows += run->empty() ? 0 : 1;
+    } else {
+      ++none;
+    }
+    heap.free_all();
+    rig.check();
+  }
+  CHECK(windows > 60 && none > 3); // each kind of answer was seen
+}
+
+TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 64 * MiB, true);
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 8; ++i) {
+      blocks.push_back(rig.allocate(8 * MiB));
+    }
+    std::ranges::sort(blocks, {}, [&](Block* block) { return rig.address(block); });
+    const std::uintptr_t lowest = rig.address(blocks[1]), snug = rig.address(blocks[6]) + 7 * MiB;
+    rig.allocator->free(std::exchange(blocks[6], nullptr));
+    blocks[6] = rig.allocate(7 * MiB);
+    CHECK_EQ(rig.address(blocks[6]), snug - 7 * MiB); // after it is 1 MiB, which would be the best fit
+    rig.allocator->free(std::exchange(blocks[1], nullptr));
+    std::vector<Block*> small;
+    for (int i = 0; i < 16; ++i) {
+      small.push_back(rig.allocate(64 * KiB));
+      CHECK(rig.address(small.back()) >= lowest && rig.address(small.back()) < lowest + MiB);
+    }
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
+    for (Block* const block : small) {
+      rig.allocator->free(block);
+    }
+    for (Block* const block : blocks) {
+      rig.allocator->free(block);
+    }
+  });
+}
+
 TEST(segments_to_empty_cost_no_more_than_twice_the_least) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);

@@ -61,6 +61,45 @@ TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
   rig.check_engine();
 }
 
+/// What is never moved stays where it comes to lie: at one end, even where something else would leave for less.
+TEST(what_is_too_small_to_move_lies_together) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  std::vector<Storage*> by_address;
+  for (const auto& storage : rig.storages) {
+    by_address.push_back(storage.get());
+  }
+  std::ranges::sort(by_address, {}, [](const Storage* storage) { return storage->ptr; });
+  Storage& lowest = *by_address.front();
+  for (int step = 0; step < 4; ++step) { // the lowest was used last, and is dirty: it would be the last to leave
+    for (Storage* const storage : {by_address[2], by_address[3], by_address[1], &lowest}) {
+      rig.run(10, {storage}, storage == &lowest, [&] {
+        if (storage == &lowest) {
+          Rig::write(lowest, static_cast<unsigned char>(lowest.content + 1));
+        }
+      });
+    }
+  }
+  const unsigned char* const where = lowest.ptr;
+  std::vector<Block*> small;
+  for (int number = 0; number < 20; ++number) {
+    small.push_back(rig.memory.allocate(64 * KiB, Location::device(0), kStream));
+    const auto* const ptr = static_cast<const unsigned char*>(rig.memory.data(small.back()));
+    CHECK(ptr >= where && ptr < where + kBytes);
+  }
+  CHECK(lowest.block == nullptr);
+  for (const int other : {1, 2, 3}) {
+    CHECK(by_address[static_cast<std::size_t>(other)]->block != nullptr);
+  }
+  Rig::check(lowest);
+  for (Block* const block : small) {
+    rig.memory.free(block);
+  }
+  rig.check_engine();
+}
+
 /// Says once that something has happened, to a thread that waits for it.
 class Signal {
  public:
