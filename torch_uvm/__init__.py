@@ -19,15 +19,23 @@ from __future__ import annotations
 
 import importlib.metadata
 
-import torch
+from torch_uvm.as_command import end_as_command
+
+try:
+    import torch
+except ImportError as error:
+    end_as_command(f"it needs torch, which does not load: {error}")
+    raise
 
 try:
     from torch_uvm import _C  # noqa: F401  (here, so that a failure can be explained)
 except ImportError as error:
-    raise ImportError(
+    explained = (
         f"torch_uvm's extension does not load: {error}. It is compiled for one minor version of torch "
         f"(this is torch {torch.__version__}); build it again with `pip install --no-build-isolation`."
-    ) from error
+    )
+    end_as_command(explained)
+    raise ImportError(explained) from error
 
 from torch_uvm import emulated
 from torch_uvm.accesses import record_accesses
@@ -121,9 +129,13 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
 register_rules()
 watch_compiled_graphs()
 watch_graphs()
-apply_environment()
+try:
+    apply_environment()
+except (ValueError, RuntimeError) as error:
+    end_as_command(error)
+    raise
 accept_managed_keyword()
 export_managed_memory()
 send_copies()
 del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules
-del send_copies, watch_compiled_graphs, watch_graphs
+del end_as_command, send_copies, watch_compiled_graphs, watch_graphs

@@ -1,11 +1,17 @@
-"""`python -m torch_uvm info`: what is here, and what every option is set to."""
+"""`python -m torch_uvm info`: what is here, what is off and what to do about it, and every option.
+
+It is there to find out what is wrong, so nothing that is wrong stops it: what cannot be found out is said.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
-from collections.abc import Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +19,11 @@ import torch
 import torch_uvm
 from torch_uvm import _C
 from torch_uvm.arguments import accelerator
+from torch_uvm.cli import machine
+from torch_uvm.cli.shortfalls import shortfalls
+from torch_uvm.printable import printable
 
-SUMMARY = "what is here: versions, devices, managed memory, options"
+SUMMARY = "what is here and what is off: versions, devices, the link, options"
 
 #: What a host that does not say reports as available.
 _UNKNOWN_BYTES = 2**64 - 1
@@ -46,29 +55,72 @@ def _host_limit() -> int | None:
 
 
 def collect() -> dict[str, Any]:
-    """Everything that `info` prints; bytes as ints, None where there is no figure."""
-    here = accelerator()
-    return {
+    """Everything that `info` prints; bytes as ints, None where there is no figure.
+
+    What could not be found out is in ``errors``, by name; ``off`` says what is wrong and what to do.
+    """
+    errors: dict[str, str] = {}
+
+    def attempt(name: str, find: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            return find()
+        except Exception as error:  # of whatever is missing or broken here
+            errors[name] = printable(str(error).strip().split("\n")[0] or type(error).__name__)
+            return otherwise
+
+    here = attempt("accelerator", accelerator)
+    facts: dict[str, Any] = {
         "torch_uvm": torch_uvm.__version__,
         "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
         "python": platform.python_version(),
         "built_for": "CUDA" if _C.built_with_cuda() else "CPU",
+        "driver": attempt("driver", machine.driver, {"nvidia": None, "cuda": None}),
+        "cuda_devices": attempt("cuda_devices", torch.cuda.device_count, 0),
         "accelerator": None if here is None else here.type,
         "backend": _C.backend(),
         "emulated": _C.backend() == "emulated",
         "enabled": torch_uvm.is_enabled(),
-        "devices": _devices(),
-        "managed_bytes": _C.managed_bytes(),
-        "peak_managed_bytes": _C.peak_managed_bytes(),
+        "starts_with_torch": attempt("starts_with_torch", machine.starts_with_torch, False),
+        "environment": machine.environment(),
+        "devices": attempt("devices", _devices, []),
+        "link": None,
+        "managed_bytes": attempt("managed_bytes", _C.managed_bytes),
+        "peak_managed_bytes": attempt("peak_managed_bytes", _C.peak_managed_bytes),
         "limit": _C.get_limit(),
         "host_limit": _host_limit(),
-        "host_available": _host_available(),
+        "host_available": attempt("host_available", _host_available),
         "options": _C.describe_options(),
     }
+    if facts["devices"]:
+        facts["link"] = attempt("link", machine.link)
+    facts["errors"] = errors
+    facts["off"] = shortfalls(facts)
+    return facts
 
 
 def _bytes(count: int | None, without: str) -> str:
     return without if count is None else _C.format_bytes(count)
+
+
+def _driver(driver: dict[str, str | None]) -> str:
+    if driver["nvidia"] is None and driver["cuda"] is None:
+        return "none"
+    return f"NVIDIA {driver['nvidia'] or 'unknown'}, for CUDA up to {driver['cuda'] or 'unknown'}"
+
+
+def _link(link: dict[str, Any] | None) -> str:
+    if link is None:
+        return "not measured"
+    how = "modelled" if link["modelled"] else "measured"
+    return (
+        f"{link['to_device']:.1f} GB/s to {link['device']}, {link['to_host']:.1f} GB/s back "
+        f"({how}, copies of {_C.format_bytes(link['bytes'])}, pinned)"
+    )
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 100, subsequent_indent=indent, initial_indent=indent[2:])
 
 
 def _text(facts: dict[str, Any]) -> str:
@@ -80,12 +132,15 @@ def _text(facts: dict[str, Any]) -> str:
         f"torch_uvm {facts['torch_uvm']}, built for {facts['built_for']}; "
         f"torch {facts['torch']}, Python {facts['python']}",
         f"accelerator     {used}",
+        f"driver          {_driver(facts['driver'])}",
+        f"link            {_link(facts['link'])}",
         f"switch          {'on' if facts['enabled'] else 'off'}",
-        f"managed memory  {_C.format_bytes(facts['managed_bytes'])}, "
-        f"at most {_C.format_bytes(facts['peak_managed_bytes'])} so far",
+        f"managed memory  {_bytes(facts['managed_bytes'], 'unknown')}, "
+        f"at most {_bytes(facts['peak_managed_bytes'], 'unknown')} so far",
         f"limit           {_bytes(facts['limit'], 'none (what the host has available)')}",
         f"host limit      {_bytes(facts['host_limit'], 'none (what the host has available)')}",
         f"host available  {_bytes(facts['host_available'], 'unknown')}",
+        *(f"environment     {name}={printable(value)}" for name, value in facts["environment"].items()),
     ]
     for device in facts["devices"]:
         lines += ["", device["device"]]
@@ -98,6 +153,10 @@ def _text(facts: dict[str, Any]) -> str:
             figure = isinstance(value, int) and not isinstance(value, bool)
             shown = _C.format_bytes(value) if figure and ("memory" in key or "bytes" in key) else value
             lines.append(f"  {key:<26}{shown}")
+    if facts["off"]:
+        lines += ["", "what is off, and what to do"]
+    for it in facts["off"]:
+        lines += [*_wrapped("- " + it["what"], "  "), *_wrapped("  " + it["do"], "    ")]
     lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
     for option in facts["options"]:
         lines.append(f"  {option['key']:<30}{option['value']:<10}{option['description']}")
@@ -111,5 +170,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object; bytes as numbers")
     arguments = parser.parse_args(argv)
     facts = collect()
-    print(json.dumps(facts, indent=2) if arguments.json else _text(facts))
+    try:
+        print(json.dumps(facts, indent=2) if arguments.json else _text(facts), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; what is left to flush at exit would say so again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0

@@ -1,0 +1,113 @@
+"""What `info` asks of the machine beyond the library's own figures: the driver, and how fast the link is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_uvm
+from torch_uvm import _C
+from torch_uvm.cli.progress import Progress
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_VARIABLES = (
+    "TORCH_UVM",
+    "PYTORCH_ENABLE_UNIFIED_MEMORY",
+    "TORCH_UVM_DEVICE",
+    "TORCH_UVM_CONF",
+    "TORCH_UVM_REPORT",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+)
+
+LINK_BYTES = 64 << 20  # at most, in each of two buffers: plain memory on the device, pinned on the host
+_SECONDS = 0.3  # for each direction, once the buffers are there
+
+
+def environment() -> dict[str, str]:
+    """Our variables, of those that are set."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
+def driver() -> dict[str, Any]:
+    """The driver, where there is one and somebody says.
+
+    Returns:
+        ``nvidia``: the kernel driver's version, such as "580.65.06". ``cuda``: the latest CUDA that it runs,
+        such as "13.0". None where it is not known.
+    """
+    nvidia = None
+    if _NVIDIA.exists():
+        found = re.search(r"\b(\d+\.\d+(\.\d+)?)\b", _NVIDIA.read_text(errors="replace"))
+        nvidia = None if found is None else found[1]
+    ask: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
+    version = 0 if ask is None else ask()
+    return {"nvidia": nvidia, "cuda": f"{version // 1000}.{version % 1000 // 10}" if version else None}
+
+
+def starts_with_torch() -> bool:
+    """Whether `import torch` looks at TORCH_UVM: the package is installed with its entry point."""
+    found = importlib.metadata.entry_points(group="torch.backends")
+    return any(it.value.startswith("torch_uvm_autoload") for it in found) and (
+        os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "0"
+    )
+
+
+def _rate(
+    count_of_bytes: int, copy: Callable[[], None], clock: Callable[[], float], progress: Progress
+) -> float:
+    """GB/s (10^9 bytes) of copies in a row, by a clock in seconds."""
+    copy()
+    torch.accelerator.synchronize()
+    began, count, until = clock(), 0, time.monotonic() + _SECONDS
+    while count == 0 or (count < 16 and time.monotonic() < until):
+        copy()
+        torch.accelerator.synchronize()  # so that a slow link is not asked for more than there is time for
+        count += 1
+        progress(count, 16)
+    return count_of_bytes * count / max(clock() - began, 1e-9) / 1e9
+
+
+def link() -> dict[str, Any]:
+    """Copies of ordinary memory, pinned on the host, between it and the current device: under a second, and
+    128 MiB of memory at most, none of it managed.
+
+    Returns:
+        ``device``; ``bytes`` of one copy; ``to_device`` and ``to_host`` in GB/s (10^9 bytes a second);
+        ``modelled``: by the emulated accelerator's clock, so that it says nothing of this machine.
+
+    Raises:
+        RuntimeError: there is no accelerator that copies can be measured on, or no memory for it.
+    """
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is None or here.type not in ("cuda", "emu"):
+        raise RuntimeError("there is no accelerator that copies can be measured on")
+    index = torch.accelerator.current_device_index()
+    free = torch.accelerator.get_memory_info(index)[0]
+    count = min(LINK_BYTES, free // 4)
+    progress = Progress("measuring the link")
+    with torch_uvm.disabled():
+        device = torch.empty(count, dtype=torch.uint8, device=torch.device(here.type, index))
+        host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+        clock = (lambda: _C.emu_time_us() / 1e6) if here.type == "emu" else time.perf_counter
+        rates = {
+            "to_device": _rate(count, lambda: void(device.copy_(host, non_blocking=True)), clock, progress),
+            "to_host": _rate(count, lambda: void(host.copy_(device, non_blocking=True)), clock, progress),
+        }
+    progress.close()
+    return {
+        "device": str(device.device),
+        "bytes": count,
+        **{name: round(rate, 2) for name, rate in rates.items()},
+        "modelled": here.type == "emu",
+    }
+
+
+def void(result: object) -> None:
+    """For a function whose result nobody wants."""

@@ -1,0 +1,126 @@
+"""What is off on this machine, and what to do about it: rules over the facts that `info` has collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Facts = dict[str, Any]
+Shortfall = tuple[str, str]  # what is so, what to do
+
+
+def _version(text: str | None) -> tuple[int, int]:
+    major, _, minor = (text or "0").partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)
+
+
+def _no_gpu(facts: Facts) -> Iterator[Shortfall]:
+    driver, wanted = facts["driver"] or {}, facts["torch_cuda"]
+    if wanted is None:
+        if driver.get("nvidia"):
+            yield (
+                f"this torch is built without CUDA, and there is an NVIDIA driver ({driver['nvidia']})",
+                "install a CUDA build of torch, then build torch_uvm again against it",
+            )
+        return
+    if facts["cuda_devices"]:
+        return
+    if driver.get("cuda") is None:
+        yield (
+            f"torch is built for CUDA {wanted}, and finds no driver",
+            "install NVIDIA's driver; in a container, pass the GPUs through (--gpus all)",
+        )
+    elif _version(driver["cuda"])[0] < _version(wanted)[0]:
+        yield (
+            f"the driver runs CUDA {driver['cuda']} at most, and torch is built for CUDA {wanted}",
+            "update the driver, or install a torch for that CUDA",
+        )
+    else:
+        yield (
+            f"torch is built for CUDA {wanted}, and finds no GPU",
+            "look at CUDA_VISIBLE_DEVICES, and at what nvidia-smi lists",
+        )
+
+
+def _extension(facts: Facts) -> Iterator[Shortfall]:
+    if facts["torch_cuda"] is not None and facts["built_for"] != "CUDA":
+        yield (
+            "torch is built with CUDA, and torch_uvm without it",
+            "build it again where there is a CUDA toolkit (CUDA_HOME): pip install --no-build-isolation .",
+        )
+    if facts["backend"] == "none":
+        yield (
+            f"there is no managed memory for the accelerator {facts['accelerator']}",
+            "TORCH_UVM_DEVICE=emu uses the emulated one",
+        )
+    elif facts["emulated"]:
+        yield (
+            "the accelerator is emulated: results are real, times are modelled, and nothing is faster",
+            "use a GPU for work; this is for trying things out, and for tests",
+        )
+
+
+def _devices(facts: Facts) -> Iterator[Shortfall]:
+    for device in facts["devices"]:
+        if not device["managed_memory"]:
+            yield f"{device['device']} has no managed memory", "use a GPU of compute capability 6.0 or later"
+        elif not device["concurrent_managed_access"]:
+            yield (
+                f"{device['device']} cannot share pages with the CPU while it runs (concurrentManagedAccess "
+                "is 0): hints do nothing, and the CPU may not touch managed tensors while a kernel runs",
+                "use Linux itself, not WSL or Windows, and a GPU of compute capability 6.0 or later",
+            )
+    for device in facts["devices"]:
+        budget = device["budget"]
+        if budget == "none":
+            yield (
+                f"{device['device']} has no budget: pages move when they are touched",
+                'run --budget auto, or enable(budget="auto")',
+            )
+    total = sum(device["total_memory"] for device in facts["devices"])
+    if facts["backend"] == "cuda" and facts["host_available"] is not None and facts["host_available"] < total:
+        yield (
+            "the host has less memory available than the devices have: what does not fit on them has to fit "
+            "there",
+            "free memory on the host, or raise the container's limit",
+        )
+
+
+def _settings(facts: Facts) -> Iterator[Shortfall]:
+    if not facts["enabled"]:
+        yield (
+            "the switch is off: new tensors are not managed",
+            "run python -m torch_uvm run SCRIPT, set TORCH_UVM=1, or call torch_uvm.enable()",
+        )
+    if not facts["starts_with_torch"]:
+        yield (
+            "TORCH_UVM=1 does nothing in a script that does not import torch_uvm: there is no entry point of "
+            "an installed package, or TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
+            "pip install torch_uvm, or import it in the script",
+        )
+    if facts["limit"] is None:
+        yield (
+            "there is no limit: managed memory may take all that the host has available",
+            "on a machine that others use, set one: run --limit, TORCH_UVM_CONF=limit:64GiB",
+        )
+    if facts["host_available"] is None:
+        yield (
+            "nobody says how much memory the host has available, so that nothing stops short of it",
+            "set a limit",
+        )
+
+
+_RULES: tuple[Callable[[Facts], Iterator[Shortfall]], ...] = (_no_gpu, _extension, _devices, _settings)
+
+
+def shortfalls(facts: Facts) -> list[dict[str, str]]:
+    """For each what is off ("what"), and what to do about it ("do")."""
+    found = [{"what": what, "do": do} for rule in _RULES for what, do in rule(facts)]
+    for name, error in facts["errors"].items():
+        found.append(
+            {
+                "what": f"{name} could not be found out: {error}",
+                "do": "the rest of this is right all the same",
+            }
+        )
+    return found
