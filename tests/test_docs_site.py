@@ -22,7 +22,7 @@ SPHINX = ["-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "do
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as `make docs` builds it; a warning fails it."""
     folder = tmp_path_factory.mktemp("site")
-    Spawn(folder)(args=[*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")])
+    Spawn(folder)(args=[*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")], timeout=900)
     return folder / "html"
 
 
@@ -96,7 +96,7 @@ def test_what_is_wrong_in_documents_fails_the_build(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     build = [*SPHINX, "-b", "dummy", str(tmp_path / "source"), str(tmp_path / "out")]
-    done = Spawn(tmp_path)(args=build, check=False)
+    done = Spawn(tmp_path)(args=build, check=False, timeout=900)
     assert done.returncode != 0
     for complaint in ["nowhere.md", "'nowhere'", "no_such_function", "forgotten.md"]:
         assert complaint in done.stderr, done.stderr

@@ -25,7 +25,7 @@ class Iterations:
     """`boundaries`: indices of events, ascending; iteration i is from boundary i to boundary i + 1."""
 
     boundaries: tuple[int, ...]
-    how: str  # in words
+    how: str  #: in words
 
     @property
     def count(self) -> int:

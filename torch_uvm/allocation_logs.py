@@ -34,12 +34,12 @@ class Event(NamedTuple):
     """A row whose allocation is known."""
 
     thread: int
-    time_us: int  # since the first midnight of the log
-    action: str  # one of ACTIONS
-    allocation: int  # its number, from 0 in the order of the log; -1 of a failure
+    time_us: int  #: since the first midnight of the log
+    action: str  #: one of ACTIONS
+    allocation: int  #: its number, from 0 in the order of the log; -1 of a failure
     bytes: int
-    stream: int  # as it was logged
-    line: int  # of the file, from 1
+    stream: int  #: as it was logged
+    line: int  #: of the file, from 1
 
 
 class AllocationLog:

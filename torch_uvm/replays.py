@@ -24,22 +24,22 @@ class Replay:
 
     allocator: str
     description: str
-    seconds: tuple[float, ...]  # in the allocator, of each repetition
-    last_iteration_seconds: tuple[float, ...]  # of these, those of the last iteration
+    seconds: tuple[float, ...]  #: in the allocator, of each repetition
+    last_iteration_seconds: tuple[float, ...]  #: of these, those of the last iteration
     last_iteration_calls: int
-    calls: int  # of allocate and free
+    calls: int  #: of allocate and free
     peak_live: int
     peak_reserved: int
-    mean_live: float  # over the rows
+    mean_live: float  #: over the rows
     mean_reserved: float
-    runtime_allocations: int  # until the log's end
+    runtime_allocations: int  #: until the log's end
     runtime_frees: int
     events_recorded: int
-    details: dict[str, float]  # of this allocator alone, at the log's end
-    live: array[int]  # after each row
+    details: dict[str, float]  #: of this allocator alone, at the log's end
+    live: array[int]  #: after each row
     reserved: array[int]
-    failure: str  # empty: none; else why it gave up
-    failed_at: int  # row, from 0
+    failure: str  #: why it gave up; empty if it did not
+    failed_at: int  #: row, from 0
 
     @property
     def median_seconds(self) -> float:
