@@ -1,4 +1,4 @@
-"""The examples on a GPU: the LoRA fine-tune under a budget, and on from a checkpoint; the embedding table."""
+"""The examples on a GPU: the LoRA fine-tune, on from a checkpoint too; the embedding table; one array."""
 
 from __future__ import annotations
 
@@ -94,3 +94,13 @@ def test_embedding_table(spawn: Spawn) -> None:
     assert figures["device"].startswith("cuda") and figures["budget"] < figures["table_bytes"]
     for cases in figures["steps"].values():
         assert all(cost["milliseconds"] > 0 for cost in cases.values())
+
+
+def test_one_array(spawn: Spawn) -> None:
+    """By CUDA's array interface, and by CuPy where it is. That nobody copies the script checks."""
+    if importlib.util.find_spec("numpy") is None:
+        pytest.skip("not installed: numpy")
+    printed = spawn(args=[str(EXAMPLES / "one_array.py")]).stdout
+    has_cupy = importlib.util.find_spec("cupy") is not None
+    assert f"All of them see {1_111_111 if has_cupy else 11_111:,}, and no byte was copied." in printed
+    assert printed.count("left out: ") == (0 if has_cupy else 2)

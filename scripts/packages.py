@@ -1,0 +1,148 @@
+"""Builds the source distribution and the wheel, and tries them where nothing else of the repository is.
+
+    python scripts/packages.py dist
+
+The sdist has what git has. It is built in an empty environment that has torch, setuptools and ninja, as pip
+does with any sdist, so that the wheel shows that nothing is missing; the wheel is then installed where torch
+alone is. In both `info` and tests/_smoke.py run, in a folder outside of the repository. torch comes from pip,
+as requirements/torch.txt pins it; the compilers work for some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+# Of what is to be tried, and of the program that tries it: neither the repository nor switches of its user.
+NOT_PASSED_ON = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHONPATH")
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.split("\0") if path and (ROOT / path).is_file()]
+
+
+def copy_tracked(to: Path) -> None:
+    for path in tracked_files():
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, to / path)
+
+
+def make_sdist(tree: Path, python: Path | str = sys.executable) -> Path:
+    """Of `tree`, in its folder dist."""
+    subprocess.run([python, "setup.py", "-q", "sdist"], cwd=tree, check=True)
+    (made,) = (tree / "dist").glob("*.tar.gz")
+    return made
+
+
+def files_of(package: Path) -> set[str]:
+    """The paths in an sdist, below its one folder, or in a wheel."""
+    if package.suffix == ".whl":
+        with zipfile.ZipFile(package) as wheel:
+            return set(wheel.namelist())
+    with tarfile.open(package) as sdist:
+        return {name.partition("/")[2] for name in (file.name for file in sdist if file.isfile())}
+
+
+def unpack(sdist: Path, to: Path) -> Path:
+    """The folder of its files."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(to, filter="data")
+    (made,) = to.iterdir()
+    return made
+
+
+def make_environment(folder: Path) -> Path:
+    """An empty one; its Python."""
+    venv.create(folder, with_pip=True, symlinks=True)
+    return folder / "bin" / "python"
+
+
+def run(python: Path, *arguments: str, folder: Path) -> str:
+    """What Python printed, in `folder`.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; what it wrote went to this process's stderr.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(NOT_PASSED_ON)}
+    environment["TORCH_UVM_DEVICE"] = "emu"
+    done = subprocess.run(
+        [python, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
+
+
+def try_out(python: Path, folder: Path) -> str:
+    """Runs `info` and the smoke test where torch_uvm is installed; `folder` is outside the repository."""
+    shutil.copy2(ROOT / "tests" / "_smoke.py", folder / "smoke.py")
+    return run(python, "-m", "torch_uvm", "info", folder=folder) + run(python, "smoke.py", folder=folder)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    print(f"{what} ...", flush=True)
+    yield
+    print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def size(path: Path) -> str:
+    return f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {len(files_of(path))} files"
+
+
+def build_and_try(output: Path, folder: Path) -> None:
+    tree = folder / "tree"
+    torch, build = (str(ROOT / "requirements" / f"{name}.txt") for name in ("torch", "build"))
+    with timed("the source distribution"):
+        copy_tracked(tree)
+        sdist = make_sdist(tree)
+        print(f"  {size(sdist)}")
+    with timed("an empty environment, torch and build tools"):
+        builder = make_environment(folder / "builder")
+        subprocess.run([builder, *PIP, "install", "-r", torch, "-r", build], check=True)
+    with timed("the wheel, from the source distribution"):
+        environment = os.environ | {"PATH": f"{builder.parent}:{os.environ['PATH']}"}
+        options = ["--no-build-isolation", "--no-deps", "-w", str(folder)]
+        command = [str(builder), *PIP, "wheel", *options, str(sdist)]
+        subprocess.run(command, env=environment, check=True)
+        (wheel,) = folder.glob("*.whl")
+        print(f"  {size(wheel)}")
+    with timed("an empty environment, torch alone"):
+        user = make_environment(folder / "user")
+        subprocess.run([user, *PIP, "install", "-r", torch], check=True)
+    outside = folder / "outside"
+    outside.mkdir()
+    for python in (builder, user):
+        with timed(f"info and the smoke test, in {python.parents[1].name}"):
+            # With its dependencies: torch has to be there already.
+            subprocess.run([python, *PIP, "install", str(wheel)], check=True)
+            print(try_out(python, outside))
+    output.mkdir(parents=True, exist_ok=True)
+    for made in (sdist, wheel):
+        shutil.copy2(made, output)
+        print(output / made.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("output", type=Path, help="the folder for what was built")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        build_and_try(arguments.output.resolve(), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

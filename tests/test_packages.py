@@ -1,0 +1,113 @@
+"""The source distribution and the wheel, with nothing compiled; `make packages` does all of it.
+
+The wheel gets the extension that these tests run with, and is installed in an environment of its own, which
+borrows this one's torch.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+import torch_uvm
+from torch_uvm import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import packages  # noqa: E402
+
+MADE_BY_SETUPTOOLS = ["PKG-INFO", "setup.cfg", "torch_uvm.egg-info/*"]
+# As working trees have it: what was compiled, cached, built and tried there.
+RUBBISH = [
+    "torch_uvm/_C.cpython-311-x86_64-linux-gnu.so",
+    "torch_uvm/__pycache__/moves.cpython-311.pyc",
+    "tests/__pycache__/conftest.cpython-311.pyc",
+    "csrc/cuda/allocator.o",
+    "build/cpp/test_options",
+    "demo-output/residency.png",
+    "lora-output/checkpoint-4/optimizer.pt",
+    ".venv/pyvenv.cfg",
+    ".mypy_cache/3.11/os.data.json",
+    "dist/torch_uvm-0.0.1.tar.gz",
+    "notes.txt",
+]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made of what git has, and of rubbish."""
+    tree = tmp_path_factory.mktemp("tree")
+    packages.copy_tracked(tree)
+    for path in RUBBISH:
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text("rubbish")
+    (tree / "dist" / "torch_uvm-0.0.1.tar.gz").unlink()
+    return packages.make_sdist(tree)
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made of the sdist's files."""
+    tree = packages.unpack(sdist, tmp_path_factory.mktemp("sdist"))
+    built = f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}/torch_uvm"
+    (tree / built).mkdir(parents=True)
+    shutil.copy2(_C.__file__, tree / built)
+    command = [sys.executable, "setup.py", "-q", "build_py", "bdist_wheel", "--skip-build"]
+    subprocess.run(command, cwd=tree, check=True)
+    (made,) = (tree / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python*/site-packages")
+    lenders = [path for path in sys.path if Path(path).is_dir() and "-packages" in path]
+    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in lenders))
+    pip = [sys.executable, *packages.PIP, "--python", str(python), "install", "--no-deps", "--no-compile"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    return python
+
+
+def test_the_sdist_has_what_git_has_and_nothing_else(sdist: Path) -> None:
+    found, tracked = packages.files_of(sdist), set(packages.tracked_files())
+    assert tracked - found == set()
+    more = {path for path in found - tracked if not any(fnmatch.fnmatch(path, p) for p in MADE_BY_SETUPTOOLS)}
+    assert more == set()
+
+
+def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
+    found = packages.files_of(wheel)
+    tracked = {path for path in packages.tracked_files() if path.startswith("torch_uvm")}
+    extension = f"torch_uvm/{Path(_C.__file__).name}"
+    assert {path for path in found if ".dist-info/" not in path} == tracked | {extension}
+    assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name  # it is no pure one
+    assert any(path.endswith(".dist-info/licenses/LICENSE") for path in found)
+
+
+def test_it_works_where_it_is_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:
+    assert Path(torch_uvm.__file__).parent not in installed.parents
+    printed = packages.try_out(installed, tmp_path)
+    assert f"torch_uvm {wheel.name.split('-')[1]}, built for" in printed
+    assert "smoke test passed" in printed
+
+
+def test_torch_finds_it_by_its_entry_point(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import json, torch; x = torch.ones(3, device='emu'); import torch_uvm; "
+        "print(json.dumps([torch_uvm.__file__, x.sum().item()]))"
+    )
+    where, total = json.loads(packages.run(installed, "-c", code, folder=tmp_path))
+    assert installed.parents[1] in Path(where).parents and total == 3
