@@ -22,7 +22,8 @@ SPHINX = ["-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "do
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as `make docs` builds it; a warning fails it."""
     folder = tmp_path_factory.mktemp("site")
-    Spawn(folder)(args=[*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")], timeout=900)
+    build = [*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")]
+    Spawn(folder)(args=build, timeout=900)
     return folder / "html"
 
 
