@@ -33,8 +33,7 @@ class Maker:
     def __call__(self, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         made = torch.randint(1, 100, (count,), generator=self.generator)
         made = made.to(dtype) / 7 if dtype.is_floating_point else made.to(dtype)
-        # From pinned memory the copy is queued: the collective has to wait for it.
-        return made if self.device.type == "cpu" else made.pin_memory().to(self.device, non_blocking=True)
+        return made.to(self.device)
 
     def empty(self, count: int = COUNT) -> torch.Tensor:
         return torch.full((count,), -1.0, device=self.device)
@@ -99,6 +98,18 @@ def later(make: Maker) -> list[torch.Tensor]:
     assert [each.data_ptr() for each in found] == [each.data_ptr() for each in parts]
     assert all(each.device == made[0].device for each in found)
     return [*made, *parts]
+
+
+@collective
+def queued_copies(make: Maker) -> list[torch.Tensor]:
+    """The collective has to wait for them: where schedules are delayed they have mostly not begun."""
+    pinned = make(COUNT).cpu().pin_memory()
+    made = []
+    for _ in range(20):
+        made.append(make.empty())
+        made[-1].copy_(pinned, non_blocking=True)
+        dist.all_reduce(made[-1])
+    return made
 
 
 @collective

@@ -282,19 +282,23 @@ def under_way(rank: Rank) -> None:
     store = dist.distributed_c10d._get_default_store()
     with rank.budget(8 * MIB, moves=False):
         x, y = filled(rank.rank + 1.0, rank), filled(rank.rank + 1.0, rank)
+        halves = filled(rank.rank + 1.0, rank)
+        half = halves[: MIB // 8]
         if rank.rank == 1:
             store.wait(["rank 0 has made others take all memory"])
-        works = [dist.all_reduce(each, async_op=True) for each in (x, y)]
+        works = [dist.all_reduce(each, async_op=True) for each in (x, y, half)]
         if rank.rank == 0:
             del y
+            halves[MIB // 8 :].add_(1)  # an operator may use the rest meanwhile
             push_out(rank)
             assert torch_uvm.emulated.residency(x) == {rank.device: x.nbytes}
+            assert torch_uvm.emulated.residency(halves) == {rank.device: halves.nbytes}
             assert not any(work is None or work.is_completed() for work in works)
             store.set("rank 0 has made others take all memory", "")
         for work in works:
             assert work is not None
             work.wait()
-        assert x.mean().item() == 3.0
+        assert x.mean().item() == 3.0 and half.mean().item() == 3.0
         if rank.rank == 1:
             assert y.mean().item() == 3.0
 

@@ -4,7 +4,7 @@
 // in Python, whose trampoline lacks half of them.
 //
 // A collective goes on after its operator has returned. What it uses stays alive by the CPU tensors, which gloo keeps,
-// and stays where it is, because the residency engine knows operators of c10d (Record::collective).
+// and stays where it is as long as there is a WorkUnderWay.
 #include "emulated/collectives.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,6 +14,9 @@
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,6 +24,7 @@
 #include "emulated/backend.h"
 #include "emulated/fallback.h"
 #include "emulated/operands.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {
 namespace {
@@ -65,11 +69,32 @@ at::Tensor original_of(const Pairs& pairs, const at::Tensor& cpu) {
   return cpu;
 }
 
+/// Holds the tensors of a collective where they are; ended by whoever first knows that it is done.
+class UnderWay {
+ public:
+  explicit UnderWay(std::span<const at::Tensor> tensors) : work_(std::in_place, tensors) {}
+  void end() {
+    const std::lock_guard lock(mutex_);
+    work_.reset();
+  }
+
+ private:
+  std::mutex mutex_; ///< before the engine's
+  std::optional<WorkUnderWay> work_;
+};
+
 /// gloo's work, with the accelerator's tensors where it gives results: DistributedDataParallel and its hooks go on
 /// with those.
 class DeviceWork final : public c10d::Work {
  public:
-  DeviceWork(c10::intrusive_ptr<c10d::Work> work, Pairs pairs) : work_(std::move(work)), pairs_(std::move(pairs)) {}
+  DeviceWork(c10::intrusive_ptr<c10d::Work> work, Pairs pairs, std::shared_ptr<UnderWay> under_way)
+      : work_(std::move(work)), pairs_(std::move(pairs)), under_way_(std::move(under_way)) {
+    try {
+      work_->getFuture()->addCallback([under_way = under_way_](c10::ivalue::Future&) { under_way->end(); });
+    } catch (const c10::Error&) {
+      // Sending and receiving have no future: then whoever waits says that it is done, or lets go of it.
+    }
+  }
 
   bool isCompleted() override {
     return work_->isCompleted();
@@ -94,7 +119,9 @@ class DeviceWork final : public c10d::Work {
     work_->synchronize();
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    return work_->wait(timeout);
+    const bool done = work_->wait(timeout);
+    under_way_->end();
+    return done;
   }
   void abort() override {
     work_->abort();
@@ -120,6 +147,7 @@ class DeviceWork final : public c10d::Work {
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   Pairs pairs_;
+  std::shared_ptr<UnderWay> under_way_;
 };
 
 void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -142,6 +170,7 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   Operands operands(device);
   Pairs pairs;
+  std::vector<at::Tensor> originals;
   c10::SmallVector<Touch, 8> accesses;
   for (std::size_t i = stack->size() - arguments; i < stack->size(); ++i) {
     (*stack)[i] = replaced((*stack)[i], [&](const at::Tensor& tensor) {
@@ -152,9 +181,11 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       at::Tensor cpu = operands.to_cpu(tensor, /*written=*/true);
       accesses.push_back(access_of(tensor, /*write=*/true));
       pairs.emplace_back(cpu, tensor);
+      originals.push_back(tensor);
       return cpu;
     });
   }
+  auto under_way = std::make_shared<UnderWay>(originals);
   // Waits for what is queued on the stream: gloo's threads read the bytes at once, and know of no stream.
   runtime().begin_kernel(current_stream(device), std::span<const Touch>(accesses.data(), accesses.size()));
   {
@@ -166,7 +197,7 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (value.isObject()) {
       if (auto work = value.toCustomClass<c10d::Work>()) {
         value = c10::IValue(c10::static_intrusive_pointer_cast<c10d::Work>(
-            c10::make_intrusive<DeviceWork>(std::move(work), std::move(pairs))));
+            c10::make_intrusive<DeviceWork>(std::move(work), std::move(pairs), std::move(under_way))));
       }
     } else {
       value = replaced(value, [&](const at::Tensor& cpu) { return operands.to_device(cpu); });

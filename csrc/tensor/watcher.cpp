@@ -463,6 +463,29 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
   engine->end(frame_);
 }
 
+WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+    return;
+  }
+  frame_.held.reserve(tensors.size());
+  const Engine::Lock lock(*engine);
+  for (const at::Tensor& tensor : tensors) {
+    if (Record* const record = find_record(*engine, tensor)) {
+      frame_.held.push_back(record);
+      ++record->in_use;
+    }
+  }
+}
+
+WorkUnderWay::~WorkUnderWay() {
+  if (!frame_.held.empty() && !Context::get().forked()) {
+    Engine& engine = *engine_in_use();
+    const Engine::Lock lock(engine);
+    engine.end(frame_);
+  }
+}
+
 std::uint64_t begin_capture() {
   if (!Context::get().in_use() || Context::get().forked()) {
     return 0;

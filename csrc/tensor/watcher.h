@@ -66,6 +66,19 @@ class Region {
   bool open_ = true;
 };
 
+/// Keeps storages where they are, as an operator that runs does, for work that goes on after its operator has returned.
+/// Made within that operator; let go of on any thread.
+class WorkUnderWay {
+ public:
+  explicit WorkUnderWay(std::span<const at::Tensor> tensors);
+  ~WorkUnderWay();
+  WorkUnderWay(const WorkUnderWay&) = delete;
+  WorkUnderWay& operator=(const WorkUnderWay&) = delete;
+
+ private:
+  Engine::Frame frame_;
+};
+
 /// A capture into a graph has begun: what is captured from now on stays where it is (Engine::begin_capture), as does
 /// what the compiled graph holds that this thread runs. 0: there is no managed memory.
 std::uint64_t begin_capture();
