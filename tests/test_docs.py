@@ -103,6 +103,12 @@ def test_the_index_has_every_document() -> None:
     ] == []
 
 
+def test_every_example_is_among_the_whole_programs() -> None:
+    examples = {path.name for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("_")}
+    listed = set(re.findall(r"\(../examples/(\w+\.py)\)", (DOCS / "recipes.md").read_text()))
+    assert listed == examples
+
+
 def test_counters_that_the_document_names_are_what_there_is() -> None:
     """`counters` documents its keys in its docstring; both come from one list in the runtime."""
     said = set(
