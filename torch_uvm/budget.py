@@ -17,6 +17,7 @@ from torch_uvm.arguments import (
     resolve_device,
     show,
 )
+from torch_uvm.notes import log
 from torch_uvm.steps import mark_optimizer_steps
 
 ALSO = """, '80%' of the device's memory, "auto" or None"""
@@ -112,6 +113,7 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
         index = meant.index
     check_runtime("set_budget()")
     request(text, index)
+    log.info("budget of %s: %s", "every device" if index is None else f"device {index}", text)
 
 
 def _devices() -> str:

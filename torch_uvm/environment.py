@@ -87,7 +87,8 @@ def apply_environment() -> None:
         surprising = device is None and torch.version.cuda is not None
         log.log(
             logging.WARNING if surprising else logging.INFO,
-            "using the emulated accelerator 'emu': %s; its figures are modelled",
+            "using the emulated accelerator 'emu': %s; its figures are modelled, and `python -m torch_uvm "
+            "info` says what is off",
             _why_emulated(device == "emu"),
         )
     if _C.requested_budget(0) not in (None, "none"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch_uvm import _C
 from torch_uvm.arguments import exact_keywords, limit_bytes
+from torch_uvm.notes import log
 
 
 @exact_keywords
@@ -25,3 +26,4 @@ def set_limit(limit: int | str | None) -> None:
     >>> torch_uvm.set_limit("4GiB")
     """
     _C.set_limit(limit_bytes(limit))
+    log.info("limit of managed memory: %s", "none" if limit is None else limit)

@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_uvm import _C
 from torch_uvm.arguments import exact_keywords
+from torch_uvm.notes import step_ended
 from torch_uvm.tracing import break_the_graph
 
 _lock = threading.Lock()
@@ -29,11 +30,13 @@ def step() -> None:
     ...     torch_uvm.step()
     """
     _C.mark_step()
+    step_ended()
 
 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():  # steps are found without: no reason to break a graph
         _C.mark_step()
+        step_ended()
 
 
 def mark_optimizer_steps() -> None:

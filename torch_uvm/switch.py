@@ -7,6 +7,7 @@ from types import EllipsisType
 from torch_uvm import _C, deferred, plain_calls
 from torch_uvm import budget as budgets
 from torch_uvm.arguments import exact_keywords, limit_bytes, show
+from torch_uvm.notes import log
 from torch_uvm.scopes import check_runtime
 
 _MOVES = '"copy" or "alias"'
@@ -81,6 +82,14 @@ def enable(
     deferred.choose(asked_optimizer)
     _C.set_host_tensors(host_tensors)
     _C.set_enabled(True)
+    log.info(
+        "on: budget %s, limit %s, moves %s, host tensors %s, optimizer %s",
+        _C.requested_budget(0),
+        _C.get_limit(),
+        moves,
+        host_tensors,
+        asked_optimizer,
+    )
 
 
 @exact_keywords
@@ -92,3 +101,4 @@ def disable() -> None:
     """
     _C.set_enabled(False)
     _C.flush_all_pending()
+    log.info("off: new tensors are not managed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,19 +91,27 @@ class Trace:
         return min(times, default=0.0)
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, progress: Callable[[int, int], object] | None = None) -> Trace:
     """Reads and checks a trace.
+
+    Args:
+        path: the file.
+        progress: told now and then of the bytes read, of how many.
 
     Raises:
         ValueError: it is no trace, of another version, or a line does not fit; names file and line.
         OSError: it cannot be read.
     """
     reader = _Reader()
-    number = 0
+    number = done = 0
+    size = os.stat(path).st_size
     with open(path, encoding="utf-8", errors="strict") as file:
         try:
             while line := file.readline(_LONGEST_LINE):
                 number += 1
+                done += len(line)
+                if progress is not None and number % 4096 == 0:
+                    progress(done, size)
                 if len(line) == _LONGEST_LINE:
                     raise ValueError(f"longer than {_LONGEST_LINE} characters")
                 if number > _MOST_LINES:

@@ -126,7 +126,8 @@ void start_budget(int device) noexcept {
       budgets.apply(device);
     }
   } catch (const std::exception& error) {
-    TORCH_WARN("device ", device, " has no budget: ", error.what());
+    TORCH_WARN("torch_uvm: device ", device, " has no budget, and pages move when they are touched: ", error.what(),
+               "; torch_uvm.set_budget() tries again, and a smaller budget may do");
   }
 }
 

@@ -56,7 +56,8 @@ struct HostTensorAllocator final : c10::Allocator {
     } catch (const c10::OutOfMemoryError& error) {
       // The script asked for a CPU tensor, and would have got one: being managed is what it loses.
       TORCH_WARN_ONCE(
-          "torch_uvm: a CPU tensor gets ordinary memory, as there is no managed memory for it (said once): ",
+          "torch_uvm: a CPU tensor gets ordinary memory, as there is no managed memory for it (said once); raise the "
+          "limit, or leave host_tensors off: ",
           error.what_without_backtrace());
       return native->allocate(bytes);
     }

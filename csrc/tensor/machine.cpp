@@ -39,8 +39,9 @@ bool Machine::takes_hints(int device) const {
   if (concurrent.at(static_cast<std::size_t>(device)) && !pretending.load(std::memory_order_relaxed)) {
     return true;
   }
-  TORCH_WARN_ONCE("hints about managed memory do nothing here: device ", device,
-                  " cannot touch it at the same time as the host");
+  TORCH_WARN_ONCE(
+      "torch_uvm: hints about managed memory do nothing here (said once), and results are the same: device ", device,
+      " cannot touch it at the same time as the host; `python -m torch_uvm info` says more");
   return false;
 }
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_uvm.cli.progress import Busy, Progress
 from torch_uvm.printable import printable
 from torch_uvm.traces import Trace, read_trace
 
@@ -142,15 +143,19 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--device", type=int, default=0, help="0 unless told")
     arguments = parser.parse_args(argv)
+    reading = Progress(f"reading {printable(arguments.trace.name)}")
     try:
-        trace = read_trace(arguments.trace)
+        trace = read_trace(arguments.trace, reading)
     except (OSError, ValueError) as error:
+        reading.close()
         parser.error(printable(error))
+    reading.close()
     if not any(it.device == arguments.device for it in trace.storages.values()):
         devices = sorted({it.device for it in trace.storages.values()})
         parser.error(f"the trace has nothing of device {arguments.device}; it has {devices}")
     try:
-        draw(trace, arguments.output, arguments.device)
+        with Busy("drawing"):
+            draw(trace, arguments.output, arguments.device)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise

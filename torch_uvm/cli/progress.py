@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 _PATIENCE = 2.0  # seconds, before a word is said
@@ -36,3 +37,27 @@ class Progress:
         if self._shown:
             print(f"\r{'':<{self._shown}}\r", end="", file=sys.stderr, flush=True)
             self._shown = 0
+
+
+class Busy:
+    """The same for what cannot be counted: a scope that says what goes on, if it takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._timer = threading.Timer(_PATIENCE, self._say)
+        self._timer.daemon = True
+        self._shown = False
+
+    def _say(self) -> None:
+        self._shown = True
+        end = "" if sys.stderr.isatty() else "\n"
+        print(f"{self._what} ...", end=end, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._shown and sys.stderr.isatty():
+            print(f"\r{'':<{len(self._what) + 4}}\r", end="", file=sys.stderr, flush=True)

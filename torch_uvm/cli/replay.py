@@ -14,7 +14,7 @@ import torch_uvm
 from torch_uvm import _C
 from torch_uvm.allocation_iterations import Iterations, at_lines, find, split_evenly
 from torch_uvm.allocation_logs import AllocationLog, read_log
-from torch_uvm.cli.progress import Progress
+from torch_uvm.cli.progress import Busy, Progress
 from torch_uvm.printable import printable
 from torch_uvm.replays import Replay, allocators, ceiling, replay
 
@@ -241,14 +241,15 @@ def main(argv: Sequence[str]) -> int:
     reading = Progress(f"reading {printable(arguments.log.name)}")
     try:
         log = read_log(arguments.log, reading)
-        iterations = _iterations(arguments, log)
+        reading.close()
+        with Busy("looking for iterations"):
+            iterations = _iterations(arguments, log)
         if arguments.limit is not None:
             torch_uvm.set_limit(arguments.limit)
         most = ceiling(log)
     except (OSError, ValueError, RuntimeError) as error:
         reading.close()
         parser.error(printable(error))
-    reading.close()
     print(_about(arguments.log, log, iterations))
     replays = []
     for name in names:
@@ -268,7 +269,8 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"{arguments.json}: {error}")
     if arguments.plot is not None:
         try:
-            draw(replays, iterations, f"{printable(arguments.log.name)}, {len(log)} rows", arguments.plot)
+            with Busy("drawing"):
+                draw(replays, iterations, f"{printable(arguments.log.name)}, {len(log)} rows", arguments.plot)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "matplotlib":
                 raise

@@ -1,0 +1,163 @@
+"""What is said of what goes on: the log "torch_uvm", and the progress of our own commands."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C, notes
+from torch_uvm.cli import progress
+from torch_uvm.traces import read_trace
+
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is logged at INFO and above; nothing has been said before."""
+    monkeypatch.setattr(notes, "_notes", notes.Notes())
+    _C.reset_residency_stats()
+    caplog.set_level(logging.INFO, "torch_uvm")
+    said: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(f"{record.levelname} {record.getMessage()}")
+
+    handler = Lines()
+    logging.getLogger("torch_uvm").addHandler(handler)
+    yield said
+    logging.getLogger("torch_uvm").removeHandler(handler)
+
+
+class TestSettings:
+    def test_are_logged_when_they_change(self, lines: list[str]) -> None:
+        torch_uvm.enable(limit="1GiB", budget="64MiB")
+        assert lines == [
+            "INFO on: budget 64MiB, limit 1073741824, moves copy, host tensors False, optimizer in_place"
+        ]
+        torch_uvm.set_budget("32MiB")
+        torch_uvm.set_budget(None, device=0)
+        torch_uvm.set_limit(None)
+        torch_uvm.disable()
+        assert [it.removeprefix("INFO ") for it in lines[1:]] == [
+            "budget of every device: 32MiB",
+            "budget of device 0: none",
+            "limit of managed memory: none",
+            "off: new tensors are not managed",
+        ]
+
+    def test_nothing_is_said_of_what_was_refused(self, lines: list[str]) -> None:
+        with pytest.raises(ValueError):
+            torch_uvm.set_budget("lots")
+        with pytest.raises(ValueError):
+            torch_uvm.set_limit(-1)
+        assert lines == []
+
+
+class TestTheEngine:
+    def test_is_heard_of_at_the_end_of_a_step(self, lines: list[str]) -> None:
+        device = torch.accelerator.current_accelerator()
+        torch_uvm.enable(budget="24MiB")
+        kept = [torch.ones(1 << 20, device=device) for _ in range(8)]
+        del lines[:]
+        for _ in range(3):
+            for index in range(8):
+                kept[index] = kept[index] * 1.5
+            torch_uvm.step()
+        watched = [it for it in lines if "are watched" in it]
+        assert len(watched) == 1 and sum("budget is reached" in it for it in lines) == 1
+        assert all(it.startswith("INFO ") for it in lines)
+
+    def test_says_each_thing_once(self) -> None:
+        seen = notes.Notes()
+        stats: dict[str, Any] = {key: {"count": 0} for key in ("written_back", "used_in_place")}
+        stats |= {"plan_hits": 0, "plan_misses": 0, "over_budget": 0, "failures": 0}
+        assert seen.look(stats) == []
+        stats |= {"plan_misses": 5, "over_budget": 1, "failures": 2, "written_back": {"count": 1}}
+        said = seen.look(stats)
+        assert [level for level, _ in said] == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
+        for level, message in said:
+            if level == logging.WARNING:
+                assert "said once" in message and ("raise" in message or "lower" in message)
+        assert seen.look(stats | {"plan_hits": 5, "over_budget": 9}) == []
+        assert [it for _, it in seen.look(stats | {"plan_hits": 5})] == [
+            "operators are no longer watched: steps repeat and fit the budget"
+        ]
+        assert [it for _, it in seen.look(stats | {"plan_hits": 6})] == [
+            "operators are watched: memory is short, or was so far"
+        ]
+
+    def test_is_not_asked_where_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise AssertionError("it was asked")
+
+        monkeypatch.setattr(_C, "residency_stats", fail)
+        assert not logging.getLogger("torch_uvm").isEnabledFor(logging.INFO)
+        torch_uvm.step()
+
+
+def test_nothing_is_printed_by_default(spawn: Spawn) -> None:
+    done = spawn(
+        """
+        import torch, torch_uvm
+        torch_uvm.enable(budget="8MiB", limit="1GiB")
+        layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to("emu")
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for _ in range(3):
+            layers(torch.ones(8, 1024, device="emu")).sum().backward()
+            optimizer.step()
+        assert torch_uvm.residency_stats()["written_back"]["count"] > 0
+        torch_uvm.disable()
+        """,
+        env=EMU,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+class Screen(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+class TestProgress:
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_what_takes_long_is_said(self, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+        screen = Screen(terminal)
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+        busy = progress.Busy("drawing")
+        with busy:
+            busy._timer.join()
+        said = screen.getvalue()
+        assert said.startswith("drawing ...")
+        assert said.endswith("\r" if terminal else "\n")
+
+    def test_what_is_over_soon_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = Screen(True)
+        monkeypatch.setattr(sys, "stderr", screen)
+        with progress.Busy("drawing"):
+            pass
+        assert screen.getvalue() == ""
+
+    def test_reading_a_trace_tells_how_far_it_is(self, tmp_path: Path) -> None:
+        trace = tmp_path / "a.trace"
+        header = '{"format": "torch_uvm accesses", "version": 1, "units": {"time": "us", "size": "bytes"}, '
+        trace.write_text(header + '"budgets": [null]}\n' + '{"step": "end"}\n' * 20000)
+        told: list[tuple[int, int]] = []
+        read_trace(trace, lambda done, of: told.append((done, of)))
+        assert len(told) == 4 and [it for it, _ in told] == sorted(it for it, _ in told)
+        assert {of for _, of in told} == {trace.stat().st_size} and 0 < told[0][0] < told[-1][0] < told[0][1]
