@@ -19,12 +19,19 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", ["ddp", "ddp_deferred", "fsdp", "fsdp_deferred", "fsdp_checkpoint"])
-def test_equal_to_native_under_a_budget_for_each_rank(spawn: Spawn, tmp_path: Path, case: str) -> None:
+CASES = {
+    "ddp": ["ddp", "ddp_hook", "ddp_deferred"],
+    "fsdp": ["fsdp", "fsdp_options", "fsdp_deferred", "fsdp_checkpoint"],
+    "tensor parallel": ["tensor_parallel"],
+}
+
+
+@pytest.mark.parametrize("cases", CASES.values(), ids=CASES)
+def test_equal_to_native_under_a_budget_for_each_rank(spawn: Spawn, tmp_path: Path, cases: list[str]) -> None:
     environment = {
         "TORCH_UVM_CONF": f"limit:{_distributed.LIMIT}",
         "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is the whole host's, whose other GPUs may be others'
     }
     launcher = str(Path(_distributed.__file__).with_name("_two_ranks.py"))
-    done = spawn(args=[launcher, case, "cuda", str(tmp_path)], env=environment, timeout=170)
-    assert f"done {case}" in done.stdout
+    done = spawn(args=[launcher, ",".join(cases), "cuda", str(tmp_path)], env=environment, timeout=170)
+    assert done.stdout.split("\n")[: len(cases)] == [f"done {case}" for case in cases], done.stdout
