@@ -14,6 +14,8 @@ from _spawn import Spawn
 
 import torch_uvm
 
+pytest.importorskip("myst_parser", reason="requirements/docs.txt is not installed")
+
 ROOT = Path(__file__).resolve().parent.parent
 SPHINX = ["-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "docs")]
 
