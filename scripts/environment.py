@@ -106,7 +106,8 @@ def install() -> None:
             print(f"  {requirement:24} {size}")
     sys.stdout.flush()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    command.append("--no-compile")  # of what comes along little is imported, which is compiled then
+    if not sys.dont_write_bytecode:
+        command.append("--no-compile")  # of what comes along little is imported, and compiled then
     for name in names:
         command += ["-r", str(ROOT / "requirements" / f"{name}.txt")]
     sys.exit(subprocess.run(command, check=False).returncode)
