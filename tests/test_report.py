@@ -436,6 +436,10 @@ class TestPictures:
         ticks = charts.nice_ticks(most)
         assert ticks[0] == 0 and ticks[-1] == pytest.approx(last) and len(ticks) == count
 
+    def test_figures_are_exact(self) -> None:
+        seen = pages.Page(page(facts(most_reserved=2**53 - 1, totals={"fetched.ms": 0.1 + 0.2})))
+        assert seen.figures["peak-managed"] == 2**53 - 1 and seen.figures["fetched.ms"] == 0.1 + 0.2
+
     def test_a_run_of_no_time(self) -> None:
         seen = pages.Page(page(facts(samples=[Sample(0)])))
         assert seen.pictures and seen.figures["seconds"] == 0

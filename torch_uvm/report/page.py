@@ -1,25 +1,22 @@
 """The page: one file of HTML with its pictures and style in it, which fetches and runs nothing.
 
-What comes from the script (names, paths, lines of source) is text of others: it goes through `text`, and the
-page's policy forbids scripts and requests besides.
+What comes from the script is text of others, and is escaped (markup.py); the page's policy forbids scripts
+and requests besides.
 """
 
 from __future__ import annotations
 
-import html
-import os
-from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 from torch_uvm import _C
 from torch_uvm.printable import printable
 from torch_uvm.report import charts
 from torch_uvm.report.advice import advice
 from torch_uvm.report.facts import Facts
-from torch_uvm.report.origins import Storages
+from torch_uvm.report.markup import byte_figure, count_figure, figure, text
+from torch_uvm.report.storage_tables import storage_tables
 from torch_uvm.report.style import CSS
 
-_MOST_ROWS = 20
-_MOST_SOURCE = 110  # characters
 _TABLE_ROWS = 40  # of samples
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -44,24 +41,6 @@ _COUNTS = (
 )
 
 
-def text(value: object) -> str:
-    """For a page: what controls a terminal or the direction of writing is written out, markup is escaped."""
-    return html.escape(printable(value))
-
-
-def figure(key: str, value: float, shown: str) -> str:
-    """A figure for people, that programs can read, too."""
-    return f'<data id="{html.escape(key)}" value="{value:.10g}">{html.escape(shown)}</data>'
-
-
-def _bytes(key: str, count: float) -> str:
-    return figure(key, int(count), _C.format_bytes(int(count)))
-
-
-def _count(key: str, count: float) -> str:
-    return figure(key, count, f"{int(count):,}")
-
-
 def _seconds(seconds: float) -> str:
     minutes, rest = divmod(seconds, 60)
     if seconds < 60:
@@ -84,16 +63,18 @@ def _tiles(facts: Facts) -> str:
     tiles = [_tile("run time", figure("seconds", facts.seconds, _seconds(facts.seconds)))]
     for device, peak in sorted(facts.peaks.items()):
         budget = facts.budgets.get(device)
-        of = "no budget" if budget is None else f"of {_bytes(f'budget-{device}', budget)}"
+        of = "no budget" if budget is None else f"of {byte_figure(f'budget-{device}', budget)}"
         more = f" {device}" if len(facts.peaks) > 1 else ""
-        tiles.append(_tile(f"peak on device{more}", _bytes(f"peak-{device}", peak), of))
+        tiles.append(_tile(f"peak on device{more}", byte_figure(f"peak-{device}", peak), of))
     tiles += [
-        _tile("peak of managed memory", _bytes("peak-managed", facts.most_reserved)),
-        _tile("peak on the host, pinned", _bytes("peak-host", facts.most_host)),
+        _tile("peak of managed memory", byte_figure("peak-managed", facts.most_reserved)),
+        _tile("peak on the host, pinned", byte_figure("peak-host", facts.most_host)),
     ]
     for key, name in (("fetched", "to the device"), ("written_back", "back to the host")):
         count = int(facts.total(f"{key}.count"))
-        tiles.append(_tile(name, _bytes(f"tile-{key}", facts.total(f"{key}.bytes")), f"{count:,} copies"))
+        tiles.append(
+            _tile(name, byte_figure(f"tile-{key}", facts.total(f"{key}.bytes")), f"{count:,} copies")
+        )
     waited = facts.total("waited.ms") + facts.total("made_room.ms")
     tiles.append(_tile("host waited", figure("waited-seconds", waited / 1e3, _seconds(waited / 1e3))))
     hits, misses = facts.total("plan_hits"), facts.total("plan_misses")
@@ -101,7 +82,7 @@ def _tiles(facts: Facts) -> str:
         share = hits / (hits + misses)
         below = f"{int(misses):,} were not"
         tiles.append(_tile("operators as planned", figure("planned", share, f"{100 * share:.1f} %"), below))
-    tiles.append(_tile("optimizer steps", _count("steps", facts.samples[-1].steps)))
+    tiles.append(_tile("optimizer steps", count_figure("steps", facts.samples[-1].steps)))
     return f'<dl class="tiles">\n{chr(10).join(tiles)}\n</dl>'
 
 
@@ -182,78 +163,12 @@ def _samples_table(facts: Facts) -> str:
     )
 
 
-def _place(it: Storages) -> str:
-    if it.file is None:
-        if it.before:
-            return "made before the recording"
-        return f"backward pass, <code>{text(it.node)}</code>" if it.node else "made by no line of Python"
-    short = printable(it.file)
-    if it.file.startswith(os.getcwd() + os.sep):
-        short = printable(os.path.relpath(it.file))
-    source = printable(it.source)
-    if len(source) > _MOST_SOURCE:
-        source = source[: _MOST_SOURCE - 3] + "..."
-    shown = f'<code class="line">{html.escape(short)}:{it.line}</code>'
-    if it.function and it.function != "<module>":
-        shown += f" in <code>{text(it.function)}</code>"
-    return shown + (f'<code class="source">{html.escape(source)}</code>' if source else "")
-
-
-def _storage_rows(rows: Iterable[Storages]) -> str:
-    lines = []
-    for it in rows:
-        size = _C.format_bytes(it.bytes) if it.bytes else "various"
-        cells = (
-            _C.format_bytes(it.traffic),
-            *(f"{it.moved[kind]['count']:,}" for kind in ("fetched", "written_back", "used_in_place")),
-            size,
-            f"{it.made:,}",
-            _C.format_bytes(it.most_bytes),
-        )
-        figures = "".join(f'<td class="figure">{cell}</td>' for cell in cells)
-        lines.append(
-            f'<tr data-bytes="{it.bytes}" data-traffic="{it.traffic}"><td>{_place(it)}</td>{figures}</tr>'
-        )
-    return "\n".join(lines)
-
-
-_HEADS = ("made at", "traffic", "fetched", "back", "in place", "size of one", "made", "at once")
-
-
-def _storage_table(key: str, rows: Sequence[Storages]) -> str:
-    head = "".join(
-        f'<th scope="col"{"" if index == 0 else " class=figure"}>{it}</th>' for index, it in enumerate(_HEADS)
-    )
-    return (
-        f'<div class="wide"><table id="{key}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{_storage_rows(rows)}\n</tbody></table></div>"
-    )
-
-
-def _storages(facts: Facts) -> str:
-    moved = [it for it in facts.storages if it.traffic][:_MOST_ROWS]
-    largest = sorted(facts.storages, key=lambda it: -it.most_bytes)[:_MOST_ROWS]
-    if not largest:
-        return ""
-    note = (
-        '<p class="soft">Storages of at least 256 KiB, those of one size that one line made together. '
-        "The line is the innermost one outside PyTorch's files and ours.</p>"
-    )
-    parts = ["<h2>Tensors by traffic</h2>", note]
-    if moved:
-        parts.append(_storage_table("by-traffic", moved))
-    else:
-        parts.append("<p>Nothing crossed the link.</p>")
-    parts += ["<h2>Tensors by size</h2>", _storage_table("by-size", largest)]
-    return "\n".join(parts)
-
-
 def _all_figures(facts: Facts) -> str:
     rows = []
     for key, words in _FIGURES:
         cells = (
-            _count(f"{key}.count", facts.total(f"{key}.count")),
-            _bytes(f"{key}.bytes", facts.total(f"{key}.bytes")),
+            count_figure(f"{key}.count", facts.total(f"{key}.count")),
+            byte_figure(f"{key}.bytes", facts.total(f"{key}.bytes")),
             figure(f"{key}.ms", facts.total(f"{key}.ms"), f"{facts.total(f'{key}.ms'):.1f}"),
         )
         figures = "".join(f'<td class="figure">{cell}</td>' for cell in cells)
@@ -261,7 +176,7 @@ def _all_figures(facts: Facts) -> str:
     for key, words in _COUNTS:
         rows.append(
             f'<tr><th scope="row"><code>{key}</code><br>{words}</th>'
-            f'<td class="figure">{_count(key, facts.total(key))}</td><td></td><td></td></tr>'
+            f'<td class="figure">{count_figure(key, facts.total(key))}</td><td></td><td></td></tr>'
         )
     return (
         '<h2>All figures</h2><div class="wide"><table id="figures"><thead><tr><th scope="col">figure</th>'
@@ -296,8 +211,6 @@ def _siblings(facts: Facts) -> str:
 
 
 def _address(name: str) -> str:
-    from urllib.parse import quote
-
     return "./" + quote(name, errors="surrogateescape")
 
 
@@ -316,7 +229,7 @@ def page(facts: Facts) -> str:
         _advice(facts),
         _pictures(facts),
         _samples_table(facts),
-        _storages(facts),
+        storage_tables(facts),
         _all_figures(facts),
         _settings(facts),
         "</main>\n</body>\n</html>\n",
