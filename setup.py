@@ -105,6 +105,8 @@ def extension() -> Extension:
         flags.append("-DTORCH_UVM_WITH_CUDA")
     if is_checked():
         flags.append("-DTORCH_UVM_CHECKED")
+    if not torch.distributed.is_available():
+        flags.append("-DTORCH_UVM_WITHOUT_DISTRIBUTED")
     make: Callable[..., Extension] = CUDAExtension if with_cuda else CppExtension
     return make(
         name="torch_uvm._C",

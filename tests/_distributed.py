@@ -36,7 +36,7 @@ import torch_uvm
 
 MIB = 1024**2
 RANKS = 2
-PATIENCE = datetime.timedelta(seconds=40)
+PATIENCE = datetime.timedelta(seconds=90)
 LIMIT = 256 * MIB  # of each rank
 WIDTH, LAYERS = 768, 6  # a layer has 2.25 MiB
 

@@ -7,6 +7,16 @@
 // and stays where it is as long as there is a WorkUnderWay.
 #include "emulated/collectives.h"
 
+#ifdef TORCH_UVM_WITHOUT_DISTRIBUTED // such a torch has neither the operators nor what they return
+
+namespace torch_uvm::emulated {
+
+void register_collectives() {}
+
+} // namespace torch_uvm::emulated
+
+#else
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue_inl.h>
@@ -34,7 +44,8 @@ bool is_ours(const at::Tensor& tensor) {
 }
 
 /// CPU tensors of a collective, each with the accelerator's tensor on whose bytes it is.
-using Pairs = std::vector<std::pair<at::Tensor, at::Tensor>>;
+using Pair = std::pair<at::Tensor, at::Tensor>;
+using Pairs = std::vector<Pair>;
 
 /// The value with each tensor in it, in lists and lists of lists too, replaced.
 template <class Replace>
@@ -227,3 +238,5 @@ void register_collectives() {
 }
 
 } // namespace torch_uvm::emulated
+
+#endif

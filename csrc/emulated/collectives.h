@@ -4,7 +4,7 @@
 namespace torch_uvm::emulated {
 
 /// Takes the place of PyTorch's kernels for operators of c10d: theirs would hand the accelerator's tensors to a
-/// backend, and gloo takes none but the CPU's and CUDA's. Does nothing with a torch that has no c10d.
+/// backend, and gloo takes none but the CPU's and CUDA's. Does nothing where torch was built without.
 void register_collectives();
 
 } // namespace torch_uvm::emulated
