@@ -55,6 +55,21 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+/// What this thread has had from PyTorch's allocator: counted, to know whether it did in between.
+thread_local std::uint64_t native_allocations = 0;
+
+/// Whether managed memory has room for it without anybody giving way.
+bool has_room(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
+  try {
+    CachingManagedAllocator& allocator = managed_allocator();
+    Block* const block = allocator.try_allocate(bytes, Location::device(device), Stream{device, stream});
+    allocator.free(block);
+    return block != nullptr;
+  } catch (const std::exception&) {
+    return true; // whoever asks for it in earnest will say what is wrong
+  }
+}
+
 c10::DeviceIndex current_device() {
   return c10::cuda::current_device();
 }
@@ -105,10 +120,16 @@ c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
     const c10::DeviceIndex device = current_device();
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     if (switch_wins(device, stream)) {
+      const std::uint64_t before = native_allocations;
       reserve_workspaces(device, bytes);
-      return allocate_managed_on(device, bytes, stream);
+      // Most likely this is for the workspace that has been made now, and is let go of at once: nothing leaves the
+      // device for it, nor is a budget exceeded.
+      if (native_allocations == before || has_room(device, bytes, stream)) {
+        return allocate_managed_on(device, bytes, stream);
+      }
     }
   }
+  ++native_allocations;
   c10::DataPtr data = native_->allocate(bytes);
   if (bytes != 0) {
     note_native(data.device().index(), bytes);

@@ -67,6 +67,25 @@ class TestCublas:
             """
         )
 
+    def test_a_budget_below_a_workspace(self, spawn: Spawn) -> None:
+        """What a thread asks for at its first product is let go of at once: there need be no room for it."""
+        spawn(
+            """
+            import threading, torch, torch_uvm
+            torch_uvm.enable(budget="8MiB")
+            a = torch.eye(256, device="cuda") * 2
+            found = []
+            def multiply():
+                found.append((a @ a).diagonal().sum().item())
+            multiply()
+            thread = threading.Thread(target=multiply)
+            thread.start(), thread.join()
+            assert found == [1024, 1024], found
+            stats = torch_uvm.residency_stats()
+            assert max(stats["peak_device_bytes"].values()) <= 8 << 20, stats
+            """
+        )
+
     def test_products_equal(self) -> None:
         a, b = torch.randn(256, 384, device="cuda"), torch.randn(384, 128, device="cuda")
         with torch_uvm.enabled():
