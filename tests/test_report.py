@@ -200,6 +200,12 @@ class TestProcesses:
             assert f"rank {rank}" in seen.text and seen.rows["by-size"][0][5] == f"{4 + 4 * rank}.00 MiB"
         assert "out.rank1.html" in pages.read(spawn.folder / "out.html").text
 
+    def test_the_environment_asks_for_it_as_well(self, spawn: Spawn) -> None:
+        (spawn.folder / "script.py").write_text("raise SystemExit(3)\n")
+        spawn(args=[*RUN, "script.py"], env={**EMU, "TORCH_UVM_REPORT": "out.html"}, check=False)
+        seen = pages.read(spawn.folder / "out.html")
+        assert seen.text.strip().startswith("torch_uvm: script.py") and "exit status 3" in seen.text
+
     def test_children_that_used_memory_have_theirs(self, spawn: Spawn) -> None:
         (spawn.folder / "script.py").write_text(
             """
@@ -232,6 +238,13 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[repor
 
 
 class TestRecording:
+    def test_commands_that_run_no_script_have_no_page(
+        self, recording: report.Recording, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert report.current() is recording
+        assert cli.main(["info"]) == 0 and "torch_uvm" in capsys.readouterr().out
+        assert report.current() is None and not recording.path.exists()
+
     def test_a_run_that_is_killed_has_the_page_of_the_minute_before(
         self, recording: report.Recording
     ) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch_uvm import report
 from torch_uvm.cli import info, plot, replay, run
 
 
@@ -47,4 +48,7 @@ def main(argv: Sequence[str]) -> int:
     name = parser.parse_args(argv[:1]).command
     if name not in _COMMANDS:
         parser.error(f"unknown command {name!r}; accepted: {', '.join(_COMMANDS)}")
+    recording = report.current()
+    if name != "run" and recording is not None:
+        recording.finish(write=False)  # what the environment asks for is of scripts
     return _COMMANDS[name].main(argv[1:])

@@ -221,9 +221,12 @@ def main(argv: Sequence[str]) -> int:
     if arguments.stats is not None:
         # Not `finally`: the program's threads may outlive its main module, and are joined before this.
         atexit.register(write_stats, arguments.stats)
-    recording = None
+    name = arguments.module or rest[0]
     if arguments.report is not None:
-        recording = report.start(arguments.report, arguments.module or rest[0])
+        report.start(arguments.report, name)
+    recording = report.current()  # the environment may ask for one
+    if recording is not None:
+        recording.script = name
     try:
         if arguments.module is not None:
             sys.argv = ["-m", *rest]

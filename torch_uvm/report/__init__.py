@@ -59,8 +59,8 @@ class Recording:
     def __init__(self, path: Path, script: str, *, always: bool) -> None:
         """always: write a page even if there was no managed memory."""
         self.path = path
+        self.script = script
         self.ended = "still running"
-        self._script = script
         self._always = always
         self._process = os.getpid()
         self._began = time.time()
@@ -91,8 +91,11 @@ class Recording:
         if isinstance(error, torch.OutOfMemoryError):
             self.ended += f": {str(error).splitlines()[0] if str(error) else ''}"
 
-    def finish(self) -> None:
-        """Writes the page. In a forked child, and a second time, it does nothing. Raises nothing."""
+    def finish(self, *, write: bool = True) -> None:
+        """Writes the page. In a forked child, and a second time, it does nothing. Raises nothing.
+
+        write: False: without a page.
+        """
         global _recording
         if os.getpid() != self._process or _recording is not self:
             return
@@ -103,7 +106,8 @@ class Recording:
         origins.stop()
         if self.ended == "still running":
             self.ended = "ended"
-        self._write()
+        if write:
+            self._write()
 
     def _write(self) -> None:
         with self._writing:
@@ -123,7 +127,7 @@ class Recording:
         options = {it["key"]: it["value"] for it in _C.describe_options()}
         asked = _C.requested_budget(0)
         return Facts(
-            script=self._script,
+            script=self.script,
             ended=self.ended,
             began=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._began)),
             rank=_rank(),
@@ -181,6 +185,11 @@ def start(path: Path, script: str) -> Recording:
     os.environ[PATH] = str(path)
     os.environ[OF] = "" if _rank() is None else str(_rank())
     return _start(Recording(of_rank(path), script, always=True))
+
+
+def current() -> Recording | None:
+    """Of this process, if it is reported on."""
+    return _recording
 
 
 def _start(recording: Recording) -> Recording:

@@ -53,7 +53,7 @@ tr:last-child > * { border-bottom: none; }
 td.figure, th.figure { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th[scope=row] { color: var(--ink); font-weight: 400; } td code { overflow-wrap: anywhere; }
 code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; }
-td:first-child { width: 48%; }
+#by-traffic td:first-child, #by-size td:first-child { width: 48%; }
 td code.source { display: block; color: var(--soft); }
 details { margin: 10px 0; } summary { cursor: pointer; color: var(--soft); }
 @media print { body { max-width: none; } details { display: none; } }
