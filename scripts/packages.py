@@ -129,7 +129,8 @@ def build_and_try(output: Path, folder: Path) -> None:
         with timed(f"info and the smoke test, in {python.parents[1].name}"):
             # With its dependencies: torch has to be there already.
             subprocess.run([python, *PIP, "install", str(wheel)], check=True)
-            print(try_out(python, outside))
+            said = try_out(python, outside).splitlines()
+            print(f"  {said[0]}\n  {said[-1]}")
     output.mkdir(parents=True, exist_ok=True)
     for made in (sdist, wheel):
         shutil.copy2(made, output)
