@@ -23,11 +23,11 @@ MISSING = [
 
 # What a script has on the device at its peak, of PyTorch's own memory.
 PEAK = """
-    import json, runpy, sys, torch
+    import runpy, sys, torch
     script, sys.argv = sys.argv[1], sys.argv[1:]
     sys.path.insert(0, script.rpartition("/")[0])
     runpy.run_path(script, run_name="__main__")
-    print("peak:", torch.cuda.max_memory_allocated())
+    print("peak:", torch.accelerator.max_memory_allocated())
 """
 
 
