@@ -366,8 +366,9 @@ void Engine::start_pending_fetches(int index, bool changed) {
   }
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());
-    const bool wanted =
-        record != nullptr && record->points_at == Side::kHost && !record->fetching() && record->captured == 0;
+    // What a collective was given on the host may be written there still, in the order of a stream that nobody knows.
+    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching() &&
+                        record->captured == 0 && !record->collective;
     if (wanted && device.fetched_ahead != 0 && device.fetched_ahead + record->bytes > device.cap / kAheadShare) {
       return; // one that is used, or given up, makes room for it
     }

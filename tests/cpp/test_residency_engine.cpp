@@ -129,6 +129,33 @@ TEST(what_left_though_the_plan_counts_on_it_is_fetched_before_its_use) {
   rig.check_engine();
 }
 
+TEST(what_a_collective_uses_on_the_host_is_not_fetched_ahead) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 3; ++number) {
+    rig.make(number);
+  }
+  const auto run = [&](OperatorKey from, OperatorKey to) { // of twelve operators: four on each storage in turn
+    for (OperatorKey key = from; key < to; ++key) {
+      Storage& used = *rig.storages[key / 4];
+      rig.run(40 + key, {&used}, false, [&] { Rig::check(used); });
+    }
+  };
+  for (int step = 0; step < 6; ++step) {
+    run(0, 12);
+  }
+  run(0, 4);
+  Storage& last = *rig.storages[2];
+  rig.free(rig.make(9, 3 * kBytes)); // drives it out
+  CHECK(last.record->points_at == Side::kHost);
+  last.record->collective = true; // one for which there was no room
+  run(4, 8); // before each of these it would be fetched
+  CHECK(last.record->device_block == nullptr);
+  Rig::write(last, 99); // which is what the collective does, unseen
+  run(8, 12);
+  CHECK(last.record->points_at == Side::kDevice);
+  rig.check_engine();
+}
+
 TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
   // A large temporary drives all out. When it has gone there is room for all of them at once, long before their use.
   constexpr std::size_t kSmall = 512 * KiB;
