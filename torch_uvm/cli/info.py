@@ -106,7 +106,8 @@ def _bytes(count: int | None, without: str) -> str:
 def _driver(driver: dict[str, str | None]) -> str:
     if driver["nvidia"] is None and driver["cuda"] is None:
         return "none"
-    return f"NVIDIA {driver['nvidia'] or 'unknown'}, for CUDA up to {driver['cuda'] or 'unknown'}"
+    latest = "" if driver["cuda"] is None else f", for CUDA up to {driver['cuda']}"  # not every torch asks
+    return f"NVIDIA {driver['nvidia'] or 'unknown'}{latest}"
 
 
 def _link(link: dict[str, Any] | None) -> str:
