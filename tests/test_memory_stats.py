@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import pickle
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.cuda import _memory_viz
 
 import torch_uvm
 from torch_uvm import _C
@@ -171,6 +175,21 @@ class TestSnapshot:
             assert active[t.data_ptr()]["device"] == (-1 if t.device.type == "cpu" else 0)
         for segment in segments:
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+
+    def test_pytorchs_viewer_takes_it(self) -> None:
+        kept = [_device(4), _host(2), torch.empty(100, device=DEVICE)]
+        segments = torch_uvm.memory_snapshot()
+        snapshot = {"segments": segments, "device_traces": [[]]}
+        allocated = torch_uvm.memory_allocated()
+        text = _memory_viz.segsum(snapshot)
+        assert f"segments: {len(segments)}\n" in text
+        assert f"total_allocated: {_memory_viz.Bytes(allocated)}\n" in text
+        page = _memory_viz.segment_plot(snapshot)
+        [packed] = re.findall(r'"base64": ?"([A-Za-z0-9+/=]+)"', page)
+        shown = pickle.loads(base64.b64decode(packed))
+        names = {frame["name"] for s in shown["segments"] for b in s["blocks"] for frame in b["frames"]}
+        assert names == {"managed memory, made for device 0", "managed memory, made for the host"}
+        del kept
 
     def test_of_one_home(self) -> None:
         kept = [_device(4), _host(2)]

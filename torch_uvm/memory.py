@@ -146,6 +146,9 @@ def empty_cache() -> int:
 def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     """Every managed segment with its blocks, in address order, as torch.cuda.memory_snapshot has them.
 
+    PyTorch's viewer of snapshots (torch.cuda._memory_viz, pytorch.org/memory_viz) takes ``{"segments": it,
+    "device_traces": []}``; in place of a stack the blocks say that they are managed, and whose.
+
     Args:
         device: only the segments made for that home; a block in one may have another home by now. None for
             all of them.
@@ -153,12 +156,25 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     Raises:
         TypeError, ValueError: an unknown device or index.
     """
-    segments = _C.memory_snapshot()
+    segments = [_as_viewers_have_it(segment) for segment in _C.memory_snapshot()]
     home = resolve_home(device)
     if home is None:
         return segments
     index = -1 if home.type == "cpu" else home.index
     return [segment for segment in segments if segment["device"] == index]
+
+
+def _as_viewers_have_it(segment: dict[str, Any]) -> dict[str, Any]:
+    """What a segment of PyTorch's has beside ours: it is of one stream, and knows who asked for it."""
+    home = "the host" if segment["device"] < 0 else f"device {segment['device']}"
+    frames = [{"name": f"managed memory, made for {home}", "filename": "torch_uvm", "line": 0}]
+    return segment | {
+        "stream": segment["blocks"][0]["stream"] if segment["blocks"] else 0,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": frames,
+        "blocks": [block | {"frames": frames} for block in segment["blocks"]],
+    }
 
 
 @exact_keywords
