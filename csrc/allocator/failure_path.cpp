@@ -86,9 +86,9 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
   // Under a cap: what other homes' segments hold would come on top of it.
   const bool any_home = managed && !cap_of(request.home);
   const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
-  // What is not moved out of the way of larger blocks lies together, where there is no room for segments of its own: so
-  // larger ones find neighbours elsewhere.
-  const bool together = cap_of(request.home) && request.bytes < kLeastRelocated;
+  // Small blocks are not moved out of the way of larger ones: where there is no room for segments of their own, they
+  // lie together, so that larger ones find neighbours elsewhere.
+  const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
   const auto run = together ? heap.first_run(request.bytes, segment_home) : heap.best_run(request.bytes, segment_home);
   if (!run) {
     return nullptr;

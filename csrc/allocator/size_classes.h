@@ -33,8 +33,6 @@ constexpr std::size_t kWholePagesRequest = 32 * MiB;
 /// A request up to this is small: some thousand of them share the large page that is their segment.
 constexpr std::size_t kSmallRequest = 1 * MiB;
 constexpr std::size_t kSmallSegment = 2 * MiB;
-/// Storages below this are not moved by the residency engine: that would cost more than it frees.
-constexpr std::size_t kLeastRelocated = 256 * KiB;
 /// A request from this on is large: where segments are not shared, it gets one of its own size.
 constexpr std::size_t kLargeRequest = 10 * MiB;
 /// Where they are not, medium requests share these: a prefetch of 20 MiB runs near the link's rate, one of 2 MiB at a

@@ -39,6 +39,8 @@
 
 namespace torch_uvm {
 
+/// Storages below this stay where they are: moving them costs more than it frees.
+inline constexpr std::size_t kLeastRelocated = 256 * 1024;
 /// Operators until a storage that could not be moved is tried again.
 inline constexpr std::uint64_t kFixedFor = 64;
 
