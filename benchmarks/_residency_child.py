@@ -224,8 +224,7 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
     if recording is not None:
         with recording:
             for _ in range(RECORDED):
-                training.alone()
-                training.column.mark_step()
+                training.alone()  # whose optimizer marks its end
         report.found["trace"] = spec["trace"]
         report.write()
     if spec["repeat"]:

@@ -58,9 +58,6 @@ class Column:
         """The scope of steps whose accesses are recorded; None where nothing can be recorded."""
         return None
 
-    def mark_step(self) -> None:
-        """In what is recorded."""
-
     def native_reserved(self) -> int:
         """Bytes that PyTorch's own allocator holds now."""
         return int(torch.cuda.memory_reserved()) if self.device.type == "cuda" else 0
@@ -202,9 +199,6 @@ class Engine(Managed):
         if self.trace is None:
             return None
         return self._record(self.trace)
-
-    def mark_step(self) -> None:
-        bindings().mark_step()
 
     @contextlib.contextmanager
     def _record(self, path: str) -> Any:

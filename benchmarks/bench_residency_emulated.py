@@ -112,8 +112,7 @@ def child(spec: dict[str, Any]) -> Row:
     if spec["trace"] is not None:
         bindings.start_recording_accesses(spec["trace"])
         for _ in range(RECORDED):
-            step()
-            bindings.mark_step()
+            step()  # whose optimizer marks its end
         bindings.stop_recording_accesses()
 
     def planned(figure: str) -> float | None:

@@ -74,6 +74,7 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
     operators: list[_Operator] = [_Operator([], [], True, 0)]
     storages: dict[int, _Storage] = {}
     steps = 0
+    begun = len(operators)  # before the step that is being read
     with path.open() as file:
         header = json.loads(next(file, "null"))
         if not isinstance(header, dict) or header.get("format") != "torch_uvm accesses":
@@ -88,13 +89,17 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
                 storages[it["birth"]] = _Storage(it["bytes"], it["device"])
                 operators[-1].births.append(it["birth"])
             elif "storage" in it and "transfer" not in it:
-                there = it["bytes"] if it["resident"] else 0
                 if it["storage"] not in storages:
+                    there = it["bytes"] if it["resident"] and len(operators) == 1 else 0
                     storages[it["storage"]] = _Storage(it["bytes"], it["device"], there)
+                    if it["resident"] and not there:
+                        # Nobody saw it made, and it was not there from the beginning.
+                        operators.append(_Operator([], [], True, steps, births=[it["storage"]]))
             elif "death" in it:
                 operators[-1].deaths.append(it["death"])
-            elif "step" in it:
+            elif "step" in it and len(operators) > begun:  # a mark after a mark ends nothing
                 steps += 1
+                begun = len(operators)
     ours = {name: it for name, it in storages.items() if it.device == device}
     for op in operators:
         for names in (op.reads, op.writes, op.births, op.deaths):

@@ -143,6 +143,34 @@ def test_operands_beyond_the_budget_are_reported(lower_bound: ModuleType, script
     assert lower_bound.bound(script.write(), 15)["over"] == 1
 
 
+def test_a_mark_after_a_mark_ends_no_step(lower_bound: ModuleType, script: _Script) -> None:
+    """An optimizer marks its step, and a script may mark the same one."""
+    script.storage(1, 10)
+    script.storage(2, 10)
+    for _ in range(4):
+        script.op([1])
+        script.op([2])
+        script.step()
+        script.step()
+    result = lower_bound.bound(script.write(), 10)
+    assert result["steps"] == 2
+    assert result["fetched"] == 20
+
+
+def test_what_is_seen_late_was_not_there_before(lower_bound: ModuleType, script: _Script) -> None:
+    """A storage that nobody saw made takes no room before the trace first tells of it."""
+    script.storage(1, 10, resident=True)
+    for late in (2, 3, 4):
+        script.op([1])
+        script.storage(late, 10, resident=True)
+        script.op([late], deaths=[late])
+        script.step()
+    result = lower_bound.bound(script.write(), 10)
+    assert result["steps"] == 1
+    assert result["fetched"] == 10  # 1, which each of them has driven out
+    assert result["written_back"] == 0  # in the first step, for good
+
+
 def test_other_devices_do_not_count(lower_bound: ModuleType, script: _Script) -> None:
     script.storage(1, 10)
     script.storage(2, 1000, device=1)
