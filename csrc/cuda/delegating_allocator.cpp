@@ -121,7 +121,7 @@ c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     if (switch_wins(device, stream)) {
       const std::uint64_t before = native_allocations;
-      reserve_workspaces(device, bytes);
+      reserve_workspaces(device, bytes, stream);
       // Most likely this is for the workspace that has been made now, and is let go of at once: nothing leaves the
       // device for it, nor is a budget exceeded.
       if (native_allocations == before || has_room(device, bytes, stream)) {

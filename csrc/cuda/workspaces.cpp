@@ -3,7 +3,9 @@
 #include <c10/util/env.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "runtime/bytes.h"
 #include "tensor/switch.h"
@@ -80,9 +82,32 @@ bool is_shared() {
   return shared;
 }
 
+/// To have PyTorch look up a workspace that is there takes longer than all else of an allocation. It may have been told
+/// to let go of all of them since.
+constexpr unsigned kLooksAgainAfter = 64;
+
+/// Whether this thread has made the stream's workspace of that size, a few allocations ago at most.
+bool is_made(c10::DeviceIndex device, const void* stream, std::size_t bytes) {
+  struct Made {
+    c10::DeviceIndex device = -1;
+    const void* stream = nullptr;
+    std::size_t bytes = 0;
+    unsigned allocations = 0;
+  };
+  thread_local std::vector<Made> made;
+  const auto known = std::ranges::find_if(
+      made, [&](const Made& each) { return each.device == device && each.stream == stream && each.bytes == bytes; });
+  if (known == made.end()) {
+    made.push_back({device, stream, bytes});
+    return false;
+  }
+  known->allocations = (known->allocations + 1) % kLooksAgainAfter;
+  return known->allocations != 0;
+}
+
 } // namespace
 
-void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes) noexcept {
+void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes, const void* stream) noexcept {
   if (bytes % KiB != 0 || // the unit of both sizes
       &at::cuda::getChosenWorkspaceSize == nullptr || &at::cuda::getCUDABlasLtWorkspaceSize == nullptr) {
     return;
@@ -91,7 +116,7 @@ void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes) noexcept {
     const Sizes known = sizes(device);
     const bool blas = bytes == known.blas;
     const bool light = bytes == known.light && !is_shared();
-    if (!blas && !light) {
+    if ((!blas && !light) || is_made(device, stream, bytes)) {
       return;
     }
     const ManagedScope off(false);

@@ -14,8 +14,11 @@ namespace torch_uvm::cuda {
 /// size may be one, and so the workspace is made natively at that moment. If it was one, PyTorch finds that it
 /// has one already, and lets the new one go; if it was somebody's tensor, a workspace was made early.
 ///
-/// This holds for every thread and stream. What does not pass here: workspaces of other libraries, such as
-/// cuDNN's, which come and go.
-void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes) noexcept;
+/// This holds for every thread and stream. Once made, a workspace is looked for at each 64th allocation of its size
+/// only: after PyTorch was told to let go of all (torch._C._cuda_clearCublasWorkspaces) the next may be managed until
+/// then. What does not pass here: workspaces of other libraries, such as cuDNN's, which come and go.
+///
+/// \param stream the current one
+void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes, const void* stream) noexcept;
 
 } // namespace torch_uvm::cuda
