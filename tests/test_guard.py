@@ -28,12 +28,17 @@ MAKERS: dict[str, str | None] = {
     r"cudaMallocFromPoolAsync": "cuda/pool_source.cpp",
     r"pools_->allocate": "cuda/cuda_runtime.cpp",
     r"cudaMallocAsync|cuMemAllocManaged|cuMemAllocFromPoolAsync|cuMemAllocAsync": None,
-    r"cudaHostRegister|cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
+    r"cudaHostRegister": "cuda/pinned_memory.cpp",
+    r"cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
 }
-#: Who maps memory of the host: the runtimes that have no device, and copies for a forked child.
+#: Who maps memory of the host: the runtimes that have no device, pinned memory, and copies for a forked child.
 MAPPERS = {
     r"\bmmap": {"runtime/host_memory.cpp"},
-    r"map_host_memory": {"runtime/emulated_runtime.cpp", "runtime/recording_runtime.cpp"},
+    r"map_host_memory": {
+        "cuda/pinned_memory.cpp",
+        "runtime/emulated_runtime.cpp",
+        "runtime/recording_runtime.cpp",
+    },
 }
 
 

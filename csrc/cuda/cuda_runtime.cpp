@@ -107,6 +107,7 @@ CudaRuntime::CudaRuntime(bool pool_segments) {
     all_concurrent_ = all_concurrent_ && devices_.back().concurrent_managed_access;
     any_one_memory_ = any_one_memory_ || one_memory_.back();
   }
+  pinned_ = std::make_unique<PinnedMemory>(count);
   if (pool_segments) {
     pools_ = std::make_unique<PoolSource>(count);
   }
@@ -202,19 +203,13 @@ void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
 void* CudaRuntime::allocate_pinned(std::size_t bytes) {
   check_usable();
   const CaptureScope uncaptured;
-  void* ptr = nullptr;
-  const cudaError_t status = cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable);
-  if (status == cudaErrorMemoryAllocation) {
-    refuse(status, "cudaHostAlloc", bytes, OutOfMemory::Cause::kHost);
-  }
-  check(status, "cudaHostAlloc");
-  return ptr;
+  return pinned_->allocate(bytes, host_memory_available());
 }
 
 void CudaRuntime::free_pinned(void* ptr) noexcept {
   if (!ForkHandlers::in_child.load(std::memory_order_relaxed)) {
     const CaptureScope uncaptured;
-    succeeded(cudaFreeHost(ptr));
+    pinned_->free(ptr);
   }
 }
 

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda/pinned_memory.h"
 #include "cuda/pool_source.h"
 #include "runtime/managed_runtime.h"
 
@@ -90,6 +91,7 @@ class CudaRuntime final : public ManagedRuntime {
   std::vector<bool> one_memory_; ///< by device: the host's is the device's
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
+  std::unique_ptr<PinnedMemory> pinned_;
   std::unique_ptr<PoolSource> pools_; ///< null: cudaMallocManaged
   mutable std::mutex said_; // leaf; guards managed_
   mutable std::map<std::uintptr_t, Managed> managed_; ///< by address

@@ -1,9 +1,12 @@
 // CudaRuntime over the fake CUDA runtime (tests/fake_cuda): the allocator's contract, the limit, failures, captures,
 // forks and the exit.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
+#include <vector>
 
 #include "allocator_contract.h"
 #include "cuda/cuda_runtime.h"
@@ -29,7 +32,8 @@ std::unique_ptr<CudaRuntime> made(bool pool = false, Machine machine = {}) {
 /// Nothing was done that a GPU would punish, and nothing is left.
 void all_is_well() {
   CHECK_EQ(std::string(fake_cuda_misuse()), std::string());
-  for (const char* call : {"cudaMallocManaged", "cudaMalloc", "cudaHostAlloc", "cudaMallocFromPoolAsync"}) {
+  for (const char* call :
+       {"cudaMallocManaged", "cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaMallocFromPoolAsync"}) {
     CHECK_EQ(fake_cuda_live(call), std::size_t{0});
   }
 }
@@ -265,6 +269,68 @@ TEST(what_does_not_exist_is_refused) {
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
 
+// --- pinned memory ------------------------------------------------------------------------------------------
+
+TEST(much_pinned_memory_is_registered_where_it_lies) {
+  const auto runtime = made();
+  constexpr std::size_t kBytes = 64 * MiB;
+  auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
+  CHECK_EQ(fake_cuda_live_bytes("cudaHostRegister"), kBytes);
+  CHECK_EQ(fake_cuda_count("cudaHostAlloc"), std::size_t{0});
+  CHECK_EQ(reinterpret_cast<std::uintptr_t>(pinned) % (2 * MiB), std::uintptr_t{0});
+  std::vector<unsigned char> there(kBytes / 4096);
+  CHECK_EQ(mincore(pinned, kBytes, there.data()), 0);
+  CHECK(std::ranges::all_of(there, [](unsigned char page) { return (page & 1) != 0; })); // each was touched
+  void* const plain = runtime->allocate_device(kBytes, 0);
+  pinned[kBytes - 1] = 7;
+  runtime->copy_async(plain, pinned, kBytes, kStream);
+  fake_cuda_hold(1);
+  runtime->zero_async(plain, 1, kStream);
+  CHECK(!runtime->query_stream(kStream));
+  runtime->free_pinned(pinned);
+  CHECK(runtime->query_stream(kStream)); // what may have used it was waited for
+  CHECK(mincore(pinned, kBytes, there.data()) != 0); // it is the system's again
+  runtime->free_device(plain);
+  all_is_well();
+}
+
+TEST(a_size_that_parts_do_not_tile_is_touched_to_its_end) {
+  const auto runtime = made();
+  constexpr std::size_t kBytes = 50 * MiB + 4096;
+  auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
+  std::vector<unsigned char> there(kBytes / 4096);
+  CHECK_EQ(mincore(pinned, kBytes, there.data()), 0);
+  CHECK(std::ranges::all_of(there, [](unsigned char page) { return (page & 1) != 0; }));
+  runtime->free_pinned(pinned);
+  all_is_well();
+}
+
+TEST(where_nothing_can_be_registered_the_driver_makes_all_pinned_memory) {
+  const auto runtime = made();
+  fake_cuda_fail("cudaHostRegister", 1, cudaErrorNotSupported);
+  void* const first = runtime->allocate_pinned(32 * MiB);
+  void* const second = runtime->allocate_pinned(32 * MiB);
+  CHECK_EQ(fake_cuda_count("cudaHostRegister"), std::size_t{1}); // not asked again
+  CHECK_EQ(fake_cuda_live("cudaHostAlloc"), std::size_t{2});
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  runtime->free_pinned(first);
+  runtime->free_pinned(second);
+  all_is_well();
+}
+
+TEST(pinned_memory_that_the_host_has_not_is_refused) {
+  const auto runtime = made();
+  const std::size_t available = runtime->host_memory_available();
+  CHECK_THROWS(OutOfMemory, runtime->allocate_pinned(available + available / 4 + 64 * MiB));
+  CHECK_EQ(fake_cuda_count("cudaHostRegister"), std::size_t{0});
+  fake_cuda_fail("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+  CHECK_THROWS(OutOfMemory, runtime->allocate_pinned(32 * MiB));
+  void* const pinned = runtime->allocate_pinned(32 * MiB); // ... this time only
+  CHECK_EQ(fake_cuda_live("cudaHostRegister"), std::size_t{1});
+  runtime->free_pinned(pinned);
+  all_is_well();
+}
+
 // --- devices ------------------------------------------------------------------------------------------------
 
 TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
@@ -466,6 +532,7 @@ TEST(no_call_breaks_a_capture_of_this_thread_or_another) {
       runtime->free_managed(runtime->allocate_managed(4 * MiB, kDevice));
       runtime->free_device(runtime->allocate_device(MiB, 0));
       runtime->free_pinned(runtime->allocate_pinned(MiB));
+      runtime->free_pinned(runtime->allocate_pinned(32 * MiB));
       const Stream stream = runtime->create_stream(0, 0);
       const Event event = runtime->create_event(0, false);
       runtime->record_event(event, stream);
@@ -523,6 +590,7 @@ TEST(a_forked_child_calls_nothing_of_cuda) {
   const auto runtime = made();
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   void* const pinned = runtime->allocate_pinned(64);
+  void* const large = runtime->allocate_pinned(32 * MiB);
   const Stream stream = runtime->create_stream(0, 0);
   const Event event = runtime->create_event(0, false);
   std::fflush(nullptr);
@@ -541,6 +609,7 @@ TEST(a_forked_child_calls_nothing_of_cuda) {
         throws([&] { runtime->synchronize_event(event); }) && throws([&] { runtime->synchronize_device(0); });
     runtime->free_managed(ptr);
     runtime->free_pinned(pinned);
+    runtime->free_pinned(large);
     runtime->destroy_event(event);
     runtime->destroy_stream(stream);
     const bool quiet = *fake_cuda_misuse() == '\0';
@@ -552,6 +621,8 @@ TEST(a_forked_child_calls_nothing_of_cuda) {
   CHECK(WIFEXITED(status));
   runtime->free_managed(ptr); // the parent goes on
   runtime->free_pinned(pinned);
+  static_cast<char*>(large)[32 * MiB - 1] = 1;
+  runtime->free_pinned(large);
   runtime->destroy_event(event);
   runtime->destroy_stream(stream);
   all_is_well();
@@ -563,11 +634,13 @@ TEST(at_exit_the_driver_may_be_gone) {
     void* const ptr = runtime->allocate_managed(4 * MiB, Location::device(1));
     void* const plain = runtime->allocate_device(MiB, 0);
     void* const pinned = runtime->allocate_pinned(MiB);
+    void* const large = runtime->allocate_pinned(32 * MiB);
     const Event event = runtime->create_event(0, false);
     fake_cuda_unload(1);
     runtime->free_managed(ptr);
     runtime->free_device(plain);
     runtime->free_pinned(pinned);
+    runtime->free_pinned(large);
     runtime->destroy_event(event);
     CHECK_EQ(runtime->managed_bytes(), std::size_t{0});
     runtime.reset();

@@ -80,6 +80,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
     switch (which) {
       case cudaDevAttrManagedMemory:
       case cudaDevAttrUnifiedAddressing:
+      case cudaDevAttrCanUseHostPointerForRegisteredMem:
         *value = 1;
         break;
       case cudaDevAttrConcurrentManagedAccess:

@@ -85,14 +85,29 @@ cudaError_t cudaFreeHost(void* ptr) {
 cudaError_t cudaHostRegister(void* ptr, std::size_t bytes, unsigned int) {
   return call("cudaHostRegister", Kind::kUnsafe, [&](State& state) {
     if (state.find(ptr) != nullptr) {
-      state.complain("cudaHostRegister of memory that CUDA gave");
+      state.complain("cudaHostRegister of memory that CUDA gave, or has already");
       return cudaErrorHostMemoryAlreadyRegistered;
     }
-    return ptr != nullptr && bytes != 0 ? cudaSuccess : cudaErrorInvalidValue;
+    if (ptr == nullptr || bytes == 0) {
+      return cudaErrorInvalidValue;
+    }
+    Allocation allocation;
+    allocation.made_by = "cudaHostRegister";
+    allocation.bytes = bytes;
+    state.allocations.emplace(reinterpret_cast<std::uintptr_t>(ptr), std::move(allocation));
+    return cudaSuccess;
   });
 }
-cudaError_t cudaHostUnregister(void*) {
-  return call("cudaHostUnregister", Kind::kUnsafe, [&](State&) { return cudaSuccess; });
+cudaError_t cudaHostUnregister(void* ptr) {
+  return call("cudaHostUnregister", Kind::kUnsafe, [&](State& state) {
+    const auto found = state.allocations.find(reinterpret_cast<std::uintptr_t>(ptr));
+    if (found == state.allocations.end() || found->second.made_by != "cudaHostRegister") {
+      state.complain("cudaHostUnregister of memory that is not registered");
+      return cudaErrorHostMemoryNotRegistered;
+    }
+    state.allocations.erase(found); // the pages are its owner's
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {

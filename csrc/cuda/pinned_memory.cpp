@@ -1,0 +1,151 @@
+#include "cuda/pinned_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "cuda/cuda_calls.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+#include "runtime/host_memory.h"
+
+namespace torch_uvm::cuda {
+namespace {
+
+constexpr std::size_t kLargePage = 2 * MiB;
+constexpr std::size_t kLeastRegistered = 8 * kLargePage; ///< for less the calls themselves take as long
+/// More threads are no faster; with less each a thread takes longer to begin than to touch its part.
+constexpr std::size_t kMostThreads = 4;
+constexpr std::size_t kLeastTouched = 16 * MiB;
+constexpr std::size_t kSmallestPage = 4 * KiB;
+
+[[noreturn]] void refuse(const char* call, std::size_t bytes, const std::string& why) {
+  throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
+                    std::string(call) + " of " + format_bytes(bytes) + " failed: " + why);
+}
+
+void touch(char* begin, std::size_t bytes) noexcept {
+  for (std::size_t at = 0; at < bytes; at += kSmallestPage) { // a large page is there after its first byte
+    static_cast<volatile char*>(begin)[at] = 0;
+  }
+}
+
+void touch_by_threads(char* begin, std::size_t bytes) {
+  const std::size_t cores = std::max(std::thread::hardware_concurrency(), 1U);
+  const std::size_t parts = std::clamp<std::size_t>(bytes / kLeastTouched, 1, std::min(cores, kMostThreads));
+  const std::size_t part = round_up(bytes / parts, kLargePage);
+  std::vector<std::thread> others;
+  others.reserve(parts);
+  std::size_t done = 0;
+  try {
+    for (; bytes - done > part; done += part) {
+      others.emplace_back(&touch, begin + done, part);
+    }
+  } catch (const std::system_error&) {
+    // No more threads: the rest is this one's.
+  }
+  touch(begin + done, bytes - done);
+  for (std::thread& other : others) {
+    other.join();
+  }
+}
+
+} // namespace
+
+PinnedMemory::PinnedMemory(int devices) : devices_(devices), registers_(true) {
+  for (int device = 0; device < devices; ++device) {
+    int same_address = 0;
+    check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, device),
+          "cudaDeviceGetAttribute");
+    registers_ = registers_ && same_address != 0;
+  }
+}
+
+void* PinnedMemory::allocate(std::size_t bytes, std::size_t available) {
+  if (bytes >= kLeastRegistered && registers_) {
+    if (void* const ptr = registered(bytes, available)) {
+      return ptr;
+    }
+  }
+  void* ptr = nullptr;
+  const cudaError_t status = cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    refuse("cudaHostAlloc", bytes, cudaGetErrorString(status));
+  }
+  check(status, "cudaHostAlloc");
+  return ptr;
+}
+
+void* PinnedMemory::registered(std::size_t bytes, std::size_t available) {
+  if (bytes > available) {
+    refuse("pinned host memory", bytes, format_bytes(available) + " available there");
+  }
+  void* const ptr = map_host_memory(bytes, kLargePage);
+  try {
+    madvise(ptr, bytes, MADV_HUGEPAGE); // small pages do as well, slower
+    keep_from_children(
+        ptr,
+        round_up(bytes, kSmallestPage)); // whose copies of pages that are being written would take them from the device
+    touch_by_threads(static_cast<char*>(ptr), bytes);
+    const std::lock_guard lock(mutex_);
+    mapped_.emplace(ptr, bytes);
+  } catch (...) {
+    unmap_host_memory(ptr, bytes);
+    throw;
+  }
+  const cudaError_t status = cudaHostRegister(ptr, bytes, cudaHostRegisterPortable);
+  if (status == cudaSuccess) {
+    return ptr;
+  }
+  cudaGetLastError();
+  take_out(ptr);
+  unmap_host_memory(ptr, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    refuse("cudaHostRegister", bytes, cudaGetErrorString(status));
+  }
+  registers_ = false; // some systems do not let memory be pinned that is there already
+  return nullptr;
+}
+
+void PinnedMemory::wait_for_devices() const noexcept {
+  for (int device = 0; device < devices_; ++device) {
+    try {
+      if (has_context(device)) {
+        const DeviceScope scope(device);
+        succeeded(cudaDeviceSynchronize());
+      }
+    } catch (...) {
+      // The driver is gone, or says so next.
+    }
+  }
+}
+
+std::size_t PinnedMemory::take_out(void* ptr) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = mapped_.find(ptr);
+  if (found == mapped_.end()) {
+    return 0;
+  }
+  const std::size_t bytes = found->second;
+  mapped_.erase(found);
+  return bytes;
+}
+
+void PinnedMemory::free(void* ptr) noexcept {
+  const std::size_t bytes = take_out(ptr);
+  if (bytes == 0) {
+    succeeded(cudaFreeHost(ptr));
+    return;
+  }
+  wait_for_devices(); // cudaFreeHost does; of cudaHostUnregister nobody says so
+  if (succeeded(cudaHostUnregister(ptr))) {
+    unmap_host_memory(ptr, bytes);
+  }
+}
+
+} // namespace torch_uvm::cuda
