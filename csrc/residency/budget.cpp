@@ -25,7 +25,19 @@ constexpr std::size_t kSlotGranularity = 64 * KiB;
 constexpr std::size_t kSmallestSlot = 1 * MiB; ///< where less would be there copies are direct
 constexpr std::size_t kMostStagedShare = 8; ///< of a budget, all slots, however large they are asked to be
 
+/// Of a budget, what the driver may take beyond it where that is how it takes memory, and what may be left unused so
+/// that it does not.
+constexpr std::size_t kBeyondShare = 32;
+constexpr std::size_t kUnusedShare = 16;
+
 } // namespace
+
+std::size_t Engine::cap_within(int device, std::size_t budget, std::size_t staged) const {
+  const std::size_t cap = budget - staged, step = runtime_.device_properties(device).managed_step;
+  const std::size_t whole = round_down(cap, step);
+  const bool is_near = round_up(cap, step) - cap <= budget / kBeyondShare;
+  return is_near || cap - whole > budget / kUnusedShare ? cap : whole;
+}
 
 std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
@@ -95,7 +107,8 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
       throw;
     }
   }
-  changed.cap = bytes.value_or(0) - stage(changed, slot);
+  const std::size_t staged = stage(changed, slot);
+  changed.cap = bytes ? cap_within(device, *bytes, staged) : 0;
   if (bytes) {
     PolicyOptions options;
     options.budget = changed.cap;

@@ -277,6 +277,8 @@ class Engine final : public RoomMaker {
   // With the mutex held.
 
   // budget.cpp
+  /// What segments may have of a budget.
+  std::size_t cap_within(int device, std::size_t budget, std::size_t staged) const;
   std::size_t slot_bytes(int device, std::size_t budget) const;
   /// Those that are missing, all or none.
   void make_streams(int device, bool stages);

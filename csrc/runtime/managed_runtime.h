@@ -34,6 +34,7 @@ struct DeviceProperties {
   bool pageable_memory_access = false; ///< the device can reach ordinary host memory
   bool managed_copies_overlap = true; ///< kernels run beside copies of managed memory
   std::size_t page_bytes = 0; ///< granularity of migration
+  std::size_t managed_step = 1; ///< what is taken of the device for managed memory is a multiple of it
 };
 
 /// What is known of a managed range. Where bytes of the range differ, `uniform` is false and the

@@ -127,6 +127,30 @@ void fill(Rig& rig) {
   }
 }
 
+TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
+  struct Stepping : RecordingRuntime {
+    DeviceProperties device_properties(int device) const override {
+      DeviceProperties properties = RecordingRuntime::device_properties(device);
+      properties.managed_step = 128 * MiB;
+      return properties;
+    }
+  } runtime;
+  CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
+  Door door{memory};
+  Engine engine{runtime, memory, door};
+  engine.set_staging(0);
+  const auto cap_of = [&](std::size_t budget) {
+    engine.set_budget(0, budget, /*hard=*/true);
+    return memory.cap(0);
+  };
+  CHECK_EQ(*cap_of(1286 * MiB), 1280 * MiB); // 1408 would be taken for them
+  CHECK_EQ(*cap_of(1404 * MiB), 1404 * MiB); // hardly more is
+  CHECK_EQ(*cap_of(1280 * MiB), 1280 * MiB);
+  CHECK_EQ(*cap_of(740 * MiB), 740 * MiB); // a seventh of it would lie idle
+  CHECK_EQ(*cap_of(100 * MiB), 100 * MiB);
+  memory.set_room_maker(nullptr);
+}
+
 TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
   Rig rig;
   fill(rig);
