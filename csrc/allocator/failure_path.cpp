@@ -86,8 +86,8 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
   // Under a cap: what other homes' segments hold would come on top of it.
   const bool any_home = managed && !cap_of(request.home);
   const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
-  // Small blocks are not moved out of the way of larger ones: where there is no room for segments of their own, they
-  // lie together, so that larger ones find neighbours elsewhere.
+  // Most small blocks are never moved out of the way of larger ones: where there is no room for segments of their own,
+  // they lie together, so that larger ones find neighbours elsewhere.
   const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
   const auto run = together ? heap.first_run(request.bytes, segment_home) : heap.best_run(request.bytes, segment_home);
   if (!run) {
