@@ -233,8 +233,16 @@ class CachingManagedAllocator {
   /// The owner keeps `from`, with its tag, after all.
   void stay(const Move& move) noexcept;
 
-  /// The most bytes allocated on a device at once since the last call. \throws InvalidArgument
-  std::size_t take_allocated_peak(int device);
+  struct AllocatedPeak {
+    std::size_t most = 0; ///< bytes allocated at once since the last call
+    std::size_t now = 0;
+    std::uint64_t changes = 0; ///< see allocation_changes
+  };
+  /// Of a device. \throws InvalidArgument
+  AllocatedPeak take_allocated_peak(int device);
+  /// How often what is allocated on a device has changed, with no lock: while it is what `take_allocated_peak` said,
+  /// that would say no more than what there was `now`.
+  std::uint64_t allocation_changes(int device) const noexcept;
 
   void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
   void set_observer(AllocationObserver* observer); ///< not owned; is told of nothing once it is taken away by nullptr

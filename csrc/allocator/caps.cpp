@@ -194,10 +194,17 @@ std::optional<std::size_t> CachingManagedAllocator::cap(int device) const {
   return state_->budgets[static_cast<std::size_t>(device)].cap;
 }
 
-std::size_t CachingManagedAllocator::take_allocated_peak(int device) {
+CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_peak(int device) {
   state_->check_device(device);
+  const Location home = Location::device(device);
   const std::lock_guard lock(state_->mutex);
-  return static_cast<std::size_t>(state_->ledger.take_allocated_peak(Location::device(device)));
+  const auto most = static_cast<std::size_t>(state_->ledger.take_allocated_peak(home));
+  return {most, static_cast<std::size_t>(state_->ledger.allocated_bytes(home)),
+          state_->ledger.allocation_changes(home)};
+}
+
+std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noexcept {
+  return state_->ledger.allocation_changes(Location::device(device));
 }
 
 Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {

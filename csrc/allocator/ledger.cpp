@@ -31,6 +31,7 @@ Stat Ledger::Account::active_bytes() const {
 Ledger::Ledger(int devices) : scopes_(static_cast<std::size_t>(devices) + 2) {}
 
 void Ledger::allocated(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+  scope(home).note_change();
   each(home, kind, [&](Account& account) {
     account.levels[kAllocation].increase(1);
     account.levels[kAllocatedBytes].increase(as_signed(bytes));
@@ -42,6 +43,7 @@ void Ledger::allocated(Location home, PoolKind kind, std::size_t bytes, std::siz
 }
 
 void Ledger::freed(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+  scope(home).note_change();
   each(home, kind, [&](Account& account) {
     account.levels[kAllocation].decrease(1);
     account.levels[kAllocatedBytes].decrease(as_signed(bytes));
@@ -68,6 +70,8 @@ void Ledger::moved(Location from, Location to, PoolKind kind, std::size_t bytes,
   if (from == to) {
     return;
   }
+  scope(from).note_change();
+  scope(to).note_change();
   for (const PoolKind changed : {PoolKind::kAll, kind}) {
     Account& old = scope(from).accounts[static_cast<std::size_t>(changed)];
     old.levels[kAllocation].decrease(1);

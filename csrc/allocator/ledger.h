@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -60,6 +61,13 @@ class Ledger {
   }
   /// The most bytes allocated at once since the last call, whatever else was reset meanwhile.
   std::int64_t take_allocated_peak(Location home) noexcept;
+  std::int64_t allocated_bytes(Location home) const noexcept {
+    return account(home, PoolKind::kAll).levels[kAllocatedBytes].current;
+  }
+  /// How often what is allocated has changed. May be asked without the mutex.
+  std::uint64_t allocation_changes(Location home) const noexcept {
+    return scopes_[index(home)].allocation_changes.load(std::memory_order_relaxed);
+  }
   void reset_peak(std::optional<Location> home) noexcept;
   void reset_accumulated(std::optional<Location> home) noexcept;
 
@@ -120,7 +128,11 @@ class Ledger {
     // it was, so that counting it twice costs the allocations nothing.
     std::int64_t peak_before_take = 0;
     std::int64_t peak_before_reset = 0;
+    std::atomic<std::uint64_t> allocation_changes{0}; ///< written with the mutex held
 
+    void note_change() {
+      allocation_changes.store(allocation_changes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
     Track& allocated_bytes() {
       return accounts[static_cast<std::size_t>(PoolKind::kAll)].levels[kAllocatedBytes];
     }

@@ -130,7 +130,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   }
   changed.asleep = bytes && !hard && (!watched || is_brought_back(device));
   changed.quiet = Quiet{};
-  memory_.take_allocated_peak(device); // what there was before does not count
+  take_allocated_peak(device); // what there was before does not count
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
   note_awake();

@@ -21,6 +21,10 @@ Engine::Lock::~Lock() {
 }
 
 void Engine::Lock::release() {
+  if (engine_.kept_.empty()) {
+    lock_.unlock();
+    return;
+  }
   std::vector<void*> kept;
   kept.swap(engine_.kept_);
   lock_.unlock();
@@ -56,14 +60,14 @@ Record* Engine::adopt(Block* block, int device, void* storage) {
   record->device_block = block;
   record->origin = Origins::get().asked() ? Origins::get().take(block) : 0;
   Record* const adopted = record.get();
-  records_.emplace(adopted->id, adopted);
+  records_[adopted->id] = adopted;
   memory_.set_tag(block, record.release());
   return adopted;
 }
 
 Record* Engine::find(StorageId id) const {
-  const auto found = records_.find(id);
-  return found == records_.end() ? nullptr : found->second;
+  Record* const* const found = records_.find(id);
+  return found == nullptr ? nullptr : *found;
 }
 
 void Engine::wait(Stream stream, Event event) {

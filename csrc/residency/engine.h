@@ -21,13 +21,13 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/events.h"
 #include "residency/access_recorder.h"
+#include "residency/flat_map.h"
 #include "residency/origins.h"
 #include "residency/policy.h"
 #include "residency/record.h"
@@ -121,6 +121,10 @@ class Engine final : public RoomMaker {
   bool knows(int device) const {
     return devices_[static_cast<std::size_t>(device)].budget.has_value();
   }
+  /// Of the storage that has this block; nullptr: it has none. With the lock held.
+  Record* record_on(const Block* block) const noexcept {
+    return static_cast<Record*>(memory_.tag(block));
+  }
   struct Operand {
     Record* record;
     bool writes;
@@ -134,6 +138,15 @@ class Engine final : public RoomMaker {
     bool planned = false; ///< the policy was told
     bool region = false; ///< see Operator
     bool counted = false; ///< among those that run
+
+    /// For another operator; what memory it has stays.
+    void reset() {
+      held.clear();
+      births.clear();
+      key = 0;
+      device = -1;
+      planned = region = counted = false;
+    }
   };
   struct Operator {
     OperatorKey key = 0;
@@ -212,6 +225,12 @@ class Engine final : public RoomMaker {
     std::int64_t ours = 0; ///< fetched less given up since it began
   };
 
+  /// Allocated bytes as they were when the allocator was last asked.
+  struct Allocated {
+    std::size_t bytes = 0;
+    std::uint64_t changes = ~std::uint64_t{0}; ///< the allocator's count, by then
+  };
+
   /// Whether a device may sleep, and what it was like when it fell asleep.
   struct Quiet {
     std::uint64_t since = 0; ///< the operator that disturbed it last
@@ -255,6 +274,7 @@ class Engine final : public RoomMaker {
     std::deque<Retirement> retired; ///< as write-backs were started, some used again since
     std::uint64_t retirements = 0;
     Workspace workspace;
+    Allocated allocated;
     Stream last_stream; ///< of the latest operator: what is free of all work is best filed there
     std::uint64_t write_backs_started = 0;
     std::uint64_t write_backs_read =
@@ -375,6 +395,8 @@ class Engine final : public RoomMaker {
   void fetch_again(const Record& record);
   /// What was left for later and is needed soon takes its turn among the fetches ahead.
   void queue_unforeseen_fetches(int device);
+  /// The most bytes allocated since the last call. Most operators allocate nothing: then no lock is taken.
+  std::int64_t take_allocated_peak(int device);
   void begin_workspace(int device);
   /// The engine has allocated that many bytes; below 0: freed.
   void note_workspace(int device, std::int64_t bytes);
@@ -433,7 +455,7 @@ class Engine final : public RoomMaker {
   std::optional<std::size_t> staging_;
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
-  std::unordered_map<StorageId, Record*> records_;
+  FlatMap<Record*> records_; ///< by their storages' numbers
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;
   std::uint64_t next_capture_ = 1;

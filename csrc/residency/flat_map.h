@@ -70,6 +70,39 @@ class FlatMap {
     slots_.clear();
     count_ = 0;
   }
+  /// Of the pairs, in no order.
+  class Iterator {
+   public:
+    Iterator(const std::pair<std::uint64_t, V>* at, const std::pair<std::uint64_t, V>* end) : at_(at), end_(end) {
+      skip();
+    }
+    const std::pair<std::uint64_t, V>& operator*() const {
+      return *at_;
+    }
+    Iterator& operator++() {
+      ++at_;
+      skip();
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const {
+      return at_ != other.at_;
+    }
+
+   private:
+    void skip() {
+      while (at_ != end_ && at_->first == kNoKey) {
+        ++at_;
+      }
+    }
+    const std::pair<std::uint64_t, V>* at_;
+    const std::pair<std::uint64_t, V>* end_;
+  };
+  Iterator begin() const {
+    return {slots_.data(), slots_.data() + slots_.size()};
+  }
+  Iterator end() const {
+    return {slots_.data() + slots_.size(), slots_.data() + slots_.size()};
+  }
   template <typename F>
   void for_each(F&& visit) {
     for (auto& [key, value] : slots_) {

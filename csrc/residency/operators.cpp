@@ -299,15 +299,25 @@ void Engine::let_go(Frame& frame) noexcept {
 // What an operator has on the device besides its operands and births, at most: what is fetched and given up for it
 // while it runs is none of it.
 
+std::int64_t Engine::take_allocated_peak(int device) {
+  Allocated& known = of(device).allocated;
+  std::size_t most = known.bytes;
+  if (known.changes != memory_.allocation_changes(device)) {
+    const CachingManagedAllocator::AllocatedPeak peak = memory_.take_allocated_peak(device);
+    known = {peak.now, peak.changes};
+    most = peak.most;
+  }
+  return static_cast<std::int64_t>(most);
+}
+
 void Engine::begin_workspace(int device) {
-  Workspace& workspace = of(device).workspace;
-  memory_.take_allocated_peak(device);
-  workspace = {};
+  take_allocated_peak(device);
+  of(device).workspace = {};
 }
 
 void Engine::note_workspace(int device, std::int64_t bytes) {
   Workspace& workspace = of(device).workspace;
-  const auto peak = static_cast<std::int64_t>(memory_.take_allocated_peak(device));
+  const std::int64_t peak = take_allocated_peak(device);
   note_level(of(device), static_cast<std::size_t>(peak));
   // Called after the change: of what was given up, the peak before it is known too late by as much.
   workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
@@ -317,7 +327,7 @@ void Engine::note_workspace(int device, std::int64_t bytes) {
 std::size_t Engine::end_workspace(int device) {
   note_workspace(device, 0);
   const Workspace& workspace = of(device).workspace;
-  const auto now = static_cast<std::int64_t>(memory_.take_allocated_peak(device)) - workspace.ours;
+  const std::int64_t now = take_allocated_peak(device) - workspace.ours;
   return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
 }
 

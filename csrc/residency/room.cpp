@@ -344,10 +344,15 @@ bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
 }
 
 bool Engine::something_goes(int device) const {
-  return leaving_.load(std::memory_order_relaxed) != 0 || std::ranges::any_of(records_, [&](const auto& entry) {
-           const Record& record = *entry.second;
-           return record.device == device && record.device_block != nullptr && door_.is_going(record);
-         });
+  if (leaving_.load(std::memory_order_relaxed) != 0) {
+    return true;
+  }
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->device_block != nullptr && door_.is_going(*record)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 Block* Engine::room_for(Record& record, Need need, Stream stream) {
