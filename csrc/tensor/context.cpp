@@ -14,7 +14,6 @@ struct Context::Made {
 
   std::unique_ptr<ManagedRuntime> runtime;
   CachingManagedAllocator allocator;
-  std::atomic<bool> forked{false};
 };
 
 Context& Context::get() {
@@ -69,7 +68,7 @@ void Context::make_runtime_locked() {
                  [] { get().made_.load()->allocator.after_fork_in_parent(); },
                  [] {
                    Made* made = get().made_.load();
-                   made->forked.store(true);
+                   forked_.store(true);
                    made->allocator.after_fork_in_child();
                  });
 }
@@ -136,11 +135,6 @@ void Context::set_budgets(std::optional<BudgetRequest> all, std::map<int, Budget
     options.budget = all;
     options.device_budgets = std::move(single);
   });
-}
-
-bool Context::forked() const {
-  const Made* made = made_.load(std::memory_order_acquire);
-  return made != nullptr && made->forked.load(std::memory_order_relaxed);
 }
 
 } // namespace torch_uvm

@@ -55,7 +55,9 @@ class Context {
   }
 
   /// True in a process forked after first use: its managed memory is the parent's.
-  bool forked() const;
+  static bool forked() noexcept {
+    return forked_.load(std::memory_order_relaxed);
+  }
 
  private:
   Context() = default;
@@ -67,6 +69,7 @@ class Context {
   Backend backend_;
   Options options_;
   std::atomic<Made*> made_{nullptr};
+  static inline std::atomic<bool> forked_{false}; // asked for every operator
   std::atomic<bool> zeroes_allocations_{false}; // of options_
 };
 

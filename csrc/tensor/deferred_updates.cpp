@@ -30,15 +30,17 @@ struct Written {
   c10::Stream stream;
 };
 
+// Of the table below, apart from it: asked for every operator.
+std::atomic<std::size_t> pending_updates{0};
+std::atomic<bool> any_written{false};
+
 struct Table {
   std::mutex mutex;
   std::condition_variable finished;
   std::unordered_map<const c10::StorageImpl*, std::vector<Shared>> by_storage;
   std::uint64_t numbered = 0;
-  std::atomic<std::size_t> count{0};
   std::unordered_map<const c10::StorageImpl*, Written> written;
   std::size_t most_written = 64; ///< before those that are gone are looked for
-  std::atomic<bool> any_written{false};
   /// Of all that were ever written, if it is one: then the thread that has it current need not look further.
   std::atomic<c10::DeviceType> written_type{c10::DeviceType::CPU};
   std::atomic<int> written_device{0};
@@ -131,7 +133,7 @@ void note_written(Table& table, const DeferredUpdate& update, std::vector<Writte
   } else if (table.written_device != stream.device_index() || table.written_stream != stream.id()) {
     table.several_streams = true;
   }
-  table.any_written.store(true, std::memory_order_relaxed);
+  any_written.store(true, std::memory_order_relaxed);
 }
 
 /// Runs it, or waits for the thread that does. \throws what it throws
@@ -169,7 +171,7 @@ void run(const Shared& pending) {
       pending->done = true;
       forget(table, pending);
       done = std::move(pending->update);
-      table.count.fetch_sub(1, std::memory_order_relaxed);
+      pending_updates.fetch_sub(1, std::memory_order_relaxed);
       try {
         note_written(table, *done, gone);
       } catch (const std::exception&) { // no memory for it: nobody has to wait for what is over
@@ -259,11 +261,11 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
 } // namespace
 
 bool has_deferred_updates() noexcept {
-  return Table::get().count.load(std::memory_order_relaxed) != 0;
+  return pending_updates.load(std::memory_order_relaxed) != 0;
 }
 
 std::size_t deferred_updates() {
-  return Table::get().count.load(std::memory_order_relaxed);
+  return pending_updates.load(std::memory_order_relaxed);
 }
 
 bool runs_deferred_update() noexcept {
@@ -285,7 +287,7 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
       forget(table, pending);
       throw;
     }
-    table.count.fetch_add(1, std::memory_order_relaxed);
+    pending_updates.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
@@ -324,8 +326,11 @@ bool is_the_one_stream(const Table& table) {
 
 void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
   try {
+    if (!any_written.load(std::memory_order_relaxed)) {
+      return;
+    }
     Table& table = Table::get();
-    if (!table.any_written.load(std::memory_order_relaxed) || is_the_one_stream(table)) {
+    if (is_the_one_stream(table)) {
       return;
     }
     c10::SmallVector<c10::Stream, 2> streams;
@@ -378,7 +383,7 @@ void run_deferred_updates_of(const at::Tensor& tensor) {
 void finish_deferred_updates_of(c10::StorageImpl* storage) {
   run_deferred_updates_of(storage);
   Table& table = Table::get();
-  if (!table.any_written.load(std::memory_order_relaxed) || running || Context::get().forked()) {
+  if (!any_written.load(std::memory_order_relaxed) || running || Context::get().forked()) {
     return;
   }
   std::optional<c10::Stream> stream;
@@ -387,7 +392,7 @@ void finish_deferred_updates_of(c10::StorageImpl* storage) {
     if (const auto found = table.written.find(storage); found != table.written.end()) {
       stream = found->second.stream;
       table.written.erase(found); // whoever comes after this comes after the host
-      table.any_written.store(!table.written.empty(), std::memory_order_relaxed);
+      any_written.store(!table.written.empty(), std::memory_order_relaxed);
     }
   }
   if (stream) {

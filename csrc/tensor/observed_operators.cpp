@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string_view>
 #include <unordered_map>
+
+#include "residency/flat_map.h"
 
 namespace torch_uvm {
 namespace {
@@ -44,19 +48,23 @@ ObservedOperator::ObservedOperator(const at::RecordFunction& function)
       std::ranges::any_of(kUsesEachByteOnce, [&](std::string_view prefix) { return name_.starts_with(prefix); });
 }
 
-bool ObservedOperator::is(const at::RecordFunction& function) const {
-  return name_ == function.name() && overload_ == function.overload_name();
+bool ObservedOperator::is(const char* name, const char* overload) const {
+  return std::strcmp(name_.c_str(), name) == 0 && std::strcmp(overload_.c_str(), overload) == 0;
 }
 
-const ObservedOperator& observed_operator(const at::RecordFunction& function) {
-  // By the address of its name, which is the schema's own. One that was deregistered may leave its address to
-  // another. A thread's own map needs no lock.
-  thread_local std::unordered_map<const char*, ObservedOperator> known;
-  const auto found = known.find(function.name());
-  if (found != known.end() && found->second.is(function)) {
-    return found->second;
+const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function) {
+  const char* const name = function.name();
+  const char* const overload = function.overload_name();
+  Slot& slot = slots_[mix_bits(reinterpret_cast<std::uintptr_t>(name)) & (kSlots - 1)];
+  if (slot.name == name && slot.op->is(name, overload)) {
+    return *slot.op;
   }
-  return known.insert_or_assign(function.name(), ObservedOperator(function)).first->second;
+  auto found = known_.find(name);
+  if (found == known_.end() || !found->second.is(name, overload)) {
+    found = known_.insert_or_assign(name, ObservedOperator(function)).first;
+  }
+  slot = {name, &found->second};
+  return found->second;
 }
 
 } // namespace torch_uvm

@@ -3,7 +3,10 @@
 
 #include <ATen/record_function.h>
 
+#include <array>
+#include <cstddef>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "residency/policy.h"
@@ -37,7 +40,7 @@ class ObservedOperator {
     return name_;
   }
 
-  bool is(const at::RecordFunction& function) const;
+  bool is(const char* name, const char* overload) const;
 
  private:
   std::string name_;
@@ -49,7 +52,23 @@ class ObservedOperator {
   std::vector<bool> writes_;
 };
 
-/// Valid until the thread's next call. \throws std::bad_alloc
-const ObservedOperator& observed_operator(const at::RecordFunction& function);
+/// Those that a thread has met: its own need no lock.
+class ObservedOperators {
+ public:
+  /// By the address of its name, which is the schema's own. One that was deregistered may leave its address to another.
+  /// \return valid until the next call. \throws std::bad_alloc
+  const ObservedOperator& of(const at::RecordFunction& function);
+
+ private:
+  static constexpr std::size_t kSlots = 256; // a power of two; a step has some dozens of operators
+
+  /// Where the address of a name says: what a step repeats is found at once.
+  struct Slot {
+    const char* name = nullptr;
+    const ObservedOperator* op = nullptr; ///< of `known_`, which keeps it where it is
+  };
+  std::array<Slot, kSlots> slots_;
+  std::unordered_map<const char*, ObservedOperator> known_;
+};
 
 } // namespace torch_uvm

@@ -16,13 +16,14 @@ namespace {
 using Strong = c10::intrusive_ptr<c10::StorageImpl>;
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-const Weak& weak_of(const Record& record) {
-  return *static_cast<const Weak*>(record.storage);
+/// A storage that is kept (see StorageDoor::keep); what has no owner is still there, with nothing in it.
+c10::StorageImpl* storage_of(const Record& record) {
+  return static_cast<c10::StorageImpl*>(record.storage);
 }
 
-/// A storage that is kept (see StorageDoor::keep).
-c10::StorageImpl* storage_of(const Record& record) {
-  return weak_of(record)._unsafe_get_target();
+/// The record has a weak reference.
+Strong lock(const Record& record) {
+  return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage_of(record)));
 }
 
 /// The old pointer goes without its memory.
@@ -35,14 +36,20 @@ void replace(const Record& record, c10::DataPtr data) noexcept {
 #if __has_include(<c10/core/StorageMaterializer.h>) // from torch 2.13 on
 constexpr bool kTellsOfWrites = true;
 
+bool is_armed(const c10::StorageImpl* storage) {
+  return storage->has_materializer();
+}
 void arm(c10::StorageImpl* storage) {
-  if (!storage->has_materializer()) {
+  if (!is_armed(storage)) {
     storage->set_materializer(&before_mutable_access);
   }
 }
 #else
 constexpr bool kTellsOfWrites = false;
 
+bool is_armed(const c10::StorageImpl* /*storage*/) {
+  return false;
+}
 void arm(c10::StorageImpl* /*storage*/) {}
 #endif
 
@@ -56,7 +63,7 @@ Block* own_block(const c10::DataPtr& data) {
 
 bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
   kept.reserve(kept.size() + 1);
-  Strong storage = weak_of(record).lock();
+  Strong storage = lock(record);
   if (!storage) {
     return false;
   }
@@ -76,7 +83,7 @@ void StorageRecords::let_go(void* kept) noexcept {
 
 bool StorageRecords::reclaim(const Record& record, std::vector<void*>& kept) {
   kept.reserve(kept.size() + 1);
-  Strong storage = weak_of(record).lock();
+  Strong storage = lock(record);
   if (!storage) {
     return false;
   }
@@ -86,7 +93,7 @@ bool StorageRecords::reclaim(const Record& record, std::vector<void*>& kept) {
 }
 
 bool StorageRecords::is_going(const Record& record) const {
-  return weak_of(record).expired();
+  return c10::raw::weak_intrusive_ptr::use_count(storage_of(record)) == 0;
 }
 
 void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
@@ -105,7 +112,8 @@ void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
 
 void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) {
   // Only where a write that goes unseen would be lost: there is a copy that would be taken for the newest.
-  if (kTellsOfWrites && record.host_block != nullptr && keep(record, kept)) {
+  // Where it was only read since then, it still is.
+  if (kTellsOfWrites && record.host_block != nullptr && !is_armed(storage_of(record)) && keep(record, kept)) {
     arm(storage_of(record));
   }
 }
@@ -115,22 +123,26 @@ void StorageRecords::wake() noexcept {
 }
 
 void StorageRecords::forget(Record& record) noexcept {
-  delete static_cast<Weak*>(record.storage);
+  c10::raw::weak_intrusive_ptr::decref(storage_of(record));
   record.storage = nullptr;
 }
 
-Record* known_record_of(const c10::StorageImpl* storage) noexcept {
+Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
   const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  if (is_own_block(data)) { // most; one of no bytes has no block
+    auto* const block = static_cast<Block*>(data.get_context());
+    return block == nullptr || data.device().is_cpu() ? nullptr : engine.record_on(block);
+  }
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
   }
   Block* const block = own_block(data);
-  auto* const record = block == nullptr ? nullptr : static_cast<Record*>(Context::get().managed_allocator().tag(block));
+  Record* const record = block == nullptr ? nullptr : engine.record_on(block);
   return record != nullptr && has_owner(data) && storage_of(*record) != storage ? nullptr : record;
 }
 
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
-  if (Record* const record = known_record_of(storage)) {
+  if (Record* const record = known_record_of(engine, storage)) {
     return record;
   }
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
@@ -143,9 +155,9 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   if (!watched || (has_owner(data) && !take_off_labels(storage))) {
     return nullptr;
   }
-  auto weak = std::make_unique<Weak>(Strong::reclaim_copy(storage));
-  Record* const record = engine.adopt(block, device, weak.get());
-  weak.release();
+  Weak weak(Strong::reclaim_copy(storage));
+  Record* const record = engine.adopt(block, device, storage);
+  weak.release(); // the record's, until StorageRecords::forget
   if (made != nullptr) {
     *made = true;
   }

@@ -28,7 +28,7 @@ class StorageRecords final : public StorageDoor {
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool asleep = false);
 
 /// The one that it has; nullptr: none. With the engine's lock held.
-Record* known_record_of(const c10::StorageImpl* storage) noexcept;
+Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
 /// The deleter of storages that are on the host.
 void delete_evicted(void* record);

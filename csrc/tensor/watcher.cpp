@@ -2,20 +2,17 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/record_function.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
-#include <cstring>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <unordered_map>
+#include <optional>
 #include <vector>
 
 #include "tensor/context.h"
 #include "tensor/deferred_updates.h"
 #include "tensor/managed_storage.h"
 #include "tensor/observed_operators.h"
+#include "tensor/operand_walk.h"
 #include "tensor/storage_records.h"
 
 namespace torch_uvm {
@@ -28,91 +25,54 @@ std::atomic<bool (*)()> capture_probe{nullptr};
 
 using Frame = Engine::Frame;
 
-/// Of the outermost operator that this thread runs; nullptr: it runs none.
-thread_local Frame* running = nullptr;
+/// Where the engine has the storage: its label may be another device's, which the bytes had, too.
+c10::Device device_of(const Record& record, const c10::StorageImpl& storage) {
+  return {storage.device().type(), static_cast<c10::DeviceIndex>(record.device)};
+}
 
-/// What PyTorch carries from an outermost operator's begin to its end.
-struct Outermost final : at::ObserverContext {
-  Outermost() {
-    running = &frame;
-  }
-  ~Outermost() override {
-    running = nullptr;
-  }
-  Frame frame;
+/// A storage of an accelerator among an operator's inputs.
+struct Named {
+  c10::StorageImpl* storage;
+  std::size_t input;
 };
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-}
-
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor()) {
-        visit(element.toTensor());
-      } else if (element.isList()) { // collectives gather into lists of lists
-        for_each_tensor(element, visit);
-      } else {
-        return; // a list of numbers; None among tensors comes as an undefined tensor or not at all
-      }
-    }
-  }
-}
-
-bool is_accelerators(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.device().is_cpu() && !tensor.device().is_meta();
-}
-
-/// The calling thread's current streams, by device, of the devices that were asked about since `clear`.
-class CurrentStreams {
- public:
-  void clear() {
-    streams_.assign(streams_.size(), Stream::host());
-  }
-  void ask(int device) {
-    const auto index = static_cast<std::size_t>(device);
-    if (index >= streams_.size()) {
-      streams_.resize(index + 1, Stream::host());
-    }
-    if (streams_[index].is_host()) {
-      const c10::Device asked(at::getAccelerator(/*checked=*/true).value(), static_cast<c10::DeviceIndex>(device));
-      const c10::impl::VirtualGuardImpl guard(asked.type());
-      streams_[index] = Stream{device, guard.getStreamNativeHandle(guard.getStream(asked))};
-    }
-  }
-  const std::vector<Stream>& get() const {
-    return streams_;
-  }
-
- private:
-  std::vector<Stream> streams_;
-};
-
-/// Reused: an operator comes a million times.
-struct Scratch {
+/// Reused: an operator comes a million times, and nothing is allocated for one.
+struct OfThread {
+  Frame* running = nullptr; ///< of the outermost operator that the thread runs; nullptr: it runs none
+  const at::RecordFunction* outermost = nullptr; ///< if that is no region. PyTorch keeps it where it is until its end
+  Frame frame; ///< its
+  std::vector<Named> named; ///< by the operator that was looked at last
   std::vector<Engine::Operand> operands;
   CurrentStreams streams;
-};
-thread_local Scratch scratch;
+  ObservedOperators known;
 
-/// With the engine's lock held.
-void look_up(Engine& engine, const at::RecordFunction& function, const ObservedOperator& op) {
-  scratch.operands.clear();
-  scratch.streams.clear();
-  const auto inputs = function.inputs();
-  for (std::size_t index = 0; index < inputs.size(); ++index) {
-    for_each_tensor(inputs[index], [&](const at::Tensor& tensor) {
-      c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
-      Record* const record = storage == nullptr ? nullptr : record_of(engine, storage);
-      if (record != nullptr) {
-        scratch.operands.push_back({record, op.writes(index)});
-        scratch.streams.ask(record->device);
-      }
-    });
+  void begin_outermost(const at::RecordFunction& function, OperatorKey key) {
+    frame.reset();
+    frame.key = key;
+    outermost = &function;
+    running = &frame;
+  }
+  void end_outermost() noexcept {
+    outermost = nullptr;
+    running = nullptr;
+  }
+  const std::vector<Stream>& stream_for(const Record& record, const c10::StorageImpl& storage) {
+    streams.clear();
+    streams.ask(device_of(record, storage));
+    return streams.get();
+  }
+};
+thread_local OfThread of_thread; // to find it takes a call each time: once for each callback
+
+/// What `inspect` has found. With the engine's lock held.
+void look_up(OfThread& mine, Engine& engine, const ObservedOperator& op) {
+  mine.operands.clear();
+  mine.streams.clear();
+  for (const Named& named : mine.named) {
+    if (Record* const record = record_of(engine, named.storage)) {
+      mine.operands.push_back({record, op.writes(named.input)});
+      mine.streams.ask(device_of(*record, *named.storage));
+    }
   }
 }
 
@@ -132,13 +92,19 @@ struct Inputs {
   bool wrapper = false; ///< one that has no storage: what is within the operator is what touches bytes
 };
 
-Inputs inspect(const at::RecordFunction& function) {
+Inputs inspect(OfThread& mine, const at::RecordFunction& function) {
   Inputs found;
-  for (const c10::IValue& value : function.inputs()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor) {
+  mine.named.clear();
+  const auto inputs = function.inputs();
+  for (std::size_t index = 0; index < inputs.size(); ++index) {
+    for_each_tensor(inputs[index], [&](const at::Tensor& tensor) {
       if (is_accelerators(tensor)) {
         found.accelerator = true;
-        found.wrapper = found.wrapper || !tensor.has_storage();
+        if (c10::StorageImpl* const storage = accelerators_storage(tensor)) {
+          mine.named.push_back({storage, index});
+        } else {
+          found.wrapper = true;
+        }
       }
     });
   }
@@ -150,10 +116,9 @@ void without_the_books(Engine& engine, const at::RecordFunction& function) noexc
   const Engine::Lock lock(engine);
   for (const c10::IValue& value : function.inputs()) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
-      c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
-      if (Record* const record = storage == nullptr ? nullptr : known_record_of(storage)) {
-        const c10::impl::VirtualGuardImpl guard(tensor.device().type());
-        engine.used_unseen(*record, {record->device, guard.getStreamNativeHandle(guard.getStream(tensor.device()))});
+      c10::StorageImpl* const storage = accelerators_storage(tensor);
+      if (Record* const record = storage == nullptr ? nullptr : known_record_of(engine, storage)) {
+        engine.used_unseen(*record, current_stream_of(device_of(*record, *storage)));
       }
     });
   }
@@ -162,7 +127,7 @@ void without_the_books(Engine& engine, const at::RecordFunction& function) noexc
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
   const bool deferred = has_deferred_updates() && !runs_deferred_update();
-  if (engine == nullptr || Context::get().forked()) {
+  if (engine == nullptr || Context::forked()) {
     return nullptr;
   }
   if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {
@@ -171,8 +136,17 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
     }
     return nullptr;
   }
+  OfThread& mine = of_thread;
   try {
-    const ObservedOperator& op = observed_operator(function);
+    Inputs inputs;
+    const bool nested = mine.running != nullptr && !deferred;
+    if (nested) { // most of what an operator calls has nothing to do with a device: that is found out first
+      inputs = inspect(mine, function);
+      if (!inputs.accelerator || inputs.wrapper) {
+        return nullptr;
+      }
+    }
+    const ObservedOperator& op = mine.known.of(function);
     if (op.is_transparent()) {
       return nullptr;
     }
@@ -180,80 +154,91 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       engine->stay_awake(); // who waits for an update is seen by its operators
       run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
     }
-    const Inputs inputs = inspect(function);
-    if (inputs.wrapper) {
-      return nullptr;
+    if (!nested) {
+      inputs = inspect(mine, function);
+      if (inputs.wrapper) {
+        return nullptr;
+      }
     }
-    if (inputs.accelerator && (running == nullptr || engine->has_open_captures()) && is_capturing()) {
+    if (inputs.accelerator && (mine.running == nullptr || engine->has_open_captures()) && is_capturing()) {
       const Engine::Lock lock(*engine);
-      look_up(*engine, function, op);
-      engine->captured(scratch.operands);
+      look_up(mine, *engine, op);
+      engine->captured(mine.operands);
       return nullptr;
     }
     if (!engine->is_awake()) {
       return nullptr;
     }
-    if (running != nullptr) {
+    if (mine.running != nullptr) {
       if (inputs.accelerator) { // what it alone names may be given up for what it allocates
         const Engine::Lock lock(*engine);
-        look_up(*engine, function, op);
-        engine->begin_nested(*running, scratch.operands, scratch.streams.get());
-        for (const Engine::Operand& operand : scratch.operands) {
+        look_up(mine, *engine, op);
+        engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
+        for (const Engine::Operand& operand : mine.operands) {
           operand.record->collective = operand.record->collective || op.is_collective();
         }
       }
       return nullptr;
     }
-    auto outermost = std::make_unique<Outermost>();
-    outermost->frame.key = op.key();
+    mine.begin_outermost(function, op.key());
     if (inputs.accelerator) {
       wait_for_deferred_updates(function.inputs());
       const Engine::Lock lock(*engine);
-      look_up(*engine, function, op);
-      engine->begin(outermost->frame,
+      look_up(mine, *engine, op);
+      engine->begin(mine.frame,
                     {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
                      /*region=*/false, !engine->is_unsettled() || !may_be_nested()},
-                    scratch.operands, scratch.streams.get());
+                    mine.operands, mine.streams.get());
     }
-    return outermost;
+    return nullptr;
   } catch (...) {
+    if (mine.outermost == &function) {
+      mine.end_outermost();
+    }
     without_the_books(*engine, function);
     return nullptr;
   }
 }
 
-void after_operator(const at::RecordFunction& function, at::ObserverContext* context) {
+void after_operator(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
   Engine* const engine = engine_in_use();
-  Frame* const frame = running;
+  OfThread& mine = of_thread;
+  Frame* const frame = mine.running;
   if (engine == nullptr || frame == nullptr) {
     return;
   }
-  try {
-    std::unique_ptr<Engine::Lock> lock;
-    for (const c10::IValue& value : function.outputs()) {
-      for_each_tensor(value, [&](const at::Tensor& tensor) {
-        c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
-        if (storage == nullptr || storage->nbytes() < kLeastRelocated) {
-          return;
-        }
-        if (!lock) {
-          lock = std::make_unique<Engine::Lock>(*engine);
-        }
-        bool made = false;
-        Record* const record = record_of(*engine, storage, &made);
-        if (made) {
-          scratch.streams.clear();
-          scratch.streams.ask(record->device);
-          engine->born(*frame, record, scratch.streams.get());
-        }
-      });
+  const bool is_outermost = mine.outermost == &function;
+  {
+    std::optional<Engine::Lock> lock; // once, and where nothing was made by nobody, not at all
+    try {
+      for (const c10::IValue& value : function.outputs()) {
+        for_each_tensor(value, [&](const at::Tensor& tensor) {
+          c10::StorageImpl* const storage = accelerators_storage(tensor);
+          if (storage == nullptr || storage->nbytes() < kLeastRelocated) {
+            return;
+          }
+          if (!lock) {
+            lock.emplace(*engine);
+          }
+          bool made = false;
+          Record* const record = record_of(*engine, storage, &made);
+          if (made) {
+            engine->born(*frame, record, mine.stream_for(*record, *storage));
+          }
+        });
+      }
+    } catch (...) {
+      // A storage that is not noticed here is noticed as somebody's operand.
     }
-  } catch (...) {
-    // A storage that is not noticed here is noticed as somebody's operand.
+    if (is_outermost && (!frame->held.empty() || !frame->births.empty())) {
+      if (!lock) {
+        lock.emplace(*engine);
+      }
+      engine->end(*frame);
+    }
   }
-  if (context != nullptr && (!frame->held.empty() || !frame->births.empty())) {
-    const Engine::Lock lock(*engine);
-    engine->end(*frame);
+  if (is_outermost) {
+    mine.end_outermost();
   }
 }
 
@@ -263,9 +248,7 @@ void note_births(Engine& engine, Frame& frame, std::span<c10::StorageImpl* const
     bool made = false;
     Record* const record = record_of(engine, storage, &made);
     if (made) {
-      scratch.streams.clear();
-      scratch.streams.ask(record->device);
-      engine.born(frame, record, scratch.streams.get());
+      engine.born(frame, record, of_thread.stream_for(*record, *storage));
     }
   }
 }
@@ -338,7 +321,7 @@ namespace {
 
 /// What there is of a tensor's storage, under the engine's lock.
 Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = false) {
-  c10::StorageImpl* const storage = is_accelerators(tensor) ? storage_of(tensor) : nullptr;
+  c10::StorageImpl* const storage = accelerators_storage(tensor);
   return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);
 }
 
@@ -347,7 +330,7 @@ Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = fals
 void settle(const at::Tensor& tensor) {
   finish_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
     return;
   }
   Record* record = nullptr;
@@ -365,7 +348,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     finish_deferred_updates_of(tensor);
   }
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::get().forked()) {
+  if (engine == nullptr || Context::forked()) {
     return;
   }
   const Engine::Lock lock(*engine);
@@ -374,9 +357,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     return;
   }
   if (keep) {
-    scratch.streams.clear();
-    scratch.streams.ask(record->device);
-    engine->hold(record, scratch.streams.get()[static_cast<std::size_t>(record->device)]);
+    engine->hold(record, current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl())));
   } else {
     engine->release(record);
   }
@@ -384,7 +365,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
 
 void make_known(const std::vector<at::Tensor>& tensors) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::get().forked()) {
+  if (engine == nullptr || Context::forked()) {
     return;
   }
   const Engine::Lock lock(*engine);
@@ -395,7 +376,7 @@ void make_known(const std::vector<at::Tensor>& tensors) {
 
 Region::Region(bool seen) : seen_(seen) {
   if (seen) {
-    running = &frame_;
+    of_thread.running = &frame_;
   } else {
     engine_in_use()->begin_unseen_graph();
   }
@@ -407,27 +388,28 @@ Region::~Region() {
 
 std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> inputs) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::get().forked()) {
+  if (engine == nullptr || Context::forked()) {
     return nullptr;
   }
   if (!engine->is_awake()) {
     return std::unique_ptr<Region>(new Region(/*seen=*/false)); // a device may wake before the call ends
   }
+  OfThread& mine = of_thread;
   const Engine::Lock lock(*engine);
-  scratch.operands.clear();
-  scratch.streams.clear();
+  mine.operands.clear();
+  mine.streams.clear();
   for (const Input& input : inputs) {
     if (Record* const record = record_of(*engine, input.storage)) {
-      scratch.operands.push_back({record, input.writes});
-      scratch.streams.ask(record->device);
+      mine.operands.push_back({record, input.writes});
+      mine.streams.ask(device_of(*record, *input.storage));
     }
   }
   if (is_capturing()) {
-    engine->captured(scratch.operands);
+    engine->captured(mine.operands);
     return nullptr;
   }
-  if (running != nullptr) {
-    engine->begin_nested(*running, scratch.operands, scratch.streams.get());
+  if (mine.running != nullptr) {
+    engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
     return nullptr;
   }
   std::unique_ptr<Region> region(new Region(/*seen=*/true));
@@ -436,7 +418,7 @@ std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> 
   op.key = key;
   op.name = "compiled graph";
   op.region = true;
-  engine->begin(region->frame_, op, scratch.operands, scratch.streams.get());
+  engine->begin(region->frame_, op, mine.operands, mine.streams.get());
   return region;
 }
 
@@ -450,8 +432,8 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
     engine->end_unseen_graph();
     return;
   }
-  running = nullptr;
-  if (Context::get().forked()) {
+  of_thread.running = nullptr;
+  if (Context::forked()) {
     return;
   }
   const Engine::Lock lock(*engine);
@@ -465,7 +447,7 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
 
 WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::get().forked()) {
+  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
     return;
   }
   frame_.held.reserve(tensors.size());
@@ -479,7 +461,7 @@ WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
 }
 
 WorkUnderWay::~WorkUnderWay() {
-  if (!frame_.held.empty() && !Context::get().forked()) {
+  if (!frame_.held.empty() && !Context::forked()) {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     engine.end(frame_);
@@ -487,20 +469,21 @@ WorkUnderWay::~WorkUnderWay() {
 }
 
 std::uint64_t begin_capture() {
-  if (!Context::get().in_use() || Context::get().forked()) {
+  if (!Context::get().in_use() || Context::forked()) {
     return 0;
   }
   const std::lock_guard making(engine_making);
   Engine& engine = engine_made();
   const std::uint64_t capture = engine.begin_capture();
   watch(true);
-  if (running != nullptr) {
+  OfThread& mine = of_thread;
+  if (mine.running != nullptr) {
     const Engine::Lock lock(engine);
-    scratch.operands.clear();
-    for (Record* const record : running->held) {
-      scratch.operands.push_back({record, false}); // what it writes was said when it was entered
+    mine.operands.clear();
+    for (Record* const record : mine.running->held) {
+      mine.operands.push_back({record, false}); // what it writes was said when it was entered
     }
-    engine.captured(scratch.operands);
+    engine.captured(mine.operands);
   }
   return capture;
 }
@@ -508,14 +491,14 @@ std::uint64_t begin_capture() {
 void end_capture(std::uint64_t capture) noexcept {
   const std::lock_guard making(engine_making);
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && !Context::get().forked()) {
+  if (engine != nullptr && !Context::forked()) {
     engine->end_capture(capture);
     watch_while_needed(*engine);
   }
 }
 
 void note_replay(std::uint64_t capture) {
-  if (Context::get().forked()) {
+  if (Context::forked()) {
     return;
   }
   const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
@@ -524,18 +507,18 @@ void note_replay(std::uint64_t capture) {
 }
 
 void release_capture(std::uint64_t capture) noexcept {
-  if (!Context::get().forked()) {
+  if (!Context::forked()) {
     engine_in_use()->release_capture(capture);
   }
 }
 
 void before_mutable_access(c10::StorageImpl* storage) {
-  if (running != nullptr) {
+  if (of_thread.running != nullptr) {
     return; // an operator's kernel: its schema says what it writes
   }
   finish_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::get().forked()) {
+  if (engine == nullptr || Context::forked()) {
     return;
   }
   Record* record = nullptr;
@@ -550,7 +533,7 @@ void before_mutable_access(c10::StorageImpl* storage) {
 
 bool forget_record(Block* block) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || block == nullptr || Context::get().forked()) {
+  if (engine == nullptr || block == nullptr || Context::forked()) {
     return false; // a child has the parent's records, and the mutex as a thread of the parent may have left it
   }
   void* const record = Context::get().managed_allocator().tag(block);
@@ -562,7 +545,7 @@ bool forget_record(Block* block) {
 
 void forget_outlived(Block* block) {
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && block != nullptr && !Context::get().forked()) {
+  if (engine != nullptr && block != nullptr && !Context::forked()) {
     engine->outlived(block);
   }
 }

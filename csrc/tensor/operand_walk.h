@@ -1,0 +1,78 @@
+// An operator's tensors, found in its boxed inputs and outputs, and the streams that they are used on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <vector>
+
+#include "runtime/location.h"
+
+namespace torch_uvm {
+
+template <typename Visit>
+void for_each_listed_tensor(const c10::IValue& list, const Visit& visit) {
+  for (const c10::IValue& element : list.toListRef()) {
+    if (element.isTensor()) {
+      visit(element.toTensor());
+    } else if (element.isList()) { // collectives gather into lists of lists
+      for_each_listed_tensor(element, visit);
+    } else {
+      return; // a list of numbers; None among tensors comes as an undefined tensor or not at all
+    }
+  }
+}
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for_each_listed_tensor(value, visit);
+  }
+}
+
+inline bool is_accelerators(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return false;
+  }
+  const c10::Device device = tensor.device();
+  return !device.is_cpu() && !device.is_meta();
+}
+
+/// Of an accelerator's tensor; nullptr: it is another's, or has none.
+inline c10::StorageImpl* accelerators_storage(const at::Tensor& tensor) {
+  return is_accelerators(tensor) && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+inline Stream current_stream_of(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+}
+
+/// The calling thread's current streams, by device, of the devices that were asked about since `clear`.
+class CurrentStreams {
+ public:
+  void clear() {
+    streams_.assign(streams_.size(), Stream::host());
+  }
+  void ask(c10::Device device) {
+    const auto index = static_cast<std::size_t>(device.index());
+    if (index >= streams_.size()) {
+      streams_.resize(index + 1, Stream::host());
+    }
+    if (streams_[index].is_host()) {
+      streams_[index] = current_stream_of(device);
+    }
+  }
+  const std::vector<Stream>& get() const {
+    return streams_;
+  }
+
+ private:
+  std::vector<Stream> streams_;
+};
+
+} // namespace torch_uvm
