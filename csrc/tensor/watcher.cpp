@@ -209,7 +209,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
   }
   const bool is_outermost = mine.outermost == &function;
   {
-    std::optional<Engine::Lock> lock; // once, and where nothing was made by nobody, not at all
+    std::optional<Engine::Lock> lock; // one for all there is to say, and none where there is nothing
     try {
       for (const c10::IValue& value : function.outputs()) {
         for_each_tensor(value, [&](const at::Tensor& tensor) {
