@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -57,3 +58,52 @@ def test_case(binary: Path, case: str) -> None:
 
 def test_there_are_sources() -> None:
     assert SOURCES
+
+
+class TestPlayAccesses:
+    """The program; what it plays is tested in cpp/test_play_accesses.cpp."""
+
+    @staticmethod
+    def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(each) for each in (folder / "play_accesses", *arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    @pytest.fixture
+    def trace(self, tmp_path: Path) -> Path:
+        mib = 1 << 20
+        lines = [{"format": "torch_uvm accesses", "version": 1, "budgets": [None]}]
+        lines += [{"storage": weight, "device": 0, "bytes": 8 * mib, "resident": True} for weight in range(4)]
+        for _step in range(4):
+            for weight in range(4):
+                op = {
+                    "operator": "aten::mul_",
+                    "time": 1.0,
+                    "in_place_ok": False,
+                    "reads": [],
+                    "writes": [weight],
+                }
+                lines.append(op)
+            lines.append({"step": "end"})
+        path = tmp_path / "small.trace"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def test_a_row_for_each_budget(self, pytestconfig: pytest.Config, trace: Path) -> None:
+        folder = pytestconfig.getoption("--cpp-build").resolve()
+        done = self.run(folder, trace, "--budget", "16MiB,64MiB", "--staging", "0", "--step-ms", "0.2")
+        assert done.returncode == 0, done.stderr
+        head, *rows = [line.split() for line in done.stdout.replace("in place", "in_place").splitlines()]
+        tight, roomy = [dict(zip(head, map(float, row), strict=True)) for row in rows]
+        assert (tight["budget"], roomy["budget"]) == (16, 64)
+        assert 16 <= tight["fetched"] <= 32, "two or more of the four weights come back in each step"
+        assert roomy["fetched"] == roomy["written"] == 0
+        assert tight["peak"] <= 16
+        assert tight["ms"] > roomy["ms"] >= roomy["compute"] == 0.2  # 16 MiB take 0.3 ms
+
+    def test_what_is_wrong_is_said(self, pytestconfig: pytest.Config, trace: Path) -> None:
+        folder = pytestconfig.getoption("--cpp-build").resolve()
+        trace.write_text(trace.read_text() + "nonsense\n")
+        for arguments in ([trace, "--budget", "16MiB"], [trace], ["missing", "--budget", "16MiB"], []):
+            done = self.run(folder, *arguments)
+            assert done.returncode == 2
+            assert done.stderr.startswith(str(folder / "play_accesses"))

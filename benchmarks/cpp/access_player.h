@@ -1,0 +1,285 @@
+// Plays a trace of accesses through the residency engine and the caching allocator, in modelled time and without
+// memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "access_trace.h"
+#include "allocator/caching_managed_allocator.h"
+#include "paced_runtime.h"
+#include "residency/engine.h"
+
+namespace play {
+
+struct Settings {
+  std::size_t budget = 0;
+  std::optional<std::size_t> staging; ///< bytes of a slot; nullopt: as the engine has it for an H200
+  double flops = 600e12; ///< a second, of products of matrices
+  std::size_t item_bytes = 2; ///< of their elements
+  double scale = 1; ///< of the modelled durations of operators
+  double host_us = 30; ///< that the host takes for an operator
+  std::size_t ahead = 64; ///< operators that the host may be ahead of the device
+};
+
+struct Figures {
+  std::int64_t fetched = 0, written_back = 0, in_place = 0, moved = 0; ///< bytes
+  std::int64_t over_budget = 0; ///< operators
+  std::int64_t hits = 0, misses = 0;
+  std::size_t peak = 0; ///< bytes of segments
+  double compute_ms = 0; ///< of operators, were everything there
+  double ms = 0; ///< from the step's begin until the host has waited for its end
+};
+
+class Player {
+ public:
+  Player(const Trace& trace, const Settings& settings) : trace_(trace), settings_(settings) {
+    engine_.set_staging(settings.staging);
+    engine_.set_budget(0, settings.budget, /*hard=*/true);
+    for (const Made& found : trace.found) {
+      found_[found.id] = found.bytes;
+      Op op;
+      op.name = "made before";
+      op.births.push_back(found);
+      run(op);
+    }
+    take_figures();
+  }
+  ~Player() {
+    while (!storages_.empty()) {
+      die(storages_.begin()->first);
+    }
+    memory_.set_room_maker(nullptr);
+  }
+  Player(const Player&) = delete;
+  Player& operator=(const Player&) = delete;
+
+  /// The trace's steps but for the last one, and then its last but one so many times more. \return the figures of each
+  std::vector<Figures> play(int again) {
+    const Loop loop = repeated_step(trace_);
+    std::vector<Figures> figures;
+    std::size_t at = 0;
+    for (; at != loop.end; at = trace_.ends[figures.size() - 1]) {
+      figures.push_back(run(at, trace_.ends[figures.size()]));
+    }
+    for (int step = 0; step < again; ++step) {
+      inherit(loop);
+      figures.push_back(run(loop.begin, loop.end));
+    }
+    return figures;
+  }
+
+  Engine& engine() {
+    return engine_;
+  }
+
+ private:
+  struct Storage {
+    std::size_t bytes = 0;
+    Block* block = nullptr; ///< nullptr: on the host
+    Record* record = nullptr;
+  };
+
+  class Door final : public StorageDoor {
+   public:
+    bool keep(const Record&, std::vector<void*>&) override {
+      return true;
+    }
+    bool reclaim(const Record&, std::vector<void*>&) override {
+      return false;
+    }
+    void let_go(void*) noexcept override {}
+    bool is_going(const Record&) const override {
+      return false;
+    }
+    void point_at_host(Record& record, void*) noexcept override {
+      static_cast<Storage*>(record.storage)->block = nullptr;
+    }
+    void point_at_device(Record& record, Block* block) noexcept override {
+      static_cast<Storage*>(record.storage)->block = block;
+    }
+    void watch_for_writes(Record&, std::vector<void*>&) override {}
+    void wake() noexcept override {}
+    void forget(Record&) noexcept override {}
+  };
+
+  static constexpr Stream kStream = Stream::default_of(0);
+
+  Storage& make(const Made& made) {
+    auto storage = std::make_unique<Storage>();
+    storage->bytes = made.bytes;
+    storage->block = memory_.allocate(made.bytes, Location::device(0), kStream);
+    engine_.note_allocation(0);
+    return *(storages_[made.id] = std::move(storage));
+  }
+
+  void die(Id id) {
+    const auto found = storages_.find(id);
+    if (found == storages_.end()) {
+      return; // made before the steps that are played
+    }
+    const std::unique_ptr<Storage> storage = std::move(found->second);
+    storages_.erase(found);
+    Block* const block = storage->block;
+    if (storage->record != nullptr) {
+      engine_.died(storage->record);
+    }
+    memory_.free(block);
+    if (storage->record != nullptr && block != nullptr) {
+      engine_.freed();
+    }
+  }
+
+  Record* record_of(Storage& storage) {
+    if (storage.record == nullptr && storage.block != nullptr) {
+      storage.record = engine_.adopt(storage.block, 0, &storage);
+    }
+    return storage.record;
+  }
+
+  /// Of an operator whose operands are all on the device: its arithmetic, or its bytes.
+  double compute_ms(const Op& op) const {
+    std::vector<double> sizes;
+    double bytes = 0;
+    const auto add = [&](std::size_t size) {
+      sizes.push_back(static_cast<double>(size));
+      bytes += sizes.back();
+    };
+    for (const Use& use : op.uses) {
+      add(storages_.at(use.id)->bytes);
+    }
+    for (const Made& made : op.births) {
+      add(made.bytes);
+    }
+    double flops = 0;
+    const auto is = [&](const char* part) { return op.name.find(part) != op.name.npos; };
+    if (sizes.size() >= 3 && (is("mm") || is("linear") || is("conv"))) { // (m k)(k n)(m n) = (m k n)^2
+      std::ranges::sort(sizes, std::greater{});
+      flops = 2 * std::sqrt(sizes[0] * sizes[1] * sizes[2] / std::pow(static_cast<double>(settings_.item_bytes), 3));
+    }
+    const CostProfile& costs = runtime_.costs();
+    const double at_least = costs.launch_us / 1e3;
+    return settings_.scale *
+           std::max({at_least, bytes / costs.device_memory_rate * 1e3, flops / settings_.flops * 1e3});
+  }
+
+  void run(const Op& op) {
+    runtime_.pass_on_host(settings_.host_us / 1e3);
+    for (const Made& found : op.found) {
+      make(found);
+    }
+    double ms = compute_ms(op);
+    compute_ms_ += ms;
+    Engine::Frame frame;
+    frame.key = std::hash<std::string>{}(op.name);
+    if (!op.uses.empty()) {
+      const Engine::Lock lock(engine_);
+      std::vector<Engine::Operand> operands;
+      for (const Use& use : op.uses) {
+        operands.push_back({record_of(*storages_.at(use.id)), use.writes});
+      }
+      engine_.begin(frame, {frame.key, op.name.c_str(), op.in_place_ok, false, false}, operands, {kStream});
+      double across = 0; // the link
+      for (const Use& use : op.uses) {
+        const Storage& used = *storages_.at(use.id);
+        across += used.block == nullptr ? static_cast<double>(used.bytes) : 0;
+      }
+      ms = std::max(ms, across / runtime_.costs().in_place_rate * 1e3);
+    }
+    std::vector<Storage*> born;
+    for (const Made& made : op.births) {
+      born.push_back(&make(made));
+    }
+    queued_.push_back(runtime_.run(kStream, ms));
+    if (queued_.size() > settings_.ahead) {
+      runtime_.host_waits_until(queued_.front());
+      queued_.pop_front();
+    }
+    {
+      const Engine::Lock lock(engine_);
+      for (Storage* const storage : born) {
+        if (Record* const record = record_of(*storage)) {
+          engine_.born(frame, record, {kStream});
+        }
+      }
+      engine_.end(frame);
+    }
+    for (const Id id : op.deaths) {
+      die(id);
+    }
+    for (unsigned mark = 0; mark < op.marks; ++mark) {
+      engine_.mark_step();
+    }
+  }
+
+  Figures run(std::size_t begin, std::size_t end) {
+    const double from = runtime_.host_ms();
+    memory_.reset_peak_statistics(Location::device(0));
+    for (std::size_t at = begin; at < end; ++at) {
+      run(trace_.ops[at]);
+    }
+    runtime_.synchronize_stream(kStream); // a step's loss is looked at
+    Figures figures = take_figures();
+    figures.ms = runtime_.host_ms() - from;
+    return figures;
+  }
+
+  void inherit(const Loop& loop) {
+    for (const auto& [earlier, id] : loop.heirs) {
+      if (!storages_.contains(earlier) && storages_.contains(id)) {
+        storages_[earlier] = std::move(storages_.at(id));
+        storages_.erase(id);
+      }
+    }
+    for (std::size_t at = loop.begin; at < loop.end; ++at) {
+      for (const std::vector<Made>* const all : {&trace_.ops[at].found, &trace_.ops[at].births}) {
+        for (const Made& made : *all) {
+          die(made.id); // nobody has inherited it
+        }
+      }
+    }
+    for (std::size_t at = loop.begin; at < loop.end; ++at) {
+      for (const Id id : trace_.ops[at].deaths) {
+        if (const auto found = found_.find(id); found != found_.end() && !storages_.contains(id)) {
+          make({id, found->second}); // it was there before the trace, and another one took its place
+        }
+      }
+    }
+  }
+
+  Figures take_figures() {
+    const ResidencyStatistics now = engine_.statistics();
+    engine_.reset_statistics();
+    Figures figures;
+    figures.fetched = now.fetched.bytes;
+    figures.written_back = now.written_back.bytes;
+    figures.in_place = now.used_in_place.bytes;
+    figures.moved = now.moved.bytes;
+    figures.over_budget = now.over_budget;
+    figures.hits = now.plan_hits;
+    figures.misses = now.plan_misses;
+    figures.peak = static_cast<std::size_t>(memory_.statistics(Location::device(0)).reserved_bytes[0].peak);
+    figures.compute_ms = std::exchange(compute_ms_, 0);
+    return figures;
+  }
+
+  const Trace& trace_;
+  const Settings settings_;
+  PacedRuntime runtime_{CostProfile::named("h200")};
+  CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
+  Door door_;
+  Engine engine_{runtime_, memory_, door_};
+  std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
+  std::unordered_map<Id, std::size_t> found_; ///< bytes of what was there before the first operator
+  std::deque<double> queued_; ///< when the latest operators end
+  double compute_ms_ = 0;
+};
+
+} // namespace play

@@ -1,0 +1,139 @@
+// A runtime without memory: streams and events have clocks, copies take their time on a link, and that is all.
+//
+// Unlike the emulated runtime it is the same in each run: what is done by now is told by the clocks alone, and the host
+// has one of its own. Addresses say what memory is of which kind; nothing is behind them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "idle_runtime.h"
+#include "runtime/emulated_runtime.h"
+
+namespace play {
+
+using namespace torch_uvm;
+
+class PacedRuntime final : public bench::IdleRuntime {
+ public:
+  /// \param staged copies of managed memory do not run beside kernels, so that the engine goes through slots
+  explicit PacedRuntime(const CostProfile& costs, bool staged = true) : costs_(costs), staged_(staged) {}
+
+  const CostProfile& costs() const {
+    return costs_;
+  }
+  double host_ms() const {
+    return host_;
+  }
+  void pass_on_host(double ms) {
+    host_ += ms;
+  }
+  /// A kernel: begins when the stream is through with what it has, and not before now.
+  double run(Stream stream, double ms) {
+    double& clock = clock_of(stream);
+    clock = std::max(clock, host_) + ms;
+    return clock;
+  }
+  void host_waits_until(double ms) {
+    host_ = std::max(host_, ms);
+  }
+
+  std::string name() const override {
+    return "paced";
+  }
+  void* allocate_pinned(std::size_t bytes) override {
+    return take(pinned_, bytes);
+  }
+  void* allocate_device(std::size_t bytes, int /*device*/) override {
+    return take(plain_, bytes);
+  }
+  void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) override {
+    const auto to = reinterpret_cast<std::uintptr_t>(dst), from = reinterpret_cast<std::uintptr_t>(src);
+    const bool to_host = to >= kPinned && to < kPlain, from_host = from >= kPinned && from < kPlain;
+    double& clock = clock_of(stream);
+    clock = std::max(clock, host_);
+    if (to_host == from_host) {
+      clock += static_cast<double>(bytes) / costs_.device_copy_rate * 1e3;
+      return;
+    }
+    double& link = links_[to_host ? 1 : 0];
+    const double rate = to_host ? costs_.copy_to_host_rate : costs_.copy_to_device_rate;
+    clock = link = std::max(clock, link) + static_cast<double>(bytes) / rate * 1e3;
+  }
+
+  Stream create_stream(int device, int /*priority*/) override {
+    streams_.push_back(std::make_unique<double>(0));
+    return Stream{device, streams_.back().get()};
+  }
+  bool query_stream(Stream stream) override {
+    return clock_of(stream) <= host_;
+  }
+  void synchronize_stream(Stream stream) override {
+    host_waits_until(clock_of(stream));
+  }
+  void synchronize_device(int /*device*/) override {
+    host_waits_until(main_);
+    for (const auto& clock : streams_) {
+      host_waits_until(*clock);
+    }
+  }
+  Event create_event(int /*device*/, bool /*timing*/) override {
+    return Event{new double(0)};
+  }
+  void destroy_event(Event event) noexcept override {
+    delete &time_of(event);
+  }
+  void record_event(Event event, Stream stream) override {
+    time_of(event) = std::max(clock_of(stream), host_);
+  }
+  bool query_event(Event event) override {
+    return time_of(event) <= host_;
+  }
+  void synchronize_event(Event event) override {
+    host_waits_until(time_of(event));
+  }
+  void wait_event(Stream stream, Event event) override {
+    clock_of(stream) = std::max(clock_of(stream), time_of(event));
+  }
+  double elapsed_ms(Event from, Event to) override {
+    return time_of(to) - time_of(from);
+  }
+  int device_count() const override {
+    return 1;
+  }
+  DeviceProperties device_properties(int /*device*/) const override {
+    DeviceProperties properties;
+    properties.managed_copies_overlap = !staged_;
+    return properties;
+  }
+
+ private:
+  static constexpr std::uintptr_t kPinned = std::uintptr_t{1} << 44; ///< managed memory is below (AddressesOnly)
+  static constexpr std::uintptr_t kPlain = std::uintptr_t{1} << 45;
+
+  static void* take(std::uintptr_t& next, std::size_t bytes) {
+    const std::uintptr_t at = next;
+    next += round_up(bytes, 2 * MiB);
+    return reinterpret_cast<void*>(at);
+  }
+  double& clock_of(Stream stream) {
+    return stream.handle == nullptr ? main_ : *static_cast<double*>(stream.handle);
+  }
+  static double& time_of(Event event) {
+    return *static_cast<double*>(event.handle);
+  }
+
+  const CostProfile& costs_;
+  const bool staged_;
+  double host_ = 0; ///< ms, as all clocks
+  double main_ = 0; ///< the default stream's
+  std::array<double, 2> links_{}; ///< to the device, to the host
+  std::vector<std::unique_ptr<double>> streams_; ///< made by us, which live as long
+  std::uintptr_t pinned_ = kPinned;
+  std::uintptr_t plain_ = kPlain;
+};
+
+} // namespace play

@@ -1,0 +1,140 @@
+// Plays a trace of accesses (docs/traces.md) through the engine and the allocator under other budgets, in modelled
+// time:
+//
+//   play_accesses TRACE --budget BYTES,... [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] [--steps yes]
+//
+// The trace's steps are played but for the last, with which a program ends, and the one before it N times more
+// (--repeat, 20); a row has the means of the last steps (--of-these, 10), or with --steps each step has a row. Copies,
+// operators that use the host's memory and copies within the device take their time as the profile h200 has it. An
+// operator takes what its bytes or, of products of matrices, its arithmetic take at 600 TFLOP/s in bf16; --step-ms, a
+// step measured in core, scales these. Times that the trace has are the host's, waits included, and are not used. Not
+// known to it: workspaces, which no trace has, other threads, and what a bare address pins.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "access_player.h"
+
+namespace {
+
+using namespace play;
+
+double mib(double bytes) {
+  return bytes / static_cast<double>(MiB);
+}
+
+std::string in_mib(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", mib(static_cast<double>(bytes)));
+  return text;
+}
+
+void print_row(const char* label, const std::vector<Figures>& figures) {
+  Figures sum;
+  std::size_t peak = 0;
+  for (const Figures& each : figures) {
+    sum.fetched += each.fetched;
+    sum.written_back += each.written_back;
+    sum.in_place += each.in_place;
+    sum.moved += each.moved;
+    sum.over_budget += each.over_budget;
+    sum.hits += each.hits;
+    sum.misses += each.misses;
+    sum.ms += each.ms;
+    sum.compute_ms += each.compute_ms;
+    peak = std::max(peak, each.peak);
+  }
+  const auto steps = static_cast<double>(figures.size());
+  const auto mean = [&](std::int64_t bytes) { return mib(static_cast<double>(bytes)) / steps; };
+  std::printf("%12s %9.0f %9.0f %9.0f %9.0f %8.2f %8.1f %8.1f %9.1f %9.2f %9.2f\n", label, mean(sum.fetched),
+              mean(sum.written_back), mean(sum.in_place), mean(sum.moved), static_cast<double>(sum.over_budget) / steps,
+              static_cast<double>(sum.hits) / steps, static_cast<double>(sum.misses) / steps,
+              mib(static_cast<double>(peak)), sum.compute_ms / steps, sum.ms / steps);
+  std::fflush(stdout);
+}
+
+std::vector<std::size_t> parse_list(std::string_view text) {
+  std::vector<std::size_t> list;
+  while (true) {
+    const std::size_t comma = text.find(',');
+    list.push_back(parse_bytes(text.substr(0, comma)));
+    if (comma == text.npos) {
+      return list;
+    }
+    text.remove_prefix(comma + 1);
+  }
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const std::string usage =
+      "TRACE --budget BYTES,... [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] [--steps yes]";
+  if (arguments.empty()) {
+    throw InvalidArgument("no trace is named; " + usage);
+  }
+  std::ifstream file(arguments[0]);
+  if (!file) {
+    throw InvalidArgument("cannot read " + arguments[0]);
+  }
+  std::vector<std::size_t> budgets;
+  Settings settings;
+  int repeat = 20;
+  std::size_t counted = 10;
+  double step_ms = 0;
+  bool each_step = false;
+  for (std::size_t i = 1; i < arguments.size(); i += 2) {
+    const std::string& name = arguments[i];
+    const std::string value = i + 1 < arguments.size() ? arguments[i + 1] : "";
+    if (name == "--budget") {
+      budgets = parse_list(value);
+    } else if (name == "--repeat") {
+      repeat = std::stoi(value);
+    } else if (name == "--of-these") {
+      counted = std::stoul(value);
+    } else if (name == "--step-ms") {
+      step_ms = std::stod(value);
+    } else if (name == "--staging") {
+      settings.staging = parse_bytes(value);
+    } else if (name == "--steps") {
+      each_step = value == "yes";
+    } else {
+      throw InvalidArgument("\"" + name + "\" is not accepted; " + usage + " are");
+    }
+  }
+  if (budgets.empty() || repeat < 0 || counted == 0) {
+    throw InvalidArgument("a budget and at least one step to count are needed; " + usage);
+  }
+  const Trace trace = TraceReader::read(file);
+  if (step_ms > 0) {
+    settings.budget = std::size_t{1} << 50;
+    settings.scale = step_ms / Player(trace, settings).play(0).back().compute_ms;
+  }
+  std::printf("%12s %9s %9s %9s %9s %8s %8s %8s %9s %9s %9s\n", each_step ? "step" : "budget", "fetched", "written",
+              "in place", "moved", "over", "hits", "misses", "peak", "compute", "ms");
+  for (const std::size_t budget : budgets) {
+    settings.budget = budget;
+    const std::vector<Figures> figures = Player(trace, settings).play(repeat);
+    if (each_step) {
+      std::printf("%12s\n", in_mib(budget).c_str());
+      for (std::size_t step = 0; step < figures.size(); ++step) {
+        print_row(std::to_string(step + 1).c_str(), {figures[step]});
+      }
+    } else {
+      print_row(in_mib(budget).c_str(),
+                {figures.end() - static_cast<std::ptrdiff_t>(std::min(counted, figures.size())), figures.end()});
+    }
+  }
+  return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
+    return 2;
+  }
+}

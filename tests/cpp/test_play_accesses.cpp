@@ -1,0 +1,188 @@
+// Traces of accesses played through the engine in modelled time (benchmarks/cpp/play_accesses.cpp), worked out by hand.
+#include <sstream>
+
+#include "../../benchmarks/cpp/access_player.h"
+#include "harness.h"
+
+namespace {
+
+using namespace play;
+
+constexpr std::size_t kWeight = 8 * MiB;
+constexpr std::size_t kBatch = 4 * MiB;
+
+/// Builds a trace as the recorder writes it.
+class Script {
+ public:
+  Script() {
+    text_
+        << R"({"format": "torch_uvm accesses", "version": 1, "units": {"time": "us", "size": "bytes"}, "budgets": [1]})"
+        << '\n';
+  }
+  Script& storage(Id id, std::size_t bytes) {
+    text_ << R"({"storage": )" << id << R"(, "device": 0, "bytes": )" << bytes << R"(, "resident": true})" << '\n';
+    return *this;
+  }
+  Script& op(const char* name, const std::string& reads, const std::string& writes) {
+    text_ << R"({"operator": ")" << name << R"(", "time": 1.5, "in_place_ok": false, "reads": [)" << reads
+          << R"(], "writes": [)" << writes << "]}\n";
+    return *this;
+  }
+  Script& birth(Id id, std::size_t bytes) {
+    text_ << R"({"birth": )" << id << R"(, "device": 0, "bytes": )" << bytes << "}\n"
+          << R"({"resident": 1, "device": 0})" << '\n';
+    return *this;
+  }
+  Script& death(Id id) {
+    text_ << R"({"death": )" << id << "}\n";
+    return *this;
+  }
+  Script& line(const std::string& text) {
+    text_ << text << '\n';
+    return *this;
+  }
+  Script& end_step() {
+    text_ << R"({"step": "end"})" << '\n' << R"({"step": "end"})" << '\n'; // an optimizer has run, and the user says so
+    return *this;
+  }
+  Trace read() const {
+    std::istringstream file(text_.str());
+    return TraceReader::read(file);
+  }
+
+ private:
+  std::ostringstream text_;
+};
+
+/// Steps that write to four weights of 8 MiB in turn, each with a temporary of 4 MiB.
+Trace weights_in_turn(int steps) {
+  Script script;
+  for (Id weight = 1; weight <= 4; ++weight) {
+    script.storage(weight, kWeight);
+  }
+  Id next = 10;
+  for (int step = 0; step < steps; ++step) {
+    for (Id weight = 1; weight <= 4; ++weight) {
+      script.op("aten::mul_", "", std::to_string(weight)).birth(next, kBatch).death(next);
+      ++next;
+    }
+    script.end_step();
+  }
+  script.death(1).death(2).death(3).death(4); // the program ends
+  return script.read();
+}
+
+Settings settings_of(std::size_t budget) {
+  Settings settings;
+  settings.budget = budget;
+  settings.staging = 0;
+  return settings;
+}
+
+TEST(what_fits_moves_nothing_and_takes_its_bytes_time) {
+  const Trace trace = weights_in_turn(4);
+  CHECK_EQ(trace.ops.size(), std::size_t{16});
+  CHECK_EQ(trace.ends.size(), std::size_t{4});
+  const std::vector<Figures> figures = Player(trace, settings_of(64 * MiB)).play(5);
+  CHECK_EQ(figures.size(), std::size_t{8}); // three of the trace's, and five
+  const double ms = 4 * static_cast<double>(kWeight + kBatch) / CostProfile::named("h200").device_memory_rate * 1e3;
+  for (const Figures& step : figures) {
+    CHECK_EQ(step.fetched + step.written_back + step.in_place + step.moved + step.over_budget, 0);
+    CHECK_EQ(step.hits + step.misses, 4);
+    CHECK(std::abs(step.compute_ms - std::max(ms, 4 * CostProfile::named("h200").launch_us / 1e3)) < 1e-9);
+    CHECK(step.ms >= step.compute_ms);
+  }
+  CHECK_EQ(figures.back().misses, 0);
+  CHECK(figures.back().peak >= 4 * kWeight + kBatch && figures.back().peak <= 64 * MiB);
+}
+
+/// Two weights and a temporary fit: as weights come in turn at least two of four leave and come back in each step.
+TEST(what_does_not_fit_crosses_the_link_as_it_must) {
+  const std::size_t budget = 24 * MiB;
+  const std::vector<Figures> figures = Player(weights_in_turn(4), settings_of(budget)).play(20);
+  for (std::size_t step = 10; step < figures.size(); ++step) {
+    const Figures& each = figures[step];
+    CHECK(each.fetched >= static_cast<std::int64_t>(2 * kWeight) &&
+          each.fetched <= static_cast<std::int64_t>(4 * kWeight));
+    CHECK_EQ(each.fetched, each.written_back); // every one is written to
+    CHECK_EQ(each.in_place + each.over_budget + each.misses, 0);
+    CHECK_EQ(each.hits, 4);
+    CHECK(each.peak <= budget);
+    CHECK(each.ms >= static_cast<double>(each.fetched) / CostProfile::named("h200").copy_to_device_rate * 1e3 * 0.5);
+  }
+}
+
+/// The same input and the same figures: nothing depends on threads or on the machine's clock.
+TEST(a_trace_plays_alike_each_time) {
+  const auto once = [] { return Player(weights_in_turn(5), settings_of(20 * MiB)).play(10); };
+  const std::vector<Figures> first = once(), second = once();
+  for (std::size_t step = 0; step < first.size(); ++step) {
+    CHECK_EQ(first[step].fetched, second[step].fetched);
+    CHECK_EQ(first[step].moved, second[step].moved);
+    CHECK_EQ(first[step].ms, second[step].ms);
+  }
+}
+
+/// What one step leaves to the next one, a gradient say, is left to the step that is played again, too.
+TEST(what_a_step_inherits_comes_from_itself) {
+  Script script;
+  script.storage(1, kWeight).storage(2, kBatch);
+  Id inherited = 2;
+  for (Id step = 0; step < 4; ++step) {
+    const Id made = 10 + step;
+    script.op("aten::add_", std::to_string(inherited), "1").death(inherited);
+    script.op("aten::mul", "1", "").birth(made, kBatch).end_step();
+    inherited = made;
+  }
+  const Trace trace = script.read();
+  const Loop loop = repeated_step(trace);
+  CHECK_EQ(loop.begin, std::size_t{4});
+  CHECK_EQ(loop.end, std::size_t{6});
+  CHECK_EQ(loop.heirs.size(), std::size_t{1});
+  CHECK(loop.heirs.front() == std::pair(Id{11}, Id{12}));
+  const std::vector<Figures> figures = Player(trace, settings_of(64 * MiB)).play(30);
+  CHECK_EQ(figures.back().misses, 0);
+  // Nothing is left over: thirty of them would not fit.
+  CHECK_EQ(figures.back().peak, figures.front().peak);
+  CHECK_EQ(figures.back().written_back, 0);
+}
+
+TEST(products_take_their_arithmetic) {
+  const auto product = [](const char* name) {
+    Script script;
+    script.storage(1, 2 * 1024 * 1024).storage(2, 2 * 1024 * 1024); // 1024 x 1024 of bf16
+    for (Id step = 0; step < 3; ++step) {
+      script.op(name, "1, 2", "").birth(10 + step, 2 * 1024 * 1024).death(10 + step).end_step();
+    }
+    Settings settings = settings_of(64 * MiB);
+    settings.flops = 1e12; // so that it takes longer than the bytes
+    return Player(script.read(), settings).play(0).back().compute_ms;
+  };
+  CHECK(std::abs(product("aten::mm") - 2 * 1024.0 * 1024 * 1024 / 1e12 * 1e3) < 1e-9);
+  CHECK(product("aten::add") < 0.01);
+}
+
+TEST(lines_that_do_not_fit_are_named) {
+  const auto message = [](const Script& script) -> std::string {
+    try {
+      script.read();
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(message(Script().op("x", "7", "")).find("line 2") != std::string::npos);
+  CHECK(message(Script().line(R"({"storage": 1, "device": 1, "bytes": 5, "resident": true})")).find("device") !=
+        std::string::npos);
+  CHECK(message(Script().line("nonsense")).find("line 2") != std::string::npos);
+  CHECK(message(Script().storage(1, 5).op("x", "1", "")).empty());
+  std::istringstream other(R"({"format": "something else", "version": 1})");
+  CHECK_THROWS(InvalidArgument, TraceReader::read(other));
+  std::istringstream nothing("");
+  CHECK_THROWS(InvalidArgument, TraceReader::read(nothing));
+  CHECK_THROWS(InvalidArgument, repeated_step(weights_in_turn(2)));
+}
+
+} // namespace
+
+HARNESS_MAIN()
