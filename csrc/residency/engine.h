@@ -353,7 +353,7 @@ class Engine final : public RoomMaker {
   static double now_us();
 
   // room.cpp
-  Block* room_for(Record& record, Need need, Stream stream);
+  Block* room_for(std::size_t bytes, int device, Need need, Stream stream);
   /// Leaves `bytes` in one piece for `taker`: gives up what costs the least, and moves aside what is in the way.
   bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
   bool try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
@@ -383,6 +383,15 @@ class Engine final : public RoomMaker {
   Record* retiring(const Device::Retirement& retirement) const;
   bool move_aside(std::size_t bytes, int device, Stream taker);
   bool move(const CachingManagedAllocator::Move& move, Stream taker);
+
+  // prepare_room.cpp
+  /// An operand of the operator that begins, and of no other: nobody has its address yet.
+  bool may_still_move(const Record& record) const;
+  /// Sees to it that the operator will find places for these, each in one piece.
+  /// \param left operands that have made way and are to be provided once more
+  void prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream, std::vector<Record*>& left);
+  /// An operand of that many bytes or more leaves, and comes back elsewhere if there is a place.
+  bool make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
 
   // operators.cpp
   void note_begin(Frame& frame, const Operator& op);
@@ -466,6 +475,7 @@ class Engine final : public RoomMaker {
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
   bool found_fixed_ = false; ///< a storage that cannot be moved, since somebody has looked
+  const Frame* beginning_ = nullptr; ///< its operands' places are being found
   bool no_room_ahead_ = false; ///< found out for an operand of the operator that begins
   bool host_refused_ = false; ///< the latest copy to the host found no room there
   std::vector<void*> kept_; ///< storages to let go of once the mutex is free

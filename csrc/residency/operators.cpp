@@ -83,6 +83,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
     note_begin(frame, op);
+    std::span<const std::size_t> births;
     if (frame.device >= 0) {
       Device& device = of(frame.device);
       frame.region = op.region;
@@ -93,6 +94,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       if (decision.forget) {
         forget_fetches(device);
       }
+      births = decision.births;
       begin_workspace(frame.device);
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
@@ -100,16 +102,16 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     }
     for (std::size_t index = 0; index < frame.held.size(); ++index) {
       mark_use(*frame.held[index], accesses_[index].writes);
+      // What a collective used last stays where it is while this operator begins, too.
+      frame.held[index]->collective = frame.held[index]->collective || op.collective;
     }
     no_room_ahead_ = false;
     const std::int64_t in_place_before = statistics_.used_in_place.count;
     bool wanted_in_place = false;
-    for (std::size_t index = 0; index < frame.held.size(); ++index) {
-      Record& record = *frame.held[index];
-      const bool writes = accesses_[index].writes;
+    const auto provide = [&](Record& record) {
+      const bool writes = accesses_[record.operand].writes;
+      const Stream stream = streams[static_cast<std::size_t>(record.device)];
       try {
-        const Stream stream = streams[static_cast<std::size_t>(record.device)];
-        record.collective = op.collective;
         if (record.points_at == Side::kHost && better_in_place(record, op)) {
           wanted_in_place = true;
           use_in_place(record, stream, writes);
@@ -117,13 +119,29 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
           use_on_device(record, stream, writes);
         }
       } catch (...) {
-        without_the_runtime(record, streams[static_cast<std::size_t>(record.device)], writes);
+        without_the_runtime(record, stream, writes);
       }
+    };
+    beginning_ = &frame;
+    for (Record* const record : frame.held) {
+      provide(*record);
+    }
+    if (!births.empty()) {
+      std::vector<Record*> left;
+      prepare_room(frame, births, of(frame.device).last_stream, left);
+      for (Record* const record : left) {
+        provide(*record);
+      }
+    }
+    beginning_ = nullptr;
+    for (Record* const record : frame.held) {
+      record->collective = op.collective;
     }
     if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
       ++statistics_.over_budget;
     }
   } catch (...) { // no memory for the books
+    beginning_ = nullptr;
     for (const Operand& operand : operands) {
       without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
     }

@@ -95,7 +95,18 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.fetch.clear();
   it.decision.retire.clear();
   it.decision.forget = false;
-  it.decision.room = it.counters.following ? it.follower.current()->plan.own_room[it.follower.position()] : 0;
+  it.decision.room = 0;
+  it.decision.births.clear();
+  if (it.counters.following) {
+    const Plan& plan = it.follower.current()->plan;
+    const std::uint32_t position = it.follower.position();
+    it.decision.room = plan.own_room[position];
+    for (const Event& event : plan.lap.at(position)) {
+      if (event.birth) {
+        it.decision.births.push_back(plan.lap.parts[event.part].bytes);
+      }
+    }
+  }
   return it.decision;
 }
 
@@ -107,6 +118,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   }
   it.decision.fetch.clear();
   it.decision.retire.clear();
+  it.decision.births.clear();
   it.decision.room = 0;
   it.decision.forget = it.forget;
   it.forget = false;

@@ -44,6 +44,8 @@ struct Decision {
   /// Bytes that should be free soon for what is born next: this operator's outputs and temporaries at `begin`,
   /// those of the operators after it at `end`. Fetches ahead leave them free. 0: unknown.
   std::size_t room = 0;
+  /// At `begin`: what the operator will make that outlives it, each in one piece. Empty: nothing, or it is unknown.
+  std::vector<std::size_t> births;
   /// The plan has changed, or was lost: forget the fetches of earlier decisions that have not been started.
   bool forget = false;
 };

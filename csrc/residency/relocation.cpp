@@ -166,7 +166,7 @@ bool Engine::evict(Record& record, Stream taker) {
 }
 
 bool Engine::start_fetch(Record& record, Need need, Stream stream) {
-  Block* const block = room_for(record, need, stream);
+  Block* const block = room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
   }

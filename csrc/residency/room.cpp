@@ -28,6 +28,9 @@ constexpr std::size_t kMostForSmall = 32 * MiB;
 /// Of moving a block aside, relative to one that nothing is copied to or from.
 constexpr double kUnderWay = 16;
 
+/// Of a budget, what a result has at least that is worth finding a place for before its operator begins.
+constexpr std::size_t kPreparedShare = 32;
+
 /// A request is tried again this often: each time its neighbours may have been taken by another thread.
 constexpr int kTries = 8;
 
@@ -287,7 +290,8 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
       return kNever;
     }
     const Record& record = *static_cast<Record*>(tag);
-    if (record.in_use != 0 || record.held != 0 || record.collective || is_fixed(record) || record.dead) {
+    if ((record.in_use != 0 && !may_still_move(record)) || record.held != 0 || record.collective || is_fixed(record) ||
+        record.dead) {
       return kNever;
     }
     const bool under_way = record.fetching() || record.retiring;
@@ -355,13 +359,12 @@ bool Engine::something_goes(int device) const {
   return false;
 }
 
-Block* Engine::room_for(Record& record, Need need, Stream stream) {
-  const Location home = Location::device(record.device);
+Block* Engine::room_for(std::size_t bytes, int device, Need need, Stream stream) {
   for (int tries = 0; tries < kTries; ++tries) {
-    if (Block* const block = memory_.try_allocate(record.bytes, home, stream)) {
+    if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    if (!give_up_run(record.bytes, record.device, need, stream)) {
+    if (!give_up_run(bytes, device, need, stream)) {
       return nullptr;
     }
   }

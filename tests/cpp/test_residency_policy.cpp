@@ -118,6 +118,35 @@ TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
   CHECK_EQ(policy.step_length(), 2U);
 }
 
+TEST(what_an_operator_will_make_is_known_as_it_begins) {
+  Policy policy(with_budget(1000));
+  policy.created(1, 10);
+  const std::vector<Access> weight = {{1, false}};
+  StorageId next = 2;
+  const auto step = [&](std::size_t third) {
+    std::vector<std::vector<std::size_t>> told;
+    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{30, 7}, {}, {third}}) {
+      const Decision& before = policy.begin(told.size() + 1, weight, false);
+      told.push_back(before.births);
+      std::vector<std::pair<StorageId, std::size_t>> births;
+      for (const std::size_t bytes : sizes) {
+        births.emplace_back(next++, bytes);
+      }
+      CHECK(policy.end(births, 0).births.empty());
+      for (const auto& [id, bytes] : births) {
+        policy.died(id);
+      }
+    }
+    policy.mark_step();
+    return told;
+  };
+  CHECK(step(5) == std::vector<std::vector<std::size_t>>(3)); // nothing is planned
+  for (int number = 0; number < 4; ++number) {
+    step(5);
+  }
+  CHECK(step(5) == (std::vector<std::vector<std::size_t>>{{30, 7}, {}, {5}}));
+}
+
 TEST(next_use_counts_operators_around_the_step) {
   Policy policy(with_budget(1000));
   for (StorageId storage = 1; storage <= 4; ++storage) {

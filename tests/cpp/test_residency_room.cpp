@@ -100,6 +100,111 @@ TEST(what_is_too_small_to_move_lies_together) {
   rig.check_engine();
 }
 
+/// Steps over storages that fill the budget, two segments of half of it, in which an operator then needs a large piece.
+struct ResultInPieces {
+  Rig rig;
+  std::vector<Storage*> others; ///< used before that operator, and not by it
+  std::vector<Storage*> operands; ///< of that one; it writes to the first
+  std::size_t result = 0;
+
+  void step() {
+    OperatorKey key = 30;
+    for (Storage* const other : others) {
+      rig.run(key++, {other}, true, [&] { write_next(*other); });
+    }
+    Storage& made = make_result();
+    rig.run(22, {&made}, true, [&] { Rig::check(made); });
+    rig.free(made);
+    rig.storages.pop_back();
+    rig.engine.mark_step();
+    rig.check_engine();
+  }
+
+  /// \return operators of planned steps that exceeded the budget
+  std::int64_t play() {
+    for (int number = 0; number < 6; ++number) {
+      step();
+    }
+    CHECK(rig.engine.statistics().plan_hits > 0);
+    rig.engine.reset_statistics();
+    for (int number = 0; number < 20; ++number) {
+      step();
+    }
+    const ResidencyStatistics figures = rig.engine.statistics();
+    CHECK_EQ(figures.plan_misses, 0);
+    CHECK_EQ(figures.failures, 0);
+    for (const auto& storage : rig.storages) {
+      Rig::check(*storage);
+    }
+    return figures.over_budget;
+  }
+
+ private:
+  static void write_next(Storage& storage) {
+    Rig::check(storage);
+    Rig::write(storage, static_cast<unsigned char>(storage.content + 1));
+  }
+
+  Storage& make_result() {
+    Engine::Frame frame;
+    frame.key = 21;
+    {
+      const Engine::Lock lock(rig.engine);
+      std::vector<Engine::Operand> used;
+      for (Storage* const operand : operands) {
+        used.push_back({operand->record, operand == operands.front()});
+      }
+      rig.engine.begin(frame, {frame.key, "test", false, false, false}, used, rig.streams);
+    }
+    rig.storages.push_back(std::make_unique<Storage>());
+    Storage& made = *rig.storages.back();
+    made.bytes = result;
+    made.block = rig.memory.allocate(result, Location::device(0), kStream);
+    made.ptr = static_cast<unsigned char*>(rig.memory.data(made.block));
+    rig.engine.note_allocation(0);
+    Rig::write(made, 200);
+    for (Storage* const operand : operands) {
+      Rig::check(*operand);
+    }
+    write_next(*operands.front());
+    const Engine::Lock lock(rig.engine);
+    made.record = rig.engine.adopt(made.block, 0, &made);
+    rig.engine.born(frame, made.record, rig.streams);
+    rig.engine.end(frame);
+    return made;
+  }
+};
+
+/// Once an operator runs its operands stay: one that lies in the midst of what is free moves before.
+TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
+  ResultInPieces it;
+  Storage& first = it.rig.make(1, 5 * MiB / 4);
+  it.operands = {&it.rig.make(2, 3 * MiB / 2)};
+  Storage& second = it.rig.make(3, 5 * MiB / 4);
+  Storage& held = it.rig.make(4, 2 * MiB);
+  it.others = {&first, &second, &it.rig.make(5, 2 * MiB)};
+  it.result = 3 * MiB; // where the first two and the operand are now
+  {
+    const Engine::Lock lock(it.rig.engine);
+    it.rig.engine.hold(held.record, kStream);
+  }
+  CHECK_EQ(it.play(), 0);
+  CHECK(it.rig.engine.statistics().moved.count > 0);
+  CHECK(held.block != nullptr);
+}
+
+/// ... or it leaves and comes back, where there is no other place for it as long as it lies there.
+TEST(an_operand_that_finds_no_other_place_leaves_and_comes_back) {
+  ResultInPieces it;
+  for (unsigned char segment = 0; segment < 2; ++segment) {
+    it.others.push_back(&it.rig.make(1, 5 * MiB / 4));
+    it.operands.push_back(&it.rig.make(2, 3 * MiB / 2));
+    it.others.push_back(&it.rig.make(3, 5 * MiB / 4));
+  }
+  it.result = 3 * MiB / 2;
+  CHECK_EQ(it.play(), 0);
+}
+
 /// Says once that something has happened, to a thread that waits for it.
 class Signal {
  public:
