@@ -31,7 +31,7 @@ MAKERS: dict[str, str | None] = {
     r"cudaHostRegister": "cuda/pinned_memory.cpp",
     r"cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
 }
-#: Who maps memory of the host: the runtimes that have no device, pinned memory, and copies for a forked child.
+#: Who maps memory of the host: runtimes that have no device, pinned memory, and copies for a forked child.
 MAPPERS = {
     r"\bmmap": {"runtime/host_memory.cpp"},
     r"map_host_memory": {

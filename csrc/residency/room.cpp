@@ -28,9 +28,6 @@ constexpr std::size_t kMostForSmall = 32 * MiB;
 /// Of moving a block aside, relative to one that nothing is copied to or from.
 constexpr double kUnderWay = 16;
 
-/// Of a budget, what a result has at least that is worth finding a place for before its operator begins.
-constexpr std::size_t kPreparedShare = 32;
-
 /// A request is tried again this often: each time its neighbours may have been taken by another thread.
 constexpr int kTries = 8;
 
