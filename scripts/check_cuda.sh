@@ -84,7 +84,10 @@ floors() {
 export -f floors
 export PYTHON
 
-rm -f "$OUT"/{build,suite,cases,bench,sanitizer}.log
+for stage in $STAGES; do
+  rm -f "$OUT/$stage.log" # those of stages that are not asked for stay
+done
+wanted suite && rm -f "$OUT/cases.log"
 describe 2>&1 | tee -a "$OUT/build.log"
 
 if wanted build; then

@@ -80,8 +80,8 @@ def test_figures_beside_others_are_those_of_the_results() -> None:
     sections = (DOCS / "coming-from.md").read_text().split("\n## ")
     for title, figures in {
         "`torch.autograd.graph.save_on_cpu`": {
-            "save_on_cpu / engine at no more peak, 2k tokens": 1,
-            "save_on_cpu / engine at no more peak, 16k tokens": 1,
+            "save_on_cpu / engine at no more peak, 2k tokens": 2,
+            "save_on_cpu / engine at no more peak, 16k tokens": 2,
         },
         "FSDP2's `CPUOffloadPolicy`": {
             "FSDP2 offload / engine at no more peak, 2k tokens": 2,
