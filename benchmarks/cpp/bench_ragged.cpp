@@ -19,6 +19,7 @@
 
 #include "allocator/caching_managed_allocator.h"
 #include "allocator/options.h"
+#include "byte_list.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 
@@ -136,18 +137,6 @@ void write_json(const std::string& path, std::uint64_t seed, int steps, const st
   file << "\n]}\n";
   if (!file.flush()) {
     throw std::runtime_error("cannot write " + path);
-  }
-}
-
-std::vector<std::size_t> parse_list(std::string_view text) {
-  std::vector<std::size_t> list;
-  while (true) {
-    const std::size_t comma = text.find(',');
-    list.push_back(parse_bytes(text.substr(0, comma)));
-    if (comma == text.npos) {
-      return list;
-    }
-    text.remove_prefix(comma + 1);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "access_player.h"
+#include "byte_list.h"
 
 namespace {
 
@@ -53,18 +54,6 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
               static_cast<double>(sum.hits) / steps, static_cast<double>(sum.misses) / steps,
               mib(static_cast<double>(peak)), sum.compute_ms / steps, sum.ms / steps);
   std::fflush(stdout);
-}
-
-std::vector<std::size_t> parse_list(std::string_view text) {
-  std::vector<std::size_t> list;
-  while (true) {
-    const std::size_t comma = text.find(',');
-    list.push_back(parse_bytes(text.substr(0, comma)));
-    if (comma == text.npos) {
-      return list;
-    }
-    text.remove_prefix(comma + 1);
-  }
 }
 
 int run(const std::vector<std::string>& arguments) {
