@@ -69,7 +69,7 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
     """Operators that use storages of ``device``, the storages, and how many steps are complete.
 
     Raises:
-        ValueError: the file is no trace of version 1.
+        ValueError: the file is no trace of version 1 or 2.
     """
     operators: list[_Operator] = [_Operator([], [], True, 0)]
     storages: dict[int, _Storage] = {}
@@ -79,8 +79,8 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
         header = json.loads(next(file, "null"))
         if not isinstance(header, dict) or header.get("format") != "torch_uvm accesses":
             raise ValueError(f"{path}: no trace of accesses")
-        if header.get("version") != 1:
-            raise ValueError(f"{path}: version {header.get('version')}; 1 is read")
+        if header.get("version") not in (1, 2):
+            raise ValueError(f"{path}: version {header.get('version')}; 1 and 2 are read")
         for line in file:
             it = json.loads(line)
             if "operator" in it:

@@ -108,8 +108,8 @@ class TraceReader {
   void line() {
     if (number_ == 1) {
       require(begins_with("format") && after("format").starts_with("\"torch_uvm accesses\"") &&
-                  number(after("version")) == 1,
-              "this is not a trace of accesses, version 1");
+                  (number(after("version")) == 1 || number(after("version")) == 2),
+              "this is not a trace of accesses, version 1 or 2");
     } else if (begins_with("storage")) {
       const Made found = made("storage");
       if (known_.insert(found.id).second) {
@@ -145,7 +145,7 @@ class TraceReader {
         ++trace_.ops.back().marks;
       }
     } else {
-      require(begins_with("transfer") || begins_with("resident"), "what it says is not known");
+      require(begins_with("transfer") || begins_with("took") || begins_with("resident"), "what it says is not known");
     }
   }
 

@@ -6,6 +6,7 @@
 // Blocks tile their segment. A block is filed in the free index of its lane exactly while it is free.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -73,7 +74,7 @@ struct Block {
   /// While free: the one thing to wait for. None: what the lane's stream had queued when it was filed.
   std::shared_ptr<const Readiness> ready;
   std::uint64_t freed_at = 0; ///< while free, of the heap's clock: of its latest piece
-  void* tag = nullptr; ///< of whoever has it; freeing reads the line of `uses` anyway
+  std::atomic<void*> tag = nullptr; ///< of the owner, which reads it with no lock before it frees the block
   Block* pending_before = nullptr; ///< neighbours in the list of pending blocks
   Block* pending_after = nullptr;
 };

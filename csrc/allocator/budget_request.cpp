@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 
 #include "runtime/bytes.h"
 #include "runtime/error.h"
@@ -20,6 +21,18 @@ std::string_view trim(std::string_view text) {
   constexpr std::string_view kSpaces = " \t\r\n";
   const std::size_t first = text.find_first_not_of(kSpaces);
   return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
+/// "80%" for "0.8"; empty for what is no figure between 0 and 1.
+std::string as_share(std::string_view text) {
+  double share = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share, std::chars_format::fixed);
+  if (error != std::errc() || end != text.data() + text.size() || !(share > 0.0 && share < 1.0)) {
+    return {};
+  }
+  std::array<char, 32> percent{};
+  std::snprintf(percent.data(), percent.size(), "%g%%", 100 * share);
+  return percent.data();
 }
 
 /// What libraries and PyTorch's own allocator will want besides: a twentieth, but half a gigabyte at least, and of
@@ -47,6 +60,9 @@ BudgetRequest parse_budget(std::string_view text) {
       throw InvalidArgument("\"" + std::string(text) + "\" is no share from more than 0% to 100%");
     }
     return {BudgetRequest::Kind::kShare, 0, percent};
+  }
+  if (const std::string share = as_share(word); !share.empty()) {
+    throw InvalidArgument("\"" + std::string(text) + "\" is a fraction of a byte; did you mean " + share + "?");
   }
   const std::size_t bytes = parse_bytes(word);
   if (bytes == 0) {

@@ -76,6 +76,10 @@ class RoomMaker {
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
     return false;
   }
+  /// Why a request is refused, for the error's message: sentences, a line each with its end; empty: nothing to add.
+  virtual std::string explain(std::size_t /*bytes*/, Location /*home*/) noexcept {
+    return {};
+  }
 };
 
 class AllocationObserver; // allocator/allocation_observer.h
@@ -156,8 +160,8 @@ class CachingManagedAllocator {
   void hand_over(Block* block, Stream stream);
 
   // A pointer of the floor above, which the allocator only passes on: nullptr at first, and again once the block is
-  // freed. No lock is taken: whoever has the block calls these. cheapest_run reads tags under the allocator's mutex,
-  // so a tag is set under a lock that the caller of cheapest_run holds, too.
+  // freed. No lock is taken: the owner of the block calls these. A tag is set under a lock that the callers of
+  // cheapest_run, lowest_run and vacate hold, too, or by `vacate` once the owner has agreed.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
@@ -224,10 +228,13 @@ class CachingManagedAllocator {
   /// concluded: by `leave` once the bytes have been copied, or by `stay`. Until then `from` is nobody's. No wait of
   /// the host, no new segment.
   /// \param cost as in cheapest_run, of moving a block
+  /// \param claim called under the allocator's mutex, with the tag of each block that is chosen, before anything
+  ///        changes. true: the owner does not free the block until the move is concluded. false: other blocks are tried
   /// \return empty: nothing has to move, or it cannot be done
-  /// \throws InvalidArgument; RuntimeFailure; what `cost` throws. Nothing has changed
+  /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Nothing has changed
   std::vector<Move> vacate(std::size_t bytes, int device, Stream stream,
-                           const std::function<double(void* tag, std::size_t bytes)>& cost);
+                           const std::function<double(void* tag, std::size_t bytes)>& cost,
+                           const std::function<bool(void* tag)>& claim);
   /// The place that it leaves is free, filed as the new one: that stream comes after all work that touches it.
   void leave(const Move& move) noexcept;
   /// The owner keeps `from`, with its tag, after all.

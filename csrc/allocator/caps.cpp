@@ -90,12 +90,13 @@ Block* CachingManagedAllocator::State::merged_within_cap(const Request& request,
 }
 
 bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
-  if (!budgets[static_cast<std::size_t>(request.home.index)].hard) {
-    return true;
-  }
+  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
   RoomMaker* const door = room_maker;
+  if (door == nullptr) {
+    return !hard;
+  }
   const Unlocked unlocked(lock);
-  return door != nullptr && door->may_exceed(request.bytes, request.home);
+  return door->may_exceed(request.bytes, request.home) || !hard;
 }
 
 OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) const {

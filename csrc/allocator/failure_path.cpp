@@ -25,6 +25,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       return block;
     }
     if (!refusal && may_exceed_cap(request, lock)) {
+      give_back(request.home); // what is idle is not reserved besides
       if (Block* const block =
               from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;
@@ -32,7 +33,12 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     }
   }
   note_refused(request.requested, request.stream);
-  raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request));
+  std::string explanation;
+  if (RoomMaker* const door = room_maker) {
+    const Unlocked unlocked(lock);
+    explanation = door->explain(request.bytes, request.home);
+  }
+  raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request), explanation);
 }
 
 Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock& lock,
@@ -199,11 +205,17 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
   return table;
 }
 
-void CachingManagedAllocator::State::raise(std::size_t requested, Location home, const OutOfMemory& refusal) {
+void CachingManagedAllocator::State::raise(std::size_t requested, Location home, const OutOfMemory& refusal,
+                                           const std::string& explanation) {
   ledger.count(Ledger::k_num_ooms, home);
+  const char* const remedy = managed && refusal.cause == OutOfMemory::Cause::kLimit
+                                 ? "To raise the limit: torch_uvm.set_limit(...), `python -m torch_uvm run --limit`, "
+                                   "TORCH_UVM_CONF=limit:...\n"
+                                 : "";
   throw OutOfMemory(refusal.cause, requested,
                     "out of memory: " + format_bytes(requested) + " (" + std::to_string(requested) + " bytes) for " +
-                        to_string(home) + ". " + refusal.what() + ".\nWhere the bytes are:\n" + where_the_bytes_are());
+                        to_string(home) + ". " + refusal.what() + ".\n" + remedy + explanation +
+                        "Where the bytes are:\n" + where_the_bytes_are());
 }
 
 } // namespace torch_uvm

@@ -130,6 +130,14 @@ constexpr std::array kTable{
         "plain device memory in each of the four slots that copies to and from the host go through; 0: they are direct",
         [](const Options& o) { return o.staging ? exact_bytes(*o.staging) : std::string(kAuto); },
         [](Options& o, std::string_view text) { return read_bytes_or_auto(text, o.staging); }},
+    Row{"relocation_min",
+        [] { return std::string("bytes such as 256KiB, at least 1"); },
+        "storages of fewer bytes stay on their device, whatever its budget",
+        [](const Options& o) { return exact_bytes(o.relocation_min); },
+        [](Options& o, std::string_view text) {
+          o.relocation_min = parse_bytes(text);
+          return o.relocation_min > 0;
+        }},
     Row{"optimizer",
         [] { return std::string("in_place, deferred"); },
         "when an optimizer's step updates large parameters that have a budget: at once, or each at its next use",

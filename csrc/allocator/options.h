@@ -15,6 +15,8 @@
 
 namespace torch_uvm {
 
+inline constexpr std::size_t kDefaultRelocationMin = 256 * 1024;
+
 /// What the CUDA runtime is made from.
 struct CudaConfig {
   bool pool_segments = false; ///< segments come from a memory pool of the driver, not from cudaMallocManaged
@@ -27,6 +29,7 @@ struct Options {
   std::map<int, BudgetRequest> device_budgets; ///< of single devices, in place of `budget`; no row of the table
   std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: what the host has available
   std::optional<std::size_t> staging; ///< bytes of a slot of plain device memory for copies; nullopt: as the device is
+  std::size_t relocation_min = kDefaultRelocationMin; ///< bytes of the smallest storage that the residency engine moves
   bool zero_on_alloc = false; ///< managed memory that a tensor gets is zeroed
   bool deferred_optimizers = false; ///< an optimizer's updates wait for the parameters' next use
   AllocatorOptions allocator;

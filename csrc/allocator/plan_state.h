@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/adaptive_mutex.h"
 #include "allocator/allocation_plan.h"
-#include "allocator/spin_lock.h"
 
 namespace torch_uvm {
 
@@ -20,7 +20,7 @@ namespace torch_uvm {
 struct AllocationPlan::State {
   using Slot = plan::Slot;
   using Schedule = plan::Schedule;
-  using Lock = std::unique_lock<SpinLock>;
+  using Lock = std::unique_lock<AdaptiveMutex>;
 
   State(std::shared_ptr<Allocator> upstream, Location home) : upstream(std::move(upstream)), home(home) {}
 
@@ -107,7 +107,7 @@ struct AllocationPlan::State {
 
   const std::shared_ptr<Allocator> upstream;
   const Location home;
-  mutable SpinLock mutex;
+  mutable AdaptiveMutex mutex; ///< held over heap allocations, and over a walk of the plan
 
   enum class Phase { kIdle, kIteration, kPlanning } phase = Phase::kIdle;
   bool following = false; ///< the iteration has a plan, and has gone by it so far

@@ -29,6 +29,9 @@
 
 namespace torch_uvm {
 
+/// Of a cap, what rounding a request up may waste.
+inline constexpr std::size_t kRoundingShare = 128;
+
 /// A request, with what follows from its size.
 struct Request {
   /// \param bytes of the block
@@ -102,8 +105,10 @@ struct CachingManagedAllocator::State {
   }
   /// The bytes of the block that serves a request.
   std::size_t bytes_for(std::size_t requested, Location home) const {
-    return block_bytes(round_up_to_division(requested, options.roundup_power2_divisions),
-                       cap_of(home) ? kLargeRequest : kWholePagesRequest);
+    const std::size_t bytes = round_up_to_division(requested, options.roundup_power2_divisions);
+    const std::optional<std::size_t>& cap = cap_of(home);
+    const std::size_t whole = block_bytes(bytes, cap ? kLargeRequest : kWholePagesRequest);
+    return cap && whole - bytes > *cap / kRoundingShare ? block_bytes(bytes, kLargestRequest) : whole;
   }
   /// Takes a free block, orders it after its lane's work, and hands it out.
   Block* take(Block* free, const Request& request, Lock& lock);
@@ -173,7 +178,9 @@ struct CachingManagedAllocator::State {
   /// One segment with no block in use. \return the next one
   Heap::Segments::iterator give_back(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
-  [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal);
+  /// \param explanation of the door; empty: it has none
+  [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal,
+                          const std::string& explanation = {});
 
   // segment_sizes.cpp
   /// Whether medium and large requests of a home share segments.

@@ -11,6 +11,7 @@ namespace torch_uvm {
 namespace {
 
 using Cost = std::function<double(void*, std::size_t)>;
+using Consent = std::function<bool(void*)>;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMostTried = 256; // windows whose blocks did not find places: the others are dearer still
@@ -70,8 +71,8 @@ class CachingManagedAllocator::State::Places {
   Places(const Places&) = delete;
   Places& operator=(const Places&) = delete;
 
-  /// \return false: not all have found one, and nothing has changed
-  bool find(const Window& window, std::size_t bytes, Lock& lock) {
+  /// \return false: not all have found one, or an owner refuses, and nothing has changed
+  bool find(const Window& window, std::size_t bytes, const Consent& claim, Lock& lock) {
     std::vector<Block*> leaving;
     std::size_t passed = 0;
     for (Block* block = window.first;;) {
@@ -107,6 +108,10 @@ class CachingManagedAllocator::State::Places {
       if (to->lane->stream != stream_) {
         state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
       }
+    }
+    if (!std::ranges::all_of(found_, [&](const Move& move) { return claim(move.tag); })) {
+      give_back();
+      return false;
     }
     return true;
   }
@@ -158,7 +163,7 @@ class CachingManagedAllocator::State::Places {
 };
 
 std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::size_t bytes, int device, Stream stream,
-                                                                           const Cost& cost) {
+                                                                           const Cost& cost, const Consent& claim) {
   State& state = *state_;
   state.check_device(device);
   state.check_stream(stream);
@@ -175,7 +180,7 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
   std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Window::cost);
   State::Places places(state, device, stream);
   for (std::size_t at = 0; at < tried; ++at) {
-    if (places.find(windows[at], needed, lock)) {
+    if (places.find(windows[at], needed, claim, lock)) {
       return places.take();
     }
   }

@@ -3,8 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -38,20 +38,17 @@ void touch_by_threads(char* begin, std::size_t bytes) {
   const std::size_t cores = std::max(std::thread::hardware_concurrency(), 1U);
   const std::size_t parts = std::clamp<std::size_t>(bytes / kLeastTouched, 1, std::min(cores, kMostThreads));
   const std::size_t part = round_up(bytes / parts, kLargePage);
-  std::vector<std::thread> others;
+  std::vector<std::jthread> others; // joined on every way out
   others.reserve(parts);
   std::size_t done = 0;
   try {
     for (; bytes - done > part; done += part) {
       others.emplace_back(&touch, begin + done, part);
     }
-  } catch (const std::system_error&) {
-    // No more threads: the rest is this one's.
+  } catch (const std::exception&) {
+    // No thread, or no memory for one: the rest is this thread's.
   }
   touch(begin + done, bytes - done);
-  for (std::thread& other : others) {
-    other.join();
-  }
 }
 
 } // namespace

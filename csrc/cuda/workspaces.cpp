@@ -1,10 +1,11 @@
 #include "cuda/workspaces.h"
 
+#include <c10/cuda/CUDAMacros.h>
 #include <c10/util/env.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
+#include <array>
+#include <mutex>
 #include <vector>
 
 #include "runtime/bytes.h"
@@ -45,32 +46,21 @@ Sizes read_sizes() {
   return {at::cuda::getChosenWorkspaceSize(), at::cuda::getCUDABlasLtWorkspaceSize()};
 }
 
-/// Another number whenever a variable was set or taken away: each then has its text at an address of its own.
-std::uintptr_t environment_mark() {
-  std::uintptr_t mark = 0;
-  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
-    mark = mark * 31 + reinterpret_cast<std::uintptr_t>(*variable);
-  }
-  return mark;
-}
-
-/// Of the current device. Until torch can be told sizes it reads them from the environment at each question, which
-/// takes longer than all else of an allocation: asked again where the environment has changed.
+/// Of the current device. Until torch can be told sizes it reads them from the environment at each question. That takes
+/// longer than all else of an allocation, and another thread may be changing the environment: asked once a device.
 Sizes sizes(c10::DeviceIndex device) {
   if (&at::cuda::resetChosenWorkspaceSize != nullptr) {
     return read_sizes();
   }
   struct Known {
-    c10::DeviceIndex device = -1;
-    std::uintptr_t mark = 0;
+    std::once_flag asked;
     Sizes sizes;
   };
-  thread_local Known known;
-  const std::uintptr_t mark = environment_mark();
-  if (known.device != device || known.mark != mark) {
-    known = Known{device, mark, read_sizes()};
-  }
-  return known.sizes;
+  static auto* const known =
+      new std::array<Known, C10_COMPILE_TIME_MAX_GPUS>(); // leaked: memory is allocated until the end
+  Known& one = known->at(static_cast<std::size_t>(device));
+  std::call_once(one.asked, [&] { one.sizes = read_sizes(); });
+  return one.sizes;
 }
 
 /// Whether cuBLASLt works in cuBLAS's workspace, and has none of its own. Torch, too, looks once. Until torch can be

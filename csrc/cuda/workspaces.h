@@ -14,6 +14,9 @@ namespace torch_uvm::cuda {
 /// size may be one, and so the workspace is made natively at that moment. If it was one, PyTorch finds that it
 /// has one already, and lets the new one go; if it was somebody's tensor, a workspace was made early.
 ///
+/// A PyTorch that has no function to set the sizes reads them from the environment at each question. There the sizes
+/// are those of the first managed allocation on the device.
+///
 /// This holds for every thread and stream. Once made, a workspace is looked for at each 64th allocation of its size
 /// only: after PyTorch was told to let go of all (torch._C._cuda_clearCublasWorkspaces) the next may be managed until
 /// then. What does not pass here: workspaces of other libraries, such as cuDNN's, which come and go.

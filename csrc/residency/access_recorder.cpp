@@ -64,7 +64,7 @@ AccessRecorder::AccessRecorder(const std::string& path, std::span<const std::siz
   }
   std::setvbuf(file_, nullptr, _IONBF, 0); // the blocks are ours
   buffer_.reserve(kBlock + kBlock / 4);
-  buffer_ += R"({"format": "torch_uvm accesses", "version": 1, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
+  buffer_ += R"({"format": "torch_uvm accesses", "version": 2, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
   for (std::size_t device = 0; device < budgets.size(); ++device) {
     buffer_ += device == 0 ? "" : ", ";
     buffer_ += budgets[device] == 0 ? "null" : std::to_string(budgets[device]);
@@ -150,11 +150,17 @@ void AccessRecorder::death(StorageId storage) noexcept {
   line([&](std::string& to) { append_format(to, R"({"death": %)" PRIu64 "}", storage); });
 }
 
-void AccessRecorder::transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept {
+std::uint64_t AccessRecorder::transfer(TransferKind kind, StorageId storage, std::size_t bytes,
+                                       double begin_us) noexcept {
   line([&](std::string& to) {
     append_format(to, R"({"transfer": "%s", "storage": %)" PRIu64 R"(, "bytes": %zu, "time": %.3f})", name_of(kind),
                   storage, bytes, std::isfinite(begin_us) ? begin_us : 0.0);
   });
+  return transfers_++;
+}
+
+void AccessRecorder::took(std::uint64_t transfer, double us) noexcept {
+  line([&](std::string& to) { append_format(to, R"({"took": %)" PRIu64 R"(, "us": %.3f})", transfer, us); });
 }
 
 void AccessRecorder::resident(int device, std::size_t bytes) noexcept {

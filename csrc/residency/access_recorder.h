@@ -42,7 +42,10 @@ class AccessRecorder {
   void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
   /// \param begin_us when it was asked for
-  void transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
+  /// \return its number among those of the recording, from 0 on
+  std::uint64_t transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
+  /// How long the copy of a transfer took, once that is known.
+  void took(std::uint64_t transfer, double us) noexcept;
   /// Bytes that storages have on a device as of the latest operator.
   void resident(int device, std::size_t bytes) noexcept;
   void mark_step() noexcept;
@@ -62,6 +65,7 @@ class AccessRecorder {
   std::string path_;
   std::string buffer_;
   std::string error_;
+  std::uint64_t transfers_ = 0;
 };
 
 } // namespace torch_uvm

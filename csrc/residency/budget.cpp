@@ -1,5 +1,6 @@
 // How a device comes within its budget, and what it may not do without.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "residency/engine.h"
@@ -14,6 +15,9 @@ constexpr std::size_t kReserveShare = 64;
 
 /// Operators between the first two tries to come back within a soft budget; then twice as many each time.
 constexpr std::uint64_t kFirstShrinkPause = 512;
+
+/// How long a budget that is lifted waits for operators that use storages on the host.
+constexpr std::chrono::seconds kLongestWait{30};
 
 constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
 
@@ -89,7 +93,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
                           std::to_string(devices_.size()) + " devices");
   }
-  const Lock lock(*this);
+  Lock lock(*this);
   Device& changed = of(device);
   const std::size_t slot = bytes ? slot_bytes(device, *bytes) : 0;
   if (bytes) {
@@ -101,7 +105,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   if (!bytes && changed.budget) {
     memory_.set_cap(device, std::nullopt, false);
     try {
-      bring_back(device);
+      bring_back(device, lock);
     } catch (...) {
       memory_.set_cap(device, changed.cap, changed.hard);
       throw;
@@ -117,22 +121,23 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     memory_.set_room_maker(this);
   }
   memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
-  // Only where it has just been watched can operators run that nobody saw begin, and that the last budget waits for.
-  const bool rests = changed.asleep && changed.quiet.alarm != 0;
   const bool watched = changed.budget && !changed.asleep;
-  // Or where there is more than the budget already, which nobody has watched so far.
-  const bool unseen = !watched && bytes && allocated_bytes(device) > changed.cap;
-  changed.settled = !unseen && (!changed.budget || !(rests || (!changed.asleep && !changed.settled)));
   changed.budget = bytes;
   changed.hard = hard;
+  changed.asleep = bytes && !hard && !watched;
+  note_awake(); // before unseen operators are counted: one that comes later is seen, or sees this
+  changed.settled = !bytes || (watched ? changed.settled : allocated_bytes(device) == 0);
   if (bytes) {
     shrink(device);
   }
-  changed.asleep = bytes && !hard && (!watched || is_brought_back(device));
+  changed.asleep = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = Quiet{};
   take_allocated_peak(device); // what there was before does not count
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
+  if (!changed.settled && !changed.asleep && !may_run_unseen(changed)) {
+    note_settled(device);
+  }
   note_awake();
 }
 
@@ -145,17 +150,35 @@ void Engine::note_awake() {
                    std::memory_order_relaxed);
 }
 
-void Engine::bring_back(int device) {
+void Engine::bring_back(int device, Lock& lock) {
   const Stream fetches = of(device).fetches;
-  for (const auto& [id, record] : records_) {
-    if (record->device != device) {
-      continue;
+  const auto began = std::chrono::steady_clock::now();
+  for (bool waits = true; waits;) {
+    waits = false;
+    for (const auto& [id, record] : records_) {
+      if (record->device != device || record->captured != 0) {
+        continue;
+      }
+      if (record->points_at == Side::kHost && !address_may_change(*record, Mover::kOperator)) {
+        waits = true;
+        continue;
+      }
+      if (!bring_to_device(*record, fetches)) {
+        if (is_fixed(*record)) {
+          continue; // it is being freed
+        }
+        throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
+                          "no room on " + to_string(Location::device(device)) + " to bring back " +
+                              format_bytes(record->bytes) + " that are on the host; the budget stays");
+      }
+      use_on_device(*record, fetches, false);
     }
-    use_on_device(*record, fetches, false);
-    if (record->points_at == Side::kHost && !is_fixed(*record) && record->captured == 0) {
-      throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
-                        "no room on " + to_string(Location::device(device)) + " to bring back " +
-                            format_bytes(record->bytes) + " that are on the host; the budget stays");
+    if (waits && std::chrono::steady_clock::now() - began > kLongestWait) {
+      throw RuntimeFailure("an operator uses managed memory on the host and does not end; the budget of " +
+                           to_string(Location::device(device)) + " stays");
+    }
+    if (waits) {
+      lock.wait_for_a_block();
     }
   }
   runtime_.synchronize_stream(of(device).write_backs);
@@ -170,14 +193,14 @@ void Engine::bring_back(int device) {
   }
 }
 
-bool Engine::is_brought_back(int device) {
+bool Engine::is_brought_back(int device, Lock& lock) {
   std::size_t missing = 0;
   for (const auto& [id, record] : records_) {
     if (record->device != device || record->points_at == Side::kDevice) {
       continue;
     }
-    if (record->in_use != 0) {
-      return false; // another thread's operator has its address
+    if (!address_may_change(*record, Mover::kOperator)) {
+      return false;
     }
     missing += record->device_block == nullptr ? record->bytes : 0;
   }
@@ -185,7 +208,7 @@ bool Engine::is_brought_back(int device) {
     return false;
   }
   try {
-    bring_back(device);
+    bring_back(device, lock);
     return true;
   } catch (...) {
     return false; // it does not lie so that it fits, or the runtime fails: then it is fetched when it is used
@@ -204,11 +227,7 @@ void Engine::shrink(int device) {
   if (!over()) {
     return;
   }
-  for (const auto& [id, record] : records_) {
-    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
-      evict(*record, Stream::host());
-    }
-  }
+  give_up_all(device, Stream::host());
   memory_.empty_cache();
 }
 
@@ -219,6 +238,9 @@ std::optional<std::size_t> Engine::budget(int device) const {
 
 void Engine::set_host_limit(std::optional<std::size_t> bytes) {
   host_source_->set_limit(bytes);
+  if (bytes && host_source_->bytes() > *bytes) {
+    host_memory_->empty_cache(); // the cache would serve requests without asking the source, and so the limit
+  }
 }
 
 bool Engine::may_exceed(std::size_t bytes, Location home) {
@@ -230,8 +252,8 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (!device.settled) {
-    device.exceeded = true; // nothing can be given up yet
+  if (!device.settled || !device.hard) {
+    device.exceeded = device.hard; // nothing can be given up yet; a soft budget is kept again later (keep_again)
     ++statistics_.over_budget;
     return true;
   }
@@ -243,7 +265,7 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
       known += record->bytes;
       if (record->in_use != 0) {
         used += record->bytes;
-      } else if (record->held == 0 && !is_fixed(*record) && !host_refused_) {
+      } else if (address_may_change(*record, Mover::kOperator) && !is_fixed(*record) && !host_refused_) {
         evictable += record->bytes;
       }
     }

@@ -7,6 +7,7 @@
 
 #include "allocator/invariants.h"
 #include "allocator/segment_source.h"
+#include "runtime/bytes.h"
 #include "runtime/error.h"
 
 namespace torch_uvm {
@@ -191,15 +192,39 @@ void Engine::settle(Record* record) {
   statistics_.waited.ms += (now_us() - began) / 1e3;
 }
 
-void Engine::hold(Record* record, Stream stream) {
+bool Engine::hold(Record* record, Stream stream) {
   announce(*record);
-  if (record->points_at == Side::kHost) {
+  if (record->points_at == Side::kHost && record->captured == 0) {
+    if (!address_may_change(*record, Mover::kOperator)) {
+      return false;
+    }
+    if (!bring_to_device(*record, stream)) {
+      throw no_room_to_hold(*record);
+    }
     use_on_device(*record, stream, false);
   }
-  if (record->held++ == 0) {
+  if (record->held == 0) {
     of(record->device).policy->hold(record->id, true);
   }
+  ++record->held;
   record->retiring = false;
+  return true;
+}
+
+OutOfMemory Engine::no_room_to_hold(const Record& wanted) const {
+  std::size_t pinned = 0, used = 0;
+  for (const auto& [id, record] : records_) {
+    if (record->device == wanted.device && record->device_block != nullptr) {
+      (record->held != 0 ? pinned : used) += record->held != 0 || record->in_use != 0 ? record->bytes : 0;
+    }
+  }
+  const std::string device = to_string(Location::device(wanted.device));
+  const std::optional<std::size_t> budget = devices_[static_cast<std::size_t>(wanted.device)].budget;
+  return OutOfMemory(OutOfMemory::Cause::kBudget, wanted.bytes,
+                     "no room to keep " + format_bytes(wanted.bytes) + " on " + device + ": its budget is " +
+                         (budget ? format_bytes(*budget) : "none") + ", " + format_bytes(pinned) +
+                         " are pinned there and operators that run use " + format_bytes(used) +
+                         "; unpin tensors or raise the budget");
 }
 
 void Engine::release(Record* record) noexcept {
@@ -252,6 +277,7 @@ void Engine::stop_recording() {
     if (!recorder_) {
       return;
     }
+    transfers_.end_recording(statistics_);
     error = recorder_->close();
     recorder_.reset();
   }

@@ -12,6 +12,7 @@
 // only the engine kept alive is let go of. No Python is called and no GIL is taken.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -31,6 +32,7 @@
 #include "residency/origins.h"
 #include "residency/policy.h"
 #include "residency/record.h"
+#include "residency/relocation_min.h"
 #include "residency/residency_statistics.h"
 #include "residency/staging.h"
 #include "residency/storage_door.h"
@@ -39,8 +41,6 @@
 
 namespace torch_uvm {
 
-/// Storages below this stay where they are: moving them costs more than it frees.
-inline constexpr std::size_t kLeastRelocated = 256 * 1024;
 /// Operators until a storage that could not be moved is tried again.
 inline constexpr std::uint64_t kFixedFor = 64;
 
@@ -134,16 +134,22 @@ class Engine final : public RoomMaker {
     std::vector<Record*> held;
     std::vector<std::pair<StorageId, std::size_t>> births;
     OperatorKey key = 0;
+    const char* name = "";
     int device = -1;
     bool planned = false; ///< the policy was told
     bool region = false; ///< see Operator
     bool counted = false; ///< among those that run
 
+    bool holds(const Record& record) const {
+      const bool by_place = record.operand < held.size() && held[record.operand] == &record;
+      return by_place || std::ranges::find(held, &record) != held.end(); // another operator may use it, too
+    }
     /// For another operator; what memory it has stays.
     void reset() {
       held.clear();
       births.clear();
       key = 0;
+      name = "";
       device = -1;
       planned = region = counted = false;
     }
@@ -178,8 +184,11 @@ class Engine final : public RoomMaker {
   /// An address is about to leave PyTorch. The bytes are complete when this returns, stay until the next operator,
   /// and count as written.
   void settle(Record* record);
-  /// The storage is on the device and stays there until it is released as often as it was held. With the lock held.
-  void hold(Record* record, Stream stream);
+  /// The storage is on the device and stays there until it is released as often as it was held. What a graph has
+  /// captured stays where the graph has it. With the lock held.
+  /// \return false: an operator uses the storage on the host, and nothing has changed; try again when it has ended
+  /// \throws OutOfMemory: there is no room, and nothing has changed
+  bool hold(Record* record, Stream stream);
   void release(Record* record) noexcept;
 
   // captures.cpp: a graph keeps the addresses of what was captured into it, and nobody sees it run.
@@ -203,6 +212,11 @@ class Engine final : public RoomMaker {
   /// lock held.
   void captured(std::span<const Operand> operands) noexcept;
 
+  /// For tests of what runs on top: while on, each storage that may leave its device does when an operator has ended,
+  /// whatever the budget, and is fetched or used in place by the next one. Needs a budget, which operators are watched
+  /// for.
+  void evict_after_operators(bool on);
+
   void mark_step();
   void start_recording(const std::string& path);
   void stop_recording();
@@ -215,6 +229,7 @@ class Engine final : public RoomMaker {
 
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
   bool may_exceed(std::size_t bytes, Location home) override;
+  std::string explain(std::size_t bytes, Location home) noexcept override;
 
  private:
   friend class Lock;
@@ -304,16 +319,29 @@ class Engine final : public RoomMaker {
   void make_streams(int device, bool stages);
   /// \return what slots of that many bytes take in all
   std::size_t stage(Device& device, std::size_t slot_bytes) noexcept;
-  /// Brings everything of a device back to it, complete, and forgets host copies: nobody watches from now on.
-  /// \throws OutOfMemory; then as much is back as fits
-  void bring_back(int device);
-  /// The same, where everything fits into the budget; false: it does not.
-  bool is_brought_back(int device);
+  /// Brings everything of a device back to it, complete, and forgets host copies: operators are not watched from now
+  /// on. Waits for operators that use storages on the host.
+  /// \throws OutOfMemory, RuntimeFailure; then as much is back as fits, or as may change its address
+  void bring_back(int device, Lock& lock);
+  /// The same, where everything fits into the budget and is not in use on the host; false: it is not.
+  bool is_brought_back(int device, Lock& lock);
   /// Gives up device copies until what is reserved is within the budget, as far as they can be.
   void shrink(int device);
   void note_awake();
   void keep_again(int device);
   void give_back_excess(const Frame& frame, int device);
+
+  // explain.cpp
+  /// Bytes of a device that a request finds in its way, by the reason why they stay.
+  struct Staying {
+    std::size_t operands = 0; ///< of the calling thread's operator, wherever they are
+    std::size_t pinned = 0; ///< keep_resident, exports, captures
+    std::size_t others = 0; ///< of other threads' operators; several labels
+    std::size_t unknown = 0; ///< too small to be moved, or made by operators that run
+  };
+  Staying staying(int device, std::span<Record* const> held) const;
+  /// The smallest budget whose segments hold that many bytes.
+  std::size_t budget_for(int device, std::size_t bytes) const;
 
   // sleep.cpp
   void note_level(Device& device, std::size_t bytes);
@@ -321,9 +349,19 @@ class Engine final : public RoomMaker {
   void rest_if_quiet(int device);
   bool fall_asleep(int device);
   void settle_down(int device, bool surely_outermost);
+  bool may_run_unseen(const Device& device) const;
+  /// No operator runs that began unseen: storages may leave from now on.
+  void note_settled(int device);
   std::size_t allocated_bytes(int device) const;
 
   // relocation.cpp
+  /// The operator that begins holds the record, and has not read its address yet.
+  bool is_unread(const Record& record) const;
+  bool address_may_change(const Record& record, Mover mover) const {
+    return record.address_may_change(mover, is_unread(record) ? 1 : 0, operators_);
+  }
+  /// Whether the storage's address may change now; then the storage is kept alive until the lock is released.
+  bool claim_address(Record& record, Mover mover);
   /// It was found out that the storage cannot be moved. For a while: its other labels may go.
   void fix(Record& record) {
     record.fixed_until = operators_ + kFixedFor;
@@ -342,6 +380,8 @@ class Engine final : public RoomMaker {
   void mark_use(Record& record, bool writes) noexcept;
   /// Where streams could not be made to wait, the host does.
   void wait_here(Record& record) noexcept;
+  /// Fetches the storage if its bytes are on the host. \return false: they stay there
+  bool bring_to_device(Record& record, Stream stream);
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
@@ -361,6 +401,8 @@ class Engine final : public RoomMaker {
   bool forget_fixed(int device);
   bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
   bool give_up_lowest(std::size_t bytes, int device, Stream taker);
+  /// Everything that may leave. \return whether anything has
+  bool give_up_all(int device, Stream taker);
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
   void give_up_read(int device);
   bool is_read(Record& record);
@@ -382,11 +424,9 @@ class Engine final : public RoomMaker {
   /// What retires, if it still does.
   Record* retiring(const Device::Retirement& retirement) const;
   bool move_aside(std::size_t bytes, int device, Stream taker);
-  bool move(const CachingManagedAllocator::Move& move, Stream taker);
+  void move(const CachingManagedAllocator::Move& move, Stream taker);
 
   // prepare_room.cpp
-  /// An operand of the operator that begins, and of no other: nobody has its address yet.
-  bool may_still_move(const Record& record) const;
   /// Sees to it that the operator will find places for these, each in one piece.
   /// \param left operands that have made way and are to be provided once more
   void prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream, std::vector<Record*>& left);
@@ -422,6 +462,9 @@ class Engine final : public RoomMaker {
   bool better_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
 
+  /// See evict_after_operators.
+  void evict_everything(int device);
+
   // captures.cpp
   void hold_address(Record& record);
 
@@ -429,6 +472,7 @@ class Engine final : public RoomMaker {
   std::optional<std::string> check_records() const;
 
   // engine.cpp
+  OutOfMemory no_room_to_hold(const Record& wanted) const;
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
@@ -474,6 +518,7 @@ class Engine final : public RoomMaker {
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
+  bool evicts_after_operators_ = false;
   bool found_fixed_ = false; ///< a storage that cannot be moved, since somebody has looked
   const Frame* beginning_ = nullptr; ///< its operands' places are being found
   bool no_room_ahead_ = false; ///< found out for an operand of the operator that begins

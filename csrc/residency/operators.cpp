@@ -33,6 +33,7 @@ void Engine::announce(Record& record) {
 }
 
 void Engine::take(Frame& frame, Record* record) {
+  record->operand = frame.held.size();
   frame.held.push_back(record);
   ++record->in_use;
 }
@@ -77,8 +78,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       }
       announce(record);
       record.last_use = operators_;
-      record.operand = accesses_.size();
-      accesses_.push_back({record.id, operand.writes});
+      accesses_.push_back({record.id, operand.writes}); // in the order of what the frame holds
       take(frame, &record);
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
@@ -179,7 +179,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
   try {
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
-      if (record.in_use == 0) {
+      if (!frame.holds(record)) { // another thread's operator that has it may end first
         announce(record);
         take(frame, &record);
         mark_use(record, operand.writes);
@@ -275,6 +275,9 @@ void Engine::end(Frame& frame) noexcept {
     if (of(device).settled) {
       follow(decision, device);
     }
+    if (evicts_after_operators_) {
+      evict_everything(device);
+    }
     if (of(device).exceeded) {
       of(device).exceeded = false;
       give_back_excess(frame, device);
@@ -287,6 +290,24 @@ void Engine::end(Frame& frame) noexcept {
     }
   } catch (...) {
     ++failures_;
+  }
+}
+
+void Engine::evict_after_operators(bool on) {
+  {
+    const Lock lock(*this);
+    evicts_after_operators_ = on;
+  }
+  if (on) {
+    wake_resting();
+  }
+}
+
+void Engine::evict_everything(int device) {
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record, of(device).last_stream);
+    }
   }
 }
 
@@ -356,8 +377,7 @@ void Engine::follow(const Decision& decision, int index) {
   }
   for (const StorageId id : decision.retire) {
     Record* const record = find(id);
-    if (record == nullptr || record->points_at != Side::kDevice || record->in_use != 0 || record->held != 0 ||
-        is_fixed(*record) || record->collective) {
+    if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
       continue;
     }
     reclaim(*record);

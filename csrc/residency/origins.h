@@ -48,7 +48,7 @@ class Origins {
     return probe_.load(std::memory_order_relaxed) != nullptr;
   }
 
-  /// Storages below `kLeastRelocated` are never moved, and not counted.
+  /// Storages below `relocation_min()` are never moved, and not counted.
   void made(const void* block, std::size_t bytes) noexcept;
   /// The storage on a block gets a record, which knows its origin from now on.
   Origin take(const void* block) noexcept;

@@ -12,11 +12,6 @@ constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
 
-bool Engine::may_still_move(const Record& record) const {
-  return beginning_ != nullptr && record.in_use == 1 && record.device == beginning_->device &&
-         record.operand < beginning_->held.size() && beginning_->held[record.operand] == &record;
-}
-
 void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream,
                           std::vector<Record*>& left) {
   Device& device = of(frame.device);
@@ -63,9 +58,8 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
 bool Engine::make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
   Record* largest = nullptr;
   for (Record* const record : frame.held) {
-    if (record->points_at == Side::kDevice && record->bytes >= bytes && may_still_move(*record) && record->held == 0 &&
-        !record->collective && !is_fixed(*record) && !record->dead &&
-        (largest == nullptr || record->bytes > largest->bytes)) {
+    if (record->points_at == Side::kDevice && record->device == frame.device && record->bytes >= bytes &&
+        address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
       largest = record;
     }
   }

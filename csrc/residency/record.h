@@ -24,6 +24,12 @@ namespace torch_uvm {
 
 enum class Side : std::uint8_t { kDevice, kHost };
 
+/// Who wants to change a storage's address.
+enum class Mover : std::uint8_t {
+  kOperator, ///< an operator that begins, or the host: comes after all queued work on the bytes
+  kEngine, ///< the engine between operators: comes after the work that the record knows of
+};
+
 /// Guarded by the engine's mutex. Freed when it is dead and no operator holds it.
 struct Record {
   StorageId id = 0;
@@ -58,6 +64,14 @@ struct Record {
   std::uint64_t fetch_round = 0; ///< its device's, when it was fetched
   std::uint64_t last_use = 0; ///< the engine's count of operators
   std::size_t operand = 0; ///< its place in the operator that used it last
+
+  /// Whether the storage's address may change now. Every change of an address asks this first (Engine::claim_address).
+  /// \param unread operators among `in_use` that have not read the address yet: 1 for the one that begins, else 0
+  /// \param now the engine's count of operators
+  bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
+    const bool unused = !dead && in_use == unread && held == 0;
+    return unused && (mover == Mover::kOperator || (!collective && now >= fixed_until));
+  }
 
   bool fetching() const {
     return points_at == Side::kHost && device_block != nullptr;

@@ -14,6 +14,22 @@ Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
 
 } // namespace
 
+bool Engine::is_unread(const Record& record) const {
+  return beginning_ != nullptr && record.operand < beginning_->held.size() &&
+         beginning_->held[record.operand] == &record;
+}
+
+bool Engine::claim_address(Record& record, Mover mover) {
+  if (!address_may_change(record, mover)) {
+    return false;
+  }
+  if (!door_.keep(record, kept_)) {
+    fix(record); // other tensors have its bytes too, or it is being freed
+    return false;
+  }
+  return true;
+}
+
 void Engine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
     if (stream != later && !runtime_.query_stream(stream)) {
@@ -90,8 +106,7 @@ bool Engine::start_write_back(Record& record) {
 }
 
 bool Engine::give_up_device_copy(Record& record, Stream taker) {
-  if (!door_.keep(record, kept_)) {
-    fix(record); // somebody else has its bytes now, or nobody soon
+  if (!claim_address(record, Mover::kEngine)) {
     return false;
   }
   Block* const block = record.device_block;
@@ -226,21 +241,28 @@ void Engine::wait_here(Record& record) noexcept {
   }
 }
 
+bool Engine::bring_to_device(Record& record, Stream stream) {
+  if (record.points_at == Side::kDevice) {
+    return true;
+  }
+  if (!address_may_change(record, Mover::kOperator) ||
+      (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream))) {
+    return false;
+  }
+  if (!claim_address(record, Mover::kOperator)) {
+    abandon_fetch(record);
+    return false;
+  }
+  door_.point_at_device(record, record.device_block);
+  record.points_at = Side::kDevice;
+  no_longer_ahead(record);
+  return true;
+}
+
 void Engine::use_on_device(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kHost) {
-    if (record.captured != 0 || (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream))) {
-      use_in_place(record, stream, writes);
-      return;
-    }
-    if (!door_.keep(record, kept_)) {
-      fix(record);
-      abandon_fetch(record);
-      use_in_place(record, stream, writes);
-      return;
-    }
-    door_.point_at_device(record, record.device_block);
-    record.points_at = Side::kDevice;
-    no_longer_ahead(record);
+  if (!bring_to_device(record, stream)) {
+    use_in_place(record, stream, writes);
+    return;
   }
   mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
   if (reached(record.device_ready)) {
@@ -280,7 +302,10 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
 
 void Engine::note_move(TransferKind kind, const Record& record) noexcept {
   if (recorder_) {
-    recorder_->transfer(kind, record.id, record.bytes, now_us());
+    const std::uint64_t number = recorder_->transfer(kind, record.id, record.bytes, now_us());
+    if (kind == TransferKind::kFetch || kind == TransferKind::kWriteBack) {
+      transfers_.record_latest(*recorder_, number);
+    }
   }
   if (Origins::get().asked()) {
     Origins::get().moved(kind, record.origin, record.bytes);

@@ -38,11 +38,9 @@ constexpr int kMoments = 64;
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
-  if (!of(record.device).settled) {
-    return kNever;
-  }
-  if (record.in_use != 0 || record.held != 0 || record.collective || is_fixed(record) || record.dead ||
-      record.device_block == nullptr) {
+  // Operands of the operator that begins are needed now: they leave by make_one_leave only.
+  if (!of(record.device).settled || record.device_block == nullptr ||
+      !record.address_may_change(Mover::kEngine, 0, operators_)) {
     return kNever;
   }
   const auto bytes = static_cast<double>(record.bytes);
@@ -232,10 +230,24 @@ bool Engine::give_up_lowest(std::size_t bytes, int device, Stream taker) {
   return evict_all(victims, taker);
 }
 
+bool Engine::give_up_all(int device, Stream taker) {
+  bool any = false;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
+      if (evict(*record, taker)) {
+        any = true;
+      } else if (host_refused_) {
+        break; // it will refuse others, too
+      }
+    }
+  }
+  return any;
+}
+
 bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
   // What the engine does not know stays where it comes to lie: all of it together, or it would cut memory into pieces
   // that large storages do not fit into.
-  if (bytes < kLeastRelocated && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
+  if (bytes < relocation_min() && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
     return true;
   }
   if (give_up_alike(bytes, device, taker)) {
@@ -282,23 +294,28 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
   if (!of(device).settled) {
     return false;
   }
-  const auto moves = memory_.vacate(bytes, device, taker, [&](void* tag, std::size_t block_bytes) {
+  const auto cost = [&](void* tag, std::size_t block_bytes) {
     if (tag == nullptr) {
       return kNever;
     }
     const Record& record = *static_cast<Record*>(tag);
-    if ((record.in_use != 0 && !may_still_move(record)) || record.held != 0 || record.collective || is_fixed(record) ||
-        record.dead) {
+    if (!address_may_change(record, Mover::kEngine)) {
       return kNever;
     }
     const bool under_way = record.fetching() || record.retiring;
     return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
-  });
-  bool all = !moves.empty();
+  };
+  // The pointer shows the host's copy while the device's is fetched: then no address changes, and the engine alone
+  // frees the block.
+  const auto claim = [&](void* tag) {
+    Record& record = *static_cast<Record*>(tag);
+    return record.fetching() || claim_address(record, Mover::kEngine);
+  };
+  const auto moves = memory_.vacate(bytes, device, taker, cost, claim);
   std::size_t at = 0;
   try {
     for (; at < moves.size(); ++at) {
-      all = move(moves[at], taker) && all;
+      move(moves[at], taker);
     }
   } catch (...) {
     for (; at < moves.size(); ++at) {
@@ -306,16 +323,11 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
     }
     throw;
   }
-  return all;
+  return !moves.empty();
 }
 
-bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
+void Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   Record& record = *static_cast<Record*>(move.tag);
-  if (record.points_at == Side::kDevice && !door_.keep(record, kept_)) {
-    fix(record);
-    memory_.stay(move);
-    return false;
-  }
   std::vector<Stream> users = memory_.streams(move.to);
   users.insert(users.end(), record.streams.begin(), record.streams.end());
   users.push_back(move.earlier);
@@ -341,7 +353,6 @@ bool Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   memory_.leave(move);
   ++statistics_.moved.count;
   statistics_.moved.bytes += static_cast<std::int64_t>(record.bytes);
-  return true;
 }
 
 bool Engine::something_goes(int device) const {
@@ -392,6 +403,9 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     for (int moment = 0; !made && moment < kMoments && device.budget && something_goes(home.index); ++moment) {
       lock.wait_for_a_block();
       made = give_up_run(bytes, home.index, Need::kNow, stream);
+    }
+    if (!made && device.hard) {
+      made = give_up_all(home.index, stream); // then idle segments make way for one of the request's own
     }
     ++statistics_.made_room.count;
     statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;

@@ -33,7 +33,7 @@ void Engine::note_level(Device& device, std::size_t bytes) {
   Quiet& quiet = device.quiet;
   quiet.peak = std::max(quiet.peak, bytes);
   // Steps that keep a loss each have a little more every time, and are quiet all the same.
-  if (bytes > quiet.level + std::max(quiet.level / kRiseShare, kLeastRelocated)) {
+  if (bytes > quiet.level + std::max(quiet.level / kRiseShare, relocation_min())) {
     quiet.level = bytes;
     restart_quiet(device);
   }
@@ -77,9 +77,9 @@ void Engine::rest_if_quiet(int index) {
 bool Engine::fall_asleep(int index) {
   Device& device = of(index);
   Quiet& quiet = device.quiet;
-  const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, kLeastRelocated);
+  const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
   if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.settled || recorder_ ||
-      device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
+      evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }
   std::size_t known = 0;
@@ -151,12 +151,21 @@ void Engine::wake_resting() {
   }
 }
 
+bool Engine::may_run_unseen(const Device& device) const {
+  const std::optional<int> unseen = door_.unseen_operators();
+  return (unseen ? *unseen != 0 : device.quiet.seen < kSettled) || unseen_graphs_.load() != 0 || has_open_captures();
+}
+
 void Engine::settle_down(int index, bool surely_outermost) {
   Device& device = of(index);
   device.quiet.seen += surely_outermost ? kSurely : 1;
-  if (device.quiet.seen < kSettled || unseen_graphs_.load() != 0 || has_open_captures()) {
-    return;
+  if (!may_run_unseen(device)) {
+    note_settled(index);
   }
+}
+
+void Engine::note_settled(int index) {
+  Device& device = of(index);
   runtime_.synchronize_device(index); // what was queued on streams that nobody knows
   device.settled = true;
   const unsigned rests = device.quiet.rests + (device.quiet.alarm != 0 ? 1 : 0);

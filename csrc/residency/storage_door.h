@@ -1,6 +1,8 @@
 // The engine's narrow door to the floor that knows tensors.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "residency/record.h"
@@ -27,6 +29,17 @@ class StorageDoor {
   virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
   /// Operators are to be watched from now on. With no lock held.
   virtual void wake() noexcept = 0;
+  /// Operators whose kernels run now and that `Engine::begin` was not told of; nullopt: they are not counted. An
+  /// operator that is counted after this call finds the engine awake, and holds its storages.
+  virtual std::optional<int> unseen_operators() const noexcept = 0;
+  /// The outermost operator that the calling thread runs: its name, and the storages that it holds.
+  struct RunningOperator {
+    const char* name = nullptr; ///< nullptr: it runs none
+    std::span<Record* const> held;
+  };
+  virtual RunningOperator running() const noexcept {
+    return {};
+  }
   /// The record is about to be freed.
   virtual void forget(Record& record) noexcept = 0;
 };

@@ -35,6 +35,7 @@ void Transfers::give(int device, Event event) noexcept {
 
 void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
   read_times(kReadAtOnce, counted_);
+  ++copies_;
   const bool times = timed_.size() < kMostTimed;
   const Stream first = staging != nullptr ? staging->begin(stream) : stream;
   const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
@@ -63,12 +64,26 @@ void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
   Event end;
   try {
     end = timed_event(stream);
-    timed_.push_back({kind, stream.device, begin, end});
+    timed_.push_back({kind, stream.device, begin, end, copies_});
   } catch (...) { // the copy is queued all the same, and is not timed
     give(stream.device, begin);
     if (end) {
       give(stream.device, end);
     }
+  }
+}
+
+void Transfers::record_latest(AccessRecorder& recorder, std::uint64_t number) noexcept {
+  if (!timed_.empty() && timed_.back().copy == copies_) {
+    timed_.back().recorder = &recorder;
+    timed_.back().transfer = number;
+  }
+}
+
+void Transfers::end_recording(ResidencyStatistics& statistics) noexcept {
+  collect(statistics);
+  for (Timed& timed : timed_) {
+    timed.recorder = nullptr;
   }
 }
 
@@ -96,6 +111,9 @@ void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) no
       }
       const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
       (timed.kind == Kind::kFetch ? statistics.fetched : statistics.written_back).ms += ms;
+      if (timed.recorder != nullptr) {
+        timed.recorder->took(timed.transfer, 1e3 * ms);
+      }
     } catch (...) {
       // The copy itself has failed, or nothing is known of it: not timed.
     }

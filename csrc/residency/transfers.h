@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <vector>
 
+#include "residency/access_recorder.h"
 #include "residency/residency_statistics.h"
 #include "residency/staging.h"
 #include "runtime/managed_runtime.h"
@@ -24,6 +26,11 @@ class Transfers {
   /// \param staging of that direction, through which it goes, or nullptr
   /// \throws what the runtime throws
   void copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging);
+  /// Has the recorder told how long the latest copy takes, once it is over, if it is timed.
+  /// \param number the recorder's, of the transfer
+  void record_latest(AccessRecorder& recorder, std::uint64_t number) noexcept;
+  /// The recorder is about to be closed: it is told of the copies that are over.
+  void end_recording(ResidencyStatistics& statistics) noexcept;
   /// Adds the times of copies that are over to the statistics.
   void collect(ResidencyStatistics& statistics) noexcept;
 
@@ -33,6 +40,9 @@ class Transfers {
     int device;
     Event begin;
     Event end;
+    std::uint64_t copy = 0; ///< its number among all
+    AccessRecorder* recorder = nullptr; ///< to tell of its time
+    std::uint64_t transfer = 0; ///< the recorder's number
   };
   Event timed_event(Stream stream);
   void time(Kind kind, Event begin, Stream stream) noexcept;
@@ -46,6 +56,7 @@ class Transfers {
   ManagedRuntime& runtime_;
   ResidencyStatistics counted_; ///< since the last `collect`
   std::deque<Timed> timed_;
+  std::uint64_t copies_ = 0;
   std::vector<std::vector<Event>> unused_; ///< by device
 };
 

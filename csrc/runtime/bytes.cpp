@@ -44,11 +44,19 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-[[noreturn]] void refuse(std::string_view text, const char* why) {
+[[noreturn]] void refuse(std::string_view text, const std::string& why) {
   throw InvalidArgument("'" + std::string(text) + "' is not a number of bytes: " + why +
                         "; accepted are figures such as 4096, 64KiB, '512 MiB', 1.5GiB or 2GB "
                         "(units B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), from 0 to " +
                         std::to_string(std::numeric_limits<std::size_t>::max()));
+}
+
+/// "20GiB" for "20G" and "20Gi"; empty where the unit is no abbreviation.
+std::string spelled_out(std::string_view figure, const std::string& name) {
+  const bool abbreviated = (name.size() == 1 || (name.size() == 2 && name[1] == 'i')) &&
+                           std::string_view("kmgt").find(name[0]) != std::string_view::npos;
+  return abbreviated ? std::string(figure) + static_cast<char>(std::toupper(static_cast<unsigned char>(name[0]))) + "iB"
+                     : std::string();
 }
 
 } // namespace
@@ -106,6 +114,7 @@ std::size_t parse_bytes(std::string_view text) {
     rest.remove_prefix(count);
     return digits;
   };
+  const char* const begin = rest.data();
   std::string_view whole = take_digits();
   std::string_view fraction;
   if (whole.empty()) {
@@ -118,6 +127,7 @@ std::size_t parse_bytes(std::string_view text) {
       refuse(text, "there is no digit after the point");
     }
   }
+  const std::string_view figure(begin, static_cast<std::size_t>(rest.data() - begin));
   while (!rest.empty() && is_space(rest.front())) {
     rest.remove_prefix(1);
   }
@@ -132,7 +142,8 @@ std::size_t parse_bytes(std::string_view text) {
     }
   }
   if (unit == nullptr) {
-    refuse(text, "the unit is not known");
+    const std::string meant = spelled_out(figure, name);
+    refuse(text, "the unit is not known" + (meant.empty() ? "" : "; did you mean " + meant + "?"));
   }
 
   while (!whole.empty() && whole.front() == '0') {

@@ -146,7 +146,7 @@ std::size_t EmulatedRuntime::pending_operations() const {
   return state_->queue.pending();
 }
 
-// --- calls that fail ----------------------------------------------------------------------------------------
+// --- calls that fail, devices that are held ------------------------------------------------------------------
 
 void EmulatedRuntime::fail_call(std::string_view name, std::size_t nth) {
   State::Lock lock(state_->mutex);
@@ -156,6 +156,26 @@ void EmulatedRuntime::fail_call(std::string_view name, std::size_t nth) {
 std::size_t EmulatedRuntime::clear_failures() {
   State::Lock lock(state_->mutex);
   return state_->failing.clear();
+}
+
+void EmulatedRuntime::hold_device(int device) {
+  state_->check_device(device);
+  if (state_->config.schedule_seed) {
+    throw InvalidArgument("an emulated device with a seeded schedule cannot be held; accepted: the default schedule");
+  }
+  State::Lock lock(state_->mutex);
+  state_->queue.hold(device, true);
+}
+
+void EmulatedRuntime::release_device(int device) {
+  state_->check_device(device);
+  State::Lock lock(state_->mutex);
+  state_->queue.hold(device, false);
+}
+
+void EmulatedRuntime::await_waiter() {
+  State::Lock lock(state_->mutex);
+  state_->queue.await_waiter(lock);
 }
 
 std::size_t EmulatedRuntime::live_objects() const {

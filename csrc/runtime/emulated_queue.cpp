@@ -249,7 +249,11 @@ void EmulatedQueue::finish_first(StreamState& stream) {
 
 StreamState* EmulatedQueue::next_ready(int device) {
   StreamState* next = nullptr;
-  for (const auto& stream : devices_[static_cast<std::size_t>(device)].streams) {
+  const Device& on = devices_[static_cast<std::size_t>(device)];
+  if (on.held) {
+    return nullptr;
+  }
+  for (const auto& stream : on.streams) {
     if (!idle(*stream) && ready(*stream) &&
         (next == nullptr || stream->operations.front().sequence < next->operations.front().sequence)) {
       next = stream.get();
@@ -354,7 +358,10 @@ void EmulatedQueue::complete(Lock& lock, const std::shared_ptr<StreamState>& str
     force(*kept, position);
     return;
   }
+  ++waiters_;
+  progress_->notify_all(); // `await_waiter` may wait for this
   progress_->wait(lock, [&] { return kept->done >= position; });
+  --waiters_;
 }
 
 void EmulatedQueue::drain(Lock& lock, const std::shared_ptr<StreamState>& stream) {
@@ -408,6 +415,15 @@ std::size_t EmulatedQueue::pending() const {
   return pending;
 }
 
+void EmulatedQueue::hold(int device, bool held) {
+  devices_[static_cast<std::size_t>(device)].held = held;
+  work_->notify_all();
+}
+
+void EmulatedQueue::await_waiter(Lock& lock) {
+  progress_->wait(lock, [&] { return waiters_ != 0; });
+}
+
 // --- fork -------------------------------------------------------------------------------------------------
 
 void EmulatedQueue::before_fork(Lock& lock) {
@@ -426,7 +442,9 @@ void EmulatedQueue::before_fork(Lock& lock) {
 }
 
 void EmulatedQueue::after_fork_in_child() {
+  waiters_ = 0;
   for (Device& device : devices_) {
+    device.held = false;
     static_cast<void>(device.worker.release()); // leaked on purpose: its thread does not exist here
     const auto streams = device.streams;
     for (const auto& stream : streams) {

@@ -122,6 +122,11 @@ class EmulatedQueue {
   /// Somebody asked whether the stream is done: then it will not be held for ever.
   void tick_for(StreamState& stream);
   std::size_t pending() const;
+
+  // For tests, under the default schedule: a device that is busy until it is released.
+  void hold(int device, bool held);
+  /// Waits until a thread waits for queued work.
+  void await_waiter(Lock& lock);
   /// Streams and events that were created and not destroyed.
   std::size_t handles() const {
     return created_streams_.size() + events_.size();
@@ -135,6 +140,7 @@ class EmulatedQueue {
     std::vector<std::shared_ptr<StreamState>> streams; ///< first the default one
     // On the heap, and abandoned in a forked child: the threads that it belongs to are not there.
     std::unique_ptr<std::thread> worker;
+    bool held = false; ///< the worker takes no operation
   };
 
   /// Under the default schedule: whether nothing of it has to wait in the stream's queue.
@@ -158,6 +164,7 @@ class EmulatedQueue {
   std::uintptr_t next_handle_ = 0; ///< handles are numbers, never reused: a stale one is noticed
   std::uint64_t next_sequence_ = 0;
   bool stopping_ = false;
+  int waiters_ = 0; ///< threads in `complete`
   // Abandoned in a forked child, like the workers: one that was waited on cannot be used or destroyed there.
   std::unique_ptr<std::condition_variable> work_;
   std::unique_ptr<std::condition_variable> progress_;

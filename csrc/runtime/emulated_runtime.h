@@ -204,6 +204,12 @@ class EmulatedRuntime final : public ManagedRuntime {
   // report what has gone wrong before.
   void fail_call(std::string_view name, std::size_t nth);
   std::size_t clear_failures();
+  // For tests of what may go on beside a wait: a held device performs no queued copy until it is released.
+  /// \throws InvalidArgument for a device that does not exist, and under a seeded schedule
+  void hold_device(int device);
+  void release_device(int device);
+  /// Waits until a thread waits for queued work.
+  void await_waiter();
   /// Live allocations of all kinds, events, and streams that were created: what can leak.
   std::size_t live_objects() const;
 

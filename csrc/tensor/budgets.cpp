@@ -8,6 +8,8 @@
 #include <exception>
 #include <mutex>
 
+#include "runtime/bytes.h"
+#include "runtime/error.h"
 #include "tensor/context.h"
 #include "tensor/watcher.h"
 
@@ -15,6 +17,15 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::size_t kMaxDevices = 128; // as many as c10::DeviceIndex can count
+
+/// Of a device; what managed tensors have on it is theirs already, and counts as free.
+MemoryInfo memory_of(int device) {
+  Context& context = Context::get();
+  MemoryInfo memory = context.runtime().memory_info(device);
+  const Levels ours = context.managed_allocator().levels(Location::device(device));
+  memory.free = std::min(memory.total, memory.free + static_cast<std::size_t>(ours.reserved_bytes[0]));
+  return memory;
+}
 
 struct Budgets {
   std::mutex mutex; // before the watcher's
@@ -47,12 +58,7 @@ struct Budgets {
       return;
     }
     apply_engine_options();
-    Context& context = Context::get();
-    // What managed tensors have on the device is theirs already.
-    MemoryInfo memory = context.runtime().memory_info(device);
-    const Levels ours = context.managed_allocator().levels(Location::device(device));
-    memory.free = std::min(memory.total, memory.free + static_cast<std::size_t>(ours.reserved_bytes[0]));
-    const Budget budget = resolve_budget(*request, memory).value();
+    const Budget budget = resolve_budget(*request, memory_of(device)).value();
     set_budget(device, budget.bytes, budget.hard);
     before = request;
   }
@@ -78,6 +84,32 @@ struct Budgets {
 
 } // namespace
 
+std::optional<std::string> budget_was_cut(int device) {
+  const Engine* const engine = engine_in_use();
+  const std::optional<BudgetRequest> request = requested_budget(device);
+  const std::optional<std::size_t> in_force = engine == nullptr ? std::nullopt : engine->budget(device);
+  if (!in_force || !request || request->kind != BudgetRequest::Kind::kBytes || request->bytes <= *in_force) {
+    return std::nullopt;
+  }
+  return "torch_uvm: the budget of device " + std::to_string(device) + " is " + format_bytes(*in_force) +
+         ", all the memory that the device has; " + format_bytes(request->bytes) + " were asked for";
+}
+
+std::optional<std::size_t> budget_of(int device) {
+  if (device < 0 || device >= static_cast<int>(kMaxDevices)) {
+    throw InvalidArgument("a budget of device " + std::to_string(device));
+  }
+  if (Budgets::get().started[static_cast<std::size_t>(device)].load(std::memory_order_relaxed)) {
+    const Engine* const engine = engine_in_use();
+    return engine == nullptr ? std::nullopt : engine->budget(device);
+  }
+  const std::optional<BudgetRequest> request = requested_budget(device);
+  if (!request || request->kind == BudgetRequest::Kind::kNone) {
+    return std::nullopt;
+  }
+  return resolve_budget(*request, memory_of(device)).value().bytes;
+}
+
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request) {
   Budgets& budgets = Budgets::get();
   const std::lock_guard lock(budgets.mutex);
@@ -99,10 +131,13 @@ void request_budget(std::optional<int> device, const std::optional<BudgetRequest
 }
 
 void request_default_budget() {
-  if (!Context::get().options().budget) {
-    const std::map<int, BudgetRequest> single = Context::get().options().device_budgets;
-    Context::get().set_budgets(BudgetRequest(), single);
-    apply_budget_options();
+  Budgets& budgets = Budgets::get();
+  const std::lock_guard lock(budgets.mutex); // a request that is under way may fail, and be taken back
+  Context& context = Context::get();
+  const Options before = context.options();
+  if (!before.budget) {
+    context.set_budgets(BudgetRequest(), before.device_budgets);
+    budgets.apply_started(std::nullopt, false);
   }
 }
 
@@ -119,11 +154,18 @@ void start_budget(int device) noexcept {
     return;
   }
   try {
-    // Not waited for: who holds it may wait for the GIL, which the caller may have. The next allocation tries again.
-    const std::unique_lock lock(budgets.mutex, std::try_to_lock);
-    if (lock && !started.load(std::memory_order_relaxed)) {
-      started.store(true, std::memory_order_relaxed);
-      budgets.apply(device);
+    bool begins = false;
+    {
+      // Not waited for: who holds it may wait for the GIL, which the caller may have. The next allocation tries again.
+      const std::unique_lock lock(budgets.mutex, std::try_to_lock);
+      if (lock && !started.load(std::memory_order_relaxed)) {
+        started.store(true, std::memory_order_relaxed);
+        budgets.apply(device);
+        begins = true;
+      }
+    }
+    if (const std::optional<std::string> less = begins ? budget_was_cut(device) : std::nullopt) {
+      TORCH_WARN(*less); // with no lock held: it may want the GIL
     }
   } catch (const std::exception& error) {
     TORCH_WARN("torch_uvm: device ", device, " has no budget, and pages move when they are touched: ", error.what(),
@@ -131,9 +173,10 @@ void start_budget(int device) noexcept {
   }
 }
 
-void apply_budget_options() {
+void change_budget_options(const std::function<void()>& change) {
   Budgets& budgets = Budgets::get();
   const std::lock_guard lock(budgets.mutex);
+  change();
   budgets.apply_started(std::nullopt, false);
 }
 

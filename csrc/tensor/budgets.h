@@ -2,7 +2,9 @@
 // another with its first managed allocation. Until then nothing is asked of a device, and "auto" is not measured.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 
 #include "allocator/budget_request.h"
 
@@ -19,11 +21,18 @@ void request_default_budget();
 /// nullopt: nobody has asked, and the device has no budget.
 std::optional<BudgetRequest> requested_budget(int device);
 
+/// The bytes of a device's budget: those in force, or, before its first managed allocation, those that it would have
+/// now, which makes the runtime. nullopt: none. \throws InvalidArgument; what the runtime throws
+std::optional<std::size_t> budget_of(int device);
+
+/// A sentence where the budget in force is less than the bytes asked for, as the device has no more; else nullopt.
+std::optional<std::string> budget_was_cut(int device);
+
 /// Before managed memory is allocated for a device; one relaxed load but for the first time. Does not throw: a
 /// device that cannot say what it has free gets no budget.
 void start_budget(int device) noexcept;
 
-/// After the option table was changed: puts what it says of budgets in force.
-void apply_budget_options();
+/// Has the option table changed, and puts what it says of budgets in force. No request for a budget comes in between.
+void change_budget_options(const std::function<void()>& change);
 
 } // namespace torch_uvm

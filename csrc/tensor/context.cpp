@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include "residency/relocation_min.h"
 #include "runtime/error.h"
 #include "tensor/budgets.h"
 
@@ -109,17 +110,16 @@ void Context::change_options(const std::function<void(Options&)>& change) {
     made->allocator.set_options(changed.allocator);
   }
   options_ = changed;
+  set_relocation_min(changed.relocation_min);
   zeroes_allocations_.store(changed.zero_on_alloc, std::memory_order_relaxed);
 }
 
 void Context::load_options(std::string_view text) {
-  change_options([&](Options& options) { options = parse_options(text); });
-  apply_budget_options();
+  change_budget_options([&] { change_options([&](Options& options) { options = parse_options(text); }); });
 }
 
 void Context::set_option(std::string_view key, std::string_view value) {
-  change_options([&](Options& options) { torch_uvm::set_option(options, key, value); });
-  apply_budget_options();
+  change_budget_options([&] { change_options([&](Options& options) { torch_uvm::set_option(options, key, value); }); });
 }
 
 void Context::set_emulated(const EmulatedConfig& config) {

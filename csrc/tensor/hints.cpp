@@ -57,10 +57,15 @@ Block* managed_block(const at::Tensor& tensor) {
 /// Waits on the host for what is queued on a stream now.
 void wait_for(Stream stream) {
   ManagedRuntime& runtime = Context::get().runtime();
-  const Event event = runtime.create_event(stream.device, /*timing=*/false);
-  runtime.record_event(event, stream);
-  runtime.synchronize_event(event);
-  runtime.destroy_event(event);
+  const struct Owned {
+    ManagedRuntime& runtime;
+    Event event;
+    ~Owned() {
+      runtime.destroy_event(event);
+    }
+  } owned{runtime, runtime.create_event(stream.device, /*timing=*/false)};
+  runtime.record_event(owned.event, stream);
+  runtime.synchronize_event(owned.event);
 }
 
 /// What goes to one place on one stream, and so in common calls.

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <vector>
 
+#include "residency/engine.h"
+#include "tensor/context.h"
 #include "tensor/managed_storage.h"
 #include "tensor/watcher.h"
 
@@ -86,7 +88,7 @@ c10::DataPtr take_over(c10::DataPtr& data, c10::Device device) {
   return taken;
 }
 
-// Two threads may move one tensor for the first time.
+// Two threads may move one tensor for the first time. Taken after the engine's, if both are.
 std::mutex first_moves;
 
 /// Kept: the storage may be one of its own again before the caller is done.
@@ -103,6 +105,16 @@ c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
   return owner;
 }
 
+/// With the engine's lock held: on other threads it may look at the storage meanwhile.
+c10::intrusive_ptr<Owner> make_owner_for_all(c10::StorageImpl* storage) {
+  Engine* const engine = Context::forked() ? nullptr : engine_in_use();
+  if (engine == nullptr) {
+    return make_owner(storage);
+  }
+  const Engine::Lock lock(*engine);
+  return make_owner(storage);
+}
+
 } // namespace
 
 bool has_owner(const c10::DataPtr& data) {
@@ -116,7 +128,7 @@ const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
 
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  const c10::intrusive_ptr<Owner> owner = make_owner(impl);
+  const c10::intrusive_ptr<Owner> owner = make_owner_for_all(impl);
   Storages keep;
   std::lock_guard lock(owner->mutex);
   const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);

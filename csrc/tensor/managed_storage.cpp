@@ -8,6 +8,8 @@
 #include <exception>
 #include <memory>
 
+#include "residency/origins.h"
+#include "residency/relocation_min.h"
 #include "tensor/advice.h"
 #include "tensor/allocator_storage.h"
 #include "tensor/budgets.h"
@@ -56,13 +58,18 @@ void delete_plain(void* block) {
   free(*plain_allocator.load(), static_cast<Block*>(block));
 }
 
+/// What an error of plain memory says last; the Python package says the same of CUDA's (out_of_memory.py).
+constexpr const char* kPlainHint =
+    "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
+
+/// \param hint of an error, at its end
 c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
-                      c10::Device device, c10::DeleterFnPtr deleter) {
+                      c10::Device device, c10::DeleterFnPtr deleter, const char* hint = "") {
   Block* block = nullptr;
   try {
     block = with_idle_memory([&] { return allocator.allocate(bytes, home, stream); });
   } catch (const OutOfMemory& error) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), hint);
   }
   c10::DataPtr data(block == nullptr ? nullptr : allocator.data(block), block, deleter, device);
   if (block != nullptr && c10::memoryProfilingEnabled()) {
@@ -100,7 +107,7 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &delete_managed);
-  if (bytes >= kLeastRelocated && Origins::get().asked() && is_own_block(data)) {
+  if (bytes >= relocation_min() && Origins::get().asked() && is_own_block(data)) {
     Origins::get().made(data.get_context(), bytes);
   }
   if (context.zeroes_allocations()) {
@@ -119,11 +126,14 @@ void set_plain_allocator(CachingManagedAllocator* allocator) {
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {
   TORCH_CHECK(!Context::get().forked(), "memory of ", device,
               " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
-  return allocate(*plain_allocator.load(), bytes, Location::device(device.index()), stream, device, &delete_plain);
+  return allocate(*plain_allocator.load(), bytes, Location::device(device.index()), stream, device, &delete_plain,
+                  kPlainHint);
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  return is_own_block(data) || has_owner(data) || is_host_tensor(data) || is_on_host(data) || is_from_allocator(data);
+  // Read once: the engine may relocate the storage on another thread, which replaces one deleter of ours by another.
+  const c10::DataPtr seen(nullptr, nullptr, data.get_deleter(), c10::Device(c10::DeviceType::CPU));
+  return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen);
 }
 
 bool is_own_block(const c10::DataPtr& data) {

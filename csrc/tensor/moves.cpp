@@ -144,6 +144,8 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   TORCH_CHECK(!Context::get().forked(),
               "a move in a forked process: its devices belong to the parent, and it has the bytes of CPU labels only");
   const c10::Device device = resolve_device(to, "a move");
+  Kernel kernel;
+  kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
   // As this operator's operand it was brought to its device, if there was room.
   TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(self.storage().data_ptr()), "a move of ", self.nbytes(),
                    " bytes that the budget of ", self.device(), " has no room for now: they are on the host");

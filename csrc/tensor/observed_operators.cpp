@@ -9,39 +9,44 @@
 #include <functional>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "residency/flat_map.h"
+#include "tensor/unsaid_writes.h"
 
 namespace torch_uvm {
 namespace {
 
 constexpr std::array<std::string_view, 3> kUsesEachByteOnce = {"aten::_fused_", "aten::_foreach_", "aten::embedding"};
 
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
 } // namespace
 
 ObservedOperator::ObservedOperator(const at::RecordFunction& function)
-    : name_(function.name()),
-      overload_(function.overload_name()),
-      key_(std::hash<std::string>{}(name_ + "." + overload_)) {
-  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
-  if (!schema) {
-    return;
+    : ObservedOperator(function.name(), function.overload_name()) {
+  if (const std::optional<c10::FunctionSchema> schema = function.operator_schema()) {
+    read(*schema);
   }
-  transparent_ = std::ranges::any_of(schema->returns(), [](const c10::Argument& returned) {
+}
+
+ObservedOperator::ObservedOperator(const c10::FunctionSchema& schema)
+    : ObservedOperator(schema.name(), schema.overload_name()) {
+  read(schema);
+}
+
+ObservedOperator::ObservedOperator(std::string name, std::string overload)
+    : name_(std::move(name)), overload_(std::move(overload)), key_(std::hash<std::string>{}(name_ + "." + overload_)) {}
+
+void ObservedOperator::read(const c10::FunctionSchema& schema) {
+  transparent_ = std::ranges::any_of(schema.returns(), [](const c10::Argument& returned) {
     return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
   });
   if (name_ == "torch_uvm::move") {
     transparent_ = false; // an alias as well, but the other label has the device's copy
   }
   collective_ = name_.starts_with("c10d");
-  const bool normalises = contains(name_, "_norm") && !contains(name_, "backward");
-  for (const c10::Argument& argument : schema->arguments()) {
-    // Running statistics are written, and so is what a collective takes, and the schema does not say so.
-    const bool unsaid = collective_ || (normalises && contains(argument.name(), "running_"));
+  for (const c10::Argument& argument : schema.arguments()) {
+    // A collective writes to what it takes, and its schema does not say so.
+    const bool unsaid = collective_ || writes_unsaid(name_, argument.name());
     writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));
   }
   in_place_ok_ =

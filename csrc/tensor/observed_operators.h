@@ -1,6 +1,7 @@
 // What the watcher needs to know of an operator, read once from its schema.
 #pragma once
 
+#include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 
 #include <array>
@@ -16,6 +17,7 @@ namespace torch_uvm {
 class ObservedOperator {
  public:
   explicit ObservedOperator(const at::RecordFunction& function);
+  explicit ObservedOperator(const c10::FunctionSchema& schema);
 
   /// Is no operator, or makes only an alias of what it takes: what it calls is looked at instead.
   bool is_transparent() const {
@@ -43,6 +45,9 @@ class ObservedOperator {
   bool is(const char* name, const char* overload) const;
 
  private:
+  ObservedOperator(std::string name, std::string overload);
+  void read(const c10::FunctionSchema& schema);
+
   std::string name_;
   std::string overload_;
   OperatorKey key_ = 0;

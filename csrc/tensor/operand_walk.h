@@ -1,6 +1,8 @@
 // An operator's tensors, found in its boxed inputs and outputs, and the streams that they are used on.
 #pragma once
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
@@ -12,11 +14,32 @@
 
 namespace torch_uvm {
 
+/// Calls `visit` with the tensor. A sparse tensor has no storage of its own: with the tensors that its bytes are in.
+template <typename Visit>
+void visit_parts(const at::Tensor& tensor, const Visit& visit) {
+  // A wrapper (functorch's) takes over the key of what it wraps; what is within is seen by its own operators.
+  if (tensor.unsafeGetTensorImpl()->is_sparse()) {
+    if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())) {
+      visit(sparse->indices());
+      visit(sparse->values());
+      return;
+    }
+  } else if (tensor.unsafeGetTensorImpl()->is_sparse_compressed()) {
+    if (const auto* sparse = dynamic_cast<const at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl())) {
+      visit(sparse->compressed_indices());
+      visit(sparse->plain_indices());
+      visit(sparse->values());
+      return;
+    }
+  }
+  visit(tensor);
+}
+
 template <typename Visit>
 void for_each_listed_tensor(const c10::IValue& list, const Visit& visit) {
   for (const c10::IValue& element : list.toListRef()) {
     if (element.isTensor()) {
-      visit(element.toTensor());
+      visit_parts(element.toTensor(), visit);
     } else if (element.isList()) { // collectives gather into lists of lists
       for_each_listed_tensor(element, visit);
     } else {
@@ -28,7 +51,7 @@ void for_each_listed_tensor(const c10::IValue& list, const Visit& visit) {
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    visit(value.toTensor());
+    visit_parts(value.toTensor(), visit);
   } else if (value.isList()) {
     for_each_listed_tensor(value, visit);
   }

@@ -122,6 +122,10 @@ void StorageRecords::wake() noexcept {
   watch_operators();
 }
 
+std::optional<int> StorageRecords::unseen_operators() const noexcept {
+  return Kernel::unseen();
+}
+
 void StorageRecords::forget(Record& record) noexcept {
   c10::raw::weak_intrusive_ptr::decref(storage_of(record));
   record.storage = nullptr;
@@ -147,7 +151,7 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   }
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   Block* const block = own_block(data);
-  if (block == nullptr || storage->nbytes() < kLeastRelocated) {
+  if (block == nullptr || storage->nbytes() < relocation_min()) {
     return nullptr;
   }
   const int device = data.device().index();

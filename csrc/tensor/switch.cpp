@@ -69,22 +69,25 @@ class UnderTheProfiler {
   std::shared_ptr<c10::DebugInfoBase> profiler_;
 };
 
-// Infos of closed scopes that could not be popped yet, because somebody pushed an info of another kind on
-// top and has not popped it. Closed, they have no effect; they only wait here.
-thread_local int unpopped = 0;
+ScopeInfo* innermost_open() {
+  ScopeInfo* info = innermost();
+  while (info != nullptr && !info->open.load(std::memory_order_relaxed)) {
+    info = info->outer.get();
+  }
+  return info;
+}
 
+// The info of a closed scope has no effect. It stays on its thread's stack while an open scope or an info of another
+// kind is above it, and, where another thread has closed it, until its own thread begins or closes a scope.
 void pop_closed() noexcept {
-  while (unpopped > 0) {
+  const ScopeInfo* top = innermost();
+  while (top != nullptr && !top->open.load(std::memory_order_relaxed)) {
     try {
-      const auto top = c10::ThreadLocalDebugInfo::_peek(kKind);
-      if (static_cast<ScopeInfo*>(top.get())->open.load(std::memory_order_relaxed)) {
-        return; // an inner scope is still open: it will take the outer ones with it
-      }
       c10::ThreadLocalDebugInfo::_pop(kKind);
-      --unpopped;
     } catch (const std::exception&) {
-      return; // something else is on top: the next close tries again
+      return; // an info of another kind is above it: the next scope tries again
     }
+    top = innermost();
   }
 }
 
@@ -92,10 +95,8 @@ void pop_closed() noexcept {
 
 bool managed_enabled() {
   if (open_scopes.load(std::memory_order_relaxed) != 0) {
-    for (const ScopeInfo* info = innermost(); info != nullptr; info = info->outer.get()) {
-      if (info->open.load(std::memory_order_relaxed)) {
-        return info->on;
-      }
+    if (const ScopeInfo* const info = innermost_open()) {
+      return info->on;
     }
   }
   return global_switch.load(std::memory_order_relaxed);
@@ -123,7 +124,7 @@ std::shared_ptr<Allocator> current_allocator() {
 ManagedScope::ManagedScope(bool on, AllocatorChoice allocator) : thread_(std::this_thread::get_id()) {
   const UnderTheProfiler under;
   pop_closed();
-  ScopeInfo* outer = innermost();
+  ScopeInfo* const outer = innermost_open();
   info_ = std::make_shared<ScopeInfo>(on, std::move(allocator), outer == nullptr ? nullptr : outer->shared_from_this());
   c10::ThreadLocalDebugInfo::_push(kKind, info_);
   open_choices.fetch_add(info_->allocator ? 1 : 0, std::memory_order_relaxed);
@@ -140,7 +141,6 @@ void ManagedScope::close() noexcept {
   open_choices.fetch_sub(info_->allocator ? 1 : 0, std::memory_order_relaxed);
   info_.reset();
   if (thread_ == std::this_thread::get_id()) {
-    ++unpopped;
     const UnderTheProfiler under;
     pop_closed();
   }

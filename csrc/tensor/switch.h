@@ -40,7 +40,8 @@ class ManagedScope {
   ManagedScope& operator=(const ManagedScope&) = delete;
 
   /// Ends the scope, wherever its state was carried to. Scopes may be closed in any order and from any
-  /// thread. Closing twice does nothing.
+  /// thread. Closing twice does nothing. Closed by another thread, it keeps its allocator until the thread that
+  /// made it begins or closes another scope, or ends.
   void close() noexcept;
 
  private:

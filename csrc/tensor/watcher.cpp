@@ -4,10 +4,13 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "runtime/bytes.h"
+#include "runtime/error.h"
 #include "tensor/context.h"
 #include "tensor/deferred_updates.h"
 #include "tensor/managed_storage.h"
@@ -24,6 +27,12 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 std::atomic<bool (*)()> capture_probe{nullptr};
 
 using Frame = Engine::Frame;
+
+/// How long a pin waits for another thread's operator that uses the storage on the host.
+constexpr std::chrono::seconds kLongestWait{30};
+
+std::atomic<int> unseen_kernels{0};
+std::atomic<bool> counts_kernels{false}; // of all operators: on the emulated accelerator
 
 /// Where the engine has the storage: its label may be another device's, which the bytes had, too.
 c10::Device device_of(const Record& record, const c10::StorageImpl& storage) {
@@ -46,9 +55,10 @@ struct OfThread {
   CurrentStreams streams;
   ObservedOperators known;
 
-  void begin_outermost(const at::RecordFunction& function, OperatorKey key) {
+  void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {
     frame.reset();
-    frame.key = key;
+    frame.key = op.key();
+    frame.name = op.name().c_str(); // `known` keeps it where it is
     outermost = &function;
     running = &frame;
   }
@@ -113,14 +123,27 @@ Inputs inspect(OfThread& mine, const at::RecordFunction& function) {
 
 /// There was no memory to look the operands up with. The operator finds them where they are, complete.
 void without_the_books(Engine& engine, const at::RecordFunction& function) noexcept {
-  const Engine::Lock lock(engine);
-  for (const c10::IValue& value : function.inputs()) {
-    for_each_tensor(value, [&](const at::Tensor& tensor) {
-      c10::StorageImpl* const storage = accelerators_storage(tensor);
-      if (Record* const record = storage == nullptr ? nullptr : known_record_of(engine, storage)) {
-        engine.used_unseen(*record, current_stream_of(device_of(*record, *storage)));
-      }
-    });
+  const auto note = [&](const at::Tensor& tensor) {
+    c10::StorageImpl* const storage = accelerators_storage(tensor);
+    Record* const record = storage == nullptr ? nullptr : known_record_of(engine, storage);
+    if (record == nullptr) {
+      return;
+    }
+    Stream stream = Stream::host();
+    try {
+      stream = current_stream_of(device_of(*record, *storage));
+    } catch (...) {
+      // The device cannot tell: the operator, which asks it too, will raise.
+    }
+    engine.used_unseen(*record, stream);
+  };
+  try {
+    const Engine::Lock lock(engine);
+    for (const c10::IValue& value : function.inputs()) {
+      for_each_tensor(value, note);
+    }
+  } catch (...) {
+    // No memory to walk a list of operands: it has none of ours that could be told.
   }
 }
 
@@ -180,7 +203,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       }
       return nullptr;
     }
-    mine.begin_outermost(function, op.key());
+    mine.begin_outermost(function, op);
     if (inputs.accelerator) {
       wait_for_deferred_updates(function.inputs());
       const Engine::Lock lock(*engine);
@@ -214,7 +237,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
       for (const c10::IValue& value : function.outputs()) {
         for_each_tensor(value, [&](const at::Tensor& tensor) {
           c10::StorageImpl* const storage = accelerators_storage(tensor);
-          if (storage == nullptr || storage->nbytes() < kLeastRelocated) {
+          if (storage == nullptr || storage->nbytes() < relocation_min()) {
             return;
           }
           if (!lock) {
@@ -281,6 +304,11 @@ Engine& engine_made() {
 
 } // namespace
 
+StorageDoor::RunningOperator StorageRecords::running() const noexcept {
+  const Frame* const frame = of_thread.running;
+  return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->held};
+}
+
 Engine* engine_in_use() {
   return the_engine.load(std::memory_order_acquire);
 }
@@ -317,6 +345,11 @@ void set_staging(std::optional<std::size_t> slot_bytes) {
   engine_made().set_staging(slot_bytes);
 }
 
+void evict_after_operators(bool on) {
+  const std::lock_guard lock(engine_making);
+  engine_made().evict_after_operators(on);
+}
+
 namespace {
 
 /// What there is of a tensor's storage, under the engine's lock.
@@ -351,15 +384,30 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   if (engine == nullptr || Context::forked()) {
     return;
   }
-  const Engine::Lock lock(*engine);
-  Record* const record = find_record(*engine, tensor, /*asleep=*/keep);
-  if (record == nullptr) {
-    return;
-  }
-  if (keep) {
-    engine->hold(record, current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl())));
-  } else {
-    engine->release(record);
+  const auto began = std::chrono::steady_clock::now();
+  Engine::Lock lock(*engine);
+  for (;;) {
+    Record* const record = find_record(*engine, tensor, /*asleep=*/keep);
+    if (record == nullptr) {
+      return;
+    }
+    if (!keep) {
+      engine->release(record);
+      return;
+    }
+    const Stream stream = current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl()));
+    if (engine->hold(record, stream)) {
+      return;
+    }
+    const Frame* const own = of_thread.running;
+    const bool waits_for_itself = own != nullptr && own->holds(*record);
+    if (waits_for_itself || std::chrono::steady_clock::now() - began > kLongestWait) {
+      throw OutOfMemory(OutOfMemory::Cause::kBudget, record->bytes,
+                        "no room to keep " + format_bytes(record->bytes) + " on " +
+                            to_string(Location::device(record->device)) +
+                            ": an operator that has not ended uses them on the host");
+    }
+    lock.wait_for_a_block();
   }
 }
 
@@ -418,6 +466,7 @@ std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> 
   op.key = key;
   op.name = "compiled graph";
   op.region = true;
+  region->frame_.name = op.name;
   engine->begin(region->frame_, op, mine.operands, mine.streams.get());
   return region;
 }
@@ -443,6 +492,50 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
     // As in after_operator.
   }
   engine->end(frame_);
+}
+
+Kernel::Kernel() {
+  if (of_thread.running != nullptr || Context::forked()) {
+    return; // the operator holds its storages
+  }
+  counted_ = true;
+  unseen_kernels.fetch_add(1);
+  std::atomic_thread_fence(std::memory_order_seq_cst); // the engine wakes, and counts after it: one sees the other
+  const Engine* const engine = engine_in_use();
+  holds_ = engine != nullptr && engine->is_awake();
+}
+
+Kernel::~Kernel() {
+  if (!counted_) {
+    return;
+  }
+  if (!frame_.held.empty()) {
+    Engine& engine = *engine_in_use();
+    const Engine::Lock lock(engine);
+    engine.end(frame_);
+  }
+  unseen_kernels.fetch_sub(1);
+}
+
+void Kernel::use(c10::StorageImpl* storage, bool writes) {
+  if (!holds_) {
+    return;
+  }
+  Engine& engine = *engine_in_use();
+  const Engine::Lock lock(engine);
+  if (Record* const record = record_of(engine, storage)) {
+    const Engine::Operand operand{record, writes};
+    engine.begin_nested(frame_, {&operand, 1}, of_thread.stream_for(*record, *storage));
+  }
+}
+
+void Kernel::count() {
+  counts_kernels.store(true);
+}
+
+std::optional<int> Kernel::unseen() noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return counts_kernels.load() ? std::optional(unseen_kernels.load()) : std::nullopt;
 }
 
 WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
@@ -560,7 +653,7 @@ bool is_on_host(const c10::DataPtr& data) {
 
 void note_allocation(int device, std::size_t bytes) {
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && engine->has_sleepers() && bytes >= kLeastRelocated) {
+  if (engine != nullptr && engine->has_sleepers() && bytes >= relocation_min()) {
     engine->note_allocation(device);
   }
 }

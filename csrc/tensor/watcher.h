@@ -16,6 +16,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "residency/engine.h"
@@ -29,6 +30,7 @@ Engine* engine_in_use();
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
 void set_host_limit(std::optional<std::size_t> bytes);
 void set_staging(std::optional<std::size_t> slot_bytes);
+void evict_after_operators(bool on);
 
 /// Puts the watcher in place, or takes it away, as the engine needs it.
 void watch_operators() noexcept;
@@ -77,6 +79,29 @@ class WorkUnderWay {
 
  private:
   Engine::Frame frame_;
+};
+
+/// A kernel on the host that reads addresses of storages. Where the watcher has not seen its operator begin, it is
+/// counted; if the engine is awake by now, it holds its storages as the operator would.
+class Kernel {
+ public:
+  Kernel();
+  ~Kernel();
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  /// Before an address of the storage is read.
+  void use(c10::StorageImpl* storage, bool writes);
+
+  /// All kernels have this object from now on, as those of the emulated accelerator do.
+  static void count();
+  /// Kernels that run unseen; nullopt: not all kernels are counted.
+  static std::optional<int> unseen() noexcept;
+
+ private:
+  Engine::Frame frame_;
+  bool counted_ = false;
+  bool holds_ = false;
 };
 
 /// A capture into a graph has begun: what is captured from now on stays where it is (Engine::begin_capture), as does

@@ -229,8 +229,9 @@ class Machine {
   /// Each move is made, or the block stays, as the input has it.
   void vacate() {
     const Stream on = device_stream();
-    const auto moves =
-        allocator_->vacate(size(), on.device, on, [&](void* tag, std::size_t bytes) { return cost(tag, bytes); });
+    const auto moves = allocator_->vacate(
+        size(), on.device, on, [&](void* tag, std::size_t bytes) { return cost(tag, bytes); },
+        [&](void* /*tag*/) { return input_.below(8) != 0; });
     for (const auto& move : moves) {
       for (Held& held : held_) {
         if (held.block != move.from) {

@@ -70,8 +70,12 @@ class Door final : public StorageDoor {
     ++woken;
   }
   void forget(Record& /*record*/) noexcept override {}
+  std::optional<int> unseen_operators() const noexcept override {
+    return unseen;
+  }
 
   int woken = 0;
+  std::optional<int> unseen; ///< operators that run unseen, if they are counted
   std::function<void()> on_going; ///< called when the engine learns that a storage goes
 
  private:

@@ -179,11 +179,12 @@ class CachingSubject final : public Subject, private RoomMaker {
     const auto cost = [](void* tag, std::size_t moved) {
       return tag == nullptr ? std::numeric_limits<double>::infinity() : static_cast<double>(moved);
     };
+    const auto agree = [](void* tag) { return tag != nullptr; };
     if (choice / 128 % 4 == 0) {
       static_cast<void>(allocator_.cheapest_run(bytes, device, cost));
     } else {
       const Stream taker = Stream::default_of(device);
-      for (const CachingManagedAllocator::Move& move : allocator_.vacate(bytes, device, taker, cost)) {
+      for (const CachingManagedAllocator::Move& move : allocator_.vacate(bytes, device, taker, cost, agree)) {
         carry_out(move, taker, choice / 512 % 4 != 0);
       }
     }

@@ -216,7 +216,8 @@ TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
     rig.memory.free(blocks[number]);
     blocks[number] = nullptr;
   }
-  const auto moves = rig.memory.vacate(8 * MiB, 0, kStream, [](void*, std::size_t bytes) { return double(bytes); });
+  const auto moves = rig.memory.vacate(
+      8 * MiB, 0, kStream, [](void*, std::size_t bytes) { return double(bytes); }, [](void*) { return true; });
   CHECK(!moves.empty());
   for (const CachingManagedAllocator::Move& move : moves) {
     if (&move == &moves.front()) {

@@ -133,7 +133,7 @@ TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
   }
   rig.allocator->free(blocks[0]);
   rig.allocator->free(blocks[2]);
-  const auto moves = rig.allocator->vacate(2 * kBytes, 0, kStream, [](void*, std::size_t) { return 1.0; });
+  const auto moves = rig.allocator->vacate(2 * kBytes, 0, kStream, [](void*, std::size_t) { return 1.0; }, agree);
   CHECK_EQ(moves.size(), std::size_t{1});
   Block*& moved = moves[0].from == blocks[1] ? blocks[1] : blocks[3];
   const int value = moved == blocks[1] ? 1 : 3;

@@ -47,6 +47,12 @@ TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
 
 namespace {
 
+/// Of the block that serves a request, as CachingManagedAllocator::State::bytes_for has it.
+std::size_t bytes_of(std::size_t asked, std::optional<std::size_t> cap) {
+  const std::size_t whole = block_bytes(asked, cap ? kLargeRequest : kWholePagesRequest);
+  return cap && whole - asked > *cap / 128 ? block_bytes(asked, kLargestRequest) : whole;
+}
+
 /// The least that giving up neighbours of one segment costs, by trying every run of them.
 struct Reference {
   std::optional<std::pair<double, std::size_t>> window; ///< cost and allocated bytes
@@ -165,7 +171,7 @@ TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 16 == 0 ? 96 * MiB : heap.size();
-    const std::size_t bytes = block_bytes(asked, rig.allocator->cap(0) ? kLargeRequest : kWholePagesRequest);
+    const std::size_t bytes = bytes_of(asked, rig.allocator->cap(0));
     const Reference best = reference(rig, bytes, heap.by_address);
     std::map<void*, int> seen;
     const auto run = rig.allocator->cheapest_run(asked, 0, [&](void* tag, std::size_t of) {
@@ -221,7 +227,7 @@ TEST(the_lowest_run_is_the_first_on_random_heaps) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 8 == 0 ? 60 * MiB : heap.size();
-    const std::size_t bytes = block_bytes(asked, rig.allocator->cap(0) ? kLargeRequest : kWholePagesRequest);
+    const std::size_t bytes = bytes_of(asked, rig.allocator->cap(0));
     const auto run = rig.allocator->lowest_run(asked, 0, [&](void* tag, std::size_t of) {
       CHECK_EQ(of, heap.bytes(tag));
       return heap.cost(tag);

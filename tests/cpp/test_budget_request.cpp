@@ -1,6 +1,9 @@
 // What a budget may be asked for as, and what it comes to on a device.
 #include "allocator/budget_request.h"
 
+#include <string>
+#include <utility>
+
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
@@ -34,6 +37,19 @@ TEST(what_is_no_budget_is_refused) {
         "%", "1e1%", "nan%", "inf%",  "8 0%", "80%%", "4GiB%", "80% of it", "0.5", "99999999999999999999"}) {
     CHECK_THROWS(InvalidArgument, parse_budget(text));
   }
+}
+
+TEST(a_fraction_is_taken_for_a_share) {
+  for (const auto& [text, meant] : {std::pair("0.8", "80%"), std::pair(" 0.125 ", "12.5%"), std::pair("0.5", "50%")}) {
+    std::string said;
+    try {
+      parse_budget(text);
+    } catch (const InvalidArgument& error) {
+      said = error.what();
+    }
+    CHECK(said.find(std::string("did you mean ") + meant + "?") != said.npos);
+  }
+  CHECK(parse_budget("0.5KiB") == (BudgetRequest{Kind::kBytes, 512}));
 }
 
 TEST(what_is_shown_can_be_read_again) {

@@ -1,6 +1,7 @@
 // Byte counts, as they are printed and read.
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "harness.h"
 #include "runtime/bytes.h"
@@ -61,6 +62,25 @@ TEST(what_is_not_a_number_of_bytes_is_refused_by_its_text) {
       CHECK(std::string(error.what()).find("'" + text + "'") != std::string::npos);
       CHECK(std::string(error.what()).find("GiB") != std::string::npos);
     }
+  }
+}
+
+TEST(an_abbreviated_unit_is_spelled_out) {
+  for (const auto& [text, meant] : {std::pair("20G", "20GiB"), std::pair("1.5 mi", "1.5MiB"), std::pair("4k", "4KiB"),
+                                    std::pair(" 2 Ti ", "2TiB")}) {
+    std::string said;
+    try {
+      parse_bytes(text);
+    } catch (const InvalidArgument& error) {
+      said = error.what();
+    }
+    CHECK(said.find(std::string("did you mean ") + meant + "?") != said.npos);
+  }
+  try {
+    parse_bytes("4Q");
+    harness::fail(__FILE__, __LINE__, "it was read");
+  } catch (const InvalidArgument& error) {
+    CHECK(std::string(error.what()).find("did you mean") == std::string::npos);
   }
 }
 

@@ -10,6 +10,8 @@
 
 #include "allocator_contract.h"
 #include "cuda/cuda_runtime.h"
+#include "cuda/pinned_memory.h"
+#include "failing_new.h"
 #include "fake_cuda.h"
 
 using namespace contract;
@@ -329,6 +331,35 @@ TEST(pinned_memory_that_the_host_has_not_is_refused) {
   CHECK_EQ(fake_cuda_live("cudaHostRegister"), std::size_t{1});
   runtime->free_pinned(pinned);
   all_is_well();
+}
+
+TEST(pinned_memory_is_touched_without_threads_that_the_host_has_no_memory_for) {
+  constexpr std::size_t kBytes = 128 * MiB;
+  int without_a_thread = 0;
+  for (std::size_t nth = 1;; ++nth) {
+    const auto runtime = made();
+    cuda::PinnedMemory memory(2);
+    failing_new::Countdown failing(nth);
+    void* pinned = nullptr;
+    try {
+      failing([&] { pinned = memory.allocate(kBytes, kBytes); });
+    } catch (const std::bad_alloc&) {
+      if (fake_cuda_count("cudaHostRegister") != 0) {
+        break; // within the fake
+      }
+      continue;
+    }
+    std::vector<unsigned char> there(kBytes / 4096);
+    CHECK_EQ(mincore(pinned, kBytes, there.data()), 0);
+    CHECK(std::ranges::all_of(there, [](unsigned char page) { return (page & 1) != 0; }));
+    memory.free(pinned);
+    all_is_well();
+    if (!failing.has_failed()) {
+      break;
+    }
+    ++without_a_thread;
+  }
+  CHECK(without_a_thread > 0 || std::thread::hardware_concurrency() == 1);
 }
 
 // --- devices ------------------------------------------------------------------------------------------------

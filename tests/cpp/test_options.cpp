@@ -40,6 +40,7 @@ TEST(nothing_is_the_defaults) {
     CHECK(!options.budget);
     CHECK(!options.host_limit);
     CHECK(!options.staging);
+    CHECK_EQ(options.relocation_min, kDefaultRelocationMin);
     CHECK(options.allocator.populate);
     CHECK(!options.allocator.max_split_bytes);
     CHECK_EQ(*options.allocator.segment_min_bytes, kSegmentMin);
@@ -55,7 +56,7 @@ TEST(nothing_is_the_defaults) {
 
 TEST(every_option_is_read) {
   const Options options = parse_options(
-      "limit:4GiB,budget:80%,host_limit:8GiB,staging:8MiB, populate : off "
+      "limit:4GiB,budget:80%,host_limit:8GiB,staging:8MiB,relocation_min:4KiB, populate : off "
       ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
       "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,roundup_power2_divisions:8,"
       "release_threshold:0,garbage_collection_threshold:0.75,zero_on_alloc:1");
@@ -63,6 +64,7 @@ TEST(every_option_is_read) {
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
   CHECK_EQ(*options.staging, 8 * MiB);
+  CHECK_EQ(options.relocation_min, std::size_t{4096});
   CHECK(!options.allocator.populate);
   CHECK_EQ(*options.allocator.max_split_bytes, 32 * MiB);
   CHECK_EQ(*options.allocator.segment_min_bytes, 64 * MiB);
@@ -105,7 +107,8 @@ TEST(a_typo_names_the_nearest_key) {
   CHECK(has(refusal("emulated_device:2"), "did you mean emulated_devices?"));
   CHECK(has(refusal("MaxSplit:4GiB"), "did you mean max_split?"));
   CHECK(!has(refusal("garbage_collection:1"), "did you mean"));
-  CHECK(has(refusal("garbage_collection:1"), "limit, budget, host_limit, staging, optimizer, populate, max_split"));
+  CHECK(has(refusal("garbage_collection:1"),
+            "limit, budget, host_limit, staging, relocation_min, optimizer, populate, max_split"));
 }
 
 TEST(malformed_texts_are_refused) {
@@ -127,6 +130,8 @@ TEST(values_out_of_range_are_refused) {
                            "budget:0",
                            "budget:101%",
                            "host_limit:auto",
+                           "relocation_min:0",
+                           "relocation_min:none",
                            "staging:none",
                            "staging:some",
                            "max_split:1MiB",

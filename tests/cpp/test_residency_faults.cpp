@@ -13,7 +13,7 @@ namespace {
 
 using namespace residency;
 
-constexpr std::size_t kSize = kLeastRelocated;
+constexpr std::size_t kSize = kDefaultRelocationMin;
 constexpr std::size_t kPiece = kSlot / 4; ///< of four slots, which come on top of what segments may have
 constexpr std::size_t kRoom = 4 * MiB + 4 * kPiece;
 constexpr std::size_t kStorages = 24;

@@ -51,8 +51,9 @@ TEST(the_file_is_json_lines_in_order) {
   const std::vector<Access> accesses = {{7, false}, {8, true}, {9, false}};
   recorder.operator_begin("aten::mm \"quoted\"\n\\", 12.5, accesses, false);
   recorder.birth(10, 1, 64);
-  recorder.transfer(TransferKind::kFetch, 8, 100, 11);
-  recorder.transfer(TransferKind::kWriteBack, 7, 4096, 12);
+  CHECK_EQ(recorder.transfer(TransferKind::kFetch, 8, 100, 11), 0U);
+  CHECK_EQ(recorder.transfer(TransferKind::kWriteBack, 7, 4096, 12), 1U);
+  recorder.took(0, 1.8125);
   recorder.transfer(TransferKind::kDrop, 9, 1, 12.25);
   recorder.transfer(TransferKind::kInPlace, 9, 1, std::numeric_limits<double>::quiet_NaN());
   recorder.resident(0, 5000);
@@ -64,12 +65,13 @@ TEST(the_file_is_json_lines_in_order) {
   CHECK_EQ(recorder.close(), "");
   CHECK_EQ(
       file.text(),
-      R"({"format": "torch_uvm accesses", "version": 1, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
+      R"({"format": "torch_uvm accesses", "version": 2, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
 {"storage": 7, "device": 0, "bytes": 4096, "resident": true}
 {"operator": "aten::mm \"quoted\"\u000a\\", "time": 12.500, "in_place_ok": false, "reads": [7, 9], "writes": [8]}
 {"birth": 10, "device": 1, "bytes": 64}
 {"transfer": "fetch", "storage": 8, "bytes": 100, "time": 11.000}
 {"transfer": "write_back", "storage": 7, "bytes": 4096, "time": 12.000}
+{"took": 0, "us": 1.812}
 {"transfer": "drop", "storage": 9, "bytes": 1, "time": 12.250}
 {"transfer": "in_place", "storage": 9, "bytes": 1, "time": 0.000}
 {"resident": 5000, "device": 0}

@@ -1,0 +1,202 @@
+// When a storage's address may change: not while an operator of any thread, a pin or an unseen kernel has it.
+#include <chrono>
+#include <thread>
+
+#include "residency_rig.h"
+
+namespace {
+
+using namespace residency;
+
+/// An operator between its begin and its end.
+class Running {
+ public:
+  Running(Rig& rig, OperatorKey key, const std::vector<Storage*>& used, bool in_place_ok = false) : rig_(rig) {
+    frame_.key = key;
+    const Engine::Lock lock(rig.engine);
+    rig.engine.begin(frame_, {key, "test", in_place_ok, false, false}, operands(used), rig.streams);
+  }
+  ~Running() {
+    end();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  void begin_nested(const std::vector<Storage*>& used) {
+    const Engine::Lock lock(rig_.engine);
+    rig_.engine.begin_nested(frame_, operands(used), rig_.streams);
+  }
+  void end() {
+    if (!ended_) {
+      const Engine::Lock lock(rig_.engine);
+      rig_.engine.end(frame_);
+      ended_ = true;
+    }
+  }
+
+ private:
+  static std::vector<Engine::Operand> operands(const std::vector<Storage*>& used) {
+    std::vector<Engine::Operand> found;
+    for (const Storage* const storage : used) {
+      found.push_back({storage->record, false});
+    }
+    return found;
+  }
+
+  Rig& rig_;
+  Engine::Frame frame_;
+  bool ended_ = false;
+};
+
+/// A storage that has left the device, of a budget that others fill.
+Storage& on_host(Rig& rig) {
+  for (unsigned char number = 1; rig.storages.empty() || rig.storages.front()->block != nullptr; ++number) {
+    rig.make(number);
+    CHECK(number < 100);
+  }
+  return *rig.storages.front();
+}
+
+bool hold(Rig& rig, Storage& storage) {
+  const Engine::Lock lock(rig.engine);
+  return rig.engine.hold(storage.record, kStream);
+}
+
+void release(Rig& rig, Storage& storage) {
+  const Engine::Lock lock(rig.engine);
+  rig.engine.release(storage.record);
+}
+
+TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {
+  Rig rig;
+  Storage& storage = on_host(rig);
+  const unsigned char* const address = storage.ptr;
+  Running first(rig, 50, {&storage}, /*in_place_ok=*/true);
+  CHECK(storage.ptr == address);
+  {
+    const Running second(rig, 51, {&storage}); // there would be room, in place of the others
+    CHECK(storage.ptr == address);
+    Rig::check(storage);
+  }
+  first.end();
+  const Running third(rig, 51, {&storage});
+  CHECK(storage.block != nullptr);
+  Rig::check(storage);
+  rig.check_engine();
+}
+
+TEST(an_operator_within_another_holds_what_another_thread_may_let_go_of) {
+  Rig rig;
+  Storage& shared = rig.make(1);
+  Storage& own = rig.make(2);
+  Running other_thread(rig, 50, {&shared});
+  Running outer(rig, 51, {&own});
+  outer.begin_nested({&shared});
+  other_thread.end();
+  const unsigned char* const address = shared.ptr;
+  for (unsigned char number = 3; number < 12; ++number) {
+    rig.make(number);
+  }
+  CHECK(shared.ptr == address);
+  outer.end();
+  for (unsigned char number = 12; shared.block != nullptr; ++number) {
+    rig.make(number);
+    CHECK(number < 100);
+  }
+  rig.check_engine();
+}
+
+TEST(a_pin_waits_for_an_operator_that_uses_the_storage_on_the_host) {
+  Rig rig;
+  Storage& storage = on_host(rig);
+  Running running(rig, 50, {&storage}, /*in_place_ok=*/true);
+  const unsigned char* const address = storage.ptr;
+  CHECK(!hold(rig, storage));
+  CHECK(storage.ptr == address);
+  running.end();
+  CHECK(hold(rig, storage));
+  CHECK(storage.block != nullptr);
+  release(rig, storage);
+  rig.check_engine();
+}
+
+TEST(a_pin_that_finds_no_room_is_refused_and_holds_nothing) {
+  Rig rig;
+  Storage& refused = on_host(rig);
+  std::vector<Storage*> pinned;
+  for (const auto& storage : rig.storages) {
+    if (storage->block != nullptr) {
+      CHECK(hold(rig, *storage));
+      pinned.push_back(storage.get());
+    }
+  }
+  CHECK_THROWS(OutOfMemory, hold(rig, refused));
+  for (Storage* const storage : pinned) {
+    release(rig, *storage);
+  }
+  CHECK(hold(rig, refused));
+  const unsigned char* const address = refused.ptr;
+  for (unsigned char number = 50; number < 60; ++number) {
+    rig.make(number);
+  }
+  CHECK(refused.ptr == address);
+  release(rig, refused);
+  for (unsigned char number = 60; refused.block != nullptr; ++number) { // held once, released once
+    rig.make(number);
+    CHECK(number < 100);
+  }
+  rig.check_engine();
+}
+
+TEST(a_budget_that_is_lifted_waits_for_operators_that_use_storages_on_the_host) {
+  Rig rig;
+  Storage& storage = on_host(rig);
+  Running running(rig, 50, {&storage}, /*in_place_ok=*/true);
+  const unsigned char* const address = storage.ptr;
+  std::thread lifts([&] { rig.engine.set_budget(0, std::nullopt, false); });
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  while (std::chrono::steady_clock::now() < until) {
+    const Engine::Lock lock(rig.engine);
+    CHECK(storage.ptr == address);
+  }
+  CHECK(rig.engine.budget(0).has_value());
+  running.end();
+  lifts.join();
+  CHECK(storage.block != nullptr);
+  CHECK(!rig.engine.budget(0).has_value());
+  Rig::check(storage);
+  rig.check_engine();
+}
+
+TEST(nothing_leaves_while_kernels_run_that_began_unseen) {
+  Rig rig;
+  rig.door.unseen = 0;
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  rig.engine.set_budget(0, std::nullopt, false);
+  rig.door.unseen = 1; // it began while there was no budget
+  rig.engine.set_budget(0, kBudget, true);
+  std::vector<const unsigned char*> addresses;
+  for (const auto& storage : rig.storages) {
+    addresses.push_back(storage->ptr);
+  }
+  for (unsigned char number = 5; number < 9; ++number) {
+    rig.free(rig.make(number));
+    rig.storages.pop_back();
+  }
+  for (std::size_t index = 0; index < addresses.size(); ++index) {
+    CHECK(rig.storages[index]->ptr == addresses[index]);
+  }
+  CHECK(rig.engine.statistics().over_budget > 0);
+  rig.door.unseen = 0;
+  for (unsigned char number = 9; number < 13; ++number) {
+    rig.make(number);
+  }
+  CHECK(rig.storages.front()->block == nullptr);
+  rig.check_engine();
+}
+
+} // namespace
+
+HARNESS_MAIN()

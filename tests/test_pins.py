@@ -1,0 +1,117 @@
+"""Pins where there is no room, and beside other threads: `keep_resident`, `resident`, exports."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import torch_uvm
+
+MIB = 1024**2
+
+
+@pytest.fixture(autouse=True)
+def budget() -> None:
+    """24 MiB, hard: room for one tensor of `large`, not for two."""
+    torch_uvm.empty_cache()
+    torch_uvm.enable(budget=24 * MIB)
+    torch_uvm.empty_cache()
+
+
+def large(value: float) -> torch.Tensor:
+    """16 MiB."""
+    return torch.full((4 * MIB,), value, dtype=torch.float32, device="emu")
+
+
+def is_on_device(x: torch.Tensor) -> bool:
+    return torch_uvm.residency(x) == {torch.device("emu:0"): x.untyped_storage().nbytes()}
+
+
+class TestNoRoom:
+    def test_a_second_pin_raises_and_the_first_holds(self) -> None:
+        first, second = large(1), large(2)
+        with torch_uvm.resident(first):
+            address = first.data_ptr()
+            with pytest.raises(torch.OutOfMemoryError, match="no room to keep 16.00 MiB.*24.00 MiB"):
+                torch_uvm.keep_resident(second)
+            assert second.sum().item() == 2 * second.numel()  # used on the host
+            assert first.data_ptr() == address and is_on_device(first)
+        kept = torch_uvm.keep_resident(second)
+        assert is_on_device(second)
+        kept.release()
+
+    def test_a_scope_that_fails_is_not_open(self) -> None:
+        first, second = large(1), large(2)
+        scope = torch_uvm.resident([first, second])
+        with pytest.raises(torch.OutOfMemoryError), scope:
+            pytest.fail("entered")
+        with pytest.raises(RuntimeError, match="not open"):
+            scope.__exit__(None, None, None)
+        for each in (first, second):  # neither is held
+            torch_uvm.keep_resident(each).release()
+
+    def test_an_export_raises_and_can_be_tried_again(self) -> None:
+        first, second = large(1), large(2)
+        with torch_uvm.resident(first), pytest.raises(torch.OutOfMemoryError, match="no room to keep"):
+            second.__dlpack__()
+        exported = second.__dlpack__()
+        assert is_on_device(second)
+        address = second.data_ptr()
+        for _ in range(4):
+            torch.ones(MIB, device="emu").add_(1)  # 4 MiB each
+        assert second.data_ptr() == address
+        del exported
+
+    def test_what_is_written_through_a_pinned_address_is_not_lost(self) -> None:
+        first, second = large(1), large(2)
+        with torch_uvm.resident(first):
+            address = first.data_ptr()
+            with pytest.raises(torch.OutOfMemoryError):
+                torch_uvm.keep_resident(second)
+            view = np.ctypeslib.as_array((ctypes.c_float * first.numel()).from_address(address))
+            view[:] = 7
+            second.add_(1)
+        second.mul_(2)
+        assert (first == 7).all().item()
+        assert (second == 6).all().item()
+
+
+class TestOtherThreads:
+    def test_pins_beside_operators_that_use_the_tensors_on_the_host(self) -> None:
+        """Every pin either holds its tensor on the device or raises, whatever the other thread does."""
+        tensors = [large(1), large(2), large(3)]
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def use() -> None:
+            try:
+                while not stop.is_set():
+                    for number, tensor in enumerate(tensors):
+                        assert tensor[:: MIB // 2].eq(number + 1).all().item()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            held = 0
+            for number in range(60):
+                tensor = tensors[number % 3]
+                try:
+                    with torch_uvm.resident(tensor):
+                        address = tensor.data_ptr()
+                        assert is_on_device(tensor)
+                        tensor.sum()
+                        assert tensor.data_ptr() == address
+                        held += 1
+                except torch.OutOfMemoryError:
+                    pass
+            assert held > 0
+        finally:
+            stop.set()
+            thread.join()
+        assert failures == []

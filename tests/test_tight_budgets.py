@@ -1,0 +1,82 @@
+"""Hard budgets that are little more than the largest operator: no error, no excess once steps repeat."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from _spawn import Spawn
+
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+
+GRAPH_NETWORK = """
+import sys, torch, torch_uvm
+from torch import nn
+
+nodes, edges, features, share = 20_000, 160_000, 64, float(sys.argv[1])
+largest = 4 * features * (nodes + edges) + 8 * edges  # of h[source]: operands and result
+budget = int(share * largest)
+torch_uvm.emulated.configure(memory="512MiB")
+torch_uvm.enable(budget=budget)
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+
+    def forward(self, h, source, target):
+        return torch.relu(self.linear(torch.zeros_like(h).index_add_(0, target, h[source])))
+
+def train(device):
+    torch.manual_seed(0)
+    layers = nn.ModuleList([Layer(), Layer()])
+    x, source, target = torch.randn(nodes, features), *torch.randint(nodes, (2, edges))
+    layers, x, source, target = layers.to(device), x.to(device), source.to(device), target.to(device)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
+    over = []
+    for _ in range(6):
+        before = torch_uvm.residency_stats()["over_budget"]
+        optimizer.zero_grad()
+        h = x
+        for layer in layers:
+            h = layer(h, source, target)
+        loss = h.square().mean()
+        loss.backward()
+        optimizer.step()
+        over.append(torch_uvm.residency_stats()["over_budget"] - before)
+    return loss.item(), over
+
+expected, _ = train("cpu")
+loss, over = train("emu")
+assert loss == expected, (loss, expected)
+print(*over)
+"""
+
+EMBEDDING = """
+import sys, torch, torch_uvm
+torch_uvm.emulated.configure(memory="512MiB")
+torch_uvm.enable(budget=int(sys.argv[1]) << 20)
+table = torch.nn.Embedding(60_000, 64).to("emu")  # 14.6 MiB
+optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+for _ in range(3):
+    optimizer.zero_grad()
+    table(torch.randint(60_000, (64,)).to("emu")).square().mean().backward()
+    optimizer.step()
+"""
+
+
+class TestGraphNetwork:
+    @pytest.mark.parametrize("share", [1.3, 1.6, 2.0])
+    def test_no_excess_once_there_is_a_plan(self, spawn: Spawn, share: float) -> None:
+        over = [int(word) for word in spawn(GRAPH_NETWORK, args=[str(share)], env=EMU).stdout.split()]
+        assert len(over) == 6 and over[2:] == [0] * 4, over
+
+
+class TestMonotone:
+    def test_what_trains_within_a_budget_trains_within_a_larger_one(self, spawn: Spawn) -> None:
+        budgets = (8, 13, 14, 15, 16, 18, 24, 36)
+        trains = {
+            mib: spawn(EMBEDDING, args=[str(mib)], env=EMU, check=False).returncode == 0 for mib in budgets
+        }
+        for smaller, larger in pairwise(budgets):
+            assert trains[larger] or not trains[smaller], trains
