@@ -9,6 +9,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/managed_storage.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {
 namespace {
@@ -31,10 +32,10 @@ void* data_of(const at::Tensor& tensor, bool write) {
 /// Within one device: the CPU's copy, as a kernel.
 void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   const int device = dst.device().index();
-  const std::array<Touch, 2> accesses{access_of(self, false), access_of(dst, true)};
   Operands operands(device);
   at::Tensor to = operands.to_cpu(dst, true);
   const at::Tensor from = operands.to_cpu(self, false);
+  const std::array<Touch, 2> accesses{access_of(self, false), access_of(dst, true)};
   runtime().begin_kernel(current_stream(device), accesses);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const AllocationScope on_device(device);
@@ -51,6 +52,8 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
   const at::Tensor& device_side = is_ours(self) ? self : dst;
   const at::Tensor& host_side = is_ours(self) ? dst : self;
   const Stream stream = current_stream(device_side.device().index());
+  Kernel kernel;
+  kernel.use(device_side.storage().unsafeGetStorageImpl(), is_ours(dst));
   record_stream(host_side.storage().data_ptr(), stream); // before the copy, which may not be left unnoticed
   runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, stream);
   const bool host_side_waits =
@@ -82,6 +85,9 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   }
   const Stream from = current_stream(self.device().index());
   const Stream to = current_stream(dst.device().index());
+  Kernel kernel;
+  kernel.use(self.storage().unsafeGetStorageImpl(), false);
+  kernel.use(dst.storage().unsafeGetStorageImpl(), true);
   record_stream(dst.storage().data_ptr(), from);
   // Nobody may still use the destination, and its stream goes on only when the bytes are there.
   wait_for(to, from);
@@ -130,11 +136,12 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   check_not_forked();
   const Stream stream = current_stream(self.device().index());
+  Operands operands(self.device().index());
+  const at::Tensor cpu = operands.to_cpu(self, false);
   const std::array<Touch, 1> accesses{access_of(self, false)};
   runtime().begin_kernel(stream, accesses);
   runtime().synchronize_stream(stream);
-  Operands operands(self.device().index());
-  return at::native::_local_scalar_dense_cpu(operands.to_cpu(self, false));
+  return at::native::_local_scalar_dense_cpu(cpu);
 }
 
 } // namespace

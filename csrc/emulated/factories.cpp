@@ -9,6 +9,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/managed_storage.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {
 namespace {
@@ -33,7 +34,7 @@ class CurrentDevice {
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::Layout::Strided, "layout ",
                               c10::layout_or_default(layout),
-                              " on the emulated accelerator, which has strided tensors only");
+                              " on the emulated accelerator, which has strided and sparse COO tensors only");
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
 }
 
@@ -109,6 +110,8 @@ at::Tensor& set_nothing(at::Tensor& self) {
 }
 
 void record_stream_of(at::Tensor& self, c10::Stream stream) {
+  Kernel kernel; // the block stays the tensor's until the stream is recorded
+  kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
   record_stream(self.storage().data_ptr(), from_torch(stream));
 }
 

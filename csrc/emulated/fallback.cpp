@@ -48,7 +48,7 @@ c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operan
       return tensor;
     }
     at::Tensor cpu = operands.to_cpu(tensor, written);
-    accesses.push_back(access_of(tensor, written));
+    add_accesses(tensor, written, accesses);
     return cpu;
   };
   if (value.isTensorList()) {
@@ -104,7 +104,8 @@ void narrow_to_rows(const OperatorInfo& info, const torch::jit::Stack& stack, St
   const at::Tensor& index = argument(rows.index).toTensor();
   const bool of_rows = !rows.dim || (argument(*rows.dim).isInt() &&
                                      (argument(*rows.dim).toInt() == 0 || argument(*rows.dim).toInt() == -table.dim()));
-  if (!of_rows || !table.defined() || !index.defined() || table.dim() == 0 || !index.is_contiguous()) {
+  if (!of_rows || !table.defined() || table.layout() != c10::Layout::Strided || table.is_nested() || !index.defined() ||
+      table.dim() == 0 || !index.is_contiguous()) {
     return;
   }
   const Touch all = access_of(table, info.arguments[rows.tensor].written);
@@ -171,8 +172,9 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
       case Kind::kTensor:
         if (value.isTensor() && is_ours(value.toTensor())) {
           const at::Tensor& tensor = value.toTensor();
-          accesses.push_back(access_of(tensor, argument.written));
-          value = operands.to_cpu(tensor, argument.written);
+          at::Tensor cpu = operands.to_cpu(tensor, argument.written);
+          add_accesses(tensor, argument.written, accesses);
+          value = std::move(cpu);
         }
         break;
       case Kind::kTensorList:
@@ -181,7 +183,7 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
         }
         break;
       case Kind::kGenerator:
-        value = unwrap(value.isGenerator() ? value.toGenerator() : default_generator(device), device);
+        value = unwrap(value.isGenerator() ? value.toGenerator() : default_generator(device));
         break;
       case Kind::kDevice:
         if (value.isDevice() && value.toDevice().type() == kDeviceType) {
@@ -216,15 +218,20 @@ void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Opera
   }
 }
 
-void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+namespace {
+
+/// With the CPU's kernel for the kind of tensors that `kernel` names.
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DispatchKey kernel) {
   const OperatorInfo& info = operator_info(op);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "Could not run '", op.schema().operator_name(),
-      "' on the emulated accelerator: it runs the CPU's kernels, and the CPU has none for this operator");
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(kernel), "Could not run '",
+                              op.schema().operator_name(),
+                              "' on the emulated accelerator: it runs the CPU's kernels, and the CPU has none for this "
+                              "operator",
+                              kernel == c10::DispatchKey::CPU ? "" : " with sparse or nested tensors");
   const int device = common_device(op, info, *stack);
   const Stream stream = current_stream(device);
 
-  Operands operands(device);
+  Operands operands(device, /*touches=*/!info.is_view);
   c10::SmallVector<Touch, 8> accesses;
   arguments_to_cpu(info, device, stack, operands, accesses);
   if (!info.is_view) {
@@ -244,13 +251,33 @@ void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack
     if (info.draws_by_default) {
       borrowed.emplace(device);
     }
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
   }
   operands.write_back();
   returns_to_device(info, stack, operands);
   if (!info.is_view && !operands.fresh().empty()) {
     runtime().end_kernel(stream, std::span<const Touch>(operands.fresh().data(), operands.fresh().size()));
   }
+}
+
+} // namespace
+
+void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, stack, c10::DispatchKey::CPU);
+}
+
+void sparse_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, stack, c10::DispatchKey::SparseCPU);
+}
+
+void nested_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, stack, c10::DispatchKey::NestedTensorCPU);
+}
+
+void unsupported_fallback(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "Could not run '", op.schema().operator_name(),
+                              "' on the emulated accelerator: it has strided, sparse COO and nested tensors, but no "
+                              "compressed sparse and no quantised ones");
 }
 
 } // namespace torch_uvm::emulated

@@ -14,6 +14,14 @@ namespace torch_uvm::emulated {
 /// \throws c10::Error, as CUDA does, for operands on several devices
 void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+/// The same for operators that sparse or nested tensors take part in: the CPU's kernel for these.
+void sparse_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void nested_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// For compressed sparse and quantised tensors, which the accelerator has not.
+/// \throws c10::NotImplementedError
+void unsupported_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
 /// The device of an operator's arguments, the last `info.arguments.size()` of the stack, after the
 /// checks that CUDA makes.
 int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack);

@@ -55,11 +55,9 @@ const at::Generator& default_generator(int device) {
   return (*generators)[static_cast<std::size_t>(device)];
 }
 
-at::Generator unwrap(const at::Generator& generator, int device) {
+at::Generator unwrap(const at::Generator& generator) {
   TORCH_CHECK(generator.device().type() == kDeviceType, "Expected a 'emu' device type for generator but found '",
               generator.device().type(), "'");
-  TORCH_CHECK(generator.device().index() == device, "Expected a generator of emu:", device, " but found one of ",
-              generator.device());
   return static_cast<EmuGenerator*>(generator.unsafeGetGeneratorImpl())->inner();
 }
 
@@ -71,7 +69,7 @@ at::CPUGeneratorImpl& cpu_impl(const at::Generator& generator) {
 
 } // namespace
 
-BorrowedDefaultGenerator::BorrowedDefaultGenerator(int device) : lender_(unwrap(default_generator(device), device)) {
+BorrowedDefaultGenerator::BorrowedDefaultGenerator(int device) : lender_(unwrap(default_generator(device))) {
   at::Generator borrower = at::detail::getDefaultCPUGenerator();
   std::scoped_lock lock(lender_.mutex(), borrower.mutex());
   saved_ = cpu_impl(borrower).engine();

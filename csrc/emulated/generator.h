@@ -32,9 +32,9 @@ struct EmuGenerator final : c10::GeneratorImpl {
 const at::Generator& default_generator(int device);
 at::Generator make_generator(int device);
 
-/// The CPU generator that a kernel is given for `generator`, a generator of `device`.
-/// \throws c10::Error for a generator of another device, as CUDA does
-at::Generator unwrap(const at::Generator& generator, int device);
+/// The CPU generator that a kernel is given for `generator`. As with CUDA, its device's index does not matter.
+/// \throws c10::Error for a generator of another type of device
+at::Generator unwrap(const at::Generator& generator);
 
 /// While it lives, the process's default CPU generator continues the sequence of `device`'s, and at the
 /// end each has its own again: for kernels that draw without taking a generator.

@@ -65,6 +65,9 @@ auto* find(Entries& entries, const std::unordered_map<const void*, std::size_t>&
 } // namespace
 
 Touch access_of(const at::Tensor& tensor, bool write) {
+  if (tensor.is_nested()) {
+    return {tensor.storage().data(), tensor.storage().nbytes(), write};
+  }
   if (tensor.numel() == 0) {
     return {};
   }
@@ -83,6 +86,9 @@ Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) 
       find(shadows_, shadow_index_, original, [&](const Shadow& shadow) { return shadow.original == original; });
   if (known != nullptr) {
     return *known;
+  }
+  if (kernel_) {
+    kernel_->use(original, written);
   }
   // Asking for mutable data materialises a copy-on-write storage: only where it is going to be written.
   void* data = written ? original->mutable_data() : const_cast<void*>(original->data());
@@ -104,18 +110,28 @@ Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) 
 }
 
 at::Tensor Operands::to_cpu(const at::Tensor& tensor, bool written) {
+  if (tensor.is_sparse()) {
+    return sparse_to_cpu(tensor, written);
+  }
+  if (tensor.is_nested()) {
+    return nested_to_cpu(tensor, written);
+  }
   Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
   at::Tensor cpu = make_tensor(c10::Storage(shadow.storage), c10::DispatchKey::CPU, tensor);
-  aliases_.push_back({cpu, tensor, written});
+  remember({cpu, tensor, written});
+  return cpu;
+}
+
+void Operands::remember(Alias alias) {
+  aliases_.push_back(std::move(alias));
   if (aliases_.size() > kWalked) {
     if (alias_index_.empty()) {
       for (std::size_t i = 0; i + 1 < aliases_.size(); ++i) {
         alias_index_.emplace(aliases_[i].cpu.unsafeGetTensorImpl(), i);
       }
     }
-    alias_index_.emplace(cpu.unsafeGetTensorImpl(), aliases_.size() - 1);
+    alias_index_.emplace(aliases_.back().cpu.unsafeGetTensorImpl(), aliases_.size() - 1);
   }
-  return cpu;
 }
 
 const Operands::Alias* Operands::alias_of(const c10::TensorImpl* cpu) const {
@@ -155,8 +171,15 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
   if (const Alias* alias = alias_of(result.unsafeGetTensorImpl())) {
     return alias->original;
   }
+  if (result.is_sparse()) {
+    return sparse_to_device(result);
+  }
+  if (result.is_nested()) {
+    return nested_to_device(result);
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::Layout::Strided && result.has_storage(), "a result of layout ",
-                              result.layout(), " on the emulated accelerator, which has strided tensors only");
+                              result.layout(),
+                              " on the emulated accelerator, which has strided and sparse COO tensors only");
   // Its scales would be lost: a plain tensor has no place for them.
   TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), "a result of dtype ", result.dtype(),
                               " on the emulated accelerator, which has no quantised tensors");
@@ -164,31 +187,14 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
   if (const Shadow* shadow = shadow_behind(storage)) {
     // A view of a normal tensor is one in inference mode, too, and of an inference tensor never.
     const c10::InferenceMode as_operand(std::ranges::any_of(aliases_, [&](const Alias& alias) {
-      return alias.original.is_inference() && alias.original.storage().unsafeGetStorageImpl() == shadow->original;
+      return alias.original.is_inference() && alias.original.has_storage() &&
+             alias.original.storage().unsafeGetStorageImpl() == shadow->original;
     }));
     return make_device_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),
                               result);
   }
   label(storage);
   at::Tensor made = make_device_tensor(result.storage(), result);
-  fresh_.push_back(access_of(made, /*write=*/true));
-  return made;
-}
-
-at::Tensor Operands::to_device_keeping_cpu(const at::Tensor& result) {
-  c10::StorageImpl* cpu = result.storage().unsafeGetStorageImpl();
-  if (alias_of(result.unsafeGetTensorImpl()) != nullptr || shadow_behind(cpu) != nullptr) {
-    return to_device(result);
-  }
-  // The memory changes hands: the accelerator's storage owns it, and the CPU's becomes its shadow.
-  auto owner = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), cpu->nbytes(),
-                                                     std::move(cpu->_mutable_data_ptr_no_checks()), device_allocator(),
-                                                     cpu->resizable());
-  label(owner.get());
-  void* data = owner->_mutable_data_ptr_no_checks().get();
-  cpu->set_data_ptr_noswap(share(owner.get(), data));
-  at::Tensor made = make_device_tensor(c10::Storage(owner), result);
-  shadows_.push_back({owner.get(), result.storage().getWeakStorageImpl().lock(), data});
   fresh_.push_back(access_of(made, /*write=*/true));
   return made;
 }
@@ -207,7 +213,11 @@ void Operands::write_back() {
     shadow.original->set_nbytes(shadow.storage->nbytes());
   }
   for (const Alias& alias : aliases_) {
-    if (!alias.written) {
+    if (!alias.written || alias.cpu.is_nested()) { // nothing changes the sizes of a nested tensor
+      continue;
+    }
+    if (alias.cpu.is_sparse()) {
+      write_back_sparse(alias);
       continue;
     }
     c10::TensorImpl* original = alias.original.unsafeGetTensorImpl();

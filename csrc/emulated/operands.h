@@ -5,21 +5,31 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "runtime/emulated_runtime.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {
 
-/// The bytes of a tensor's storage that its sizes and strides can reach.
+/// The bytes of a strided tensor's storage that its sizes and strides can reach; of a nested tensor's, all.
 Touch access_of(const at::Tensor& tensor, bool write);
+
+/// Adds what the operator uses of `tensor`, sparse ones included.
+void add_accesses(const at::Tensor& tensor, bool write, c10::SmallVectorImpl<Touch>& accesses);
 
 /// Lives for one call. Tensors that share a storage share the CPU's view of it, too, so that kernels
 /// see the same overlaps on both sides.
 class Operands {
  public:
-  explicit Operands(int device) : device_(device) {}
+  /// \param touches whether bytes are read or written; else the operator makes views
+  explicit Operands(int device, bool touches = true) : device_(device) {
+    if (touches) {
+      kernel_.emplace();
+    }
+  }
 
   /// A CPU tensor on the bytes of `tensor`, which is the accelerator's.
   /// \param written whether the kernel may change it: its bytes, or its sizes and storage (out=, resize)
@@ -28,10 +38,6 @@ class Operands {
   /// What a kernel's result is on the accelerator: the tensor that it is an alias of, a view of the
   /// storage that it shares, or, for fresh memory, that memory under the accelerator's label.
   at::Tensor to_device(const at::Tensor& result);
-
-  /// As to_device, but `result` stays usable, as a CPU alias of the same bytes: for results that a graph
-  /// on the CPU's side has saved.
-  at::Tensor to_device_keeping_cpu(const at::Tensor& result);
 
   /// Carries over what the kernel changed of sizes, strides and storages of written arguments.
   void write_back();
@@ -53,11 +59,19 @@ class Operands {
     bool written;
   };
 
+  at::Tensor sparse_to_cpu(const at::Tensor& tensor, bool written); ///< sparse.cpp, as all of sparse tensors
+  at::Tensor sparse_to_device(const at::Tensor& result);
+  void write_back_sparse(const Alias& alias);
+  at::Tensor nested_to_cpu(const at::Tensor& tensor, bool written); ///< nested.cpp, as all of nested tensors
+  at::Tensor nested_to_device(const at::Tensor& result);
+
+  void remember(Alias alias);
   Shadow& shadow_of(c10::StorageImpl* original, bool written);
   const Alias* alias_of(const c10::TensorImpl* cpu) const;
   const Shadow* shadow_behind(const c10::StorageImpl* storage) const;
   void label(c10::StorageImpl* storage);
 
+  std::optional<Kernel> kernel_; ///< reads the addresses
   int device_;
   c10::SmallVector<Shadow, 4> shadows_;
   c10::SmallVector<Alias, 4> aliases_;

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensor/unsaid_writes.h"
+
 namespace torch_uvm::emulated {
 namespace {
 
@@ -44,12 +46,11 @@ bool may_be_cpu(std::string_view op, std::string_view argument) {
       {"aten::_pack_padded_sequence", {"lengths"}},
       {"aten::_pack_padded_sequence_backward", {"batch_sizes"}},
       {"aten::_pad_packed_sequence", {"batch_sizes"}},
+      {"aten::_nested_from_padded", {"cpu_nested_shape_example"}},
+      {"aten::_nested_view_from_buffer", {"nested_size", "nested_strides", "offsets"}},
+      {"aten::_nested_view_from_buffer_copy", {"nested_size", "nested_strides", "offsets"}},
       {"aten::_ctc_loss", {"input_lengths", "target_lengths"}},
       {"aten::_ctc_loss_backward", {"input_lengths", "target_lengths"}},
-      {"aten::lstm", {"batch_sizes"}},
-      {"aten::gru", {"batch_sizes"}},
-      {"aten::rnn_tanh", {"batch_sizes"}},
-      {"aten::rnn_relu", {"batch_sizes"}},
   };
   const auto found = accepted.find(op);
   return found != accepted.end() && found->second.contains(argument);
@@ -75,7 +76,8 @@ OperatorInfo read(const c10::OperatorHandle& op) {
   for (const c10::Argument& argument : schema.arguments()) {
     OperatorInfo::Argument read;
     read.kind = kind_of(argument.type());
-    read.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    read.written = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
+                   writes_unsaid(schema.name(), argument.name());
     read.may_be_cpu = may_be_cpu(schema.name(), argument.name());
     // A 0-dim CPU tensor is a number, which kernels take from anywhere; but not what they write to, nor
     // what says where to read.
@@ -92,6 +94,9 @@ OperatorInfo read(const c10::OperatorHandle& op) {
       !takes_generator && std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
   if (schema.name() == "aten::_pack_padded_sequence") {
     info.cpu_returns = 1u << 1; // batch_sizes
+  } else if (schema.name() == "aten::_nested_tensor_size" || schema.name() == "aten::_nested_tensor_strides" ||
+             schema.name() == "aten::_nested_tensor_storage_offsets") {
+    info.cpu_returns = 1u;
   }
   info.rows = rows_of(info.name);
   return info;

@@ -16,7 +16,7 @@ struct OperatorInfo {
 
   struct Argument {
     Kind kind = Kind::kOther;
-    bool written = false; ///< the schema says that the operator writes to it
+    bool written = false; ///< the operator writes to it
     bool may_be_cpu = false; ///< a CPU tensor of any size is accepted, as CUDA does
     bool may_be_number = false; ///< a 0-dim CPU tensor is accepted
   };

@@ -1,252 +1,294 @@
 // LSTM, GRU and plain recurrent layers.
 //
-// PyTorch picks their implementation by device inside composite operators: the CPU's own (oneDNN for
-// LSTM; cells whose input products are made beforehand for the others), and for any PrivateUse1 device
-// fused cells that no CPU kernel exists for.
-// To run what the CPU runs, to the last bit, the whole operator runs on CPU aliases with a graph of its
-// own there, and one node on our side hands gradients across. Like cuDNN's, these operators can be
-// differentiated once.
-#include <ATen/autocast_mode.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/variable.h>
+// PyTorch's composite operators choose an implementation by device. The CPU has oneDNN's layers for LSTM, and cells
+// whose input products are computed for the whole sequence at once. Any PrivateUse1 device gets fused cells, which no
+// CPU kernel exists for.
+// Here the layers are composed of the operators that the CPU composes them of, in the same order, so that results and
+// gradients equal the CPU's to the last bit. Each of these operators is dispatched with the accelerator's tensors:
+// autograd saves tensors that the residency engine knows, and double backward and vmap work as on the CPU.
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/RNN.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/mkldnn_rnn_layer.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
-#include <array>
-#include <memory>
+#include <algorithm>
 #include <optional>
-#include <type_traits>
+#include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
-#include "emulated/backend.h"
-#include "emulated/fallback.h"
-#include "emulated/generator.h"
 #include "emulated/kernels.h"
-#include "emulated/memory.h"
+#include "emulated/recurrent_layers.h"
 
 namespace torch_uvm::emulated {
 namespace {
 
-using torch::autograd::variable_list;
+using at::Tensor;
+using at::TensorList;
+using recurrent::Cell;
+using recurrent::Layers;
+using recurrent::Packed;
+using recurrent::Padded;
+using recurrent::State;
+using recurrent::Weights;
 
-std::span<const Touch> view(const c10::SmallVectorImpl<Touch>& accesses) {
-  return {accesses.data(), accesses.size()};
+std::vector<Weights> gather(TensorList params, bool has_biases, bool has_projections) {
+  const std::size_t each = (has_biases ? 4U : 2U) + (has_projections ? 1U : 0U);
+  TORCH_CHECK(params.size() % each == 0, "got an incorrect number of RNN parameters");
+  std::vector<Weights> weights;
+  for (std::size_t i = 0; i < params.size(); i += each) {
+    weights.push_back({params[i], params[i + 1], has_biases ? params[i + 2] : Tensor(),
+                       has_biases ? params[i + 3] : Tensor(), has_projections ? params[i + each - 1] : Tensor()});
+  }
+  return weights;
 }
 
-/// While it lives, autocast of the CPU is what autocast of the accelerator was.
-class AutocastOnCpu {
- public:
-  AutocastOnCpu()
-      : enabled_(at::autocast::is_autocast_enabled(c10::kCPU)), dtype_(at::autocast::get_autocast_dtype(c10::kCPU)) {
-    at::autocast::set_autocast_enabled(c10::kCPU, at::autocast::is_autocast_enabled(kDeviceType));
-    at::autocast::set_autocast_dtype(c10::kCPU, at::autocast::get_autocast_dtype(kDeviceType));
-  }
-  ~AutocastOnCpu() {
-    at::autocast::set_autocast_enabled(c10::kCPU, enabled_);
-    at::autocast::set_autocast_dtype(c10::kCPU, dtype_);
-  }
-  AutocastOnCpu(const AutocastOnCpu&) = delete;
-  AutocastOnCpu& operator=(const AutocastOnCpu&) = delete;
+std::span<const std::int64_t> sizes_of(const Tensor& batch_sizes) {
+  TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1 &&
+                  batch_sizes.is_contiguous() && batch_sizes.numel() != 0,
+              "batch_sizes of a packed sequence should be a contiguous 1-D CPU int64 tensor with elements, but got ",
+              batch_sizes.toString(), " of sizes ", batch_sizes.sizes());
+  return {batch_sizes.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(batch_sizes.numel())};
+}
 
- private:
-  bool enabled_;
-  c10::ScalarType dtype_;
-};
-
-/// A tensor of ours whose bytes the CPU's graph may have saved under the CPU's label.
-class Saved {
- public:
-  Saved(const at::Tensor& ours, const at::Tensor& cpu) : ours_(ours.storage()), cpu_(cpu.storage()) {
-    const Touch access = access_of(ours, false);
-    if (access.bytes != 0) {
-      offset_ = static_cast<const char*>(access.ptr) - static_cast<const char*>(ours_.data());
-      bytes_ = access.bytes;
+/// Each layer's and direction's state of (layers * directions, N, H).
+std::vector<State> split(const Tensor& h, const Tensor& c = {}) {
+  std::vector<State> states;
+  for (Tensor& part : h.unbind(0)) {
+    states.push_back({std::move(part), {}});
+  }
+  if (c.defined()) {
+    std::vector<Tensor> parts = c.unbind(0);
+    TORCH_CHECK(parts.size() == states.size(), "Expected as many cell states as hidden states");
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      states[i].c = std::move(parts[i]);
     }
   }
+  return states;
+}
 
-  /// Between forward and backward a storage may get other memory: programs that shard parameters free and
-  /// fill it again. Whoever saved the tensor itself sees that; a pointer to its bytes has to be told.
-  void follow() {
-    if (ours_.data() == cpu_.data()) {
-      return;
-    }
-    TORCH_CHECK(ours_.nbytes() >= cpu_.nbytes(), "a tensor that a recurrent layer saved for backward had ",
-                cpu_.nbytes(), " bytes, and now its storage has ", ours_.nbytes());
-    cpu_.unsafeGetStorageImpl()->set_data_ptr_noswap({const_cast<void*>(ours_.data()), new c10::Storage(ours_),
-                                                      [](void* kept) { delete static_cast<c10::Storage*>(kept); },
-                                                      c10::Device(c10::DeviceType::CPU)});
+Tensor stack(const std::vector<State>& states, Tensor State::* part) {
+  std::vector<Tensor> parts;
+  for (const State& state : states) {
+    parts.push_back(state.*part);
   }
+  return at::stack(parts, 0);
+}
 
-  Touch access() const {
-    return bytes_ == 0 ? Touch{} : Touch{static_cast<const char*>(ours_.data()) + offset_, bytes_, false};
-  }
+// --- LSTM
 
- private:
-  c10::Storage ours_;
-  c10::Storage cpu_;
-  std::ptrdiff_t offset_ = 0;
-  std::size_t bytes_ = 0;
-};
-
-struct CpuGraphBackward final : torch::autograd::Node {
-  int device = 0;
-  variable_list cpu_inputs; ///< leaves of the CPU's graph, one for each edge of this node
-  variable_list cpu_outputs;
-  std::vector<Saved> saved_inputs;
-  std::vector<Saved> saved_outputs;
-
-  std::string name() const override {
-    return "EmuRecurrentBackward";
-  }
-
-  variable_list apply(variable_list&& gradients) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !at::GradMode::is_enabled(),
-        "Recurrent layers on the emulated accelerator can be differentiated once only (as with cuDNN)");
-    TORCH_CHECK(!cpu_outputs.empty(), "Trying to backward through the graph a second time, but its buffers were freed");
-    const Stream stream = current_stream(device);
-    Operands operands(device);
-    c10::SmallVector<Touch, 8> accesses;
-    for (Saved& output : saved_outputs) {
-      output.follow();
-    }
-    for (Saved& input : saved_inputs) {
-      input.follow();
-      accesses.push_back(input.access());
-    }
-    variable_list outputs;
-    variable_list cpu_gradients;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) {
-        accesses.push_back(access_of(gradients[i], false));
-        outputs.push_back(cpu_outputs[i]);
-        cpu_gradients.push_back(operands.to_cpu(gradients[i], false));
-      }
-    }
-    if (outputs.empty()) {
-      return variable_list(cpu_inputs.size());
-    }
-    check_not_forked();
-    runtime().begin_kernel(stream, view(accesses));
-    variable_list results;
-    {
-      const AllocationScope on_device(device);
-      results = torch::autograd::grad(outputs, cpu_inputs, cpu_gradients, /*retain_graph=*/true, /*create_graph=*/false,
-                                      /*allow_unused=*/true);
-    }
-    for (at::Tensor& result : results) {
-      result = operands.to_device(result);
-    }
-    runtime().end_kernel(stream, {operands.fresh().data(), operands.fresh().size()});
-    return results;
-  }
-
-  void release_variables() override {
-    cpu_inputs.clear();
-    cpu_outputs.clear();
-    saved_inputs.clear();
-    saved_outputs.clear();
-  }
-};
-
-/// A node under the kind of pointer that this torch keeps nodes by: intrusive since 2.13.
-template <class NodeType>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, NodeType>) {
-    return c10::make_intrusive<NodeType>();
-  } else {
-    return std::shared_ptr<NodeType>(new NodeType(), [](NodeType* node) { deleteNode(node); });
+void check_lstm_states(const Tensor& input, TensorList hx, TensorList params, const Layers& layers) {
+  TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
+  at::native::check_attributes(input, params, hx);
+  const std::int64_t expected = layers.count * (layers.bidirectional ? 2 : 1);
+  for (const std::size_t i : {0, 1}) {
+    TORCH_CHECK(hx[i].dim() == 3 && hx[i].size(0) == expected, "Expected ", i == 0 ? "h_0" : "c_0",
+                " of an LSTM to be 3-D with size(0) ", expected, " (num_layers * num_directions), but got sizes ",
+                hx[i].sizes());
   }
 }
 
-struct Forward {
-  Operands operands;
-  c10::SmallVector<Touch, 8> accesses;
-  variable_list differentiable; ///< our tensors that want a gradient
-  variable_list cpu_inputs; ///< their CPU aliases
-  std::vector<Saved> saved;
-
-  explicit Forward(int device) : operands(device) {}
-
-  at::Tensor to_cpu(const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.device().type() != kDeviceType) {
-      return tensor;
-    }
-    accesses.push_back(access_of(tensor, false));
-    at::Tensor cpu = operands.to_cpu(tensor, false);
-    saved.emplace_back(tensor, cpu);
-    // One version counter: the CPU's graph notices when somebody writes to what it saved.
-    if (!tensor.is_inference()) {
-      cpu.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
-    }
-    if (at::GradMode::is_enabled() && tensor.requires_grad()) {
-      cpu.set_requires_grad(true);
-      differentiable.push_back(tensor);
-      cpu_inputs.push_back(cpu);
-    }
-    return cpu;
-  }
-};
-
-void run_on_cpu_graph(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const OperatorInfo& info = operator_info(op);
-  const int device = common_device(op, info, *stack);
-  const Stream stream = current_stream(device);
-  Forward forward(device);
-  for (std::size_t i = stack->size() - info.arguments.size(); i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = forward.to_cpu(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> converted;
-      for (const c10::IValue& element : value.toListRef()) {
-        converted.push_back(forward.to_cpu(element.toTensor()));
-      }
-      value = std::move(converted);
-    }
-  }
-  check_not_forked();
-  runtime().begin_kernel(stream, view(forward.accesses));
-  {
-    const AllocationScope on_device(device);
-    const AutocastOnCpu autocast;
-    const BorrowedDefaultGenerator dropout_draws(device);
-    op.callBoxed(stack);
-  }
-  decltype(make_node<CpuGraphBackward>()) node;
-  if (!forward.differentiable.empty()) {
-    node = make_node<CpuGraphBackward>();
-    node->device = device;
-    node->set_next_edges(torch::autograd::collect_next_edges(forward.differentiable));
-    node->cpu_inputs = forward.cpu_inputs;
-    node->saved_inputs = std::move(forward.saved);
-  }
-  for (std::size_t i = stack->size() - info.returns; i < stack->size(); ++i) {
-    const at::Tensor cpu = (*stack)[i].toTensor();
-    at::Tensor ours = forward.operands.to_device_keeping_cpu(cpu);
-    if (node != nullptr) {
-      node->cpu_outputs.push_back(cpu);
-      node->saved_outputs.emplace_back(ours, cpu);
-      torch::autograd::set_history(ours, node);
-    }
-    (*stack)[i] = std::move(ours);
-  }
-  runtime().end_kernel(stream, {forward.operands.fresh().data(), forward.operands.fresh().size()});
+/// A constant that the CPU tells by an operator of oneDNN's namespace.
+bool onednn_supports(const char* question) {
+  const auto op = c10::Dispatcher::singleton().findSchema({question, ""});
+  return op && op->typed<bool()>().call();
 }
 
-constexpr std::array<const char*, 12> kOperators = {
-    "aten::lstm.input",    "aten::lstm.data",      "aten::lstm_cell",      "aten::gru.input",
-    "aten::gru.data",      "aten::gru_cell",       "aten::rnn_tanh.input", "aten::rnn_tanh.data",
-    "aten::rnn_tanh_cell", "aten::rnn_relu.input", "aten::rnn_relu.data",  "aten::rnn_relu_cell"};
+/// Whether the CPU would use oneDNN's layer.
+bool onednn_has_layer_for(const Tensor& input, TensorList hx) {
+  const at::Context& context = at::globalContext();
+  if (!at::Context::hasMKLDNN() || !context.userEnabledMkldnn() || input.sym_numel() == 0 ||
+      hx[0].sym_size(2) != hx[1].sym_size(2) || hx[0].unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return false;
+  }
+  switch (input.scalar_type()) {
+    case at::kFloat:
+      return true;
+    case at::kBFloat16: {
+      static const bool supported = onednn_supports("mkldnn::_is_mkldnn_bf16_supported");
+      return supported;
+    }
+    case at::kHalf: {
+      static const bool supported = onednn_supports("mkldnn::_is_mkldnn_fp16_supported");
+      return supported && !at::GradMode::is_enabled();
+    }
+    default:
+      return false;
+  }
+}
+
+/// A layer of oneDNN's for each direction of each layer.
+std::tuple<Tensor, Tensor, Tensor> run_onednn_lstm(const Tensor& input, TensorList hx,
+                                                   const std::vector<Weights>& weights, const Layers& layers,
+                                                   bool batch_first) {
+  constexpr std::int64_t kLstm = 2; // oneDNN's number for this kind of layer, as PyTorch passes it
+  const std::size_t directions = layers.bidirectional ? 2 : 1;
+  const auto bias_or_zeros = [](const Tensor& bias, const Tensor& weight) {
+    return bias.defined() ? bias : at::zeros(weight.sizes(), weight.options()); // not read
+  };
+  Tensor sequence = (batch_first ? input.transpose(0, 1) : input).contiguous();
+  const Tensor h = hx[0].contiguous();
+  const Tensor c = hx[1].contiguous();
+  TORCH_CHECK(weights.size() == static_cast<std::size_t>(h.size(0)), "Expected weights for ", h.size(0),
+              " layers and directions of an LSTM, but got ", weights.size());
+  std::vector<State> last;
+  for (std::size_t i = 0; i < weights.size(); i += directions) {
+    std::vector<Tensor> outputs;
+    for (std::size_t direction = 0; direction < directions; ++direction) {
+      const Weights& own = weights[i + direction];
+      const auto index = static_cast<std::int64_t>(i + direction);
+      const Tensor first_h = h[index];
+      const Tensor first_c = c[index];
+      auto [output, last_h, last_c, workspace] = at::mkldnn_rnn_layer(
+          sequence, own.input, own.hidden, bias_or_zeros(own.input_bias, own.input),
+          bias_or_zeros(own.hidden_bias, own.hidden), first_h, first_c, /*reverse=*/direction == 1, /*batch_sizes=*/{},
+          kLstm, h.size(2), layers.count, own.input_bias.defined(), layers.bidirectional, batch_first, layers.train);
+      outputs.push_back(std::move(output));
+      last.push_back({std::move(last_h), std::move(last_c)});
+    }
+    sequence = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (layers.dropout != 0 && layers.train && i + directions < weights.size()) {
+      sequence = at::dropout(sequence, layers.dropout, /*train=*/true);
+    }
+  }
+  Tensor last_h = stack(last, &State::h);
+  Tensor last_c = stack(last, &State::c);
+  return {batch_first ? sequence.transpose(0, 1) : sequence, std::move(last_h), std::move(last_c)};
+}
+
+template <class Sequence>
+std::tuple<Tensor, Tensor, Tensor> run_lstm(Sequence sequence, TensorList hx, TensorList params, bool has_biases,
+                                            const Layers& layers) {
+  const bool projected = hx[0].sym_size(2) != hx[1].sym_size(2);
+  const std::vector<Weights> weights = gather(params, has_biases, projected);
+  std::vector<State> states = split(hx[0], hx[1]);
+  Tensor outputs = recurrent::run_layers(Cell::kLstm, std::move(sequence), states, weights, layers);
+  return {std::move(outputs), stack(states, &State::h), stack(states, &State::c)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, TensorList hx, TensorList params, bool has_biases,
+                                        std::int64_t count, double dropout, bool train, bool bidirectional,
+                                        bool batch_first) {
+  const Layers layers{count, dropout, train, bidirectional};
+  check_lstm_states(input, hx, params, layers);
+  if (onednn_has_layer_for(input, hx)) {
+    return run_onednn_lstm(input, hx, gather(params, has_biases, /*has_projections=*/false), layers, batch_first);
+  }
+  auto result = run_lstm(Padded{batch_first ? input.transpose(0, 1) : input}, hx, params, has_biases, layers);
+  if (batch_first) {
+    std::get<0>(result) = std::get<0>(result).transpose(0, 1);
+  }
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor> packed_lstm(const Tensor& data, const Tensor& batch_sizes, TensorList hx,
+                                               TensorList params, bool has_biases, std::int64_t count, double dropout,
+                                               bool train, bool bidirectional) {
+  const Layers layers{count, dropout, train, bidirectional};
+  check_lstm_states(data, hx, params, layers);
+  return run_lstm(Packed{data, sizes_of(batch_sizes)}, hx, params, has_biases, layers);
+}
+
+// --- GRU, tanh and ReLU
+
+template <Cell cell>
+std::tuple<Tensor, Tensor> padded(const Tensor& input, const Tensor& hx, TensorList params, bool has_biases,
+                                  std::int64_t count, double dropout, bool train, bool bidirectional,
+                                  bool batch_first) {
+  at::native::check_attributes(input, params, hx);
+  const Padded sequence{batch_first ? input.transpose(0, 1) : input};
+  const std::vector<Weights> weights = gather(params, has_biases, /*has_projections=*/false);
+  std::vector<State> states = split(hx);
+  Tensor outputs = recurrent::run_layers(cell, sequence, states, weights, {count, dropout, train, bidirectional});
+  Tensor last = stack(states, &State::h);
+  if (batch_first) {
+    outputs.transpose_(0, 1);
+  }
+  return {std::move(outputs), std::move(last)};
+}
+
+template <Cell cell>
+std::tuple<Tensor, Tensor> packed(const Tensor& data, const Tensor& batch_sizes, const Tensor& hx, TensorList params,
+                                  bool has_biases, std::int64_t count, double dropout, bool train, bool bidirectional) {
+  at::native::check_attributes(data, params, hx);
+  const std::vector<Weights> weights = gather(params, has_biases, /*has_projections=*/false);
+  std::vector<State> states = split(hx);
+  Tensor outputs = recurrent::run_layers(cell, Packed{data, sizes_of(batch_sizes)}, states, weights,
+                                         {count, dropout, train, bidirectional});
+  return {std::move(outputs), stack(states, &State::h)};
+}
+
+// --- Single cells
+
+using MaybeTensor = std::optional<Tensor>;
+
+/// Devices come before shapes, as with CUDA's fused cells.
+Weights checked_cell(std::int64_t gates, const Tensor& input, TensorList hidden, const Tensor& input_weight,
+                     const Tensor& hidden_weight, const MaybeTensor& input_bias, const MaybeTensor& hidden_bias) {
+  Weights weights{input_weight, hidden_weight, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor()), {}};
+  const auto check_device = [&](const Tensor& other) {
+    TORCH_CHECK(!other.defined() || other.device() == input.device(),
+                "Expected all tensors to be on the same device, but found at least two devices, ", input.device(),
+                " and ", other.device(), "! (in a recurrent cell)");
+  };
+  std::ranges::for_each(hidden, check_device);
+  for (const Tensor* const weight : {&weights.input, &weights.hidden, &weights.input_bias, &weights.hidden_bias}) {
+    check_device(*weight);
+  }
+  const c10::SymInt size = hidden_weight.sym_size(1);
+  TORCH_CHECK(input.sym_size(1) == input_weight.sym_size(1), "input has inconsistent input_size: got ",
+              input.sym_size(1), " expected ", input_weight.sym_size(1));
+  for (const auto& [name, weight] : {std::pair("weight_ih", &input_weight), std::pair("weight_hh", &hidden_weight)}) {
+    TORCH_CHECK(weight->sym_size(0) == gates * size, name, " first dim must be ", gates,
+                " * hidden_size = ", gates * size, ", but got ", weight->sym_size(0));
+  }
+  for (std::size_t i = 0; i < hidden.size(); ++i) {
+    TORCH_CHECK(input.sym_size(0) == hidden[i].sym_size(0), "Input batch size ", input.sym_size(0),
+                " doesn't match hidden", i, " batch size ", hidden[i].sym_size(0));
+    TORCH_CHECK(hidden[i].sym_size(1) == size, "hidden", i, " has inconsistent hidden_size: got ",
+                hidden[i].sym_size(1), ", expected ", size);
+  }
+  return weights;
+}
+
+std::tuple<Tensor, Tensor> lstm_cell(const Tensor& input, TensorList hx, const Tensor& input_weight,
+                                     const Tensor& hidden_weight, const MaybeTensor& input_bias,
+                                     const MaybeTensor& hidden_bias) {
+  TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
+  const Weights weights = checked_cell(4, input, hx, input_weight, hidden_weight, input_bias, hidden_bias);
+  State state = recurrent::step(Cell::kLstm, input, /*multiplied=*/false, {hx[0], hx[1]}, weights);
+  return {std::move(state.h), std::move(state.c)};
+}
+
+template <Cell cell>
+Tensor single_cell(const Tensor& input, const Tensor& hx, const Tensor& input_weight, const Tensor& hidden_weight,
+                   const MaybeTensor& input_bias, const MaybeTensor& hidden_bias) {
+  const Weights weights =
+      checked_cell(cell == Cell::kGru ? 3 : 1, input, hx, input_weight, hidden_weight, input_bias, hidden_bias);
+  return recurrent::step(cell, input, /*multiplied=*/false, {hx, {}}, weights).h;
+}
 
 } // namespace
 
 void register_recurrent(torch::Library& autograd, torch::Library& aten) {
-  for (const char* name : kOperators) {
-    autograd.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu_graph>());
-    // Inference mode skips the autograd key.
-    aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu_graph>());
+  for (torch::Library* const library : {&autograd, &aten}) { // inference mode skips the autograd key
+    library->impl("lstm.input", TORCH_FN(lstm));
+    library->impl("lstm.data", TORCH_FN(packed_lstm));
+    library->impl("lstm_cell", TORCH_FN(lstm_cell));
+    library->impl("gru.input", TORCH_FN(padded<Cell::kGru>));
+    library->impl("gru.data", TORCH_FN(packed<Cell::kGru>));
+    library->impl("gru_cell", TORCH_FN(single_cell<Cell::kGru>));
+    library->impl("rnn_tanh.input", TORCH_FN(padded<Cell::kTanh>));
+    library->impl("rnn_tanh.data", TORCH_FN(packed<Cell::kTanh>));
+    library->impl("rnn_tanh_cell", TORCH_FN(single_cell<Cell::kTanh>));
+    library->impl("rnn_relu.input", TORCH_FN(padded<Cell::kRelu>));
+    library->impl("rnn_relu.data", TORCH_FN(packed<Cell::kRelu>));
+    library->impl("rnn_relu_cell", TORCH_FN(single_cell<Cell::kRelu>));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/context.h"
+#include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {
 
@@ -31,42 +32,60 @@ torch::Library& library(const char* name_space, c10::DispatchKey key) {
 // A backend fallback loses against composite kernels. Where the CPU has a kernel of its own, so do we,
 // or results would differ from the CPU's in the last bit (layer_norm, batch_norm) and small operators
 // would be slower. Convolutions choose their implementation by device inside a composite.
-void prefer_cpu_kernels(torch::Library& aten) {
+template <c10::KernelFunction::BoxedKernelFunction* fallback>
+void prefer_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  const auto use_fallback = [&](const c10::OperatorName& name) {
-    aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
-  };
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    if (!op || !name.name.starts_with("aten::") || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
-        !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    if (!op || !name.name.starts_with("aten::") || op->hasKernelForDispatchKey(ours) ||
+        !op->hasKernelForDispatchKey(cpu)) {
       continue;
     }
     for (const c10::DispatchKey composite :
          {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
           c10::DispatchKey::CompositeImplicitAutograd}) {
       if (op->hasKernelForDispatchKey(composite)) {
-        use_fallback(name);
+        aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<fallback>());
         break;
       }
     }
   }
-  // Not aten::convolution, which calls it: torch.jit.trace records this one alone.
-  use_fallback({"aten::_convolution", ""});
-  use_fallback({"aten::convolution_backward", ""});
+}
+
+/// The kernels of one kind of tensors: those of the CPU, but for the operators that are registered before.
+template <c10::KernelFunction::BoxedKernelFunction* fallback>
+void use_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
+  prefer_cpu_kernels<fallback>(aten, ours, cpu);
+  library("_", ours).fallback(torch::CppFunction::makeFromBoxedFunction<fallback>());
 }
 
 void register_kernels() {
   torch::Library& aten = library("aten", c10::DispatchKey::PrivateUse1);
   register_factories(aten);
   register_copies(aten);
-  register_attention(aten);
   torch::Library& autograd = library("aten", c10::DispatchKey::AutogradPrivateUse1);
   register_recurrent(autograd, aten);
   register_dropout(autograd, aten);
-  prefer_cpu_kernels(aten);
-  library("_", c10::DispatchKey::PrivateUse1)
-      .fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
+  register_group_norm(autograd, aten);
+  register_attention(autograd, aten);
+  register_group_norm_backward(autograd);
+  register_integer_kernels(aten);
+  // Not aten::convolution, which calls it: torch.jit.trace records this one alone.
+  aten.impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
+  aten.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
+  use_cpu_kernels<&cpu_kernel_fallback>(aten, c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU);
+
+  torch::Library& sparse = library("aten", c10::DispatchKey::SparsePrivateUse1);
+  register_sparse(sparse);
+  use_cpu_kernels<&sparse_cpu_kernel_fallback>(sparse, c10::DispatchKey::SparsePrivateUse1,
+                                               c10::DispatchKey::SparseCPU);
+  for (const c10::DispatchKey key : {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::QuantizedPrivateUse1}) {
+    library("_", key).fallback(torch::CppFunction::makeFromBoxedFunction<&unsupported_fallback>());
+  }
+  torch::Library& nested = library("aten", c10::DispatchKey::NestedTensorPrivateUse1);
+  register_nested(nested);
+  use_cpu_kernels<&nested_cpu_kernel_fallback>(nested, c10::DispatchKey::NestedTensorPrivateUse1,
+                                               c10::DispatchKey::NestedTensorCPU);
 
   // A copy resolves conjugation and negation itself; their own fallbacks would call it again for ever.
   for (const c10::DispatchKey lazy : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
@@ -91,6 +110,7 @@ void register_accelerator() {
     at::RegisterPrivateUse1HooksInterface(hooks());
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
+    Kernel::count(); // before the first kernel
     register_kernels();
     register_collectives();
     registered.store(true);

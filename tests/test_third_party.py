@@ -1,0 +1,170 @@
+"""What programs of other packages need of the emulated accelerator, mostly by PyTorch's own operators.
+
+docs/third-party.md has the programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from _tables import same_bits
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn, get_swa_multi_avg_fn
+
+import torch_uvm  # noqa: F401  (registers the device)
+
+
+class TestHistogramsOfIntegers:
+    """The CPU has none, CUDA has: mixtures of experts count tokens by them."""
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+    @pytest.mark.parametrize("options", [(4, 0, 3), (5, 0, 0), (7, 0, 100), (3, 2, 3)])
+    def test_counts(self, dtype: torch.dtype, options: tuple[int, int, int]) -> None:
+        x = torch.tensor([0, 3, 3, 1, 2, 3, 0, 50], dtype=dtype)
+        expected = torch.histc(x.double(), *options).to(dtype)
+        assert same_bits(expected, torch.histc(x.to("emu"), *options))
+        out = torch.empty(0, dtype=dtype, device="emu")
+        assert torch.histc(x.to("emu"), *options, out=out) is out and same_bits(expected, out)
+
+    def test_of_floats_is_the_cpus(self) -> None:
+        x = torch.randn(100)
+        out = torch.empty(0, device="emu")
+        assert same_bits(torch.histc(x, 9, -1, 1), torch.histc(x.to("emu"), 9, -1, 1))
+        assert same_bits(torch.histc(x, 9, -1, 1), torch.histc(x.to("emu"), 9, -1, 1, out=out))
+
+    def test_another_dtype_of_out_is_refused(self) -> None:
+        with pytest.raises(RuntimeError, match="accepted: the same dtype"):
+            torch.histc(torch.ones(3, dtype=torch.int32, device="emu"), out=torch.empty(0, device="emu"))
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention.*")
+class TestFlexAttention:
+    """Not compiled, it is composed of any device's operators, but PyTorch checks the device's name."""
+
+    def inputs(self, device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(2, 2, 16, 8).to(device) for _ in range(3)]
+
+    @pytest.mark.parametrize("kind", ["plain", "score_mod", "block_mask"])
+    def test_equal_to_the_cpu(self, kind: str) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        def attend(device: str) -> torch.Tensor:
+            options: dict[str, Any] = {}
+            if kind == "score_mod":
+                options["score_mod"] = lambda score, b, h, i, j: score + (i - j)
+            elif kind == "block_mask":
+                options["block_mask"] = create_block_mask(
+                    lambda b, h, i, j: i >= j, None, None, 16, 16, device=device
+                )
+            query, key, value = self.inputs(device)
+            result: torch.Tensor = flex_attention(query, key, value, **options)
+            return result
+
+        result = attend("emu")
+        assert result.device.type == "emu"
+        assert same_bits(attend("cpu"), result)
+
+    def test_backward(self) -> None:
+        """The CPU has none, so there are no bits to equal."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        gradients = []
+        for attend in (flex_attention, nn.functional.scaled_dot_product_attention):
+            query, key, value = (x.requires_grad_() for x in self.inputs("emu"))
+            attend(query, key, value).square().sum().backward()
+            gradients.append([x.grad for x in (query, key, value)])
+        for composed, kernel in zip(*gradients, strict=True):
+            torch.testing.assert_close(composed.cpu(), kernel.cpu())
+
+    def test_other_devices_are_refused_as_ever(self) -> None:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        with pytest.raises(ValueError, match="only supported on"):
+            query, key, value = (x.to("meta") for x in self.inputs("cpu"))
+            flex_attention(query, key, value)
+
+
+class TestGradientsOfGroupNorm:
+    """PyTorch makes the operands contiguous on every device but the CPU; diffusion models mix formats."""
+
+    @pytest.mark.parametrize("affine", [True, False])
+    @pytest.mark.parametrize("format_", [torch.channels_last, torch.contiguous_format])
+    def test_equal_to_the_cpu_in_each_memory_format(self, format_: torch.memory_format, affine: bool) -> None:
+        def gradients(device: str) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            x, of_result = (
+                torch.randn(2, 64, 8, 8).contiguous(memory_format=format_).to(device) for _ in range(2)
+            )
+            scales = [torch.randn(64).to(device).requires_grad_() for _ in range(2)] if affine else []
+            wanted = [x.requires_grad_(), *scales]
+            weight, bias = scales or (None, None)
+            result, mean, rstd = torch.native_group_norm(x, weight, bias, 2, 64, 64, 8, 1e-5)
+            first = torch.autograd.grad(result, wanted, of_result, retain_graph=True)
+            again = torch.autograd.grad(result, wanted, of_result, create_graph=True)
+            loss = torch.stack([gradient.square().sum() for gradient in again]).sum()
+            twice = torch.autograd.grad(loss, wanted[: 1 + affine], retain_graph=True)
+            statistics = torch.autograd.grad(mean.sum() + rstd.sum(), [x])
+            return [result, mean, rstd, *first, *again, *twice, *statistics]
+
+        here, there = gradients("cpu"), gradients("emu")
+        assert all(map(same_bits, here, there))
+        assert [x.stride() for x in here] == [x.stride() for x in there]
+
+
+class TestAveraging:
+    """torch.optim.swa_utils takes another formula on accelerators, unless it is told which."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"multi_avg_fn": get_swa_multi_avg_fn()}, {"avg_fn": get_swa_avg_fn()}],
+        ids=["lists", "one by one"],
+    )
+    def test_with_the_same_formula_it_equals_the_cpus(self, options: dict[str, Any]) -> None:
+        def average(device: str) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            model = nn.Linear(33, 17)
+            averaged = AveragedModel(model.to(device), **options)
+            for step in range(5):
+                with torch.no_grad():
+                    torch.manual_seed(step)
+                    for parameter in model.parameters():
+                        parameter.add_(torch.randn(parameter.shape).to(device))
+                averaged.update_parameters(model)
+            return [parameter.detach() for parameter in averaged.parameters()]
+
+        assert all(map(same_bits, average("cpu"), average("emu")))
+
+
+def test_a_mixture_of_experts_trains_as_on_the_cpu() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=32,
+        output_router_logits=True,
+    )
+
+    def train(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = transformers.MixtralForCausalLM(config).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False)
+        losses = []
+        for step in range(2):
+            torch.manual_seed(step)
+            tokens = torch.randint(0, 64, (2, 8)).to(device)
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+    assert all(map(same_bits, train("cpu"), train("emu")))
