@@ -22,7 +22,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -113,6 +113,14 @@ sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and 
 	$(WITH_TOOLS) cmake --build build/cpp-thread -j $(JOBS)
 	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-thread
 
+# All of csrc, with the storages of torch. Python is started with the sanitizer's library; see tests/_sanitized.py.
+SANITIZERS := address thread
+sanitize-extension: export OMP_WAIT_POLICY = PASSIVE
+sanitize-extension: $(STAMPS)/installed ## run threads that race on builds of the extension under ASAN and TSAN: SECONDS=60 each
+	for kind in $(SANITIZERS); do \
+	  $(WITH_TOOLS) TORCH_UVM_SANITIZE=$$kind $(VENV_PY) setup.py -q build --build-lib build/sanitized-$$kind && \
+	  $(VENV_PY) tests/_sanitized.py $$kind --seconds $(or $(SECONDS),60) || exit 1; done
+
 # As much of it as `test` has time for: what tests/test_sanitizers.py names, of floors that are compiled as a few files.
 SHORT = -G Ninja --log-level=WARNING -DUNITY=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g1"
 FUZZERS := fuzz_options fuzz_replay fuzz_allocator
@@ -139,10 +147,13 @@ bad-input: export TORCH_UVM_CALLS = $(or $(CALLS),10000)
 bad-input: build ## CALLS=10000 calls of the public face, made up from the signatures, with SEED=1
 	$(VENV_PY) -m pytest tests/test_generated_calls.py --hypothesis-seed=$(or $(SEED),1)
 
-# Each program of tests/_races.py under this many schedules: 10 000 in all.
+# Each program of tests/_races.py under this many schedules. Programs whose threads race take seconds each, and have a time.
 SCHEDULES ?= 770
-races: build ## run programs that race under a budget, under SCHEDULES=770 schedules each
-	OMP_WAIT_POLICY=PASSIVE TORCH_UVM_DEVICE=emu $(VENV_PY) tests/_races.py --jobs $(JOBS) --seeds 0:$(SCHEDULES)
+races: export OMP_WAIT_POLICY = PASSIVE
+races: export TORCH_UVM_DEVICE = emu
+races: build ## run programs that race under a budget, under SCHEDULES=770 schedules each; those of threads SECONDS=120 each
+	$(VENV_PY) tests/_races.py --no-threads --jobs $(JOBS) --seeds 0:$(SCHEDULES)
+	$(VENV_PY) tests/_races.py --threads --seconds $(or $(SECONDS),120)
 
 # The suite runs beside its own build: in build/checked, so that nothing else is imported.
 CHECKED := build/checked
@@ -167,7 +178,7 @@ faults: export TORCH_UVM_FAULTS = long
 faults: build cpp ## make each call of the runtime fail once, wherever one is made; cut training short in other ways
 	build/cpp/test_residency_faults
 	build/cpp/test_residency_memory
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py tests/test_interrupted_calls.py
 
 security: build ## what is read is data, reports obey nothing, zero_on_alloc; then the fuzzers of readers: SECONDS=60
 	$(VENV_PY) -m pytest tests/test_untrusted_files.py tests/test_zero_on_alloc.py

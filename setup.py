@@ -6,7 +6,8 @@ the extension fits only the minor version of torch it was compiled against.
 ``TORCH_UVM_CUDA=0`` leaves the CUDA floor out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
 where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
 what would be built, and builds nothing. ``TORCH_UVM_CHECKED=1`` builds one that walks its structures after
-every change (csrc/allocator/invariants.h).
+every change (csrc/allocator/invariants.h). ``TORCH_UVM_SANITIZE=address`` and ``=thread`` build one under
+AddressSanitizer and ThreadSanitizer; Python has to be started as tests/_sanitized.py does it.
 """
 
 from __future__ import annotations
@@ -81,12 +82,20 @@ def is_checked() -> bool:
     return asked == "1"
 
 
+def sanitizer() -> str | None:
+    asked = os.environ.get("TORCH_UVM_SANITIZE", "")
+    if asked not in ("", "address", "thread"):
+        sys.exit(f"TORCH_UVM_SANITIZE is {asked!r}; accepted are address, thread and unset")
+    return asked or None
+
+
 def flavour() -> str:
     """What is built, in one line."""
     with_cuda, reason = cuda_floor()
     what = "the emulated runtime and the CUDA floor" if with_cuda else "the emulated runtime only"
     checked = ", invariants checked" if is_checked() else ""
-    return f"torch_uvm for torch {torch.__version__}: {what} ({reason}){checked}"
+    sanitized = f", under the {sanitizer()} sanitizer" if sanitizer() else ""
+    return f"torch_uvm for torch {torch.__version__}: {what} ({reason}){checked}{sanitized}"
 
 
 def extension() -> Extension:
@@ -105,6 +114,13 @@ def extension() -> Extension:
         flags.append("-DTORCH_UVM_WITH_CUDA")
     if is_checked():
         flags.append("-DTORCH_UVM_CHECKED")
+    # By its file: some tool chains have the static library only, and a second copy of it in the
+    # process breaks what crosses to torch's (seen: streams that read nothing, exceptions that crash).
+    link_flags = ["-l:libstdc++.so.6"]
+    if kind := sanitizer():
+        # -O1: stacks have a frame for most functions, and the compiler takes half the time.
+        flags += [f"-fsanitize={kind}", "-O1", "-fno-omit-frame-pointer", "-DTORCH_UVM_SANITIZED"]
+        link_flags.append(f"-fsanitize={kind}")
     if not torch.distributed.is_available():
         flags.append("-DTORCH_UVM_WITHOUT_DISTRIBUTED")
     make: Callable[..., Extension] = CUDAExtension if with_cuda else CppExtension
@@ -114,9 +130,7 @@ def extension() -> Extension:
         depends=files("*.h"),
         include_dirs=[str(ROOT / "csrc")],
         extra_compile_args={"cxx": flags} if with_cuda else flags,
-        # By its file: some tool chains have the static library only, and a second copy of it in the
-        # process breaks what crosses to torch's (seen: streams that read nothing, exceptions that crash).
-        extra_link_args=["-l:libstdc++.so.6"],
+        extra_link_args=link_flags,
     )
 
 
@@ -128,6 +142,7 @@ class BuildExt(BuildExtension):
         super().finalize_options()
         # One folder for each torch, Python and flavour: what is compiled for one does not fit another.
         floor = ("cuda" if cuda_floor()[0] else "emulated") + ("-checked" if is_checked() else "")
+        floor += f"-{sanitizer()}" if sanitizer() else ""
         build = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{floor}"
         self.build_temp = str(ROOT / "build" / build)
 

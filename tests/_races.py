@@ -1,6 +1,6 @@
 """Programs under schedules of delayed work, while storages come and go under a budget: what each one sees.
 
-    python tests/_races.py [--seeds FIRST:LAST] [--jobs N] [NAME ...]
+    python tests/_races.py [--seeds FIRST:LAST] [--seconds S] [--jobs N] [NAME ...]
 
 runs each in a process of its own for each seed, N of them at a time, and fails where a program saw what it
 must not see, or where none of the seeds showed what a wrong program has to show (so one knows that schedules
@@ -11,81 +11,27 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
+import functools
+import itertools
+import json
 import os
 import random
 import subprocess
 import sys
-import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
+import _thread_races  # noqa: F401 its programs are in the table, too
 import torch
+from _race_registry import FLOATS, MIB, RACES, RIGHT, Pressure, at_once, compare, full, race
 from torch import nn
 
 import torch_uvm
 from torch_uvm import _C, emulated
-
-MIB = 1 << 20
-FLOATS = MIB // 4  # a tensor of 1 MiB: four times the least that is moved
-RIGHT = ""
-
-
-Program = Callable[[random.Random], str]
-
-
-class Race(NamedTuple):
-    program: Program
-    """What it saw that is wrong; RIGHT if nothing is."""
-    devices: int
-    wrong: bool
-    """A program that is wrong by itself: some schedule has to show it."""
-    seeds: int
-    """If nobody says how many."""
-
-
-RACES: dict[str, Race] = {}
-
-
-def race(devices: int = 1, wrong: bool = False, seeds: int = 16) -> Callable[[Program], Program]:
-    def add(program: Program) -> Program:
-        RACES[program.__name__] = Race(program, devices, wrong, seeds)
-        return program
-
-    return add
-
-
-def full(value: float, device: str = "emu") -> torch.Tensor:
-    return torch.full((FLOATS,), float(value), device=device)
-
-
-def compare(tensors: Iterable[torch.Tensor], expected: Iterable[float], what: str) -> str:
-    for number, (tensor, value) in enumerate(zip(tensors, expected, strict=True)):
-        seen = tensor.cpu()
-        if not seen.eq(value).all():
-            return f"{what} {number}: {seen.unique().tolist()[:4]} instead of {value}"
-    return RIGHT
-
-
-class Pressure:
-    """Tensors that do not fit: whoever uses one sends others to the host."""
-
-    def __init__(self, tensors: int = 8, budget: int = 6, device: int = 0) -> None:
-        torch_uvm.set_budget(budget * MIB, device)
-        self.tensors = [full(i, f"emu:{device}") for i in range(tensors)]
-        self.expected = [float(i) for i in range(tensors)]
-
-    def use(self, number: int) -> None:
-        self.tensors[number].add_(1)
-        self.expected[number] += 1
-
-    def use_all(self) -> None:
-        for number in range(len(self.tensors)):
-            self.use(number)
-
-    def check(self) -> str:
-        return compare(self.tensors, self.expected, "under pressure")
 
 
 @race()
@@ -250,7 +196,7 @@ def moves_between_devices(draw: random.Random) -> str:
     return sides[0].check() or sides[1].check()
 
 
-@race()
+@race(threads=True)
 def threads_share_a_storage(draw: random.Random) -> str:
     """Two threads read the same storages and write their own, in orders of their own."""
     shared = Pressure(6, 9)
@@ -258,24 +204,17 @@ def threads_share_a_storage(draw: random.Random) -> str:
     own = [[full(0) for _ in range(3)] for _ in range(threads)]
     expected = [[0.0] * 3 for _ in range(threads)]
     draws = [random.Random(draw.random()) for _ in range(threads)]
-    failures: list[str] = []
 
-    def work(thread: int) -> None:
-        try:
-            for _ in range(16):
-                number, mine = draws[thread].randrange(6), draws[thread].randrange(3)
-                own[thread][mine].add_(shared.tensors[number])
-                expected[thread][mine] += shared.expected[number]
-        except BaseException:
-            failures.append(traceback.format_exc())
+    def work(thread: int) -> str:
+        for _ in range(16):
+            number, mine = draws[thread].randrange(6), draws[thread].randrange(3)
+            own[thread][mine].add_(shared.tensors[number])
+            expected[thread][mine] += shared.expected[number]
+        return RIGHT
 
-    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if failures:
-        return failures[0]
+    wrong = at_once([functools.partial(work, thread) for thread in range(threads)])
+    if wrong:
+        return wrong
     for thread in range(threads):
         wrong = compare(own[thread], expected[thread], f"thread {thread}'s")
         if wrong:
@@ -356,62 +295,102 @@ def arenas_are_reset_under_a_side_stream(draw: random.Random) -> str:
     return compare(outs, expected, "through the arena") or pressure.check()
 
 
-def see(name: str, seed: int) -> str:
-    """In this process, which has used no accelerator yet."""
+#: Of `residency_stats`, what is told of a program's runs: whether it reaches what it is to race with.
+FIGURES = ["fetched", "written_back", "used_in_place", "moved", "made_room"]
+
+
+def see(name: str, seed: int) -> tuple[str, dict[str, int]]:
+    """In this process, which has used no accelerator yet: what is wrong, and figures."""
     torch.set_num_threads(1)
-    emulated.configure(seed=seed, devices=RACES[name].devices)
+    it = RACES[name]
+    emulated.configure(seed=seed, devices=it.devices, **({"memory": it.memory} if it.memory else {}))
     torch_uvm.enable(budget=None)
-    seen = RACES[name].program(random.Random(seed))
+    seen = it.program(random.Random(seed))
     torch.accelerator.synchronize()
-    return seen or _C.check_residency() or _C.check_allocator() or RIGHT
+    stats = torch_uvm.residency_stats()
+    wrong = seen or _C.check_residency() or _C.check_allocator() or RIGHT
+    return wrong, {figure: stats[figure]["count"] for figure in FIGURES}
 
 
-def see_in_a_child(name: str, seed: int) -> str:
+def see_in_a_child(name: str, seed: int) -> tuple[str, dict[str, int]]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
+        faulthandler.enable()
         status = 1
+        figures: dict[str, int] = {}
         try:
-            os.write(write, see(name, seed).encode()[:4096])
+            seen, figures = see(name, seed)
             status = 0
         except BaseException:
-            os.write(write, traceback.format_exc().encode()[-4096:])
+            seen = traceback.format_exc()[-4096:]
+        os.write(write, json.dumps([seen[:4096], figures]).encode())
         os._exit(status)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
+        said = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return said if status == 0 else f"exit status {status}: {said}"
+    seen, figures = json.loads(said) if said else (RIGHT, {})
+    return (seen if status == 0 else f"exit status {status}: {seen}"), figures
 
 
-def judge(name: str, seeds: range) -> str:
-    """What is wrong with what these schedules showed; RIGHT if nothing is."""
-    shown = [(seed, seen) for seed in seeds if (seen := see_in_a_child(name, seed))]
+def seeds_for(seconds: float, first: int) -> Iterator[int]:
+    """Seeds from this one on, until the time is over; one at least."""
+    end = time.monotonic() + seconds
+    yield first
+    for seed in itertools.count(first + 1):
+        if time.monotonic() >= end:
+            return
+        yield seed
+
+
+def judge(name: str, seeds: Iterable[int]) -> bool:
+    """Says what is wrong with what these schedules showed. Returns whether nothing is."""
+    shown: list[tuple[int, str]] = []
+    figures: Counter[str] = Counter()
+    runs = 0
+    for seed in seeds:
+        runs += 1
+        seen, counted = see_in_a_child(name, seed)
+        figures.update(counted)
+        if seen:
+            shown.append((seed, seen))
     died = [(seed, seen) for seed, seen in shown if seen.startswith("exit status")]
     if RACES[name].wrong and not died:
-        return RIGHT if shown else f"{name}: none of the seeds {seeds.start}:{seeds.stop} showed it"
-    return "\n".join(f"{name}, seed {seed}: {seen}" for seed, seen in (died or shown)[:3])
+        wrong = [] if shown else [f"{name}: none of {runs} seeds showed it"]
+    else:
+        wrong = [f"{name}, seed {seed}: {seen}" for seed, seen in (died or shown)[:3]]
+        if shown:
+            wrong.append(f"{name}: {len(shown)} of {runs} schedules are wrong")
+    told = ", ".join(f"{figure} {count}" for figure, count in figures.items())
+    print("\n".join(wrong) or f"{name}: {runs} schedules, as it should be ({told})", flush=True)
+    return not wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all if not said: {', '.join(RACES)}")
-    parser.add_argument("--seeds", metavar="FIRST:LAST", help="from 0 on, 4 or 16 of them, if not said")
+    parser.add_argument("--seeds", metavar="FIRST:LAST", help="from 0 on, as many as it has, if not said")
+    parser.add_argument("--seconds", type=float, metavar="S", help="for each program, instead of LAST")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="races at a time; 1 if not said")
-    options = parser.parse_args()
-    names = options.names or list(RACES)
+    parser.add_argument(
+        "--threads", action=argparse.BooleanOptionalAction, help="only those whose threads race"
+    )
+    options = parser.parse_intermixed_args()
+    names = options.names or [name for name, it in RACES.items() if options.threads in (None, it.threads)]
     if len(names) == 1:
         seeds = options.seeds or f"0:{RACES[names[0]].seeds}"
         first, last = (int(end) for end in seeds.split(":"))
-        wrong = judge(names[0], range(first, last))
-        print(wrong or f"{names[0]}: {last - first} schedules, as it should be", flush=True)
-        return int(wrong != RIGHT)
+        chosen = range(first, last) if options.seconds is None else seeds_for(options.seconds, first)
+        return int(not judge(names[0], chosen))
+    passed_on = [
+        *(["--seeds", options.seeds] if options.seeds else []),
+        *(["--seconds", str(options.seconds)] if options.seconds is not None else []),
+    ]
 
     def one(name: str) -> int:
-        return subprocess.run(
-            [sys.executable, __file__, "--seeds", options.seeds, name], check=False
-        ).returncode
+        return subprocess.run([sys.executable, __file__, *passed_on, name], check=False).returncode
 
     with ThreadPoolExecutor(options.jobs) as pool:
         return int(any(list(pool.map(one, names))))

@@ -27,11 +27,7 @@ Location location_of(const c10::Device& device) {
 }
 
 py::dict figures_dict(const Allocator& allocator) {
-  AllocatorFigures now;
-  {
-    const py::gil_scoped_release no_gil;
-    now = allocator.figures();
-  }
+  const AllocatorFigures now = without_gil([&] { return allocator.figures(); });
   py::dict dict;
   dict["allocations"] = now.allocations;
   dict["requested_bytes"] = now.requested_bytes;
@@ -45,7 +41,7 @@ py::dict figures_dict(const Allocator& allocator) {
 }
 
 py::dict passed_dict(const CountingAllocator& allocator) {
-  const PassedThrough now = allocator.passed();
+  const PassedThrough now = without_gil([&] { return allocator.passed(); });
   py::dict dict;
   dict["allocations"] = now.allocations;
   dict["peak_allocations"] = now.peak_allocations;
@@ -76,11 +72,7 @@ py::tuple outlived_pair(const Outlived& outlived) {
 }
 
 py::dict report_dict(const AllocationPlan& plan) {
-  PlanReport now;
-  {
-    const py::gil_scoped_release no_gil;
-    now = plan.report();
-  }
+  const PlanReport now = without_gil([&] { return plan.report(); });
   py::dict dict;
   dict["iterations"] = now.iterations;
   dict["plans"] = now.plans;
@@ -106,67 +98,63 @@ using Shared = std::shared_ptr<Allocator>;
 } // namespace
 
 void bind_allocators(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
-  py::class_<Allocator, Shared>(module, "Allocator")
-      .def("figures", &figures_dict)
+  // The last owner of an allocator gives its memory back.
+  const py::release_gil_before_calling_cpp_dtor no_gil_at_end;
+  py::class_<Allocator, Shared>(module, "Allocator", no_gil_at_end)
+      .def("figures", &figures_dict, no_gil_inside)
       .def("release", &Allocator::release, no_gil)
-      .def("serves", [](const Allocator& self, const c10::Device& device) { return self.serves(location_of(device)); })
-      .def("description", &Allocator::description);
-  py::class_<CountingAllocator, Allocator, std::shared_ptr<CountingAllocator>>(module, "CountingAllocator")
-      .def("passed", &passed_dict)
-      .def("reset_peaks", &CountingAllocator::reset_peaks);
-  py::class_<LoggingAllocator, Allocator, std::shared_ptr<LoggingAllocator>>(module, "LoggingAllocator")
+      .def(
+          "serves", [](const Allocator& self, const c10::Device& device) { return self.serves(location_of(device)); },
+          no_gil)
+      .def("description", &Allocator::description, no_gil);
+  py::class_<CountingAllocator, Allocator, std::shared_ptr<CountingAllocator>>(module, "CountingAllocator",
+                                                                               no_gil_at_end)
+      .def("passed", &passed_dict, no_gil_inside)
+      .def("reset_peaks", &CountingAllocator::reset_peaks, no_gil);
+  py::class_<LoggingAllocator, Allocator, std::shared_ptr<LoggingAllocator>>(module, "LoggingAllocator", no_gil_at_end)
       .def(py::init([](Shared upstream, std::string path) {
-             return std::make_shared<LoggingAllocator>(std::move(upstream),
-                                                       std::make_shared<AllocationLog>(std::move(path)));
+             return without_gil([&] {
+               return std::make_shared<LoggingAllocator>(std::move(upstream),
+                                                         std::make_shared<AllocationLog>(std::move(path)));
+             });
            }),
-           py::arg("upstream"), py::arg("path"), no_gil)
-      .def("close", [](const LoggingAllocator& self) {
-        AllocationLogEnd end;
-        {
-          const py::gil_scoped_release released;
-          end = self.log().close();
-        }
-        return py::make_tuple(end.rows, end.lost, end.error);
-      });
-  py::class_<Arena, Allocator, std::shared_ptr<Arena>>(module, "Arena")
+           py::arg("upstream"), py::arg("path"), no_gil_inside)
+      .def(
+          "close",
+          [](const LoggingAllocator& self) {
+            const AllocationLogEnd end = without_gil([&] { return self.log().close(); });
+            return py::make_tuple(end.rows, end.lost, end.error);
+          },
+          no_gil_inside);
+  py::class_<Arena, Allocator, std::shared_ptr<Arena>>(module, "Arena", no_gil_at_end)
       .def(py::init([](Shared upstream, const c10::Device& home, std::size_t initial, double growth) {
-             auto arena = std::make_shared<Arena>(Context::get().runtime(), std::move(upstream),
-                                                  ArenaOptions{location_of(home), initial, growth});
-             remember(arena);
-             return arena;
+             return without_gil([&] {
+               auto arena = std::make_shared<Arena>(Context::get().runtime(), std::move(upstream),
+                                                    ArenaOptions{location_of(home), initial, growth});
+               remember(arena);
+               return arena;
+             });
            }),
-           py::arg("upstream"), py::arg("home"), py::arg("initial"), py::arg("growth"))
+           py::arg("upstream"), py::arg("home"), py::arg("initial"), py::arg("growth"), no_gil_inside)
       .def("push", &Arena::push, no_gil)
       .def(
           "pop",
-          [](Arena& self, Arena::Mark mark) {
-            Outlived outlived;
-            {
-              const py::gil_scoped_release released;
-              outlived = self.pop(mark);
-            }
-            return outlived_pair(outlived);
-          },
-          py::arg("mark"))
-      .def("reset", [](Arena& self) {
-        Outlived outlived;
-        {
-          const py::gil_scoped_release released;
-          outlived = self.reset();
-        }
-        return outlived_pair(outlived);
-      });
-  py::class_<AllocationPlan, Allocator, std::shared_ptr<AllocationPlan>>(module, "AllocationPlan")
+          [](Arena& self, Arena::Mark mark) { return outlived_pair(without_gil([&] { return self.pop(mark); })); },
+          py::arg("mark"), no_gil_inside)
+      .def(
+          "reset", [](Arena& self) { return outlived_pair(without_gil([&] { return self.reset(); })); }, no_gil_inside);
+  py::class_<AllocationPlan, Allocator, std::shared_ptr<AllocationPlan>>(module, "AllocationPlan", no_gil_at_end)
       .def(py::init([](Shared upstream, const c10::Device& home) {
-             auto plan = std::make_shared<AllocationPlan>(std::move(upstream), location_of(home));
-             remember(plan);
-             return plan;
+             return without_gil([&] {
+               auto plan = std::make_shared<AllocationPlan>(std::move(upstream), location_of(home));
+               remember(plan);
+               return plan;
+             });
            }),
-           py::arg("upstream"), py::arg("home"))
+           py::arg("upstream"), py::arg("home"), no_gil_inside)
       .def("begin_iteration", &AllocationPlan::begin_iteration, no_gil)
       .def("end_iteration", &AllocationPlan::end_iteration, no_gil)
-      .def("report", &report_dict);
+      .def("report", &report_dict, no_gil_inside);
 
   module.def("process_allocator", &process_allocator, no_gil);
   module.def("release_idle_memory", &release_idle_memory, no_gil);
@@ -188,16 +176,16 @@ void bind_allocators(py::module_& module) {
       [](Shared upstream, std::size_t limit) -> Shared {
         return std::make_shared<LimitingAllocator>(std::move(upstream), limit);
       },
-      py::arg("upstream"), py::arg("limit"));
+      py::arg("upstream"), py::arg("limit"), keeps_gil);
   module.def(
       "counting_allocator", [](Shared upstream) { return std::make_shared<CountingAllocator>(std::move(upstream)); },
-      py::arg("upstream"));
+      py::arg("upstream"), keeps_gil);
   module.def(
       "retrying_allocator",
       [](Shared upstream, py::function callback) -> Shared {
         return std::make_shared<RetryingAllocator>(std::move(upstream), callback_of(std::move(callback)));
       },
-      py::arg("upstream"), py::arg("callback"));
+      py::arg("upstream"), py::arg("callback"), keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -19,8 +19,9 @@ at::Tensor over(c10::Storage storage) {
 } // namespace
 
 void bind_budgets(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil; // bytes may be on their way
-  module.def("parse_budget", [](const std::string& text) { return show_budget(parse_budget(text)); }, py::arg("text"));
+  module.def(
+      "parse_budget", [](const std::string& text) { return show_budget(parse_budget(text)); }, py::arg("text"),
+      keeps_gil);
   module.def(
       "request_budget",
       [](std::optional<int> device, const std::optional<std::string>& budget) {
@@ -34,7 +35,9 @@ void bind_budgets(py::module_& module) {
         const std::optional<BudgetRequest> request = requested_budget(device);
         return request ? std::optional(show_budget(*request)) : std::nullopt;
       },
-      py::arg("device"));
+      py::arg("device"), no_gil);
+  module.def("budget_of", &budget_of, py::arg("device"), no_gil);
+  module.def("budget_was_cut", &budget_was_cut, py::arg("device"), no_gil);
   module.def("make_known", &make_known, py::arg("tensors"), no_gil);
   module.def("settle_storage", [](const c10::Storage& storage) { settle(over(storage)); }, py::arg("storage"), no_gil);
 }

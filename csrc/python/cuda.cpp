@@ -8,16 +8,14 @@
 
 namespace torch_uvm {
 
-namespace py = pybind11;
-
-void bind_cuda(py::module_& module) {
+void bind_cuda(pybind11::module_& module) {
 #ifdef TORCH_UVM_WITH_CUDA
-  module.def("cuda_register", &cuda::register_backend);
-  module.def("cuda_install", &cuda::install_allocator, py::call_guard<py::gil_scoped_release>());
+  module.def("cuda_register", &cuda::register_backend, no_gil);
+  module.def("cuda_install", &cuda::install_allocator, no_gil);
 #else
   const auto refuse = [] { throw std::runtime_error("torch_uvm was built without CUDA"); };
-  module.def("cuda_register", refuse);
-  module.def("cuda_install", refuse);
+  module.def("cuda_register", refuse, keeps_gil);
+  module.def("cuda_install", refuse, keeps_gil);
 #endif
 }
 

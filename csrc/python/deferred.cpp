@@ -51,17 +51,16 @@ void end_recording(const py::object& mode) {
 } // namespace
 
 void bind_deferred(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil; // all of these may run operators
-  py::class_<Recorded>(module, "DeferredUpdate")
-      .def(py::init<c10::Device>(), py::arg("device"))
+  py::class_<Recorded>(module, "DeferredUpdate", py::release_gil_before_calling_cpp_dtor()) // tensors may go with it
+      .def(py::init<c10::Device>(), py::arg("device"), no_gil)
       .def(
           "add",
           [](Recorded& self, const std::string& name, const std::string& overload, const py::tuple& args,
              const py::dict& kwargs,
              const std::vector<at::Tensor>& results) { add(*self.update, name, overload, args, kwargs, results); },
-          py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("results"));
-  module.def("begin_recording", &begin_recording, py::arg("mode"));
-  module.def("end_recording", &end_recording, py::arg("mode"));
+          py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("results"), keeps_gil);
+  module.def("begin_recording", &begin_recording, py::arg("mode"), keeps_gil);
+  module.def("end_recording", &end_recording, py::arg("mode"), keeps_gil);
   module.def("deferrable", &deferrable, py::arg("operands"), no_gil);
   module.def(
       "defer",
@@ -71,11 +70,12 @@ void bind_deferred(py::module_& module) {
           each->update->seal(); // what it stands on in Python goes here, with the GIL
           updates.push_back(std::move(each->update)); // the Python object is of no use afterwards
         }
-        const py::gil_scoped_release released;
-        defer(std::move(updates));
-        watch_operators(); // a budget may have been taken away meanwhile
+        without_gil([&] {
+          defer(std::move(updates));
+          watch_operators(); // a budget may have been taken away meanwhile
+        });
       },
-      py::arg("updates"));
+      py::arg("updates"), no_gil_inside);
   module.def(
       "flush_pending",
       [](const std::vector<at::Tensor>& tensors) {
@@ -86,7 +86,7 @@ void bind_deferred(py::module_& module) {
       },
       py::arg("tensors"), no_gil);
   module.def("flush_all_pending", &run_deferred_updates, no_gil);
-  module.def("pending_updates", &deferred_updates);
+  module.def("pending_updates", &deferred_updates, keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -16,7 +16,7 @@ namespace {
 namespace py = pybind11;
 
 py::dict counters_dict(std::optional<int> device) {
-  const EmulatedCounters counters = emulated::runtime().counters(device);
+  const EmulatedCounters counters = without_gil([&] { return emulated::runtime().counters(device); });
   py::dict dict;
 #define TORCH_UVM_COUNTER(name) dict[#name] = counters.name;
   TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_COUNTER)
@@ -24,8 +24,7 @@ py::dict counters_dict(std::optional<int> device) {
   return dict;
 }
 
-py::dict residency_dict(const at::Tensor& tensor) {
-  py::dict dict;
+ResidencyInfo residency_of(const at::Tensor& tensor) {
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
   if (is_on_host(tensor.storage().data_ptr())) {
@@ -36,6 +35,12 @@ py::dict residency_dict(const at::Tensor& tensor) {
   } else {
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
   }
+  return info;
+}
+
+py::dict residency_dict(const at::Tensor& tensor) {
+  const ResidencyInfo info = without_gil([&] { return residency_of(tensor); });
+  py::dict dict;
   dict["host"] = info.host;
   dict["devices"] = info.devices;
   dict["untouched"] = info.untouched;
@@ -45,8 +50,8 @@ py::dict residency_dict(const at::Tensor& tensor) {
 } // namespace
 
 void bind_emulated(py::module_& module) {
-  module.def("emu_register", &emulated::register_accelerator);
-  module.def("emu_is_registered", &emulated::is_registered);
+  module.def("emu_register", &emulated::register_accelerator, no_gil);
+  module.def("emu_is_registered", &emulated::is_registered, keeps_gil);
   module.def(
       "emu_configure",
       [](int devices, std::size_t memory, const std::string& profile, std::optional<std::uint64_t> schedule_seed) {
@@ -55,16 +60,17 @@ void bind_emulated(py::module_& module) {
                     "TORCH_UVM_DEVICE=emu registers it");
         Context::get().set_emulated({devices, memory, profile, schedule_seed});
       },
-      py::arg("devices"), py::arg("memory"), py::arg("profile"), py::arg("schedule_seed"));
-  module.def("emu_profiles", &CostProfile::names);
-  module.def("emu_counters", &counters_dict, py::arg("device"));
-  module.def("emu_reset_counters", [] { emulated::runtime().reset_counters(); });
+      py::arg("devices"), py::arg("memory"), py::arg("profile"), py::arg("schedule_seed"), no_gil);
+  module.def("emu_profiles", &CostProfile::names, keeps_gil);
+  module.def("emu_counters", &counters_dict, py::arg("device"), no_gil_inside);
+  module.def("emu_reset_counters", [] { emulated::runtime().reset_counters(); }, no_gil);
   module.def(
-      "emu_resident_bytes", [](int device) { return emulated::runtime().resident_bytes(device); }, py::arg("device"));
+      "emu_resident_bytes", [](int device) { return emulated::runtime().resident_bytes(device); }, py::arg("device"),
+      no_gil);
   module.def(
       "emu_peak_resident_bytes", [](int device) { return emulated::runtime().peak_resident_bytes(device); },
-      py::arg("device"));
-  module.def("emu_time_us", [] { return emulated::runtime().time_us(); });
+      py::arg("device"), no_gil);
+  module.def("emu_time_us", [] { return emulated::runtime().time_us(); }, no_gil);
   module.def(
       "emu_timeline",
       [](int device) {
@@ -74,23 +80,27 @@ void bind_emulated(py::module_& module) {
         }
         return samples;
       },
-      py::arg("device"));
-  module.def("emu_residency", &residency_dict, py::arg("tensor"));
-  module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); });
+      py::arg("device"), no_gil);
+  module.def("emu_residency", &residency_dict, py::arg("tensor"), no_gil_inside);
+  module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); }, no_gil);
   // For tests of what happens when calls of the runtime fail.
   module.def(
       "emu_fail_call", [](const std::string& name, std::size_t nth) { emulated::runtime().fail_call(name, nth); },
-      py::arg("name"), py::arg("nth"));
-  module.def("emu_clear_failures", [] { return emulated::runtime().clear_failures(); });
-  module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); });
+      py::arg("name"), py::arg("nth"), no_gil);
+  module.def("emu_clear_failures", [] { return emulated::runtime().clear_failures(); }, no_gil);
+  module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); }, no_gil);
+  // For tests of what may go on beside a wait for a device.
+  module.def("emu_hold_device", [](int device) { emulated::runtime().hold_device(device); }, py::arg("device"), no_gil);
+  module.def(
+      "emu_release_device", [](int device) { emulated::runtime().release_device(device); }, py::arg("device"), no_gil);
+  module.def("emu_await_waiter", [] { emulated::runtime().await_waiter(); }, no_gil);
 
   // What torch.emu is made of, beyond torch.accelerator's own functions.
-  module.def("emu_device_count", &emulated::device_count);
-  module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); });
-  module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); });
-  module.def("emu_finish_backward_threads", &emulated::finish_backward_threads,
-             py::call_guard<py::gil_scoped_release>());
-  module.def("emu_in_bad_fork", [] { return Context::get().forked(); });
+  module.def("emu_device_count", &emulated::device_count, no_gil);
+  module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); }, no_gil);
+  module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); }, no_gil);
+  module.def("emu_finish_backward_threads", &emulated::finish_backward_threads, no_gil);
+  module.def("emu_in_bad_fork", [] { return Context::get().forked(); }, keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -27,16 +27,16 @@ T* held_by(PyObject* capsule) {
 template <class T>
 void delete_capsule(PyObject* capsule) {
   if (T* held = held_by<T>(capsule); held != nullptr && held->deleter != nullptr) {
-    held->deleter(held);
+    without_gil([held] { held->deleter(held); }); // ours: the tensor is unpinned, and may be freed
   }
 }
 
 template <class T>
 py::object export_capsule(const at::Tensor& tensor, std::int32_t device_id, bool copied) {
-  T* given = export_managed<T>(tensor, device_id, copied);
+  T* given = without_gil([&] { return export_managed<T>(tensor, device_id, copied); }); // it may be fetched
   PyObject* capsule = PyCapsule_New(given, at::DLPackTraits<T>::capsule, &delete_capsule<T>);
   if (capsule == nullptr) {
-    given->deleter(given);
+    without_gil([given] { given->deleter(given); });
     throw py::error_already_set();
   }
   return py::reinterpret_steal<py::object>(capsule);
@@ -48,8 +48,8 @@ at::Tensor import_capsule(PyObject* capsule, T* held, c10::Device device, bool r
   // destructor leaves the tensor alone from here on.
   PyCapsule_SetName(capsule, at::DLPackTraits<T>::used);
   try {
-    const py::gil_scoped_release released; // a label of the CPU's waits for the device
-    return import_managed<T>(held, device, read_only_too);
+    // A label of the CPU's waits for the device.
+    return without_gil([&] { return import_managed<T>(held, device, read_only_too); });
   } catch (...) {
     PyCapsule_SetName(capsule, at::DLPackTraits<T>::capsule);
     throw;
@@ -78,7 +78,7 @@ auto with_capsule(const py::object& capsule, Use use) {
 
 void bind_exchange(py::module_& module) {
   register_resize_check();
-  module.def("label_count", &label_count, py::arg("storage"));
+  module.def("label_count", &label_count, py::arg("storage"), no_gil);
   module.def(
       "dlpack_device",
       [](const py::object& capsule) {
@@ -87,21 +87,21 @@ void bind_exchange(py::module_& module) {
           return std::pair(static_cast<int>(device.device_type), static_cast<int>(device.device_id));
         });
       },
-      py::arg("capsule"));
+      py::arg("capsule"), keeps_gil);
   module.def(
       "dlpack_export",
       [](const at::Tensor& tensor, std::int32_t device_id, bool versioned, bool copied) {
         return versioned ? export_capsule<DLManagedTensorVersioned>(tensor, device_id, copied)
                          : export_capsule<DLManagedTensor>(tensor, device_id, copied);
       },
-      py::arg("tensor"), py::arg("device_id"), py::arg("versioned"), py::arg("copied"));
+      py::arg("tensor"), py::arg("device_id"), py::arg("versioned"), py::arg("copied"), no_gil_inside);
   module.def(
       "dlpack_import",
       [](const py::object& capsule, const c10::Device& device, bool read_only_too) {
         return with_capsule(capsule,
                             [&](auto* held) { return import_capsule(capsule.ptr(), held, device, read_only_too); });
       },
-      py::arg("capsule"), py::arg("device"), py::arg("read_only_too"));
+      py::arg("capsule"), py::arg("device"), py::arg("read_only_too"), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -29,8 +29,8 @@ py::object place(const std::optional<Location>& location) {
 }
 
 py::dict attributes_dict(std::uintptr_t address, std::size_t bytes) {
-  const RangeAttributes attributes =
-      Context::get().runtime().range_attributes(reinterpret_cast<const void*>(address), bytes);
+  const RangeAttributes attributes = without_gil(
+      [&] { return Context::get().runtime().range_attributes(reinterpret_cast<const void*>(address), bytes); });
   std::vector<int> accessed_by;
   for (const Location location : attributes.accessed_by) {
     accessed_by.push_back(location.index);
@@ -44,45 +44,47 @@ py::dict attributes_dict(std::uintptr_t address, std::size_t bytes) {
   return dict;
 }
 
-py::object block_pair(const at::Tensor& tensor) {
+/// Its address, bytes and home.
+std::optional<std::tuple<std::uintptr_t, std::size_t, int>> block_values(const at::Tensor& tensor) {
   Block* const block = is_managed(tensor.storage().data_ptr()) ? block_of(tensor.storage().data_ptr()) : nullptr;
   if (block == nullptr) {
-    return py::none();
+    return std::nullopt;
   }
   const CachingManagedAllocator& allocator = Context::get().managed_allocator();
-  return py::make_tuple(reinterpret_cast<std::uintptr_t>(allocator.data(block)), allocator.bytes(block),
-                        allocator.home(block).index);
+  return std::tuple(reinterpret_cast<std::uintptr_t>(allocator.data(block)), allocator.bytes(block),
+                    allocator.home(block).index);
 }
 
 } // namespace
 
 void bind_hints(py::module_& module) {
   register_hints();
-  module.def("has_bytes", &has_bytes, py::arg("tensor"));
+  module.def("has_bytes", &has_bytes, py::arg("tensor"), keeps_gil);
   module.def(
       "residency",
       [](const std::vector<at::Tensor>& tensors) {
+        const auto places = without_gil([&] { return residency(tensors); });
         py::dict dict;
-        for (const auto& [device, bytes] : residency(tensors)) {
+        for (const auto& [device, bytes] : places) {
           dict[py::cast(device)] = bytes;
         }
         return dict;
       },
-      py::arg("tensors"));
+      py::arg("tensors"), no_gil_inside);
 
   // What the hints go by, for tests: (address, bytes).
   module.def(
       "byte_runs", [](const at::Tensor& tensor, std::size_t gap) { return pairs(runs_of(tensor, gap)); },
-      py::arg("tensor"), py::arg("gap") = 0);
+      py::arg("tensor"), py::arg("gap") = 0, keeps_gil);
   module.def(
       "page_ranges",
       [](const std::vector<at::Tensor>& tensors, std::size_t page, std::size_t gap) {
         return pairs(page_ranges(owned_bytes(tensors, gap), page));
       },
-      py::arg("tensors"), py::arg("page"), py::arg("gap") = 0);
-  module.def("range_attributes", &attributes_dict, py::arg("address"), py::arg("bytes"));
-  module.def("block_of", &block_pair, py::arg("tensor"));
-  module.def("pretend_not_concurrent", &Machine::pretend_not_concurrent, py::arg("pretend"));
+      py::arg("tensors"), py::arg("page"), py::arg("gap") = 0, no_gil);
+  module.def("range_attributes", &attributes_dict, py::arg("address"), py::arg("bytes"), no_gil_inside);
+  module.def("block_of", &block_values, py::arg("tensor"), no_gil);
+  module.def("pretend_not_concurrent", &Machine::pretend_not_concurrent, py::arg("pretend"), no_gil);
 }
 
 } // namespace torch_uvm

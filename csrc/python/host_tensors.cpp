@@ -8,8 +8,8 @@
 namespace torch_uvm {
 
 void bind_host_tensors(pybind11::module_& module) {
-  module.def("set_host_tensors", &set_host_tensors, pybind11::arg("on"));
-  module.def("host_tensors", &host_tensors);
+  module.def("set_host_tensors", &set_host_tensors, pybind11::arg("on"), no_gil);
+  module.def("host_tensors", &host_tensors, keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -20,4 +20,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_emulated(module);
   torch_uvm::bind_cuda(module);
   torch_uvm::bind_floors(module);
+  torch_uvm::bind_planted_faults(module);
 }

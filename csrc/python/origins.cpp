@@ -171,11 +171,7 @@ Origin where_this_thread_is() noexcept {
 }
 
 py::list figures_list() {
-  std::vector<OriginFigures> figures;
-  {
-    const py::gil_scoped_release no_gil;
-    figures = Origins::get().figures();
-  }
+  const std::vector<OriginFigures> figures = without_gil([] { return Origins::get().figures(); });
   py::list list;
   for (const OriginFigures& it : figures) {
     const Place& place = Places::get()[it.origin];
@@ -211,12 +207,11 @@ void bind_origins(py::module_& module) {
       "start_counting_origins",
       [](std::vector<std::string> skipped) {
         Places::get().start(std::move(skipped));
-        const py::gil_scoped_release no_gil; // a probe may wait for it
-        Origins::get().start(&where_this_thread_is);
+        without_gil([] { Origins::get().start(&where_this_thread_is); }); // a probe may wait for the GIL
       },
-      py::arg("skipped"));
-  module.def("stop_counting_origins", [] { Origins::get().stop(); }, py::call_guard<py::gil_scoped_release>());
-  module.def("origin_figures", &figures_list);
+      py::arg("skipped"), no_gil_inside);
+  module.def("stop_counting_origins", [] { Origins::get().stop(); }, no_gil);
+  module.def("origin_figures", &figures_list, no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -45,8 +45,7 @@ std::unique_ptr<Region> enter_region(std::uint64_t key, const py::sequence& inpu
       storages.push_back({storage, false});
     }
   }
-  const py::gil_scoped_release no_gil;
-  return Region::enter(key, storages);
+  return without_gil([&] { return Region::enter(key, storages); });
 }
 
 void leave_region(Region& region, const py::object& outputs) {
@@ -60,18 +59,16 @@ void leave_region(Region& region, const py::object& outputs) {
   } else if (c10::StorageImpl* const storage = storage_of(outputs)) {
     storages.push_back(storage);
   }
-  const py::gil_scoped_release no_gil;
-  region.leave(storages);
+  without_gil([&] { region.leave(storages); });
 }
 
 } // namespace
 
 void bind_regions(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil; // these take the engine's mutex
-  py::class_<Region>(module, "Region");
+  py::class_<Region>(module, "Region", py::release_gil_before_calling_cpp_dtor()); // it lets go of its inputs
   module.def("enter_region", &enter_region, py::arg("key"), py::arg("inputs"), py::arg("constants"), py::arg("written"),
-             py::arg("unwritten"));
-  module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"));
+             py::arg("unwritten"), no_gil_inside);
+  module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
   module.def("end_capture", &end_capture, py::arg("capture"), no_gil);
   module.def("note_replay", &note_replay, py::arg("capture"), no_gil);

@@ -95,9 +95,7 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
                    std::uint32_t count, std::size_t ceiling, std::size_t initial, int repeat,
                    const py::object& progress) {
   const ReplayLog log = log_of(kinds, allocations, bytes, streams, logged_streams, count);
-  ReplayResult result;
-  {
-    const py::gil_scoped_release no_gil;
+  const ReplayResult result = without_gil([&] {
     ManagedRuntime& runtime = Context::get().runtime();
     log.check(runtime); // before anything looks at it
     const ReplayOptions options{log.busiest_home(), ceiling, initial, Context::get().options().allocator};
@@ -111,8 +109,8 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
         progress(done, of);
       }
     };
-    result = replay(log, runtime, make, repeat, tell);
-  }
+    return replay(log, runtime, make, repeat, tell);
+  });
   py::dict dict;
   dict["description"] = result.description;
   dict["seconds"] = result.seconds;
@@ -137,20 +135,18 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
 } // namespace
 
 void bind_replay(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil; // both take the allocator's mutex
   module.def("start_recording_allocations", &start_recording, py::arg("path"), no_gil);
-  module.def("stop_recording_allocations", [] {
-    AllocationLogEnd end;
-    {
-      const py::gil_scoped_release unlocked;
-      end = stop_recording();
-    }
-    return py::make_tuple(end.rows, end.lost, end.error);
-  });
-  module.def("replay_allocators", &replay_allocators);
+  module.def(
+      "stop_recording_allocations",
+      [] {
+        const AllocationLogEnd end = without_gil(&stop_recording);
+        return py::make_tuple(end.rows, end.lost, end.error);
+      },
+      no_gil_inside);
+  module.def("replay_allocators", &replay_allocators, keeps_gil);
   module.def("replay", &replay_on, py::arg("allocator"), py::arg("kinds"), py::arg("allocations"), py::arg("bytes"),
              py::arg("streams"), py::arg("logged_streams"), py::arg("count"), py::arg("ceiling"), py::arg("initial"),
-             py::arg("repeat"), py::arg("progress") = py::none());
+             py::arg("repeat"), py::arg("progress") = py::none(), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -1,8 +1,13 @@
 // Bindings of csrc/tensor/watcher.h: budgets and the residency engine.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
 
 #include "python/bindings.h"
 #include "tensor/context.h"
+#include "tensor/observed_operators.h"
 #include "tensor/watcher.h"
 
 namespace torch_uvm {
@@ -19,11 +24,10 @@ py::dict traffic_dict(const ResidencyStatistics::Traffic& traffic) {
 }
 
 py::dict statistics_dict() {
-  ResidencyStatistics now;
-  if (Engine* const engine = engine_in_use()) {
-    const py::gil_scoped_release no_gil;
-    now = engine->statistics();
-  }
+  const ResidencyStatistics now = without_gil([] {
+    Engine* const engine = engine_in_use();
+    return engine == nullptr ? ResidencyStatistics() : engine->statistics();
+  });
   py::dict dict;
   dict["fetched"] = traffic_dict(now.fetched);
   dict["written_back"] = traffic_dict(now.written_back);
@@ -43,16 +47,29 @@ py::dict statistics_dict() {
   return dict;
 }
 
+std::vector<std::string> written_arguments(const std::string& name, const std::string& overload) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  const ObservedOperator observed(op.schema());
+  std::vector<std::string> written;
+  for (std::size_t i = 0; i < op.schema().arguments().size(); ++i) {
+    if (observed.writes(i)) {
+      written.push_back(op.schema().arguments()[i].name());
+    }
+  }
+  return written;
+}
+
 } // namespace
 
 void bind_residency(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil; // all of these take the engine's mutex
   module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"), py::arg("hard"), no_gil);
   module.def(
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
       py::arg("device"), no_gil);
   module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
-  module.def("residency_stats", &statistics_dict);
+  module.def("residency_stats", &statistics_dict, no_gil_inside);
+  module.def("evict_after_operators", &evict_after_operators, py::arg("on"), no_gil);
+  module.def("written_arguments", &written_arguments, py::arg("name"), py::arg("overload") = "", no_gil);
   module.def(
       "reset_residency_stats",
       [] {

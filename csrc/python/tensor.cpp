@@ -48,10 +48,13 @@ CachingManagedAllocator* allocator_in_use() {
   return Context::get().in_use() ? &Context::get().managed_allocator() : nullptr;
 }
 
+std::vector<SegmentInfo> snapshot() {
+  const CachingManagedAllocator* const allocator = allocator_in_use();
+  return allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
+}
+
 py::dict fragmentation_dict(const std::optional<c10::Device>& home) {
-  const CachingManagedAllocator* allocator = allocator_in_use();
-  const auto snapshot = allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
-  const Fragmentation found = fragmentation(snapshot, home_of(home));
+  const Fragmentation found = without_gil([&] { return fragmentation(snapshot(), home_of(home)); });
   py::list pieces;
   for (std::size_t i = 0; i < found.pieces.size(); ++i) {
     py::dict row;
@@ -77,9 +80,11 @@ py::dict fragmentation_dict(const std::optional<c10::Device>& home) {
 }
 
 py::dict statistics_dict(const std::optional<c10::Device>& home) {
+  const Statistics statistics = without_gil([&] {
+    const CachingManagedAllocator* const allocator = allocator_in_use();
+    return allocator == nullptr ? Statistics{} : allocator->statistics(home_of(home));
+  });
   py::dict dict;
-  const CachingManagedAllocator* allocator = allocator_in_use();
-  const Statistics statistics = allocator == nullptr ? Statistics{} : allocator->statistics(home_of(home));
   for (const auto& [key, value] : statistics.flatten()) {
     dict[py::str(key)] = value;
   }
@@ -103,12 +108,9 @@ int python_index(Location home) {
 }
 
 py::list snapshot_list() {
+  const std::vector<SegmentInfo> found = without_gil(&snapshot);
   py::list segments;
-  const CachingManagedAllocator* allocator = allocator_in_use();
-  if (allocator == nullptr) {
-    return segments;
-  }
-  for (const SegmentInfo& segment : allocator->snapshot()) {
+  for (const SegmentInfo& segment : found) {
     py::list blocks;
     for (const BlockInfo& block : segment.blocks) {
       py::dict described;
@@ -132,6 +134,29 @@ py::list snapshot_list() {
     segments.append(std::move(described));
   }
   return segments;
+}
+
+py::list options_list() {
+  const std::vector<OptionInfo> options = without_gil([] { return describe_options(Context::get().options()); });
+  py::list rows;
+  for (const OptionInfo& option : options) {
+    py::dict row;
+    row["key"] = option.key;
+    row["accepted"] = option.accepted;
+    row["description"] = option.description;
+    row["default"] = option.default_value;
+    row["value"] = option.value;
+    rows.append(std::move(row));
+  }
+  return rows;
+}
+
+bool is_built_with_cuda() {
+#ifdef TORCH_UVM_WITH_CUDA
+  return !cuda_toolkit_version().empty();
+#else
+  return false;
+#endif
 }
 
 /// Whether two of the values are tensors under different labels of the same bytes.
@@ -160,59 +185,46 @@ bool share_bytes(const py::sequence& values) {
 
 void bind_tensor(py::module_& module) {
   register_operators();
-  module.def("set_enabled", &set_managed_enabled, py::arg("on"));
-  module.def("is_enabled", &managed_enabled);
-  py::class_<ManagedScope>(module, "Scope")
-      .def(py::init<bool>(), py::arg("on"))
+  module.def("set_enabled", &set_managed_enabled, py::arg("on"), keeps_gil);
+  module.def("is_enabled", &managed_enabled, keeps_gil);
+  // With a scope that is over, its allocator may go.
+  py::class_<ManagedScope>(module, "Scope", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init<bool>(), py::arg("on"), no_gil)
       .def(py::init([](bool on, std::shared_ptr<Allocator> allocator) { // None: the process's own
-             return std::make_unique<ManagedScope>(on, AllocatorChoice(std::move(allocator)));
+             return without_gil(
+                 [&] { return std::make_unique<ManagedScope>(on, AllocatorChoice(std::move(allocator))); });
            }),
-           py::arg("on"), py::arg("allocator").none(true))
-      .def("close", &ManagedScope::close);
+           py::arg("on"), py::arg("allocator").none(true), no_gil_inside)
+      .def("close", &ManagedScope::close, no_gil);
 
-  const py::call_guard<py::gil_scoped_release> no_gil; // budgets are options, and bytes may be on their way
   module.def(
       "load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"), no_gil);
   module.def(
       "set_option", [](const std::string& key, const std::string& value) { Context::get().set_option(key, value); },
       py::arg("key"), py::arg("value"), no_gil);
-  module.def("describe_options", [] {
-    py::list rows;
-    for (const OptionInfo& option : describe_options(Context::get().options())) {
-      py::dict row;
-      row["key"] = option.key;
-      row["accepted"] = option.accepted;
-      row["description"] = option.description;
-      row["default"] = option.default_value;
-      row["value"] = option.value;
-      rows.append(std::move(row));
-    }
-    return rows;
-  });
-  module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"));
-  module.def("format_bytes", &format_bytes, py::arg("count"));
-  module.def("set_limit", [](std::optional<std::size_t> limit) { Context::get().set_limit(limit); }, py::arg("limit"));
-  module.def("get_limit", [] { return Context::get().options().limit; });
+  module.def("describe_options", &options_list, no_gil_inside);
+  module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"), keeps_gil);
+  module.def("format_bytes", &format_bytes, py::arg("count"), keeps_gil);
+  module.def(
+      "set_limit", [](std::optional<std::size_t> limit) { Context::get().set_limit(limit); }, py::arg("limit"), no_gil);
+  module.def("get_limit", [] { return Context::get().options().limit; }, no_gil);
 
-  module.def("built_with_cuda", [] {
-#ifdef TORCH_UVM_WITH_CUDA
-    return !cuda_toolkit_version().empty();
-#else
-    return false;
-#endif
-  });
-  module.def("backend", [] { return Context::get().backend_name(); });
-  module.def("in_use", [] { return Context::get().in_use(); });
-  module.def("managed_bytes", [] { return Context::get().in_use() ? Context::get().runtime().managed_bytes() : 0; });
-  module.def("peak_managed_bytes",
-             [] { return Context::get().in_use() ? Context::get().runtime().peak_managed_bytes() : 0; });
-  module.def("host_memory_available", &operating_system_memory_available);
+  module.def("built_with_cuda", &is_built_with_cuda, keeps_gil);
+  module.def("backend", [] { return Context::get().backend_name(); }, no_gil);
+  module.def("in_use", [] { return Context::get().in_use(); }, keeps_gil);
+  module.def(
+      "managed_bytes", [] { return Context::get().in_use() ? Context::get().runtime().managed_bytes() : 0; }, no_gil);
+  module.def(
+      "peak_managed_bytes", [] { return Context::get().in_use() ? Context::get().runtime().peak_managed_bytes() : 0; },
+      no_gil);
+  module.def("host_memory_available", &operating_system_memory_available, no_gil);
   module.def(
       "device_properties",
       [](int index) {
-        ManagedRuntime& runtime = Context::get().runtime();
-        const DeviceProperties properties = runtime.device_properties(index);
-        const MemoryInfo memory = runtime.memory_info(index);
+        const auto [properties, memory] = without_gil([&] {
+          ManagedRuntime& runtime = Context::get().runtime();
+          return std::pair(runtime.device_properties(index), runtime.memory_info(index));
+        });
         py::dict dict;
         dict["name"] = properties.name;
         dict["total_memory"] = properties.total_memory;
@@ -223,13 +235,13 @@ void bind_tensor(py::module_& module) {
         dict["page_bytes"] = properties.page_bytes;
         return dict;
       },
-      py::arg("index"));
+      py::arg("index"), no_gil_inside);
 
-  module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"));
+  module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"), keeps_gil);
   module.def("move_for_module", &move_for_module, py::arg("tensor"), py::arg("device"), py::arg("non_blocking"),
-             py::call_guard<py::gil_scoped_release>()); // it may wait
-  module.def("share_bytes", &share_bytes, py::arg("values"));
-  module.def("start_device", &start_device, py::arg("device"));
+             no_gil);
+  module.def("share_bytes", &share_bytes, py::arg("values"), keeps_gil);
+  module.def("start_device", &start_device, py::arg("device"), no_gil);
   module.def(
       "empty_strided",
       [](const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& stride, c10::ScalarType dtype,
@@ -237,8 +249,8 @@ void bind_tensor(py::module_& module) {
         start_device(device);
         return empty_strided_managed(size, stride, dtype, device);
       },
-      py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"));
-  module.def("memory_stats", &statistics_dict, py::arg("home"));
+      py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"), no_gil);
+  module.def("memory_stats", &statistics_dict, py::arg("home"), no_gil_inside);
   module.def(
       "reset_peak_memory_stats",
       [](const std::optional<c10::Device>& home) {
@@ -246,7 +258,7 @@ void bind_tensor(py::module_& module) {
           allocator->reset_peak_statistics(home_of(home));
         }
       },
-      py::arg("home"));
+      py::arg("home"), no_gil);
   module.def(
       "reset_accumulated_memory_stats",
       [](const std::optional<c10::Device>& home) {
@@ -254,18 +266,23 @@ void bind_tensor(py::module_& module) {
           allocator->reset_accumulated_statistics(home_of(home));
         }
       },
-      py::arg("home"));
-  module.def("memory_snapshot", &snapshot_list);
-  module.def("memory_fragmentation", &fragmentation_dict, py::arg("home"));
-  module.def("empty_cache", [] {
-    py::gil_scoped_release released; // may wait for pending frees
-    CachingManagedAllocator* allocator = allocator_in_use();
-    return allocator == nullptr ? 0 : allocator->empty_cache();
-  });
-  module.def("check_allocator", []() -> std::optional<std::string> {
-    const CachingManagedAllocator* allocator = allocator_in_use();
-    return allocator == nullptr ? std::nullopt : allocator->check();
-  });
+      py::arg("home"), no_gil);
+  module.def("memory_snapshot", &snapshot_list, no_gil_inside);
+  module.def("memory_fragmentation", &fragmentation_dict, py::arg("home"), no_gil_inside);
+  module.def(
+      "empty_cache",
+      [] {
+        CachingManagedAllocator* allocator = allocator_in_use();
+        return allocator == nullptr ? 0 : allocator->empty_cache();
+      },
+      no_gil);
+  module.def(
+      "check_allocator",
+      []() -> std::optional<std::string> {
+        const CachingManagedAllocator* allocator = allocator_in_use();
+        return allocator == nullptr ? std::nullopt : allocator->check();
+      },
+      no_gil);
 }
 
 } // namespace torch_uvm

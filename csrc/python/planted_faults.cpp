@@ -1,0 +1,56 @@
+// Faults for a sanitizer to find, in builds with TORCH_UVM_SANITIZED only: `_C.planted_race()` and
+// `_C.planted_use_after_free()`. A sanitizer that reports neither sees nothing of the extension.
+#include "python/bindings.h"
+
+#ifdef TORCH_UVM_SANITIZED
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+namespace torch_uvm {
+namespace {
+
+/// Two threads write a variable without a lock.
+int planted_race() {
+  int written = 0;
+  std::atomic<int> ready{0};
+  const auto write = [&] {
+    ready.fetch_add(1, std::memory_order_relaxed); // relaxed: orders nothing
+    while (ready.load(std::memory_order_relaxed) != 2) {
+      std::this_thread::yield();
+    }
+    ++written;
+  };
+  std::thread other(write);
+  write();
+  other.join();
+  return written;
+}
+
+int planted_use_after_free() {
+  auto owned = std::make_unique<int>(1);
+  volatile const int* const freed = owned.get();
+  owned.reset();
+  return *freed;
+}
+
+} // namespace
+
+void bind_planted_faults(pybind11::module_& module) {
+  module.def("planted_race", &planted_race, "A data race, for ThreadSanitizer to find.", no_gil);
+  module.def("planted_use_after_free", &planted_use_after_free, "A use after free, for AddressSanitizer to find.",
+             no_gil);
+}
+
+} // namespace torch_uvm
+
+#else
+
+namespace torch_uvm {
+
+void bind_planted_faults(pybind11::module_& /*module*/) {}
+
+} // namespace torch_uvm
+
+#endif

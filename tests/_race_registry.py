@@ -1,0 +1,107 @@
+"""What the programs of `_races.py` and `_thread_races.py` are written with, and their table."""
+
+from __future__ import annotations
+
+import random
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+
+import torch_uvm
+
+MIB = 1 << 20
+FLOATS = MIB // 4  # a tensor of 1 MiB: four times the least that is moved
+RIGHT = ""
+
+Program = Callable[[random.Random], str]
+
+
+class Race(NamedTuple):
+    program: Program
+    """What it saw that is wrong; RIGHT if nothing is."""
+    devices: int
+    wrong: bool
+    """A program that is wrong by itself: some schedule has to show it."""
+    seeds: int
+    """If nobody says how many."""
+    memory: str | None
+    """Of each device; None: the emulator's default."""
+    threads: bool
+    """Its threads race with each other: it also runs in builds under a sanitizer (`_sanitized.py`)."""
+
+
+RACES: dict[str, Race] = {}
+
+
+def race(
+    devices: int = 1,
+    wrong: bool = False,
+    seeds: int = 16,
+    memory: str | None = None,
+    threads: bool = False,
+) -> Callable[[Program], Program]:
+    def add(program: Program) -> Program:
+        RACES[program.__name__] = Race(program, devices, wrong, seeds, memory, threads)
+        return program
+
+    return add
+
+
+def full(value: float, device: str = "emu") -> torch.Tensor:
+    return torch.full((FLOATS,), float(value), device=device)
+
+
+def compare(tensors: Iterable[torch.Tensor], expected: Iterable[float], what: str) -> str:
+    for number, (tensor, value) in enumerate(zip(tensors, expected, strict=True)):
+        seen = tensor.cpu()
+        if not seen.eq(value).all():
+            return f"{what} {number}: {seen.unique().tolist()[:4]} instead of {value}"
+    return RIGHT
+
+
+class Pressure:
+    """Tensors that do not fit: whoever uses one sends others to the host."""
+
+    def __init__(self, tensors: int = 8, budget: int = 6, device: int = 0) -> None:
+        torch_uvm.set_budget(budget * MIB, device)
+        self.tensors = [full(i, f"emu:{device}") for i in range(tensors)]
+        self.expected = [float(i) for i in range(tensors)]
+
+    def use(self, number: int) -> None:
+        self.tensors[number].add_(1)
+        self.expected[number] += 1
+
+    def use_all(self) -> None:
+        for number in range(len(self.tensors)):
+            self.use(number)
+
+    def check(self) -> str:
+        return compare(self.tensors, self.expected, "under pressure")
+
+
+def at_once(workers: Iterable[Callable[[], str]], beside: Callable[[], None] | None = None) -> str:
+    """Runs each worker on a thread of its own, and `beside` again and again on this one until all are over.
+
+    Returns what the first worker that saw something wrong says, or its traceback; else RIGHT.
+    """
+    wrong: list[str] = []
+
+    def run(worker: Callable[[], str]) -> None:
+        try:
+            seen = worker()
+        except BaseException:
+            seen = traceback.format_exc()
+        if seen != RIGHT:
+            wrong.append(seen)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while beside is not None and any(thread.is_alive() for thread in threads):
+        beside()
+    for thread in threads:
+        thread.join()
+    return wrong[0] if wrong else RIGHT
