@@ -74,6 +74,21 @@ def leave_no_trace() -> Iterator[None]:
 
 
 @pytest.fixture
+def evicting() -> Iterator[None]:
+    """Managed memory under a budget. Each storage, however small, leaves its device after each operator.
+
+    So an address that an operator has kept is wrong afterwards.
+    """
+    torch_uvm = sys.modules["torch_uvm"]
+    torch_uvm.enable(budget="64MiB")
+    torch_uvm._C.set_option("relocation_min", "1")
+    torch_uvm._C.evict_after_operators(True)
+    yield
+    torch_uvm._C.evict_after_operators(False)
+    torch_uvm._C.set_option("relocation_min", "256KiB")
+
+
+@pytest.fixture
 def steps_at_once_afterwards() -> Iterator[None]:
     """For tests of deferred steps: what they left pending runs, and nothing is deferred after them."""
     yield

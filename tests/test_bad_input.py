@@ -31,7 +31,7 @@ def _loose(function: Any) -> Any:
 
 
 enable, enabled, configure = _loose(torch_uvm.enable), _loose(torch_uvm.enabled), _loose(emulated.configure)
-set_budget = _loose(torch_uvm.set_budget)
+set_budget, set_host_limit = _loose(torch_uvm.set_budget), _loose(torch_uvm.set_host_limit)
 set_limit, is_managed, residency = (
     _loose(torch_uvm.set_limit),
     _loose(torch_uvm.is_managed),
@@ -48,9 +48,34 @@ def _sparse() -> torch.Tensor:
 BAD: dict[str, Bad] = {
     # --- enable and the scopes
     "enable keyword typo": Bad(
-        lambda: enable(bugdet="auto"), TypeError, ("bugdet", "'auto'", "budget, limit, moves, host_tensors")
+        lambda: enable(bugdet="auto"),
+        TypeError,
+        ("bugdet", "'auto'", "did you mean budget?", "budget, limit, host_limit, moves"),
     ),
-    "enable positional": Bad(lambda: enable("auto"), TypeError, ("positional",)),
+    "enable positional": Bad(
+        lambda: enable("4GiB"), TypeError, ("keywords only", "'4GiB' (str)", "write enable(budget='4GiB')")
+    ),
+    "enable keyword suggested": Bad(
+        lambda: enable(host_limt="1GiB"), TypeError, ("host_limt", "'1GiB'", "did you mean host_limit?")
+    ),
+    "enable host_limit": Bad(
+        lambda: enable(host_limit="lots"), ValueError, ("host_limit='lots'", "4GiB", "None")
+    ),
+    "host limit": Bad(lambda: set_host_limit(-1), ValueError, ("host_limit", "-1", "4GiB", "None")),
+    "budget unit abbreviated": Bad(
+        lambda: set_budget("20G"), ValueError, ("budget='20G'", "did you mean 20GiB?", "'80%'")
+    ),
+    "limit unit abbreviated": Bad(
+        lambda: set_limit("1.5 mi"), ValueError, ("'1.5 mi'", "did you mean 1.5MiB?")
+    ),
+    "budget share as text": Bad(lambda: set_budget("0.8"), ValueError, ("'0.8'", "did you mean 80%?")),
+    "budget share as float": Bad(
+        lambda: enable(budget=0.125), TypeError, ("0.125 (float)", "did you mean '12.5%'?", "'80%'")
+    ),
+    "budget of an unknown device": Bad(
+        lambda: torch_uvm.get_budget(COUNT), ValueError, ("device", str(COUNT), f"'{DEVICE}'")
+    ),
+    "budget of the host": Bad(lambda: torch_uvm.get_budget("cpu"), ValueError, ("the host has no budget",)),
     "enable budget word": Bad(
         lambda: enable(budget="lots"), ValueError, ("budget", "lots", "'80%'", '"auto" or None')
     ),
@@ -85,7 +110,12 @@ BAD: dict[str, Bad] = {
     "enable limit beside a wrong value": Bad(
         lambda: enable(limit="1GiB", moves="x"), ValueError, ("moves", "x", '"copy"')
     ),
-    "enabled takes no options": Bad(lambda: enabled(limit="1GiB"), TypeError, ("limit", "1GiB", "none")),
+    "enabled takes no options": Bad(
+        lambda: enabled(limit="1GiB"), TypeError, ("limit", "1GiB", "takes no arguments")
+    ),
+    "enabled positional": Bad(
+        lambda: enabled("1GiB"), TypeError, ("enabled() takes no arguments", "'1GiB' (str)")
+    ),
     "enabled on a generator": Bad(
         lambda: torch_uvm.enabled()(lambda: (yield)), TypeError, ("<lambda>", "plain functions")
     ),
@@ -266,6 +296,14 @@ BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
     ({"TORCH_UVM_CONF": "emulated_memory:-1"}, "ValueError", ["emulated_memory", "-1", "1MiB"]),
     ({"TORCH_UVM_CONF": "emulated_profile:h2000"}, "ValueError", ["emulated_profile", "h2000", "h200"]),
     ({"TORCH_UVM_CONF": "emulated_schedule_seed:x"}, "ValueError", ["emulated_schedule_seed", "x", "none"]),
+    (
+        {"TORCH_UVM_BUDGET": "20GiB"},
+        "ValueError",
+        ["TORCH_UVM_BUDGET='20GiB'", "did you mean TORCH_UVM_CONF=budget:20GiB?", "TORCH_UVM_DEVICE"],
+    ),
+    ({"TORCH_UVM_CONFIG": "limit:1GiB"}, "ValueError", ["TORCH_UVM_CONFIG", "did you mean TORCH_UVM_CONF?"]),
+    ({"TORCH_UVM_HOSTLIMIT": "1GiB"}, "ValueError", ["did you mean TORCH_UVM_CONF=host_limit:1GiB?"]),
+    ({"TORCH_UVM_XYZZY": "1"}, "ValueError", ["TORCH_UVM_XYZZY='1'", "accepted: TORCH_UVM, "]),
     ({"TORCH_UVM": "1", "TORCH_UVM_CONF": "a:b"}, "ValueError", ["TORCH_UVM_CONF", '"a"']),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,100 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
         assert done.returncode == 1
         for part in ("TORCH_UVM_CONF", "budget", "lots", "auto, none, bytes such as 20GiB"):
             assert part in done.stderr
+
+
+class TestWhatIsInForce:
+    """Getters, and what is said where less is in force than was asked for."""
+
+    def test_limits(self) -> None:
+        torch_uvm.enable(limit="96MiB", host_limit="80MiB")
+        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (96 * MIB, 80 * MIB)
+        torch_uvm.enable()
+        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (96 * MIB, 80 * MIB)
+        torch_uvm.set_limit(None)
+        torch_uvm.set_host_limit(7 * MIB)
+        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (None, 7 * MIB)
+        torch_uvm.set_host_limit(None)
+        assert torch_uvm.get_host_limit() is None
+
+    def test_budgets(self, spawn: Spawn) -> None:
+        spawn(
+            LOOK
+            + """
+assert torch_uvm.get_budget() is None
+torch_uvm.set_budget("8MiB", device=1)
+assert [torch_uvm.get_budget(i) for i in (None, 0, 1, "emu:1")] == [None, None, 8 * MIB, 8 * MIB]
+torch_uvm.enable(budget="25%")
+assert _C.budget(0) is None  # before its first managed allocation
+assert [torch_uvm.get_budget(i) for i in range(2)] == [16 * MIB] * 2
+use(0), use(1)
+assert [torch_uvm.get_budget(i) for i in range(2)] == [16 * MIB] * 2 == [_C.budget(i) for i in range(2)]
+torch_uvm.set_budget("auto")
+assert torch_uvm.get_budget() == _C.budget(0) == 60 * MIB
+with torch.emu.device(1):
+    torch_uvm.set_budget("12MiB", device=1)
+    assert torch_uvm.get_budget() == 12 * MIB
+torch_uvm.set_budget(None)
+assert torch_uvm.get_budget(1) is None
+""",
+            env={**EMU, "TORCH_UVM_CONF": "emulated_devices:2,emulated_memory:64MiB"},
+        )
+
+    @pytest.mark.parametrize("first", [True, False], ids=["before", "after the first allocation"])
+    def test_a_budget_above_the_devices_memory_is_said(self, spawn: Spawn, first: bool) -> None:
+        spawn(
+            LOOK
+            + f"""
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    {"use()" if not first else "pass"}
+    torch_uvm.set_budget("64MiB")
+    use()
+    assert said == [], said[0].message
+    torch_uvm.set_budget("300MiB")
+    use()
+(only,) = said
+assert only.category is UserWarning
+assert "the budget of device 0 is 64.00 MiB" in str(only.message), only.message
+assert "300.00 MiB were asked for" in str(only.message), only.message
+assert torch_uvm.get_budget() == 64 * MIB
+"""
+            if not first
+            else LOOK
+            + """
+import warnings
+torch_uvm.set_budget("300MiB")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    torch_uvm.enable()
+    x = torch.ones(4, device="emu")
+(only,) = said
+assert "the budget of device 0 is 64.00 MiB" in str(only.message), only.message
+assert "300.00 MiB were asked for" in str(only.message), only.message
+""",
+            env={**EMU, "TORCH_UVM_CONF": "emulated_memory:64MiB"},
+        )
+
+    @pytest.mark.parametrize(("budget", "meant"), [(4, "4GiB"), ("20", "20GiB"), (1023 * 1024, "20GiB")])
+    def test_a_budget_without_a_unit_is_warned_of(self, budget: int | str, meant: str) -> None:
+        for call in (torch_uvm.set_budget, torch_uvm.enable):
+            with pytest.warns(UserWarning, match=f"budget .*{meant}"):
+                call(budget=budget)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for enough in (MIB, "1MiB", "0.1%", "auto", None):
+                torch_uvm.set_budget(enough)
+
+    def test_so_is_one_of_the_environment(self, spawn: Spawn) -> None:
+        done = spawn("import torch_uvm", env={**EMU, "TORCH_UVM_CONF": "budget:20"})
+        assert "TORCH_UVM_CONF: budget 20 is 20 B; did you mean 20GiB?" in done.stderr
+
+    def test_so_is_one_of_the_command_line(self, spawn: Spawn, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text("print('ran')")
+        done = spawn(args=["-m", "torch_uvm", "run", "--budget", "20", "script.py"], env=EMU)
+        assert done.stdout == "ran\n"
+        assert done.stderr == "python -m torch_uvm run: warning: budget 20 is 20 B; did you mean 20GiB?\n"
 
 
 class TestCommandLine:

@@ -211,3 +211,42 @@ def test_four_threads_on_two_devices(on_two: Run) -> None:
         assert figures["written_back"]["bytes"] > 0
         """
     )
+
+
+def test_the_default_waits_for_a_request_that_is_taken_back(spawn: Spawn) -> None:
+    """A request for all devices waits for the first, and fails on the second: it was never in force."""
+    spawn(
+        PRELUDE
+        + """
+import threading
+
+_C.set_enabled(True)
+tensors = [torch.ones(8 * MIB // 4, device=device) for device in (FIRST, SECOND)]
+_C.request_budget(0, "16MiB")
+for _ in range(2):  # leaves a segment that is larger than the budget, and comes back
+    tensors[0].add_(1)
+torch.accelerator.synchronize(0)
+raised = []
+
+def request():
+    try:
+        _C.request_budget(None, "4MiB")
+    except RuntimeError as error:
+        raised.append(error)
+
+_C.emu_fail_call("create_stream", 1)  # of the second device: the first one has its own
+_C.emu_hold_device(0)
+requesting = threading.Thread(target=request)
+requesting.start()
+_C.emu_await_waiter()
+begun = threading.Event()
+default = threading.Thread(target=lambda: (begun.set(), _C.request_default_budget()))
+default.start()
+begun.wait()
+_C.emu_release_device(0)
+requesting.join()
+default.join()
+assert "create_stream was made to fail" in str(raised), raised
+assert [_C.requested_budget(index) for index in (0, 1)] == ["16MiB", "auto"]
+"""
+    )

@@ -215,7 +215,14 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("argv", "named"),
         [
-            (["rnu"], ["'rnu'", "info, run, plot"]),
+            (["rnu"], ["'rnu'", "did you mean run?", "info, run, plot"]),
+            (["run", "--buget", "4GiB", "script.py"], ["'--buget'", "did you mean --budget?", "--limit"]),
+            (["run", "--hostlimit=4GiB", "script.py"], ["'--hostlimit'", "did you mean --host-limit?"]),
+            (["run", "--budget", "20G", "script.py"], ["20G", "did you mean 20GiB?"]),
+            (["run", "--budget", "0.8", "script.py"], ["0.8", "did you mean 80%?"]),
+            (["run", "--budget", "-5GiB", "script.py"], ["-5GiB", "it is negative"]),
+            (["run", "--conf", "budget:20G", "script.py"], ["20G", "did you mean 20GiB?"]),
+            (["plot", __file__, "-o", "picture.png"], ["line 1", "no trace of accesses", "record_accesses"]),
             (["info", "--jsno"], ["--jsno"]),
             (["run"], ["SCRIPT", "-m MODULE"]),
             (["run", "--lmit", "4GiB", "script.py"], ["--lmit", "--limit"]),

@@ -11,13 +11,27 @@ import pytest
 import torch
 from _spawn import Spawn
 from torch import nn
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import torch_uvm
 
 BACKENDS = ["eager", "aot_eager"]
+
+
+@pytest.mark.parametrize("make", [False, True], ids=["input", "made inside"])
+def test_inductor_says_what_is_accepted_on_emu(make: bool) -> None:
+    """It has code generators for other devices only."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return (torch.ones(4, device="emu") if make else x) * 2
+
+    x = torch.ones(4, device="cpu" if make else "emu")
+    with pytest.raises(BackendCompilerFailed, match="emulated accelerator 'emu'.*aot_eager"):
+        torch.compile(double)(x)
+    for backend in BACKENDS:
+        assert torch.compile(double, backend=backend)(x).tolist() == [2.0] * 4
 
 
 @pytest.fixture(autouse=True)

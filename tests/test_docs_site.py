@@ -52,6 +52,26 @@ def test_links_to_files_that_are_no_pages_are_downloads(site: Path) -> None:
     assert (site / "docs" / link).is_file()
 
 
+def test_code_of_120_columns_is_shown_whole(site: Path) -> None:
+    """Beside the sidebar, at the theme's page width: else the README's table loses its last columns."""
+    theme = (site / "_static" / "alabaster.css").read_text()
+    basic = (site / "_static" / "basic.css").read_text()
+    ours = (site / "_static" / "custom.css").read_text()
+    page = re.search(r"div\.document \{\s*width: (\d+)px", theme)
+    side = re.search(r"div\.bodywrapper \{\s*margin: 0 0 0 (\d+)px", theme)
+    body = re.search(r"div\.body \{[^}]*padding: 0 (\d+)px", theme)
+    most = re.search(r"div\.body \{[^}]*max-width: (\w+)", basic)
+    code = re.search(r"div\.highlight pre \{\s*font-size: ([\d.]+)px[^}]*padding: 7px (\d+)px", ours)
+    assert page and side and body and most and code and most[1] == "none"
+    room = int(page[1]) - int(side[1]) - 2 * int(body[1]) - 2 * int(code[2])
+    assert 120 * 0.602 * float(code[1]) <= room  # of DejaVu Sans Mono, the widest of the theme's fonts
+    blocks = re.findall(r"<pre>(.*?)</pre>", (site / "README.html").read_text(), re.S)
+    rows = [re.sub("<[^>]+>", "", line) for block in blocks for line in block.splitlines()]
+    table = [row for row in rows if "torch_uvm, engine" in row]
+    assert table and max(map(len, table)) <= 120
+    assert 'href="_static/custom.css' in (site / "README.html").read_text()
+
+
 def public_names(module: ModuleType) -> list[str]:
     """What a module says is public, or what it defines with no underscore before it."""
     said: list[str] | None = getattr(module, "__all__", None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from _spawn import Spawn
+
+from torch_uvm import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -98,6 +101,32 @@ class TestSwitches:
             "import torch_uvm; assert torch_uvm.is_enabled()",
             env={"TORCH_UVM": "", "PYTORCH_ENABLE_UNIFIED_MEMORY": "1", "TORCH_UVM_CONF": "", **EMU},
         )
+
+
+class TestNames:
+    def test_every_variable_of_ours_is_known(self) -> None:
+        """What the package, its build and its tests read is not refused as a misspelling."""
+        files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        read = r"""(?:environ(?:\.get|\.setdefault)?[(\[]|getenv\()\s*["'](TORCH_UVM_\w+)"""
+        found = {
+            name
+            for file in files.stdout.splitlines()
+            if file.endswith((".py", ".cpp", ".h"))
+            for name in re.findall(read, (ROOT / file).read_text())
+        }
+        assert {"TORCH_UVM_CONF", "TORCH_UVM_CUDA", "TORCH_UVM_FAULTS"} <= found
+        assert sorted(found - environment.DEVELOPERS.union(environment.OURS)) == []
+
+    def test_one_that_is_empty_is_not_set(self, spawn: Spawn) -> None:
+        spawn("import torch_uvm", env={"TORCH_UVM_BUDGET": " ", **EMU})
+
+    def test_those_of_developers_are_let_by(self, spawn: Spawn) -> None:
+        spawn("import torch_uvm", env={"TORCH_UVM_CHECK_EVERY": "7", "TORCH_UVM_CALLS": "1", **EMU})
+
+    def test_is_a_line_on_the_command_line(self, spawn: Spawn) -> None:
+        done = spawn(args=["-m", "torch_uvm", "info"], env={"TORCH_UVM_BUDGET": "1GiB", **EMU}, check=False)
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr.startswith("torch_uvm: TORCH_UVM_BUDGET='1GiB'") and done.stderr.count("\n") == 1
 
 
 class TestOptions:

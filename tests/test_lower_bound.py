@@ -241,6 +241,6 @@ class TestCommand:
 
     def test_refuses_another_version(self, lower_bound: ModuleType, tmp_path: Path) -> None:
         path = tmp_path / "trace"
-        path.write_text('{"format": "torch_uvm accesses", "version": 2}\n')
-        with pytest.raises(ValueError, match="version 2"):
+        path.write_text('{"format": "torch_uvm accesses", "version": 3}\n')
+        with pytest.raises(ValueError, match="version 3"):
             lower_bound.bound(path, 1)

@@ -235,6 +235,34 @@ class TestFragmentation:
 
 
 class TestSummary:
+    def test_has_budgets_pinned_memory_and_transfers(self) -> None:
+        torch_uvm.set_budget("8MiB")
+        torch_uvm.set_host_limit("96MiB")
+        torch_uvm.reset_residency_stats()
+        kept = [_device(4) for _ in range(4)]
+        for x in kept:
+            x.add_(1)
+        stats = torch_uvm.residency_stats()
+        summary = torch_uvm.memory_summary()
+        assert "budget of device 0: 8.00 MiB (asked for: 8MiB); reserved" in summary
+        pinned = _C.format_bytes(stats["host_bytes"])
+        assert f"pinned host memory: {pinned}; host limit: 96.00 MiB" in summary
+        rows = {line[:29].strip(): line[29:].split() for line in summary.splitlines()}
+        for key, row in (
+            ("fetched", "Fetched to a device"),
+            ("written_back", "Written back to the host"),
+            ("dropped_clean", "Dropped clean, no copy"),
+            ("used_in_place", "Used in place on the host"),
+        ):
+            shown = _C.format_bytes(stats[key]["bytes"]).split()
+            assert rows[row][:3] == [str(stats[key]["count"]), *shown], row
+        assert rows["Operators over the budget"] == [str(stats["over_budget"])]
+        assert stats["fetched"]["count"] and stats["written_back"]["count"] and stats["host_bytes"]
+        torch_uvm.set_host_limit(None)
+        torch_uvm.set_budget(None)
+        assert "budget of device 0: none" in torch_uvm.memory_summary(0)
+        del kept
+
     def test_shows_the_figures(self) -> None:
         torch_uvm.set_limit("512MiB")
         x = _device(4)

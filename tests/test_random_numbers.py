@@ -152,12 +152,16 @@ class TestSeeds:
                 emu.manual_seed(9)
             assert [g.initial_seed() for g in emu.default_generators] == [5, 9]
             generator = torch.Generator("emu:1").manual_seed(2)
+            drawn = torch.rand(3, device="emu:0", generator=generator)  # as with CUDA
+            assert drawn.device == torch.device("emu", 0)
+            assert drawn.tolist() == torch.rand(3, generator=torch.Generator().manual_seed(2)).tolist()
+            assert torch.randperm(9, device="emu:0", generator=generator).device.index == 0
             try:
-                torch.rand(1, device="emu:0", generator=generator)
+                torch.rand(3, device="emu:0", generator=torch.Generator())
             except RuntimeError as error:
-                assert "emu:0" in str(error) and "emu:1" in str(error), error
+                assert "Expected a 'emu' device type for generator" in str(error), error
             else:
-                raise AssertionError("a generator of another device was taken")
+                raise AssertionError("a generator of the CPU was taken")
             with torch.random.fork_rng(devices=[1], device_type="emu"):
                 torch.rand(1, device="emu:1"); torch.rand(1, device="emu:0")
             assert emu.get_rng_state(1).tolist() != emu.get_rng_state(0).tolist()

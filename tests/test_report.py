@@ -112,6 +112,18 @@ class TestAPage:
             told = sum(int(row[column].replace(",", "")) for row in seen.rows["by-traffic"])
             assert told == stats["residency"][key]["count"], key
 
+    def test_says_which_optimizer_makes_what_does_not_fit(self, spawn: Spawn) -> None:
+        """AdamW's default updates 24 MiB of parameters at once, under a budget of 20."""
+        script = TRAINING.replace("kept = largest()", "kept = torch.ones(1)").replace("range(4)", "range(2)")
+        (spawn.folder / "train.py").write_text(script)
+        said = {}
+        for options in ("", ", fused=True"):
+            (spawn.folder / "train.py").write_text(script.replace("rameters())", f"rameters(){options})"))
+            spawn(args=[*RUN, "--budget", "20MiB", "--report", "out.html", "train.py"], env=EMU)
+            said[options] = pages.read(spawn.folder / "out.html").advice.get("over-budget", "")
+        assert "AdamW(..., fused=True)" in said[""]
+        assert "AdamW" not in said[", fused=True"]
+
     def test_says_what_to_do(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
         assert "AdamW" in seen.advice["deferred"] and "--optimizer deferred" in seen.advice["deferred"]
@@ -428,6 +440,30 @@ class TestAdvice:
         said = advice(facts(optimizer="in_place", optimizers=["Muon"]))
         assert "deferred" not in [it.key for it in said]
 
+    def test_of_operators_over_the_budget_in_a_foreach_optimizer(self) -> None:
+        """All parameters at once are too much: splitting layers would not help."""
+        over = facts(totals={"over_budget": 5}, foreach=["AdamW"], over_in_steps=4)
+        (said,) = (it for it in advice(over) if it.key == "over-budget")
+        assert "4 of 5" in said.title and "AdamW(..., fused=True)" in said.text
+        assert "layers" not in said.text
+        others: dict[str, Any]
+        for others in ({"over_in_steps": 1}, {"foreach": []}):
+            (said,) = (it for it in advice(replace(over, **others)) if it.key == "over-budget")
+            assert "largest layers" in said.text and "fused" not in said.text
+
+    def test_code_is_set_as_code(self) -> None:
+        """And what it quotes of others stays text."""
+        rules: list[dict[str, Any]] = [
+            {"limit": 8 << 30},
+            {"totals": {"over_budget": 1}, "foreach": ["SGD"], "over_in_steps": 1},
+            {"optimizer": "in_place"},
+            {"storages": [storages(1, 900), replace(storages(2, 100), file="`<b>`.py")]},
+        ]
+        for changed in rules:
+            said = pages.Page(page(facts(**changed)))
+            assert not any("`" in words for words in said.advice.values())
+        assert "<code>run --limit</code>" in page(facts(limit=8 << 30))
+
     def test_a_short_run_is_not_judged(self) -> None:
         last = facts(totals={"plan_misses": 300}).samples[-1]
         short = [Sample(0), replace(last, steps=4)]
@@ -436,6 +472,26 @@ class TestAdvice:
 
 
 class TestPictures:
+    def test_the_link_carries_no_more_than_it_can(self) -> None:
+        """100 GB are asked for within a second, and the copies took two: 50 GB/s."""
+        totals = {"fetched.bytes": 100e9, "fetched.ms": 2000.0, "used_in_place.bytes": 10e9}
+        taken = [Sample(0), Sample(1), Sample(2, totals=totals), Sample(10, totals=totals)]
+        asked = [charts.rates(taken, f"{it}.bytes", 100) for it in ("fetched", "used_in_place")]
+        carried = charts.carried(asked, charts._fastest(taken, ["fetched"]))
+        assert max(asked[0]) == pytest.approx(100e9)
+        assert max(map(sum, zip(*carried, strict=True))) == pytest.approx(50e9)
+        for series, count in zip(carried, (100e9, 10e9), strict=True):
+            assert sum(series) * 10 / 100 == pytest.approx(count)
+        assert charts.carried(asked, 0.0) == asked
+        drawn = charts.link(taken, "title")
+        assert ">50<" in drawn and ">100<" not in drawn
+
+    def test_the_card_and_the_table_agree_on_what_the_host_waited(self) -> None:
+        seen = pages.Page(page(facts(totals={"waited.ms": 1500, "made_room.ms": 250})))
+        assert seen.figures["waited-seconds"] == 1.75 and seen.figures["waited-in-all.ms"] == 1750
+        assert seen.figures["waited.ms"] + seen.figures["made_room.ms"] == 1750
+        assert "1.50 s for copies, 0.25 s for room" in seen.text
+
     def test_rates_add_up_to_totals(self) -> None:
         taken = [Sample(t, totals={"x": v}) for t, v in ((0, 0), (1.5, 30), (1.5, 40), (4, 40), (10, 100))]
         for bins in (1, 7, 180):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -154,6 +154,24 @@ class TestScopes:
         torch_uvm.enable()
         with torch_uvm.disabled():
             assert _on_another_thread(torch_uvm.is_enabled)
+
+    def test_closed_by_another_thread_it_is_taken_off_by_its_own(self) -> None:
+        """A generator that one thread begins and another one ends: what its scope has kept goes."""
+        before = torch_uvm.memory_allocated()
+
+        def inside() -> Generator[None]:
+            with torch_uvm.use_allocator(torch_uvm.arena("1MiB")):
+                _new()
+                yield
+
+        for _ in range(3):
+            steps = inside()
+            next(steps)
+            _on_another_thread(steps.close)
+            assert not torch_uvm.is_enabled()
+            del steps
+        with torch_uvm.disabled():  # takes the last one off, too
+            assert torch_uvm.memory_allocated() == before
 
     def test_one_object_serves_many_entries(self) -> None:
         """Entered again while it is open, here and by another thread; each leaves its own scope."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from torch_uvm import cli, traces
+from torch_uvm import _C, cli, traces
 from torch_uvm.cli import plot
 
 HEADER: dict[str, Any] = {
     "format": "torch_uvm accesses",
-    "version": 1,
+    "version": 2,
     "units": {"time": "us", "size": "bytes"},
     "budgets": [1 << 30, None],
 }
@@ -34,6 +34,12 @@ RECORDS: list[dict[str, Any]] = [
     {"death": 9},
     {"resident": 0, "device": 0},
 ]
+
+
+def _legend(axes: Any) -> Any:
+    legend = axes.get_legend()
+    assert legend is not None
+    return legend
 
 
 def _write(path: Path, records: list[Any], header: Any = HEADER) -> Path:
@@ -91,6 +97,7 @@ class TestRead:
             ({"operator": "x", "time": 1, "in_place_ok": True, "reads": [None], "writes": []}, "None"),
             ({"resident": 1, "device": None}, "device None"),
             ({"step": "begin"}, "'begin'"),
+            ({"took": 0, "us": 1}, "transfer 0 was not told of"),
         ],
         ids=repr,
     )
@@ -113,7 +120,7 @@ class TestRead:
             7,
             {"death": 7},
             {**HEADER, "format": "other"},
-            {**HEADER, "version": 2},
+            {**HEADER, "version": 3},
             {**HEADER, "version": True},
             {**HEADER, "units": {"time": "s", "size": "bytes"}},
             {**HEADER, "budgets": 5},
@@ -131,12 +138,13 @@ class TestRead:
         [
             (b"", "empty"),
             (b"\n", "line 1"),
-            (b"no json\n", "line 1"),
-            (b"\xff\xfe\n", "line 1"),
+            (b"no json\n", "line 1: this is no trace of accesses.*record_accesses.*'no json"),
+            (b"import torch\n", "line 1: this is no trace of accesses.*'import torch"),
+            (b"\xff\xfe\n", "line 1: this is no trace of accesses.*UTF-8"),
             (b"[" * 100_000 + b"\n", "line 1"),
             (b'{"format": "torch_uvm accesses"', "cut off"),
         ],
-        ids=["empty", "blank", "text", "not UTF-8", "deep", "cut off"],
+        ids=["empty", "blank", "text", "script", "not UTF-8", "deep", "cut off"],
     )
     def test_refuses_what_is_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
         path = tmp_path / "trace"
@@ -151,7 +159,56 @@ class TestRead:
             traces.read_trace(path)
 
 
+#: Eight copies of 64 MiB asked for at once, of 1200 us each on the link: 55.9 GB/s.
+BURST: list[dict[str, Any]] = [
+    {"storage": 7, "device": 0, "bytes": 64 << 20, "resident": True},
+    {"operator": "aten::mm", "time": 0, "in_place_ok": False, "reads": [7], "writes": []},
+    *(
+        {"transfer": kind, "storage": 7, "bytes": 64 << 20, "time": 10}
+        for kind in ["fetch", "write_back"] * 4
+    ),
+    *({"took": number, "us": 1200} for number in range(7)),
+    {"transfer": "in_place", "storage": 7, "bytes": 64 << 20, "time": 11},
+    {"operator": "aten::mm", "time": 500, "in_place_ok": False, "reads": [7], "writes": []},
+]
+
+
 class TestPlot:
+    def test_no_rate_is_above_what_the_link_carries(self, tmp_path: Path) -> None:
+        """Copies are asked for faster than the link carries them; the last one was not measured."""
+        trace = traces.read_trace(_write(tmp_path / "trace", BURST))
+        assert [it.took_us for it in trace.transfers] == [1200] * 7 + [None, None]
+        link = (64 << 20) / 1200e-6
+        for bins in (1, 3, 50, 400):
+            width, rates = plot.link_rates(trace, 0, bins=bins)
+            # Until the last transfer is over: four fetches and a use in place, one after another.
+            assert width * bins == pytest.approx(10 + 5 * 1200)
+            into = [sum(pair) for pair in zip(rates["fetch"], rates["in_place"], strict=True)]
+            assert max(into) <= link * 1.0001 and max(rates["write_back"]) <= link * 1.0001
+            assert sum(into) * width * 1e-6 == pytest.approx(5 * (64 << 20))
+            assert sum(rates["write_back"]) * width * 1e-6 == pytest.approx(4 * (64 << 20))
+
+    def test_version_1_is_read_and_says_what_was_asked_for(self, tmp_path: Path) -> None:
+        trace = traces.read_trace(_write(tmp_path / "trace", RECORDS, {**HEADER, "version": 1}))
+        assert not plot.is_measured(trace) and plot.is_measured(
+            traces.read_trace(_write(tmp_path / "burst", BURST))
+        )
+
+    @pytest.mark.parametrize(("size", "unit"), [(12 << 20, "MiB"), (3 << 30, "GiB"), (6 << 10, "KiB")])
+    def test_units_fit_and_legends_cover_no_data(self, tmp_path: Path, size: int, unit: str) -> None:
+        pytest.importorskip("matplotlib")
+        storage = {"storage": 7, "device": 0, "bytes": size, "resident": True}
+        records = [storage, *(it for it in BURST[1:]), {"resident": size, "device": 0}]
+        trace = traces.read_trace(_write(tmp_path / "trace", records, {**HEADER, "budgets": [size]}))
+        figure = plot.make_figure(trace)
+        figure.savefig(tmp_path / "picture.png")
+        above, below = figure.axes
+        assert above.get_ylabel() == unit and below.get_ylabel().startswith("link\nGB/s")
+        assert any(f"budget, {_C.format_bytes(size)}" == it.get_text() for it in _legend(above).get_texts())
+        assert 1 <= above.dataLim.ymax < 1024
+        for axes in (above, below):
+            assert _legend(axes).get_window_extent().x0 >= axes.get_window_extent().x1
+
     def test_what_is_drawn(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
         assert plot.live_bytes(trace, 0) == ([0.0, 1.0, 8.5], [4196, 4260, 4260])

@@ -487,3 +487,29 @@ class TestExits:
 
 def _floats(address: int) -> Any:
     return ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+
+
+class TestEvictingAfterOperators:
+    """What tests over whole tables of operators rest on."""
+
+    @pytest.mark.usefixtures("evicting")
+    def test_everything_leaves(self) -> None:
+        x = torch.ones(3, device="emu")
+        y = x + 1
+        for tensor in (x, y):
+            assert torch_uvm.residency(tensor) == {torch.device("cpu"): 12}
+        kept = torch_uvm.keep_resident(x)
+        address = x.data_ptr()
+        y.add_(x)
+        assert x.data_ptr() == address and is_on_device_of(x, 12)
+        kept.release()
+        assert y.tolist() == [3, 3, 3]
+
+    def test_small_tensors_stay_without_it(self, budget: int) -> None:
+        x = torch.ones(3, device="emu")
+        press()
+        assert is_on_device_of(x, 12)
+
+
+def is_on_device_of(x: torch.Tensor, size: int) -> bool:
+    return torch_uvm.residency(x) == {torch.device("emu:0"): size}

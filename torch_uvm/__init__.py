@@ -42,7 +42,7 @@ from torch_uvm.accesses import record_accesses
 from torch_uvm.allocations import record_allocations
 from torch_uvm.allocators import Allocator, use_allocator
 from torch_uvm.arenas import arena
-from torch_uvm.budget import reset_residency_stats, residency_stats, set_budget
+from torch_uvm.budget import get_budget, reset_residency_stats, residency_stats, set_budget
 from torch_uvm.compiled import watch_graphs
 from torch_uvm.compiled_graphs import watch_compiled_graphs
 from torch_uvm.cuda import mem_pool
@@ -51,7 +51,7 @@ from torch_uvm.exchange import export_managed_memory, from_dlpack
 from torch_uvm.factories import empty, empty_like, full, ones, zeros
 from torch_uvm.hints import advise, discard, prefetch, residency
 from torch_uvm.keep import keep_resident, resident
-from torch_uvm.limits import set_limit
+from torch_uvm.limits import get_host_limit, get_limit, set_host_limit, set_limit
 from torch_uvm.memory import (
     empty_cache,
     max_memory_allocated,
@@ -67,6 +67,7 @@ from torch_uvm.memory import (
 )
 from torch_uvm.moves import to
 from torch_uvm.operators import register_rules
+from torch_uvm.out_of_memory import hint_at_the_end
 from torch_uvm.plain_calls import accept_managed_keyword
 from torch_uvm.plans import allocation_plan
 from torch_uvm.scopes import disabled, enabled, is_enabled
@@ -91,6 +92,9 @@ __all__ = [
     "enabled",
     "from_dlpack",
     "full",
+    "get_budget",
+    "get_host_limit",
+    "get_limit",
     "is_enabled",
     "is_managed",
     "keep_resident",
@@ -114,6 +118,7 @@ __all__ = [
     "residency_stats",
     "resident",
     "set_budget",
+    "set_host_limit",
     "set_limit",
     "step",
     "to",
@@ -137,5 +142,6 @@ except (ValueError, RuntimeError) as error:
 accept_managed_keyword()
 export_managed_memory()
 send_copies()
+hint_at_the_end()
 del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules
-del end_as_command, send_copies, watch_compiled_graphs, watch_graphs
+del end_as_command, hint_at_the_end, send_copies, watch_compiled_graphs, watch_graphs

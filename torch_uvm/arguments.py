@@ -5,10 +5,11 @@ Every refusal names the value received and the values accepted.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -35,21 +36,38 @@ def show(value: object) -> str:
     return f"{text} ({type(value).__name__})"
 
 
+def did_you_mean(word: str, accepted: Iterable[str]) -> str:
+    """The accepted word that is most like `word`, to go on a sentence with; empty where none is like it."""
+    alike = difflib.get_close_matches(word, list(accepted), n=1)
+    return f" (did you mean {alike[0]}?)" if alike else ""
+
+
 def exact_keywords(function: _F) -> _F:
-    """Refuses keywords that `function` does not have, naming those it has."""
+    """Refuses keywords that `function` does not have; if it takes keywords only, positional arguments, too.
+
+    The error names what was given and the accepted keywords.
+    """
     parameters = inspect.signature(function).parameters.values()
     accepted = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = frozenset(accepted)
+    keywords_only = all(p.kind is p.KEYWORD_ONLY for p in parameters)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
-                listed = ", ".join(accepted) if accepted else "none"
+                listed = f"accepted: {', '.join(accepted)}" if accepted else "it takes no arguments"
                 raise TypeError(
-                    f"{function.__name__}() has no keyword {name!r} (given {name}={show(kwargs[name])}); "
-                    f"accepted: {listed}"
+                    f"{function.__name__}() has no keyword {name!r} (given {name}={show(kwargs[name])})"
+                    f"{did_you_mean(name, accepted)}; {listed}"
                 )
+        if args and keywords_only:
+            named = f"{accepted[0]}={args[0]!r}" if accepted else ""
+            how = f"write {function.__name__}({named}); accepted: {', '.join(accepted)}"
+            raise TypeError(
+                f"{function.__name__}() takes {'keywords only' if accepted else 'no arguments'} "
+                f"(given {show(args[0])}){'; ' + how if accepted else ''}"
+            )
         return function(*args, **kwargs)
 
     return run_as_it_is(checked)  # type: ignore[return-value]

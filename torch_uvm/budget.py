@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ from torch_uvm.steps import mark_optimizer_steps
 ALSO = """, '80%' of the device's memory, "auto" or None"""
 
 
+#: A budget of fewer bytes is taken for a unit forgotten.
+_LEAST_BYTES = 1 << 20
+
+
 def budget_text(budget: object, what: str = "budget") -> str:
-    """A budget as the option table has it.
+    """A budget as the option table has it. Warns of one below 1 MiB.
 
     Raises:
         TypeError: `budget` is neither an int, nor a string, nor None (a bool, a float).
@@ -33,9 +38,14 @@ def budget_text(budget: object, what: str = "budget") -> str:
     if budget is None:
         return "none"
     if not isinstance(budget, str):
+        if isinstance(budget, float) and 0 < budget <= 1:
+            raise TypeError(
+                f"{what} is {show(budget)}; did you mean '{100 * budget:g}%'? accepted: {BYTE_FORMS}{ALSO}"
+            )
         count = byte_count(budget, what, also=ALSO)
         if count == 0:
             raise ValueError(f"{what} is 0, which leaves nothing to work with; accepted: {BYTE_FORMS}{ALSO}")
+        warn_of_few_bytes(str(count), what)
         return str(count)
     try:
         text = _C.parse_budget(budget)
@@ -43,7 +53,29 @@ def budget_text(budget: object, what: str = "budget") -> str:
         raise ValueError(f"{what}={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
     if text == "none":
         raise ValueError(f"{what}={budget!r}; accepted: {BYTE_FORMS}{ALSO}")
+    warn_of_few_bytes(text, what)
     return text
+
+
+def warn_of_few_bytes(text: str, what: str) -> None:
+    """Warns of a budget, as the option table has it, that is a count of bytes below 1 MiB."""
+    if text in ("none", "auto") or text.endswith("%") or _C.parse_bytes(text) >= _LEAST_BYTES:
+        return
+    meant = (
+        f"; did you mean {text}GiB?" if text.isdigit() and int(text) < 1024 else "; a GPU's is such as 20GiB"
+    )
+    warnings.warn(f"{what} {text} is {_C.format_bytes(_C.parse_bytes(text))}{meant}", stacklevel=2)
+
+
+def warn_if_cut() -> None:
+    """Warns of budgets in force that are less than what was asked for.
+
+    Where a budget is not in force yet, the first allocation on its device warns.
+    """
+    here = torch.accelerator.current_accelerator()
+    for index in range(torch.accelerator.device_count() if here is not None and _C.in_use() else 0):
+        if (less := _C.budget_was_cut(index)) is not None:
+            warnings.warn(less, stacklevel=2)
 
 
 def request(text: str, device: int | None = None) -> None:
@@ -52,6 +84,7 @@ def request(text: str, device: int | None = None) -> None:
         watch()
     _C.flush_all_pending()  # while there is the budget that they were deferred under
     _C.request_budget(device, text)
+    warn_if_cut()
     if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
         _C.make_known(_managed_tensors())
 
@@ -92,6 +125,10 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
         device: a torch.device, a string, or the accelerator's index. None: all devices, in place of
             what single ones were given.
 
+    Warns:
+        UserWarning: the device has less memory than the budget, so that less is in force (`get_budget`);
+            or the budget is below 1 MiB, as if its unit were missing.
+
     Raises:
         TypeError: `budget` or `device` is of another type.
         ValueError: a budget that does not parse, or of 0 bytes; an unknown device, or the CPU.
@@ -114,6 +151,38 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
     check_runtime("set_budget()")
     request(text, index)
     log.info("budget of %s: %s", "every device" if index is None else f"device {index}", text)
+
+
+@exact_keywords
+def get_budget(device: Device | None = None) -> int | None:
+    """The budget of a device, in bytes.
+
+    Before the first managed allocation on the device it is the budget that the device would have now; the
+    call initialises the accelerator then.
+
+    Args:
+        device: a torch.device, a string, or the accelerator's index. None: the current device.
+
+    Returns:
+        bytes, or None where the device has no budget.
+
+    Raises:
+        TypeError: `device` is of another type.
+        ValueError: an unknown device, or the CPU.
+        RuntimeError: there is no runtime for this machine's accelerator.
+
+    >>> torch_uvm.set_budget("20MiB")
+    >>> torch_uvm.get_budget()
+    20971520
+    """
+    from torch_uvm.scopes import check_runtime  # which imports this module
+
+    check_runtime("get_budget()", now=True)
+    here = torch.accelerator.current_accelerator()
+    meant = resolve_device(here.type if device is None and here is not None else device)
+    if meant.type == "cpu":
+        raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {_devices()}")
+    return _C.budget_of(meant.index)
 
 
 def _devices() -> str:

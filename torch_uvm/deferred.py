@@ -10,6 +10,8 @@ such parameter by itself, and the operators that they call are recorded in place
 counts and versions of tensors go up at once. What cannot wait, or might give other bits, runs as ever.
 """
 
+# ruff: noqa: C419  (lists, no generators: Ctrl-C is lost where Python closes one that was not read to its end)
+
 from __future__ import annotations
 
 import functools
@@ -17,7 +19,7 @@ import importlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
 from torch_uvm.arguments import show
+from torch_uvm.replacing import replace_once
 
 ACCEPTED = '"in_place" or "deferred"'
 
@@ -74,12 +77,14 @@ def chosen() -> str:
     return next(option["value"] for option in _C.describe_options() if option["key"] == "optimizer")
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            found.extend(_tensors(value))
+    return found
 
 
 class _Recorder(TorchDispatchMode):
@@ -96,8 +101,10 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         waits = any(
-            not tensor.is_cpu and id(tensor) not in self._at_once
-            for tensor in _tensors((*args, *kwargs.values()))
+            [
+                not tensor.is_cpu and id(tensor) not in self._at_once
+                for tensor in _tensors((*args, *kwargs.values()))
+            ]
         )
         schema = func._schema
         if not waits:
@@ -109,9 +116,9 @@ class _Recorder(TorchDispatchMode):
             self._count(func, args)
         elif not any(written):
             results = func(*self._meta(args), **self._meta(kwargs))
-            made = list(_tensors((results,)))
-            self._results.update((id(result), result) for result in made)
-        elif all(written) and all(returned.alias_info.is_write for returned in schema.returns):
+            made = _tensors((results,))
+            self._results.update([(id(result), result) for result in made])
+        elif all(written) and all([returned.alias_info.is_write for returned in schema.returns]):
             results = kwargs.get("out", args[0])
         else:
             raise RuntimeError(f'optimizer="deferred" cannot have {schema}; report it, and use "in_place"')
@@ -155,7 +162,9 @@ def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any
         if isinstance(value, torch.Tensor):
             return None  # a learning rate, a gradient's scale: it may change before the update runs
         if isinstance(value, list) and value:
-            if len(value) != length or not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in value):
+            if len(value) != length or not all(
+                [type(t) in (torch.Tensor, torch.nn.Parameter) for t in value]
+            ):
                 return None
             (numbers if name in _NUMBERS else tensors).append(value)
     return tensors, numbers
@@ -164,7 +173,7 @@ def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any
 def _waiting(arguments: dict[str, Any]) -> list[int]:
     """The indices of the parameters whose update can wait."""
     if any(
-        arguments.get(name) for name in ("capturable", "differentiable", "has_sparse_grad", "has_complex")
+        [arguments.get(name) for name in ("capturable", "differentiable", "has_sparse_grad", "has_complex")]
     ):
         return []
     operands = _operands(arguments)
@@ -257,8 +266,7 @@ def _watch() -> None:
             return
         for name in _FUNCTIONS:
             module = importlib.import_module(f"torch.optim.{name}")
-            setattr(module, name, _deferring(getattr(module, name)))
-        graph: Any = torch.cuda.CUDAGraph
-        graph.capture_begin = _flushing(graph.capture_begin)
+            replace_once(module, name, _deferring)
+        replace_once(torch.cuda.CUDAGraph, "capture_begin", _flushing)
         register_optimizer_step_pre_hook(_before_step)
         _watching = True

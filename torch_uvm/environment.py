@@ -7,11 +7,13 @@ TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also be
 TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
 TORCH_UVM_REPORT                a page of the run is written there, as `run --report` does (docs/report.md)
 
-Empty is the same as not set. A wrong value fails the import by name, before anything has changed.
+Empty is the same as not set. A wrong value fails the import by name, before anything has changed, and so does
+a variable that begins with TORCH_UVM_ and is none of these: it would be ignored in silence.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 
@@ -21,6 +23,26 @@ from torch_uvm import _C, budget, cuda, deferred
 from torch_uvm.switch import enable
 
 log = logging.getLogger("torch_uvm")
+
+#: What a user may set.
+OURS = ("TORCH_UVM", "TORCH_UVM_DEVICE", "TORCH_UVM_CONF", "TORCH_UVM_REPORT")
+
+#: Others that begin alike: set by us, and of those who build and test the package.
+DEVELOPERS = frozenset(
+    f"TORCH_UVM_{name}"
+    for name in (
+        "CALLS",
+        "CHECKED",
+        "CHECK_EVERY",
+        "CUDA",
+        "FAULTS",
+        "REPORT_OF",
+        "REQUIRE_CUDA",
+        "SANITIZE",
+        "TEST_CUDA",
+        "TEST_TABLES",
+    )
+)
 
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
@@ -32,6 +54,25 @@ def _switch(name: str) -> bool | None:
     if text.lower() not in _SWITCHES:
         raise ValueError(f"{name}={text!r} in the environment; accepted: {', '.join(_SWITCHES)}")
     return _SWITCHES[text.lower()]
+
+
+def _check_names() -> None:
+    for name in sorted(os.environ):
+        if name.startswith("TORCH_UVM_") and name not in DEVELOPERS.union(OURS) and os.environ[name].strip():
+            raise ValueError(
+                f"{name}={os.environ[name]!r} in the environment is no variable of torch_uvm"
+                f"{_meant(name)}; accepted: {', '.join(OURS)}"
+            )
+
+
+def _meant(name: str) -> str:
+    """A suggestion: an option of that name belongs into TORCH_UVM_CONF."""
+    word = name.removeprefix("TORCH_UVM_")
+    options = [option["key"] for option in _C.describe_options()]
+    if key := difflib.get_close_matches(word.lower(), options, n=1):
+        return f"; did you mean TORCH_UVM_CONF={key[0]}:{os.environ[name].strip()}?"
+    ours = difflib.get_close_matches(word, [it.removeprefix("TORCH_UVM_") for it in OURS], n=1)
+    return f"; did you mean TORCH_UVM_{ours[0]}?" if ours else ""
 
 
 def _device() -> str | None:
@@ -69,6 +110,7 @@ def _why_emulated(asked: bool) -> str:
 
 def apply_environment() -> None:
     """Reads the variables above; called once, at the end of `import torch_uvm`."""
+    _check_names()
     ours, rfc = _switch("TORCH_UVM"), _switch("PYTORCH_ENABLE_UNIFIED_MEMORY")
     device = _device()
     options = os.environ.get("TORCH_UVM_CONF", "")
@@ -93,6 +135,7 @@ def apply_environment() -> None:
         )
     if _C.requested_budget(0) not in (None, "none"):
         budget.watch()
+        budget.warn_of_few_bytes(str(_C.requested_budget(0)), "TORCH_UVM_CONF: budget")
     deferred.choose(deferred.chosen())
     if rfc if ours is None else ours:
         enable()

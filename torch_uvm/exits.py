@@ -26,6 +26,7 @@ from torch.overrides import has_torch_function_unary
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_uvm import _C
+from torch_uvm.replacing import replace_once
 from torch_uvm.tracing import run_as_it_is
 
 _lock = threading.Lock()
@@ -104,7 +105,12 @@ def _array_interface(plain: property) -> property:
             if not known:
                 _held_interfaces[self] = storage
         if not known:
-            _hold_while(self, self)
+            try:
+                _hold_while(self, self)
+            except BaseException:
+                with _lock:
+                    _held_interfaces.pop(self, None)
+                raise
             given = get(self)
         return given
 
@@ -120,11 +126,11 @@ def watch() -> None:
         tensor: Any = torch.Tensor
         storage: Any = torch.UntypedStorage
         for name in ("data_ptr", "numpy"):
-            setattr(tensor, name, _settling(getattr(tensor, name)))
-        storage.data_ptr = _settling_storage(storage.data_ptr)
-        tensor.__cuda_array_interface__ = _array_interface(tensor.__cuda_array_interface__)
-        for module in (torch, torch.utils.dlpack):  # whose stubs forget it
-            vars(module)["to_dlpack"] = _exporting(vars(module)["to_dlpack"])
+            replace_once(tensor, name, _settling)
+        replace_once(storage, "data_ptr", _settling_storage)
+        replace_once(tensor, "__cuda_array_interface__", _array_interface)
+        for module in (torch, torch.utils.dlpack):
+            replace_once(module, "to_dlpack", _exporting)
         # Exports in C that nobody sees; who finds it missing calls __dlpack__.
         if "__dlpack_c_exchange_api__" in vars(tensor):
             del tensor.__dlpack_c_exchange_api__

@@ -14,6 +14,7 @@ import torch
 
 from torch_uvm import _C
 from torch_uvm.arguments import Device, accelerator, exact_keywords, resolve_home
+from torch_uvm.limits import get_host_limit
 
 
 @exact_keywords
@@ -213,9 +214,52 @@ _LEVELS = (
 )
 
 
+#: Rows of `memory_summary`: keys of `residency_stats`, and what they are.
+_TRANSFERS = (
+    ("fetched", "Fetched to a device"),
+    ("written_back", "Written back to the host"),
+    ("dropped_clean", "Dropped clean, no copy"),
+    ("used_in_place", "Used in place on the host"),
+)
+
+
+def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
+    """What is in force on a device, or is asked for and comes into force with its first managed memory."""
+    budget, asked = _C.budget(index), _C.requested_budget(index)
+    if budget is None:
+        figure = "none" if asked in (None, "none") else f"{asked}, from its first managed memory on"
+    else:
+        figure = f"{_C.format_bytes(budget)} (asked for: {asked})"
+    used = f"; reserved {_C.format_bytes(now.get(index, 0))}, peak {_C.format_bytes(peaks.get(index, 0))}"
+    return f"budget of device {index}: {figure}{used if budget is not None else ''}"
+
+
+def _residency_lines(home: torch.device | None) -> list[str]:
+    """Budgets, pinned host memory and transfers. The latter two are of the process, whatever the home."""
+    here = accelerator()
+    count = 0 if here is None or _C.backend() == "none" else torch.accelerator.device_count()
+    stats = _C.residency_stats()
+    devices = range(count) if home is None or home.type == "cpu" else [home.index]
+    host_limit = get_host_limit()
+    limit = "none" if host_limit is None else _C.format_bytes(host_limit)
+    lines = [_budget_line(index, stats["peak_device_bytes"], stats["device_bytes"]) for index in devices]
+    lines += [
+        f"pinned host memory: {_C.format_bytes(stats['host_bytes'])}; host limit: {limit}",
+        f"{'transfers':<29}{'count':>12}{'bytes':>14}{'ms':>14}",
+    ]
+    for key, name in _TRANSFERS:
+        it = stats[key]
+        time = f"{it['ms']:.1f}" if it["ms"] else "-"
+        lines.append(f"  {name:<27}{it['count']:>12}{_C.format_bytes(it['bytes']):>14}{time:>14}")
+    lines.append(f"  {'Operators over the budget':<27}{stats['over_budget']:>12}")
+    return lines
+
+
 @exact_keywords
 def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
-    """The statistics as a table for people.
+    """The statistics as a table for people: memory, then budgets, pinned host memory and transfers.
+
+    Pinned host memory and transfers are the process's, whatever `device` is (`residency_stats`).
 
     Args:
         device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
@@ -248,4 +292,4 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
             lines.append(f"{name or title:<23}{''.join(cells)}")
     if not abbreviated:
         lines += [rule, _C.memory_fragmentation(home)["table"].rstrip("\n")]
-    return "\n".join([*lines, rule, ""])
+    return "\n".join([*lines, rule, *_residency_lines(home), rule, ""])

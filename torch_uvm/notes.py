@@ -48,7 +48,7 @@ _ONCE = {
     "over_budget": (
         logging.WARNING,
         "the operands of an operator alone exceed the budget (said once; residency_stats()['over_budget'] "
-        "counts): raise the budget, or use a smaller batch",
+        "counts): raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
     ),
     "failures": (
         logging.WARNING,

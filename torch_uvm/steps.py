@@ -14,7 +14,7 @@ from torch_uvm.notes import step_ended
 from torch_uvm.tracing import break_the_graph
 
 _lock = threading.Lock()
-_marking = False
+_marking: _Marker | None = None
 
 
 @exact_keywords
@@ -33,16 +33,20 @@ def step() -> None:
     step_ended()
 
 
-def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling():  # steps are found without: no reason to break a graph
-        _C.mark_step()
-        step_ended()
+class _Marker:
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # Ctrl-C may come between the registration of one and its assignment: that one does nothing. Steps are
+        # found without marks: no reason to break a graph that is compiled.
+        if self is _marking and not torch.compiler.is_compiling():
+            _C.mark_step()
+            step_ended()
 
 
 def mark_optimizer_steps() -> None:
     """Has every optimizer mark its steps from now on. Calling it again does nothing."""
     global _marking
     with _lock:
-        if not _marking:
-            register_optimizer_step_post_hook(_after_optimizer_step)
-            _marking = True
+        if _marking is None:
+            marker = _Marker()
+            register_optimizer_step_post_hook(marker)
+            _marking = marker

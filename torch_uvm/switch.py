@@ -7,6 +7,7 @@ from types import EllipsisType
 from torch_uvm import _C, deferred, plain_calls
 from torch_uvm import budget as budgets
 from torch_uvm.arguments import exact_keywords, limit_bytes, show
+from torch_uvm.limits import get_host_limit
 from torch_uvm.notes import log
 from torch_uvm.scopes import check_runtime
 
@@ -30,6 +31,7 @@ def enable(
     *,
     budget: int | str | None | EllipsisType = ...,
     limit: int | str | None = None,
+    host_limit: int | str | None = None,
     moves: str = "copy",
     host_tensors: bool = False,
     optimizer: str | EllipsisType = ...,
@@ -47,6 +49,8 @@ def enable(
         limit: the most managed bytes the process may reserve, as `set_limit` takes it. None leaves
             the limit as it is, so that one set before, or by TORCH_UVM_CONF, is not lost;
             `set_limit(None)` takes it away.
+        host_limit: the most pinned host memory for tensors off their device, as `set_host_limit` takes
+            it. None leaves it as it is; `set_host_limit(None)` takes it away.
         moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the
             switch is on. "copy": new memory, as in PyTorch. "alias": where only the device changes they
             move, as `torch_uvm.to` does, and the result shares the bytes; `copy=True` copies still. A
@@ -71,9 +75,12 @@ def enable(
     asked_optimizer = deferred.chosen() if isinstance(optimizer, EllipsisType) else optimizer
     deferred.check(asked_optimizer)
     figure = limit_bytes(limit)
+    host_figure = limit_bytes(host_limit, "host_limit")
     check_runtime("enable()", now=host_tensors)
     if figure is not None:
         _C.set_limit(figure)
+    if host_figure is not None:
+        _C.set_option("host_limit", str(host_figure))
     if asked is None:
         budgets.request_default()
     else:
@@ -83,9 +90,10 @@ def enable(
     _C.set_host_tensors(host_tensors)
     _C.set_enabled(True)
     log.info(
-        "on: budget %s, limit %s, moves %s, host tensors %s, optimizer %s",
+        "on: budget %s, limit %s, host limit %s, moves %s, host tensors %s, optimizer %s",
         _C.requested_budget(0),
         _C.get_limit(),
+        get_host_limit(),
         moves,
         host_tensors,
         asked_optimizer,

@@ -10,14 +10,16 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch_uvm.printable import printable
 
 FORMAT = "torch_uvm accesses"
-VERSION = 1
+VERSION = 2
+#: Version 1 has no `took`.
+READ_VERSIONS = (1, VERSION)
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
 _LONGEST_LINE = 64 << 20  # characters; an operator names each operand in some 20
@@ -50,13 +52,19 @@ class Operator:
 
 @dataclass(frozen=True)
 class Transfer:
-    """``kind`` is one of `TRANSFERS`; ``operators`` that had begun before it."""
+    """``kind`` is one of `TRANSFERS`; ``operators`` that had begun before it.
+
+    Args:
+        time_us: when it was asked for.
+        took_us: how long the copy took on the link, without what it waited for; None: not measured.
+    """
 
     kind: str
     storage: int
     bytes: int
     time_us: float
     operators: int
+    took_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,21 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
                 reader.line(line, first=number == 1)
         except RecursionError:
             raise ValueError(f"{printable(path)}, line {number}: nested too deep") from None
-        except ValueError as error:  # of json, of unicode, ours
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{printable(path)}, line {number + 1}: "
+                f"{_NO_TRACE if number == 0 else 'no text'}; it is not UTF-8 ({error.reason})"
+            ) from None
+        except ValueError as error:  # of json, ours
             raise ValueError(f"{printable(path)}, line {max(number, 1)}: {error}") from None
     if number == 0:
         raise ValueError(f"{printable(path)}: empty; a trace has at least a header")
     return reader.trace
+
+
+_NO_TRACE = (
+    "this is no trace of accesses: its first line is no header; torch_uvm.record_accesses(path) writes traces"
+)
 
 
 class _Reader:
@@ -134,13 +152,17 @@ class _Reader:
         self.live: set[int] = set()
 
     def line(self, text: str, *, first: bool) -> None:
-        record = json.loads(text)
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            what = _NO_TRACE if first else f"no record: {error}"
+            raise ValueError(f"{what}; the line begins with {_shown(text[:40])}") from None
+        if first and (not isinstance(record, dict) or next(iter(record), None) != "format"):
+            raise ValueError(f"{_NO_TRACE}; the line is {_shown(record)}")
         if not isinstance(record, dict) or not record:
             raise ValueError(f"expected an object, got {_shown(record)}")
         kind = next(iter(record))
         if first:
-            if kind != "format":
-                raise ValueError(f"no header; expected the format {FORMAT!r}")
             self._format(record)
             return
         handler = self._HANDLERS.get(kind)
@@ -154,8 +176,9 @@ class _Reader:
     def _format(self, record: dict[str, Any]) -> None:
         if record["format"] != FORMAT:
             raise ValueError(f"the format is {_shown(record['format'])}; expected {FORMAT!r}")
-        if record.get("version") != VERSION or isinstance(record["version"], bool):
-            raise ValueError(f"version {_shown(record.get('version'))}; this reads {VERSION}")
+        if record.get("version") not in READ_VERSIONS or isinstance(record["version"], bool):
+            listed = " and ".join(map(str, READ_VERSIONS))
+            raise ValueError(f"version {_shown(record.get('version'))}; this reads {listed}")
         units = {"time": "us", "size": "bytes"}
         if record.get("units") != units:
             raise ValueError(f"units {_shown(record.get('units'))}; expected {units}")
@@ -228,6 +251,13 @@ class _Reader:
         operators = len(self.trace.operators)
         self.trace.transfers.append(Transfer(kind, number, count, _time(record["time"]), operators))
 
+    def _took(self, record: dict[str, Any]) -> None:
+        number = _count(record["took"], "took", 2**64 - 1)
+        if number >= len(self.trace.transfers):
+            raise ValueError(f"transfer {number} was not told of; there are {len(self.trace.transfers)}")
+        took = _time(record["us"])
+        self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=took)
+
     def _resident(self, record: dict[str, Any]) -> None:
         count = _count(record["resident"], "resident")
         device = _count(record["device"], "device", _MOST_DEVICES - 1)
@@ -244,6 +274,7 @@ class _Reader:
         "birth": ({"birth", "device", "bytes"}, _birth),
         "death": ({"death"}, _death),
         "transfer": ({"transfer", "storage", "bytes", "time"}, _transfer),
+        "took": ({"took", "us"}, _took),
         "resident": ({"resident", "device"}, _resident),
         "step": ({"step"}, _step),
     }

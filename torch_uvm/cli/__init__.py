@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch_uvm import report
+from torch_uvm.arguments import did_you_mean
 from torch_uvm.cli import info, plot, replay, run
 
 
@@ -47,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
     # Only the first word is ours: what follows belongs to the command, or to the script it runs.
     name = parser.parse_args(argv[:1]).command
     if name not in _COMMANDS:
-        parser.error(f"unknown command {name!r}; accepted: {', '.join(_COMMANDS)}")
+        hint = did_you_mean(name, _COMMANDS)
+        parser.error(f"unknown command {name!r}{hint}; accepted: {', '.join(_COMMANDS)}")
     recording = report.current()
     if name != "run" and recording is not None:
         recording.finish(write=False)  # what the environment asks for is of scripts

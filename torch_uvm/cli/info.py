@@ -49,11 +49,6 @@ def _host_available() -> int | None:
     return None if available >= _UNKNOWN_BYTES else available
 
 
-def _host_limit() -> int | None:
-    value = next(option["value"] for option in _C.describe_options() if option["key"] == "host_limit")
-    return None if value == "none" else _C.parse_bytes(value)
-
-
 def collect() -> dict[str, Any]:
     """Everything that `info` prints; bytes as ints, None where there is no figure.
 
@@ -88,7 +83,7 @@ def collect() -> dict[str, Any]:
         "managed_bytes": attempt("managed_bytes", _C.managed_bytes),
         "peak_managed_bytes": attempt("peak_managed_bytes", _C.peak_managed_bytes),
         "limit": _C.get_limit(),
-        "host_limit": _host_limit(),
+        "host_limit": torch_uvm.get_host_limit(),
         "host_available": attempt("host_available", _host_available),
         "options": _C.describe_options(),
     }

@@ -226,7 +226,8 @@ def main(argv: Sequence[str]) -> int:
     """Replays a log on each allocator.
 
     Returns:
-        0, or 1 where an allocator ran out of memory; errors in what was asked for exit with 2.
+        0 if an allocator replayed all of it (the table says which did not), else 1; errors in what was
+        asked for exit with 2.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -278,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
             return 1
         except (OSError, ValueError) as error:
             parser.error(printable(f"{arguments.plot}: {error}"))
-    return 1 if any(it.failure for it in replays) else 0
+    return 1 if all(it.failure for it in replays) else 0
 
 
 def _write_json(

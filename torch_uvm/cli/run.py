@@ -15,12 +15,14 @@ import os
 import runpy
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
+from torch_uvm.arguments import did_you_mean
 from torch_uvm.cli.stats import stats_file, write_stats
 
 SUMMARY = "run a script or module with managed memory on"
@@ -67,20 +69,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the rest from the script on (or from what follows the module's name)."""
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the rest from the script on (or from what follows the module's name).
+
+    An option and its value become one word, so that a value may begin with a minus sign. An unknown option
+    ends the command: the word after it could be its value, or the script.
+    """
+    ours: list[str] = []
     index = 0
     while index < len(argv):
         word = argv[index]
         if word.startswith("-m"):
             end = index + (2 if word == "-m" else 1)
-            return list(argv[:end]), list(argv[end:])
+            return [*ours, *argv[index:end]], list(argv[end:])
         if word == "--":
-            return list(argv[:index]), list(argv[index + 1 :])
+            return ours, list(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
-            return list(argv[:index]), list(argv[index:])
-        index += 2 if word in _WITH_A_VALUE else 1
-    return list(argv), []
+            return ours, list(argv[index:])
+        name, given, _ = word.partition("=")
+        if name not in (*_WITH_A_VALUE, "-h", "--help"):
+            accepted = (*_WITH_A_VALUE, "-m")
+            parser.error(
+                f"unknown option {name!r}{did_you_mean(name, _WITH_A_VALUE)}; accepted: {', '.join(accepted)}"
+            )
+        if given or name not in _WITH_A_VALUE or index + 1 == len(argv):
+            ours.append(word)
+            index += 1
+        else:
+            ours.append(f"{word}={argv[index + 1]}")
+            index += 2
+    return ours, []
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -94,7 +112,11 @@ def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         if arguments.host_limit is not None:
             _C.set_option("host_limit", arguments.host_limit)
         optimizer = ... if arguments.optimizer is None else arguments.optimizer
-        torch_uvm.enable(limit=arguments.limit, budget=budget, optimizer=optimizer)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch_uvm.enable(limit=arguments.limit, budget=budget, optimizer=optimizer)
+        for warning in said:
+            print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     os.environ["TORCH_UVM"] = "1"
@@ -213,7 +235,7 @@ def _hide_our_frames(error: BaseException) -> None:
 def main(argv: Sequence[str]) -> int:
     """Turns the switch on and becomes the program; its exceptions, SystemExit included, pass through."""
     parser = _parser()
-    head, rest = _split(argv)
+    head, rest = _split(parser, argv)
     arguments = parser.parse_args(head)
     if arguments.module is None and not rest:
         parser.error("a SCRIPT or -m MODULE is needed")

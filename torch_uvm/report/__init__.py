@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    _default_to_fused_or_foreach,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from torch_uvm import _C
 from torch_uvm.printable import printable
@@ -65,19 +69,35 @@ class Recording:
         self._process = os.getpid()
         self._began = time.time()
         self._optimizers: set[str] = set()
+        self._foreach: set[str] = set()
+        self._over_in_steps = 0
+        self._over_before_step: int | None = None
         self._writing = threading.Lock()
         self._sampler = Sampler(self._write, _WRITTEN_EVERY)
-        self._hook: Any = None
+        self._hooks: list[Any] = []
 
     def start(self) -> None:
         origins.start()
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
         self._sampler.start()
         atexit.register(self.finish)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._over_before_step = _C.residency_stats()["over_budget"]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
             self._optimizers.add(type(optimizer).__name__)
+            if _is_foreach(optimizer):
+                self._foreach.add(type(optimizer).__name__)
+            if self._over_before_step is not None:
+                # 0 where the script has reset the statistics in between.
+                self._over_in_steps += max(_C.residency_stats()["over_budget"] - self._over_before_step, 0)
+                self._over_before_step = None
             self._sampler.mark_step()
 
     def note_error(self, error: BaseException) -> None:
@@ -101,7 +121,8 @@ class Recording:
             return
         _recording = None
         atexit.unregister(self.finish)
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._sampler.stop()
         origins.stop()
         if self.ended == "still running":
@@ -144,9 +165,11 @@ class Recording:
             budgets=self._sampler.budgets,
             asked="nothing asked" if asked is None else asked,
             limit=_C.get_limit(),
-            host_limit=None if options["host_limit"] == "none" else _C.parse_bytes(options["host_limit"]),
+            host_limit=torch_uvm.get_host_limit(),
             optimizer=options["optimizer"],
             optimizers=sorted(self._optimizers),
+            foreach=sorted(self._foreach),
+            over_in_steps=self._over_in_steps,
             storages=origins.storages(),
             siblings=self._siblings(),
         )
@@ -161,6 +184,19 @@ class Recording:
             and it.name != self.path.name
             and it.stat().st_mtime >= self._began
         )
+
+
+def _is_foreach(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it updates all parameters of a group by the same operators: asked for, or PyTorch's default."""
+    for group in optimizer.param_groups:
+        asked = group.get("foreach", False)
+        if asked is None and not group.get("fused"):
+            asked = _default_to_fused_or_foreach(
+                group["params"], bool(group.get("differentiable")), use_fused=False
+            )[1]
+        if asked:
+            return True
+    return False
 
 
 def _replace(path: Path, text: str) -> None:

@@ -91,6 +91,17 @@ def _over_budget(facts: Facts) -> Advice | None:
     count = int(facts.total("over_budget"))
     if not count:
         return None
+    if facts.foreach and 2 * facts.over_in_steps >= count:
+        names = " and ".join(facts.foreach)
+        return Advice(
+            "act",
+            "over-budget",
+            f"{facts.over_in_steps} of {count} operators over the budget are an optimizer's",
+            f"{names} updates all parameters by the same operators (`foreach`), whose operands and "
+            "temporaries are as large as all parameters together. "
+            f"`{facts.foreach[0]}(..., fused=True)` makes no temporaries; `foreach=False` updates one "
+            "parameter at a time.",
+        )
     return Advice(
         "act",
         "over-budget",

@@ -175,11 +175,43 @@ def rates(samples: Sequence[Sample], name: str, bins: int) -> list[float]:
     return [it / width for it in grown]
 
 
+def _fastest(samples: Sequence[Sample], names: Sequence[str]) -> float:
+    """Bytes a second of copies while they were on the link, over all; 0: none was timed."""
+    last = samples[-1].totals
+    count, ms = (sum(last.get(f"{name}.{what}", 0) for name in names) for what in ("bytes", "ms"))
+    return 1e3 * count / ms if ms > 0 else 0.0
+
+
+def carried(asked: Sequence[Sequence[float]], most: float) -> list[list[float]]:
+    """Rates at which a direction of the link carried what it was asked for, bin by bin.
+
+    A sample counts bytes when they are asked for, which takes no time; the link takes them one after another.
+
+    Args:
+        asked: bytes a second asked for, of kinds that share the direction; as many bins of each.
+        most: bytes a second that the link carries; 0: not known, and `asked` is what is returned.
+    """
+    if most <= 0:
+        return [list(series) for series in asked]
+    waiting = [0.0] * len(asked)
+    carried: list[list[float]] = [[] for _ in asked]
+    for now in zip(*asked, strict=True):
+        waiting = [before + more for before, more in zip(waiting, now, strict=True)]
+        share = min(1.0, most / sum(waiting)) if any(waiting) else 0.0
+        for kind, count in enumerate(waiting):
+            carried[kind].append(count * share)
+            waiting[kind] -= count * share
+    return carried
+
+
 def link(samples: Sequence[Sample], title: str) -> str:
     """Bytes a second to the device above the line, back below it; at the bottom, when the host waited."""
     seconds = max(samples[-1].seconds, 1e-3)
-    to, back = (rates(samples, f"{it}.bytes", _BINS) for it in ("fetched", "written_back"))
-    in_place = rates(samples, "used_in_place.bytes", _BINS)
+    asked = {it: rates(samples, f"{it}.bytes", _BINS) for it in ("fetched", "written_back", "used_in_place")}
+    fetching, writing = (_fastest(samples, [it]) for it in ("fetched", "written_back"))
+    # What is used in place is not timed.
+    to, in_place = carried([asked["fetched"], asked["used_in_place"]], fetching or writing)
+    (back,) = carried([asked["written_back"]], writing or fetching)
     waited = [
         min(1.0, (one + two) / 1e3)
         for one, two in zip(

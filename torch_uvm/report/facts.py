@@ -22,6 +22,8 @@ class Facts:
         budgets: by device, in bytes, where one was in force; asked: as it was asked for, in words.
         limit, host_limit: bytes, or None.
         optimizer: "in_place" or "deferred"; optimizers: names of the classes that made steps.
+        foreach: of these, those that update all parameters by the same operators.
+        over_in_steps: of the operators over the budget, those within optimizers' steps.
         storages: the most traffic first.
         siblings: pages of other processes of the run, beside this one.
     """
@@ -48,6 +50,8 @@ class Facts:
     optimizers: list[str]
     storages: list[Storages]
     siblings: list[str] = field(default_factory=list)
+    foreach: list[str] = field(default_factory=list)
+    over_in_steps: int = 0
 
     @property
     def seconds(self) -> float:

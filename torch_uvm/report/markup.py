@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 
 from torch_uvm import _C
 from torch_uvm.printable import printable
@@ -11,6 +12,11 @@ from torch_uvm.printable import printable
 def text(value: object) -> str:
     """For a page: what controls a terminal or the direction of writing is written out, markup is escaped."""
     return html.escape(printable(value))
+
+
+def prose(value: object) -> str:
+    """Words of ours, with code in backticks; what they quote of others is escaped as in `text`."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(value))
 
 
 def figure(key: str, value: float, shown: str) -> str:

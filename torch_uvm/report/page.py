@@ -13,7 +13,7 @@ from torch_uvm.printable import printable
 from torch_uvm.report import charts
 from torch_uvm.report.advice import advice
 from torch_uvm.report.facts import Facts
-from torch_uvm.report.markup import byte_figure, count_figure, figure, text
+from torch_uvm.report.markup import byte_figure, count_figure, figure, prose, text
 from torch_uvm.report.storage_tables import storage_tables
 from torch_uvm.report.style import CSS
 
@@ -29,7 +29,7 @@ _FIGURES = (
     ("used_in_place", "used on the host by an operator, across the link"),
     ("moved", "to another place of the device, out of the way of a large request"),
     ("waited", "the host waited for a copy"),
-    ("made_room", "an allocation asked for room"),
+    ("made_room", "the host looked for room for an allocation"),
 )
 _COUNTS = (
     ("plan_hits", "operators that came as planned"),
@@ -43,6 +43,8 @@ _COUNTS = (
 
 def _seconds(seconds: float) -> str:
     minutes, rest = divmod(seconds, 60)
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.1f} ms"
     if seconds < 60:
         return f"{seconds:.2f} s"
     hours, minutes = divmod(int(minutes), 60)
@@ -75,8 +77,9 @@ def _tiles(facts: Facts) -> str:
         tiles.append(
             _tile(name, byte_figure(f"tile-{key}", facts.total(f"{key}.bytes")), f"{count:,} copies")
         )
-    waited = facts.total("waited.ms") + facts.total("made_room.ms")
-    tiles.append(_tile("host waited", figure("waited-seconds", waited / 1e3, _seconds(waited / 1e3))))
+    waited, room = (facts.total(f"{key}.ms") / 1e3 for key in ("waited", "made_room"))
+    shown = figure("waited-seconds", waited + room, _seconds(waited + room))
+    tiles.append(_tile("host waited", shown, f"{_seconds(waited)} for copies, {_seconds(room)} for room"))
     hits, misses = facts.total("plan_hits"), facts.total("plan_misses")
     if hits + misses:
         share = hits / (hits + misses)
@@ -88,7 +91,8 @@ def _tiles(facts: Facts) -> str:
 
 def _advice(facts: Facts) -> str:
     items = (
-        f'<li class="{it.kind}" id="advice-{it.key}"><b>{text(it.title)}</b><span>{text(it.text)}</span></li>'
+        f'<li class="{it.kind}" id="advice-{it.key}"><b>{prose(it.title)}</b>'
+        f"<span>{prose(it.text)}</span></li>"
         for it in advice(facts)
     )
     return f'<h2>Advice</h2>\n<ul class="advice">\n{chr(10).join(items)}\n</ul>'
@@ -173,6 +177,12 @@ def _all_figures(facts: Facts) -> str:
         )
         figures = "".join(f'<td class="figure">{cell}</td>' for cell in cells)
         rows.append(f'<tr><th scope="row"><code>{key}</code><br>{words}</th>{figures}</tr>')
+    waited = facts.total("waited.ms") + facts.total("made_room.ms")
+    in_all = figure("waited-in-all.ms", waited, f"{waited:.1f}")
+    rows.append(
+        '<tr><th scope="row">host waited, in all<br><code>waited</code> and <code>made_room</code></th>'
+        f'<td></td><td></td><td class="figure">{in_all}</td></tr>'
+    )
     for key, words in _COUNTS:
         rows.append(
             f'<tr><th scope="row"><code>{key}</code><br>{words}</th>'

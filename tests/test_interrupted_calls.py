@@ -1,0 +1,178 @@
+"""Ctrl-C after the Nth call, for each N: what is left is what was there before, and the next call goes well.
+
+Python looks for signals where a function begins, after a call of a function in C, and where a loop goes on. A
+profile function sees the first two: it raises KeyboardInterrupt there. `make faults` tries all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from _faults import LONG
+from _interruptions import PRELUDE
+from _spawn import Spawn
+
+INTERRUPT = """
+class Interrupt:
+    # In functions of files whose names end so, after the nth call.
+    def __init__(self, nth, files=("",)):
+        self.nth, self.files, self.seen, self.where = nth, files, 0, None
+
+    def __call__(self, frame, event, arg):
+        if event in ("call", "c_return") and frame.f_code.co_filename.endswith(self.files):
+            self.seen += 1
+            if self.seen == self.nth:
+                sys.setprofile(None)
+                self.where = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
+                raise KeyboardInterrupt
+
+    def during(self, call):
+        # Whether there was such a call.
+        try:
+            sys.setprofile(self)
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        return self.where is not None
+"""
+
+STEP = """
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+torch_uvm.disable()
+plain = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+wanted = alone(1)
+training = under_a_budget(OPTIMIZER)
+state = training.state()
+# Of PyTorch: they put the grad mode back in Python code.
+PYTORCHS = ("torch/_dynamo/decorators.py", "torch/autograd/grad_mode.py", "torch/optim/optimizer.py")
+
+def operators():
+    stats = torch_uvm.residency_stats()
+    return stats["plan_hits"] + stats["plan_misses"]
+
+nth = 1
+while True:
+    training.load(state)
+    interrupt = Interrupt(nth, FILES)
+    interrupted = interrupt.during(lambda: training.step(0))
+    if not torch.is_grad_enabled():
+        assert interrupt.where[0].endswith(PYTORCHS), interrupt.where
+        torch.set_grad_enabled(True)
+    assert _get_current_dispatch_mode_stack() == [], interrupt.where
+    assert torch._C._len_torch_function_stack() == 0, interrupt.where
+    assert torch_uvm.is_enabled(), interrupt.where
+    if OPTIMIZER == "deferred":  # else the engine may sleep
+        before = operators()
+        training.model[0].weight.detach() + 1
+        assert operators() > before, interrupt.where
+    if not interrupted:
+        break
+    nth += EVERY
+assert nth > 100, nth
+assert same(training.state(), wanted)
+check()
+assert _C.pending_updates() == 0
+"""
+
+DEFERRED = ("torch_uvm/deferred.py", "torch_uvm/steps.py", "_python_dispatch.py")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "files", "every"),
+    [
+        ("deferred", DEFERRED, 1),
+        ("deferred", ("",), 1 if LONG else 29),
+        ("in_place", ("",), 1 if LONG else 3),
+    ],
+    ids=["ours", "deferred", "in_place"],
+)
+def test_a_step(spawn: Spawn, optimizer: str, files: tuple[str, ...], every: int) -> None:
+    """A step that is cut short leaves no operator swallowed, none unobserved, and no mode on."""
+    chosen = f"OPTIMIZER, FILES, EVERY = {optimizer!r}, {files!r}, {every}\n"
+    spawn(PRELUDE + INTERRUPT + chosen + STEP)
+
+
+def test_scopes(spawn: Spawn) -> None:
+    """A scope that is cut short is over once the exception is."""
+    spawn(
+        PRELUDE
+        + INTERRUPT
+        + """
+torch_uvm.enable(budget=None)
+arena = torch_uvm.arena("1MiB")
+x = torch.ones(MIB // 4, device="emu")
+
+def scopes():
+    with torch_uvm.disabled():
+        with torch_uvm.enabled():
+            pass
+        with torch_uvm.enabled(), arena:
+            torch.ones(8, device="emu")
+        with torch_uvm.resident(x):
+            pass
+
+for nth in range(1, 10_000):
+    interrupt = Interrupt(nth)
+    interrupted = interrupt.during(scopes)
+    assert torch_uvm.is_enabled(), interrupt.where
+    if not interrupted:
+        break
+assert nth > 50, nth
+scopes()
+check()
+"""
+    )
+
+
+def test_enable(spawn: Spawn) -> None:
+    """The next call has all in place, once."""
+    spawn(
+        PRELUDE
+        + INTERRUPT
+        + """
+import importlib
+
+adam = importlib.import_module("torch.optim.adam")  # whose name torch.optim takes away
+
+def depth(call):
+    count = 0
+    while hasattr(call, "__wrapped__"):
+        call, count = call.__wrapped__, count + 1
+    return count
+
+def watched():
+    methods = torch.Tensor.data_ptr, torch.Tensor.numpy, torch.UntypedStorage.data_ptr
+    return [depth(call) for call in (adam.adam, *methods)]
+
+def enable():
+    torch_uvm.enable(budget=8 * MIB, moves="alias", optimizer="deferred", host_tensors=True)
+
+def after_the(nth):
+    # In a child, where nothing is in place yet.
+    before = watched()
+    interrupted = Interrupt(nth, ("",)).during(enable)
+    enable()
+    assert watched() == [each + 1 for each in before], (watched(), before)
+    assert torch_uvm.is_enabled() and _C.requested_budget(0) == "8MiB"
+    return interrupted
+
+nth = 1
+while True:
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if after_the(nth) else 42)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            print(f"after call {nth}", file=sys.stderr, flush=True)
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 42:
+        break
+    assert status == 0
+    nth += EVERY
+assert nth > 100, nth
+""".replace("EVERY", "1" if LONG else "5")
+    )

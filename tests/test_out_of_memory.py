@@ -1,0 +1,183 @@
+"""What an out-of-memory error says: what is needed, what is in the way, and what would do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from _spawn import Spawn
+
+import torch_uvm
+from torch_uvm import _C, out_of_memory
+
+MIB = 1 << 20
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+
+
+def managed(mib: int) -> torch.Tensor:
+    return torch_uvm.empty(mib * MIB, dtype=torch.uint8, device="emu")
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        call()
+    return str(caught.value)
+
+
+def smallest_budget(message: str) -> int:
+    """As the message has it: once for the call, once for the command line."""
+    (call,) = re.findall(r'torch_uvm\.set_budget\("(\w+)"\)', message)
+    assert f"The smallest budget that would do: {call} (" in message and f"run --budget {call}`" in message
+    return _C.parse_bytes(call)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_cached() -> Iterator[None]:
+    torch_uvm.empty_cache()
+    yield
+    torch_uvm.set_host_limit(None)
+
+
+class TestUnderABudget:
+    def test_it_names_the_operator_what_it_needs_and_what_is_pinned(self) -> None:
+        torch_uvm.set_budget("24MiB")
+        pinned, operand = managed(16), managed(4)
+        kept = torch_uvm.keep_resident(pinned)
+        torch_uvm.enable()
+        message = refusal(lambda: operand.repeat(2))
+        assert message.startswith("out of memory: 8.00 MiB (8388608 bytes) for device 0. The budget of")
+        assert "The operator aten::repeat needs 12.00 MiB on the device: 4.00 MiB of operands" in message
+        assert "Pinned there by keep_resident, exports and graph captures: 16.00 MiB." in message
+        assert "Where the bytes are:\n" in message
+        enough = smallest_budget(message)
+        assert 28 * MIB <= enough <= 30 * MIB
+        torch_uvm.set_budget(enough)
+        assert operand.repeat(2).numel() == 8 * MIB
+        kept.release()
+
+    @pytest.mark.parametrize("pinned", [6, 12, 20])
+    def test_a_smaller_budget_than_it_says_does_not_do(self, pinned: int) -> None:
+        budget = 24 * MIB
+        torch_uvm.set_budget(budget)
+        kept = torch_uvm.keep_resident(held := managed(pinned))
+        enough = smallest_budget(refusal(lambda: managed(24)))
+        for less, fits in ((2 * MIB, False), (0, True)):
+            torch_uvm.set_budget(enough - less)
+            if fits:
+                managed(24)
+            else:
+                assert smallest_budget(refusal(lambda: managed(24))) == enough
+        kept.release()
+        assert held.numel()
+
+    def test_a_factory_is_named_too(self) -> None:
+        torch_uvm.set_budget("24MiB")
+        kept = torch_uvm.keep_resident(managed(16))
+        torch_uvm.enable()
+        message = refusal(lambda: torch.empty(16 * MIB, dtype=torch.uint8, device="emu"))
+        assert "The operator aten::empty" in message and "needs 16.00 MiB on the device" in message
+        kept.release()
+
+    def test_tensors_that_are_too_small_to_be_moved_are_counted(self) -> None:
+        torch_uvm.set_budget("24MiB")
+        small = [torch_uvm.empty(200 << 10, dtype=torch.uint8, device="emu") for _ in range(100)]
+        message = refusal(lambda: managed(8))
+        assert (
+            f"below 256 KiB, has several labels or is in use: {_C.format_bytes(100 * 200 << 10)}" in message
+        )
+        torch_uvm.set_budget(smallest_budget(message))
+        assert managed(8).numel() and len(small) == 100
+
+    def test_at_the_host_limit_it_names_the_limit_and_the_remedy(self) -> None:
+        torch_uvm.set_budget("24MiB")
+        torch_uvm.set_host_limit("64MiB")
+        kept: list[Any] = []
+
+        def fill() -> None:
+            for _ in range(40):
+                kept.append(managed(4))
+
+        message = refusal(fill)
+        assert "Nothing more can leave the device: pinned host memory is at its limit" in message
+        pinned = torch_uvm.residency_stats()["host_bytes"]
+        assert f"{_C.format_bytes(pinned)} of 64.00 MiB" in message and pinned > 0
+        for remedy in ("torch_uvm.set_host_limit(...)", "run --host-limit", "TORCH_UVM_CONF=host_limit:"):
+            assert remedy in message
+        enough = smallest_budget(message)
+        torch_uvm.set_budget(enough)
+        kept.append(managed(4))
+        refusal(fill)
+        torch_uvm.set_host_limit("512MiB")
+        fill()
+
+    def test_a_host_limit_counts_what_is_cached(self) -> None:
+        torch_uvm.set_budget("24MiB")
+        torch_uvm.set_host_limit("512MiB")
+        kept = [managed(4) for _ in range(40)]
+        assert torch_uvm.residency_stats()["host_bytes"] >= 136 * MIB
+        kept.clear()
+        torch_uvm.set_host_limit("64MiB")
+        assert torch_uvm.residency_stats()["host_bytes"] == 0
+        refusal(lambda: kept.extend(managed(4) for _ in range(40)))
+        assert torch_uvm.residency_stats()["host_bytes"] <= 64 * MIB
+
+    def test_at_the_limit_it_names_the_remedy(self) -> None:
+        torch_uvm.set_limit(torch_uvm.memory_reserved() + 8 * MIB)
+        message = refusal(lambda: managed(64))
+        for remedy in ("managed memory limit", "torch_uvm.set_limit(...)", "run --limit", "conf=limit:"):
+            assert remedy.lower() in message.lower()
+
+
+class TestWithoutManagedMemory:
+    def test_plain_memory_of_emu_names_the_command(self) -> None:
+        total = _C.device_properties(0)["total_memory"]
+        message = refusal(lambda: torch.empty(2 * total, dtype=torch.uint8, device="emu"))
+        assert message.startswith("out of memory: ") and message.endswith(out_of_memory.HINT)
+        assert "python -m torch_uvm run SCRIPT" in message
+        torch_uvm.enable(budget=None)
+        torch_uvm.set_limit(torch_uvm.memory_reserved() + MIB)
+        assert out_of_memory.HINT not in refusal(lambda: managed(8))
+
+    @pytest.mark.parametrize(
+        ("error", "switch", "said"),
+        [
+            ("torch.OutOfMemoryError", "0", True),
+            ("torch.OutOfMemoryError", "1", False),
+            ("RuntimeError", "0", False),
+        ],
+    )
+    def test_an_error_of_pytorchs_own_ends_with_the_hint(
+        self, spawn: Spawn, error: str, switch: str, said: bool
+    ) -> None:
+        """CUDA's allocator is PyTorch's: its error stays as it is, and the hint comes at the end."""
+        text = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        done = spawn(
+            f"""
+            import torch, torch_uvm
+            try:
+                raise {error}({text!r})
+            except RuntimeError as error:  # a program that catches it sees no difference
+                assert str(error) == {text!r} and not hasattr(error, "__notes__")
+                raise
+            """,
+            env={**EMU, "TORCH_UVM": switch},
+            check=False,
+        )
+        assert done.returncode == 1
+        lines = done.stderr.splitlines()
+        assert f"{error}: {text}" in lines
+        assert (lines[-1] == out_of_memory.HINT) is said
+
+    def test_the_hook_passes_on_to_the_one_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
+        out_of_memory.hint_at_the_end()
+        for error in (ValueError("x"), torch.OutOfMemoryError("y")):
+            sys.excepthook(type(error), error, None)
+        assert [kind for kind, _, _ in seen] == [ValueError, torch.OutOfMemoryError]
+        assert getattr(seen[0][1], "__notes__", []) == []
+        assert seen[1][1].__notes__ == [out_of_memory.HINT]
