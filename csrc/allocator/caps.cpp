@@ -29,6 +29,7 @@ CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::s
 CachingManagedAllocator::State::Claim::~Claim() {
   if (granted_ && budget_ != nullptr) {
     budget_->under_way -= bytes_;
+    state_.claim_ended.notify_all();
   }
 }
 
@@ -87,6 +88,11 @@ Block* CachingManagedAllocator::State::merged_within_cap(const Request& request,
     return nullptr;
   }
   return from_new_segment(request, own, lock, refusal);
+}
+
+void CachingManagedAllocator::State::wait_for_claims(const Request& request, Lock& lock) {
+  const DeviceCap& budget = budgets[static_cast<std::size_t>(request.home.index)];
+  claim_ended.wait(lock, [&budget] { return budget.under_way == 0; });
 }
 
 bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {

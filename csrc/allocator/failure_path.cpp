@@ -12,6 +12,12 @@ namespace torch_uvm {
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   ledger.count(Ledger::k_num_alloc_retries, request.home);
+  if (cap_of(request.home) && budgets[static_cast<std::size_t>(request.home.index)].under_way != 0) {
+    wait_for_claims(request, lock); // the new segment may have room for this request, too
+    if (Block* const block = within_cap(request, lock, refusal)) {
+      return block;
+    }
+  }
   // What a cap refuses comes from the door before the host waits for it: that is an order of streams and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
                                                             : retry(request, lock, refusal)) {

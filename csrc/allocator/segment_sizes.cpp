@@ -9,8 +9,8 @@
 namespace torch_uvm {
 namespace {
 
-/// Of a segment under a large budget: making one takes time, and memory that may never be used.
-constexpr std::size_t kMostUnderCap = 2048 * MiB;
+/// Of a segment under a large budget: making one takes time.
+constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is that part of what there is: never much too much, and few calls of the source until all is there.
 constexpr std::size_t kGrowth = 8;
 constexpr std::size_t kSmallSegmentMax = 32 * MiB;
@@ -44,10 +44,10 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
 }
 
 std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& request, std::size_t own) const {
-  // Few and large, so that large requests find neighbours to take the place of. A soft cap is as a rule never reached.
+  // One segment of a hard cap: free bytes in two segments cannot serve one request. A soft cap is rarely reached.
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share = hard ? std::min(cap / 2, kMostUnderCap) : kMediumSegment;
+  const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
   const std::size_t taken = this->taken(request.home.index);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});

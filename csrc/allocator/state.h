@@ -12,6 +12,7 @@
 //   snapshot.cpp, check.cpp        looking at it all
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -233,6 +234,8 @@ struct CachingManagedAllocator::State {
   /// From the largest segment to share that the source gives: half as much each time that it refuses.
   Block* from_shared_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  /// Waits while another thread makes a segment under the same cap.
+  void wait_for_claims(const Request& request, Lock& lock);
   OutOfMemory cap_refusal(const Request& request) const;
   /// What the cap refuses may be had all the same; asks the door where it is hard.
   bool may_exceed_cap(const Request& request, Lock& lock);
@@ -262,6 +265,7 @@ struct CachingManagedAllocator::State {
   RoomMaker* room_maker = nullptr;
   AllocationObserver* observer = nullptr; ///< none in a forked child
   std::vector<DeviceCap> budgets; ///< by device
+  std::condition_variable_any claim_ended; ///< a segment was made, or refused
   const std::optional<std::size_t> no_cap; ///< the host's
   Ledger ledger;
   EventPool events; // outlives the heap, whose free blocks give theirs back

@@ -48,7 +48,9 @@ c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operan
       return tensor;
     }
     at::Tensor cpu = operands.to_cpu(tensor, written);
-    add_accesses(tensor, written, accesses);
+    if (operands.touches()) {
+      add_accesses(tensor, written, accesses);
+    }
     return cpu;
   };
   if (value.isTensorList()) {
@@ -173,7 +175,9 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
         if (value.isTensor() && is_ours(value.toTensor())) {
           const at::Tensor& tensor = value.toTensor();
           at::Tensor cpu = operands.to_cpu(tensor, argument.written);
-          add_accesses(tensor, argument.written, accesses);
+          if (operands.touches()) {
+            add_accesses(tensor, argument.written, accesses);
+          }
           value = std::move(cpu);
         }
         break;

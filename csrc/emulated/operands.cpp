@@ -87,11 +87,12 @@ Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) 
   if (known != nullptr) {
     return *known;
   }
+  void* data = nullptr; // an operator that makes views reads no address: another thread may be changing it
   if (kernel_) {
     kernel_->use(original, written);
+    // Asking for mutable data materialises a copy-on-write storage: only where it is going to be written.
+    data = written ? original->mutable_data() : const_cast<void*>(original->data());
   }
-  // Asking for mutable data materialises a copy-on-write storage: only where it is going to be written.
-  void* data = written ? original->mutable_data() : const_cast<void*>(original->data());
   auto storage =
       c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original->nbytes(),
                                             share(original, data), c10::GetCPUAllocator(), original->resizable());

@@ -31,6 +31,11 @@ class Operands {
     }
   }
 
+  /// Whether the operator reads or writes bytes.
+  bool touches() const {
+    return kernel_.has_value();
+  }
+
   /// A CPU tensor on the bytes of `tensor`, which is the accelerator's.
   /// \param written whether the kernel may change it: its bytes, or its sizes and storage (out=, resize)
   at::Tensor to_cpu(const at::Tensor& tensor, bool written);

@@ -143,7 +143,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
 
 void Engine::note_awake() {
   awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
-               std::memory_order_relaxed);
+               std::memory_order_release);
   const auto rests = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
   sleepers_.store(static_cast<int>(std::ranges::count_if(devices_, rests)), std::memory_order_relaxed);
   unsettled_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.settled; }),

@@ -59,10 +59,10 @@ class Engine final : public RoomMaker {
   /// 0: none. In force from the next budget on.
   void set_staging(std::optional<std::size_t> slot_bytes);
 
-  /// One relaxed load: whether operators of any device are watched. A budget that is not hard is asleep until memory
+  /// One atomic load: whether operators of any device are watched. A budget that is not hard is asleep until memory
   /// has run short once, and every one while steps repeat and fit (sleep.cpp).
   bool is_awake() const noexcept {
-    return awake_.load(std::memory_order_relaxed);
+    return awake_.load(std::memory_order_acquire);
   }
   /// One relaxed load: whether a device sleeps because its steps fit. Then `note_allocation` is to be called.
   bool has_sleepers() const noexcept {

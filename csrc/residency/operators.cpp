@@ -84,6 +84,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
     note_begin(frame, op);
     std::span<const std::size_t> births;
+    std::size_t guess = 0;
     if (frame.device >= 0) {
       Device& device = of(frame.device);
       frame.region = op.region;
@@ -95,6 +96,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
         forget_fetches(device);
       }
       births = decision.births;
+      guess = decision.guess;
       begin_workspace(frame.device);
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
@@ -125,6 +127,10 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     beginning_ = &frame;
     for (Record* const record : frame.held) {
       provide(*record);
+    }
+    // A guess moves operands out of the way; what else lies there leaves only if the operator asks for so much.
+    if (births.empty() && guess != 0 && of(frame.device).hard && !cheapest_run(guess, frame.device, Need::kNow)) {
+      births = {&guess, 1};
     }
     if (!births.empty()) {
       std::vector<Record*> left;

@@ -76,6 +76,19 @@ void Policy::State::see(std::span<const Access> accesses) {
   }
 }
 
+void Policy::State::expect_results(OperatorKey key) {
+  kind = key;
+  for (const Operand& operand : operands) {
+    kind = mix_bits(kind ^ operand.access.bytes);
+  }
+  if (const auto found = results.find(kind); found != results.end()) {
+    decision.births = found->second;
+  }
+  if (names.insert(key).second) {
+    decision.guess = largest_result;
+  }
+}
+
 const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok) {
   State& it = *state_;
   it.consider_planning();
@@ -97,6 +110,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.forget = false;
   it.decision.room = 0;
   it.decision.births.clear();
+  it.decision.guess = 0;
   if (it.counters.following) {
     const Plan& plan = it.follower.current()->plan;
     const std::uint32_t position = it.follower.position();
@@ -106,6 +120,8 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
         it.decision.births.push_back(plan.lap.parts[event.part].bytes);
       }
     }
+  } else {
+    it.expect_results(key);
   }
   return it.decision;
 }
@@ -115,6 +131,17 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   it.log.workspace(workspace);
   for (const auto& [storage, bytes] : births) {
     it.born_now(storage, bytes, /*found=*/false);
+  }
+  if (!it.counters.following && !births.empty()) {
+    if (it.results.size() >= State::kMaxResults) {
+      it.results.clear();
+    }
+    std::vector<std::size_t>& sizes = it.results[it.kind];
+    sizes.clear();
+    for (const auto& [storage, bytes] : births) {
+      sizes.push_back(bytes);
+      it.largest_result = std::max(it.largest_result, bytes);
+    }
   }
   it.decision.fetch.clear();
   it.decision.retire.clear();

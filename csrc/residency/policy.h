@@ -44,8 +44,11 @@ struct Decision {
   /// Bytes that should be free soon for what is born next: this operator's outputs and temporaries at `begin`,
   /// those of the operators after it at `end`. Fetches ahead leave them free. 0: unknown.
   std::size_t room = 0;
-  /// At `begin`: what the operator will make that outlives it, each in one piece. Empty: nothing, or it is unknown.
+  /// At `begin`: sizes of the operator's results that outlive it, as the plan has them, or without a plan as an earlier
+  /// operator of that name with operands of the same sizes made them. Empty: none, or unknown.
   std::vector<std::size_t> births;
+  /// At `begin` of an operator whose name is new: the largest result of any operator so far. 0: the name is known.
+  std::size_t guess = 0;
   /// The plan has changed, or was lost: forget the fetches of earlier decisions that have not been started.
   bool forget = false;
 };

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "residency/flat_map.h"
@@ -19,6 +21,7 @@ namespace torch_uvm {
 
 struct Policy::State {
   static constexpr std::size_t kMarkedSteps = 16; ///< that are remembered
+  static constexpr std::size_t kMaxResults = 4096; ///< entries of `results`
 
   PolicyOptions options;
   std::uint64_t options_version = 1;
@@ -38,6 +41,11 @@ struct Policy::State {
   std::uint64_t mark_before = 0; ///< ... and of the one before that
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
   std::size_t next_marked = 0;
+  /// Sizes of the results of operators that no plan foresaw, by operator and sizes of operands.
+  std::unordered_map<std::uint64_t, std::vector<std::size_t>> results;
+  std::uint64_t kind = 0; ///< the latest operator's key in `results`
+  std::unordered_set<OperatorKey> names;
+  std::size_t largest_result = 0;
 
   /// \param found it was there before; only now it is seen
   planning::StorageState& born_now(StorageId storage, std::size_t bytes, bool found) {
@@ -54,6 +62,9 @@ struct Policy::State {
   /// As the plan has it that is followed; nullopt: none is known.
   std::optional<planning::NextUse> next_use(StorageId storage) const;
   void see(std::span<const Access> accesses);
+  /// What the latest operator is expected to make, from an earlier one of the same name with operands of the same
+  /// sizes.
+  void expect_results(OperatorKey key);
   void consider_planning();
   bool repeats(std::uint64_t operators);
   void plan_last(std::uint64_t operators, bool repeated);

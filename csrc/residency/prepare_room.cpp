@@ -58,7 +58,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
 bool Engine::make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
   Record* largest = nullptr;
   for (Record* const record : frame.held) {
-    if (record->points_at == Side::kDevice && record->device == frame.device && record->bytes >= bytes &&
+    if (record->points_at == Side::kDevice && record->device == frame.device &&
         address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
       largest = record;
     }

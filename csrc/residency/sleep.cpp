@@ -152,8 +152,8 @@ void Engine::wake_resting() {
 }
 
 bool Engine::may_run_unseen(const Device& device) const {
-  const std::optional<int> unseen = door_.unseen_operators();
-  return (unseen ? *unseen != 0 : device.quiet.seen < kSettled) || unseen_graphs_.load() != 0 || has_open_captures();
+  const std::optional<int> running = door_.running_kernels();
+  return (running ? *running != 0 : device.quiet.seen < kSettled) || unseen_graphs_.load() != 0 || has_open_captures();
 }
 
 void Engine::settle_down(int index, bool surely_outermost) {

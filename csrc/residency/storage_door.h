@@ -29,9 +29,9 @@ class StorageDoor {
   virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
   /// Operators are to be watched from now on. With no lock held.
   virtual void wake() noexcept = 0;
-  /// Operators whose kernels run now and that `Engine::begin` was not told of; nullopt: they are not counted. An
-  /// operator that is counted after this call finds the engine awake, and holds its storages.
-  virtual std::optional<int> unseen_operators() const noexcept = 0;
+  /// Kernels that run now; nullopt: they are not counted. A kernel that begins after this call finds the engine awake,
+  /// and holds its storages.
+  virtual std::optional<int> running_kernels() const noexcept = 0;
   /// The outermost operator that the calling thread runs: its name, and the storages that it holds.
   struct RunningOperator {
     const char* name = nullptr; ///< nullptr: it runs none

@@ -122,8 +122,8 @@ void StorageRecords::wake() noexcept {
   watch_operators();
 }
 
-std::optional<int> StorageRecords::unseen_operators() const noexcept {
-  return Kernel::unseen();
+std::optional<int> StorageRecords::running_kernels() const noexcept {
+  return Kernel::running();
 }
 
 void StorageRecords::forget(Record& record) noexcept {

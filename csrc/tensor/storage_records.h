@@ -18,7 +18,7 @@ class StorageRecords final : public StorageDoor {
   void point_at_device(Record& record, Block* block) noexcept override;
   void watch_for_writes(Record& record, std::vector<void*>& kept) override;
   void wake() noexcept override;
-  std::optional<int> unseen_operators() const noexcept override;
+  std::optional<int> running_kernels() const noexcept override;
   RunningOperator running() const noexcept override; // watcher.cpp
   void forget(Record& record) noexcept override;
 };

@@ -13,6 +13,7 @@
 #include "runtime/error.h"
 #include "tensor/context.h"
 #include "tensor/deferred_updates.h"
+#include "tensor/labels.h"
 #include "tensor/managed_storage.h"
 #include "tensor/observed_operators.h"
 #include "tensor/operand_walk.h"
@@ -31,7 +32,7 @@ using Frame = Engine::Frame;
 /// How long a pin waits for another thread's operator that uses the storage on the host.
 constexpr std::chrono::seconds kLongestWait{30};
 
-std::atomic<int> unseen_kernels{0};
+std::atomic<int> running_kernels{0};
 std::atomic<bool> counts_kernels{false}; // of all operators: on the emulated accelerator
 
 /// Where the engine has the storage: its label may be another device's, which the bytes had, too.
@@ -418,7 +419,11 @@ void make_known(const std::vector<at::Tensor>& tensors) {
   }
   const Engine::Lock lock(*engine);
   for (const at::Tensor& tensor : tensors) {
-    find_record(*engine, tensor);
+    c10::StorageImpl* const storage = accelerators_storage(tensor);
+    // Labels are taken off by operators: other threads may use these tensors, and read their pointers.
+    if (storage != nullptr && !has_owner(storage->_mutable_data_ptr_no_checks())) {
+      record_of(*engine, storage);
+    }
   }
 }
 
@@ -495,11 +500,11 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
 }
 
 Kernel::Kernel() {
-  if (of_thread.running != nullptr || Context::forked()) {
-    return; // the operator holds its storages
+  if (Context::forked()) {
+    return;
   }
   counted_ = true;
-  unseen_kernels.fetch_add(1);
+  running_kernels.fetch_add(1);
   std::atomic_thread_fence(std::memory_order_seq_cst); // the engine wakes, and counts after it: one sees the other
   const Engine* const engine = engine_in_use();
   holds_ = engine != nullptr && engine->is_awake();
@@ -514,7 +519,7 @@ Kernel::~Kernel() {
     const Engine::Lock lock(engine);
     engine.end(frame_);
   }
-  unseen_kernels.fetch_sub(1);
+  running_kernels.fetch_sub(1);
 }
 
 void Kernel::use(c10::StorageImpl* storage, bool writes) {
@@ -523,7 +528,9 @@ void Kernel::use(c10::StorageImpl* storage, bool writes) {
   }
   Engine& engine = *engine_in_use();
   const Engine::Lock lock(engine);
-  if (Record* const record = record_of(engine, storage)) {
+  Record* const record = record_of(engine, storage);
+  // The thread's operator holds it, unless the budget was off when an operator within that one began.
+  if (record != nullptr && (of_thread.running == nullptr || !of_thread.running->holds(*record))) {
     const Engine::Operand operand{record, writes};
     engine.begin_nested(frame_, {&operand, 1}, of_thread.stream_for(*record, *storage));
   }
@@ -533,9 +540,9 @@ void Kernel::count() {
   counts_kernels.store(true);
 }
 
-std::optional<int> Kernel::unseen() noexcept {
+std::optional<int> Kernel::running() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return counts_kernels.load() ? std::optional(unseen_kernels.load()) : std::nullopt;
+  return counts_kernels.load() ? std::optional(running_kernels.load()) : std::nullopt;
 }
 
 WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {

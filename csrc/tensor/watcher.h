@@ -81,8 +81,8 @@ class WorkUnderWay {
   Engine::Frame frame_;
 };
 
-/// A kernel on the host that reads addresses of storages. Where the watcher has not seen its operator begin, it is
-/// counted; if the engine is awake by now, it holds its storages as the operator would.
+/// A kernel on the host that reads addresses of storages. It is counted while it runs. If the engine is awake by now,
+/// it holds the storages that its operator does not hold.
 class Kernel {
  public:
   Kernel();
@@ -95,8 +95,8 @@ class Kernel {
 
   /// All kernels have this object from now on, as those of the emulated accelerator do.
   static void count();
-  /// Kernels that run unseen; nullopt: not all kernels are counted.
-  static std::optional<int> unseen() noexcept;
+  /// nullopt: not all kernels are counted.
+  static std::optional<int> running() noexcept;
 
  private:
   Engine::Frame frame_;

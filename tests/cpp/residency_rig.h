@@ -70,7 +70,7 @@ class Door final : public StorageDoor {
     ++woken;
   }
   void forget(Record& /*record*/) noexcept override {}
-  std::optional<int> unseen_operators() const noexcept override {
+  std::optional<int> running_kernels() const noexcept override {
     return unseen;
   }
 

@@ -44,13 +44,25 @@ TEST(bytes_of_a_segment_under_way_count) {
   std::thread other([&] { first = allocator.allocate(40 * MiB, kDevice, kStream); });
   source.inside.wait();
   CHECK(allocator.try_allocate(40 * MiB, kDevice, kStream) == nullptr);
-  CHECK_THROWS(OutOfMemory, allocator.allocate(40 * MiB, kDevice, kStream));
   CHECK(!allocator.cheapest_run(40 * MiB, 0, free_of_cost)); // nobody's to give up
   CHECK(allocator.is_valid());
-  Block* const beside = allocator.try_allocate(16 * MiB, kDevice, kStream);
-  CHECK(beside != nullptr);
+  Block* beside = nullptr;
+  std::atomic<bool> refused = false;
+  std::thread waits([&] { beside = allocator.allocate(16 * MiB, kDevice, kStream); });
+  std::thread waits_in_vain([&] {
+    try {
+      allocator.allocate(40 * MiB, kDevice, kStream);
+    } catch (const OutOfMemory&) {
+      refused = true;
+    }
+  });
   source.go_on.count_down();
   other.join();
+  waits.join();
+  waits_in_vain.join();
+  CHECK(beside != nullptr);
+  CHECK_EQ(allocator.statistics().segment[0].current, 1); // both have their bytes from it
+  CHECK(refused);
   allocator.free(first);
   allocator.free(beside);
   CHECK(allocator.is_valid());

@@ -167,7 +167,7 @@ class RandomHeap {
 
 TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
   std::size_t windows = 0, free_already = 0, covers = 0, none = 0;
-  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 1200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 16 == 0 ? 96 * MiB : heap.size();
