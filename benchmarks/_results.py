@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_SHORT = 700  # characters
-
 
 def write_results(path: Path, document: Mapping[str, Any]) -> None:
     """Writes a document of results, and its folder if there is none.
@@ -22,19 +20,24 @@ def write_results(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def one_row_a_line(value: Any, indent: int = 0) -> str:
-    """JSON in which a row is one line.
+    """JSON in which a row is one line, however long.
 
-    A row is an element of a list, however long, or a short object without lists of objects. Everything else
-    has a line for each of its members.
+    Rows are the elements of a list of objects, and the members of an object of objects. What contains rows
+    has a line for each of its members; everything else is one line.
     """
     inner = " " * (indent + 1)
-    if isinstance(value, list) and _rows(value):
+    if isinstance(value, list) and _contains_rows(value):
         return "[\n" + ",\n".join(inner + json.dumps(row) for row in value) + "\n" + " " * indent + "]"
-    if isinstance(value, Mapping) and (len(json.dumps(value)) > _SHORT or any(map(_rows, value.values()))):
+    if isinstance(value, Mapping) and _contains_rows(value):
         members = (f"{json.dumps(key)}: {one_row_a_line(value[key], indent + 1)}" for key in value)
         return "{\n" + ",\n".join(inner + member for member in members) + "\n" + " " * indent + "}"
     return json.dumps(value)
 
 
-def _rows(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
+def _contains_rows(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(isinstance(each, Mapping) for each in value)
+    if isinstance(value, Mapping) and value:
+        members = value.values()
+        return all(isinstance(each, Mapping) for each in members) or any(map(_contains_rows, members))
+    return False
