@@ -40,6 +40,16 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def driver() -> str:
+    """The version of the NVIDIA driver; "unknown" where there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split("\n")[0].strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
 def commit() -> str:
     """The commit that was measured, with "+" if the sources differ from it; "unknown" outside git."""
 

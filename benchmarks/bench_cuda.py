@@ -26,6 +26,7 @@ from _cuda_bare import seconds_to_fill
 from _cuda_networks import BATCHES, NETWORKS, make_step
 from _cuda_timing import Call, device_seconds, host_nanoseconds, in_turns, interleaved, median_ratio
 from _environment import RESULTS, ROOT, describe
+from _results import write_results
 
 import torch_uvm
 from torch_uvm import _C
@@ -452,9 +453,8 @@ def main() -> None:
     document: dict[str, Any] = {"environment": environment, "figures": {}, "failures": {}}
 
     def write() -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
         document["peak_managed_bytes"] = _C.peak_managed_bytes()
-        target.write_text(json.dumps(document, indent=1) + "\n")
+        write_results(target, document)
 
     print(f"{environment['device']}, CUDA {environment['cuda']}, torch {environment['torch']}")
     print(f"  {'':58}{'measured':>10}      {'goal':>9}{'predicted':>15}")

@@ -9,7 +9,6 @@ interleaved in one process, because only ratios within a process mean anything.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -23,6 +22,7 @@ os.environ.setdefault("TORCH_UVM_DEVICE", "emu")  # before torch: beside a GPU, 
 import torch
 import torch.nn.functional as F
 from _environment import describe
+from _results import write_results
 
 import torch_uvm
 
@@ -199,7 +199,7 @@ def main() -> None:
         print(format_row(name, [f"{each:,.0f}" for each in (cpu, off, on)] + ratios), flush=True)
         results[name] = {"cpu_ns": round(cpu), "emu_off_ns": round(off), "emu_on_ns": round(on)}
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "operators": results}, indent=1) + "\n")
+        write_results(args.json, {"environment": environment, "operators": results})
 
 
 if __name__ == "__main__":

@@ -33,8 +33,6 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = (
 os.environ.setdefault("RMM_DEBUG_LOG_FILE", os.devnull)  # it writes a line for each size that is too small
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -42,11 +40,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _environment import RESULTS, ROOT, describe
+from _environment import RESULTS, ROOT, describe, driver
 from _replay_peers_build import NotHere, build
 from _replay_peers_logs import columns_of
 from _replay_peers_table import FIGURES, Column, table, verdict_lines, verdicts
 from _residency_limits import GIB, ROOM
+from _results import write_results
 
 from torch_uvm.allocation_logs import read_log
 
@@ -162,15 +161,6 @@ def replay(module: Any, path: Path, arguments: argparse.Namespace, without_rmm: 
     }
 
 
-def driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.split("\n")[0].strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -216,11 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"ns per call of allocate or free: the median of {args.rounds} rounds, and the least")
     document: dict[str, Any] = {"environment": about, "logs": {}}
     target = args.json or Path(os.environ.get("OUT", RESULTS)) / "replay_peers.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
     for path in args.logs:
         document["logs"][path.name] = replay(module, path, args, without_rmm)
         document["peak_managed_bytes"] = module.peak_managed_bytes()
-        target.write_text(json.dumps(document, indent=1) + "\n")
+        write_results(target, document)
     print(f"\nat most {module.peak_managed_bytes() >> 20} MiB of managed memory at once; figures: {target}")
     return 0
 

@@ -36,6 +36,7 @@ from _residency_limits import GIB, LIMIT, ROOM
 from _residency_plan import PLAN, Planned, Unresolved, budget_bytes, select
 from _residency_processes import Child, environment
 from _residency_sampler import Reader, Sampler, any_reader
+from _results import write_results
 
 WITHOUT_OURS = ("in core", "save_on_cpu", "FSDP2 offload", "PagedAdamW")
 NOMINAL_PEAK = 40 * 1024**2  # of a rehearsal, where nobody measures it
@@ -304,8 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document["rows"] = bench.rows
             document["goals"] = [vars(goal) | {"reached": goal.reached} for goal in goals(bench.rows)]
             if args.json or not args.rehearse:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(json.dumps(document, indent=1) + "\n")
+                write_results(target, document)
 
         if sampler is None:
             bench.run(plan, after_each)

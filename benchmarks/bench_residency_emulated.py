@@ -22,6 +22,7 @@ from typing import Any
 
 from _environment import RESULTS, describe
 from _residency_processes import environment
+from _results import write_results
 from lower_bound import bound
 
 MIB = 1024**2
@@ -243,8 +244,7 @@ def main() -> int:
         "rows": [{key: value for key, value in asdict(row).items() if key != "trace"} for row in found],
     }
     target = args.json or RESULTS / "residency_emulated.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(document, indent=1) + "\n")
+    write_results(target, document)
     return 0 if all(row.equal for row in found) else 1
 
 

@@ -11,7 +11,6 @@ residency engine makes them. 256 MiB of managed memory; the guard: a limit of 4 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -149,11 +148,12 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # before torch_uvm is imported
     from _environment import describe
+    from _results import write_results
 
     rows = measure()
     if arguments.json:
         environment = describe(["python", "benchmarks/copy_overlap.py"])
-        arguments.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+        write_results(arguments.json, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ every launch waits for. Prints GB/s of both parts, and the longest that an empty
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import threading
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _environment import describe, driver
+from _results import write_results
 
 SIZES = (64 << 20, 256 << 20, 1 << 30)
 THREADS = (1, 4, 8)
@@ -109,9 +110,9 @@ def main() -> None:
             figures = {key: round(value, 2) for key, value in row.items() if isinstance(value, float)}
             print(f"{size >> 20:5} MiB  {row['way']:52} {figures}", flush=True)
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1)
-        )
+        environment = describe(["python", "benchmarks/pinning.py"])
+        environment |= {"device": torch.cuda.get_device_name(), "driver": driver()}
+        write_results(arguments.json, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Builds and runs the benchmarks, prints their tables, and keeps the figures under benchmarks/results/.
 
-python benchmarks/run.py [allocator] [operators] [residency]
+python benchmarks/run.py [allocator] [operators] [replay] [residency]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from _environment import RESULTS, ROOT, describe
+from _results import write_results
 
 
 def run(*command: str) -> None:
@@ -43,7 +44,7 @@ def allocator(build: Path) -> None:
             figures = Path(folder) / f"{part}.json"
             run(str(build / f"bench_{part}"), "--json", str(figures))
             document[part] = json.loads(figures.read_text())
-    (RESULTS / "allocator.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_results(RESULTS / "allocator.json", document)
 
 
 def operators(build: Path) -> None:
@@ -66,7 +67,19 @@ def residency(build: Path) -> None:
     )
 
 
-BENCHMARKS = {"allocator": allocator, "operators": operators, "residency": residency}
+def replay(build: Path) -> None:
+    """The recorded logs of allocations on each of our allocators."""
+    command = ["-m", "torch_uvm", "replay", "--repeat", "20", "--json"]
+    document = {"environment": describe(["python", *command, "FILE", "benchmarks/logs/LOG.csv"]), "logs": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "replay.json"
+        for log in sorted((ROOT / "benchmarks" / "logs").glob("*.csv")):
+            run(sys.executable, *command, str(figures), str(log.relative_to(ROOT)))
+            document["logs"][log.stem] = json.loads(figures.read_text())
+    write_results(RESULTS / "replay.json", document)
+
+
+BENCHMARKS = {"allocator": allocator, "operators": operators, "replay": replay, "residency": residency}
 
 
 def main() -> None:
@@ -81,7 +94,6 @@ def main() -> None:
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
     try:
         for name in args.names or BENCHMARKS:
             BENCHMARKS[name](args.build.resolve())

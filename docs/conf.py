@@ -26,7 +26,7 @@ version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "tests/README.md"]
+include_patterns = ["*.md", "docs/**.md", "tests/README.md", "benchmarks/**README.md"]
 exclude_patterns = [".*", "build", "dist", "demo-output", "*.egg-info", "**/__pycache__"]
 
 myst_heading_anchors = 4

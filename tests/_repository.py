@@ -13,7 +13,7 @@ STOREYS = [["runtime"], ["allocator"], ["residency"], ["tensor"], ["emulated", "
 STOREY = {floor: height for height, storey in enumerate(STOREYS) for floor in storey}
 WITHOUT_TORCH = {"runtime", "allocator", "residency"}
 
-README_LINES = 200
+README_LINES = 180
 
 
 def under(files: Files, *folders: str) -> dict[str, str]:

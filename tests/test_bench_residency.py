@@ -27,6 +27,7 @@ import bench_residency_emulated as emulated  # noqa: E402
 from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM  # noqa: E402
 from _residency_sampler import Reading, Sampler  # noqa: E402
 from _residency_workloads import NotHere, Workload  # noqa: E402
+from _results import one_row_a_line, write_results  # noqa: E402
 
 LITTLE = "2k tokens"
 
@@ -426,3 +427,25 @@ class TestEmulated:
         assert 0 < engine.least_in <= engine.bytes_in + engine.in_place
         assert engine.trace is not None
         assert Path(engine.trace).stat().st_size > 0
+
+
+class TestWrittenResults:
+    def test_a_row_is_a_line(self) -> None:
+        rows = [{"name": "a", "times": [1, 2], "counts": {"fetched": 3}}, {"name": "b" * 1000}]
+        text = one_row_a_line({"environment": {"cores": 2}, "rows": rows})
+        assert text.splitlines() == [
+            "{",
+            ' "environment": {"cores": 2},',
+            ' "rows": [',
+            f"  {json.dumps(rows[0])},",
+            f"  {json.dumps(rows[1])}",
+            " ]",
+            "}",
+        ]
+
+    def test_results_that_are_kept_are_as_they_would_be_written(self, tmp_path: Path) -> None:
+        kept = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+        assert kept
+        for path in kept:
+            write_results(tmp_path / path.name, json.loads(path.read_text()))
+            assert (tmp_path / path.name).read_text() == path.read_text(), path.name

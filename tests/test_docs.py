@@ -73,25 +73,44 @@ def test_names_of_the_package_exist(document: Path) -> None:
             found = getattr(found, part)
 
 
+def measured(*names: str) -> list[str]:
+    """Figures of the residency benchmark's goals, as documents write them."""
+    goals = json.loads((ROOT / "benchmarks" / "results" / "residency.json").read_text())["goals"]
+    values = {goal["name"]: goal["value"] for goal in goals}
+    return [f"{values[name]:.2f}" for name in names]
+
+
+STEPS = [f"16k tokens, checkpointing, {budget}: step / in core" for budget in ("1/1.5", "1/2", "1/4")]
+FSDP2 = [
+    f"FSDP2 offload / engine at no more peak, {case}"
+    for case in ("2k tokens", "16k tokens, checkpointing", "16k tokens")
+]
+SAVE_ON_CPU = [f"save_on_cpu / engine at no more peak, {case}" for case in ("2k tokens", "16k tokens", "CNN")]
+
+
 def test_figures_beside_others_are_those_of_the_results() -> None:
     """How long a step took elsewhere, over ours at no more memory, in coming-from.md."""
-    goals = json.loads((ROOT / "benchmarks" / "results" / "residency.json").read_text())["goals"]
-    measured = {goal["name"]: goal["value"] for goal in goals}
     sections = (DOCS / "coming-from.md").read_text().split("\n## ")
-    for title, figures in {
-        "`torch.autograd.graph.save_on_cpu`": {
-            "save_on_cpu / engine at no more peak, 2k tokens": 2,
-            "save_on_cpu / engine at no more peak, 16k tokens": 2,
-        },
-        "FSDP2's `CPUOffloadPolicy`": {
-            "FSDP2 offload / engine at no more peak, 2k tokens": 2,
-            "FSDP2 offload / engine at no more peak, 16k tokens, checkpointing": 2,
-            "FSDP2 offload / engine at no more peak, 16k tokens": 2,
-        },
+    for title, names in {
+        "`torch.autograd.graph.save_on_cpu`": SAVE_ON_CPU[:2],
+        "FSDP2's `CPUOffloadPolicy`": FSDP2,
     }.items():
         (section,) = (each for each in sections if each.startswith(title))
-        said = re.findall(r"\d\.\d+(?=\s+times)", section)
-        assert said == [f"{measured[name]:.{places}f}" for name, places in figures.items()]
+        assert re.findall(r"\d\.\d+(?=\s+times)", section) == measured(*names)
+
+
+def test_figures_of_the_performance_page_are_those_of_the_results() -> None:
+    page = DOCS / "performance.md"
+    steps = table(page, "step time / in core")
+    assert steps['... optimizer="deferred"'] == measured(*STEPS)
+    others = table(page, "beside others, at no more memory: their step / ours")
+    assert [cells[0] for cells in others.values()][:6] == measured(*FSDP2, *SAVE_ON_CPU)
+
+
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    first_cells = [cells[0] for cells in table(ROOT / "README.md", "").values()]
+    for names, separator in ((STEPS, ", "), (FSDP2, "; "), (SAVE_ON_CPU[:2], "; ")):
+        assert separator.join(measured(*names)) in first_cells
 
 
 def test_the_index_has_every_document() -> None:
