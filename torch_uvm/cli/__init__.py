@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch_uvm import report
-from torch_uvm.arguments import did_you_mean
+from torch_uvm._util.arguments import did_you_mean
 from torch_uvm.cli import info, plot, replay, run
 
 

@@ -18,10 +18,10 @@ import torch
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.arguments import accelerator
+from torch_uvm._util.arguments import accelerator
+from torch_uvm._util.escaping import printable
 from torch_uvm.cli import machine
 from torch_uvm.cli.shortfalls import shortfalls
-from torch_uvm.printable import printable
 
 SUMMARY = "what is here and what is off: versions, devices, the link, options"
 

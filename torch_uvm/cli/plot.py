@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_uvm import _C
+from torch_uvm._tools.access_traces import Trace, Transfer, read_trace
+from torch_uvm._util.escaping import printable
 from torch_uvm.cli.progress import Busy, Progress
-from torch_uvm.printable import printable
-from torch_uvm.traces import Trace, Transfer, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

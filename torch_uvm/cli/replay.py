@@ -12,11 +12,12 @@ from typing import Any
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.allocation_iterations import Iterations, at_lines, find, split_evenly
-from torch_uvm.allocation_logs import AllocationLog, read_log
+from torch_uvm._tools.allocation_logs import AllocationLog, read_log
+from torch_uvm._tools.iterations import Iterations, at_lines, find, split_evenly
+from torch_uvm._tools.replay import Replay, allocators, ceiling, replay
+from torch_uvm._util.escaping import printable
+from torch_uvm._util.files import output_file
 from torch_uvm.cli.progress import Busy, Progress
-from torch_uvm.printable import printable
-from torch_uvm.replays import Replay, allocators, ceiling, replay
 
 SUMMARY = "replay a log of allocations on other allocators"
 
@@ -216,10 +217,10 @@ def draw(replays: Sequence[Replay], iterations: Iterations, title: str, path: Pa
 def _check_output(parser: argparse.ArgumentParser, path: Path | None) -> None:
     if path is None:
         return
-    if path.is_dir():
-        parser.error(f"{str(path)!r} is a folder; give the name of a file to write")
-    if not path.absolute().parent.is_dir():
-        parser.error(f"{str(path)!r}: there is no folder {str(path.absolute().parent)!r}; make it first")
+    try:
+        output_file(path)
+    except OSError as error:
+        parser.error(str(error))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,13 +17,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
-from torch_uvm.arguments import did_you_mean
-from torch_uvm.cli.stats import stats_file, write_stats
+from torch_uvm._util.arguments import did_you_mean
+from torch_uvm._util.files import output_file
+from torch_uvm.cli.stats import write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
@@ -57,16 +59,24 @@ def _parser() -> argparse.ArgumentParser:
         help="in_place, or deferred: an optimizer's step updates large parameters at their next use",
     )
     parser.add_argument(
-        "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
+        "--stats", metavar="FILE", type=_output_file, help="write memory statistics there at exit, as JSON"
     )
     parser.add_argument(
         "--report",
         metavar="FILE",
-        type=report.report_file,
+        type=_output_file,
         help="write a page of the run there, such as out.html; torchrun's ranks write out.rank0.html, ...",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
     return parser
+
+
+def _output_file(text: str) -> Path:
+    """The path of ``--stats`` or ``--report``: a wrong one is refused before the script runs."""
+    try:
+        return output_file(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from torch_uvm import _C
-from torch_uvm.arguments import byte_count, exact_keywords, resolve_device, show
+from torch_uvm._util.arguments import byte_count, exact_keywords, resolve_device, show
 
 __all__ = [
     "ResidencySample",

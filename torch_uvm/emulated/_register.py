@@ -38,8 +38,8 @@ def register() -> None:
         _C.emu_register()
         atexit.register(_C.emu_finish_backward_threads)
 
+        from torch_uvm._patches.import_hooks import when_imported
         from torch_uvm.emulated import _compiling, _device_module, _distributed, _flex_attention
-        from torch_uvm.when_imported import when_imported
 
         torch._register_device_module("emu", _device_module)
         generate_methods_for_privateuse1_backend(

@@ -29,8 +29,8 @@ from torch.optim.optimizer import (
 )
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
-from torch_uvm.report import origins
+from torch_uvm._util.escaping import printable
+from torch_uvm.report import allocation_sites
 from torch_uvm.report.facts import Facts
 from torch_uvm.report.page import page
 from torch_uvm.report.samples import Sampler
@@ -39,17 +39,6 @@ PATH, OF = "TORCH_UVM_REPORT", "TORCH_UVM_REPORT_OF"
 _WRITTEN_EVERY = 60.0  # seconds, so that a run that is killed leaves a page, too
 
 _recording: Recording | None = None
-
-
-def report_file(given: str) -> Path:
-    """The path of ``--report``, refused before the script runs rather than after.
-
-    Raises:
-        argparse.ArgumentTypeError: it is a folder, or its folder does not exist.
-    """
-    from torch_uvm.cli.stats import stats_file
-
-    return stats_file(given)
 
 
 def _rank() -> int | None:
@@ -77,7 +66,7 @@ class Recording:
         self._hooks: list[Any] = []
 
     def start(self) -> None:
-        origins.start()
+        allocation_sites.start()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -106,7 +95,7 @@ class Recording:
             status = error.code if isinstance(error.code, int) or error.code is None else 1
             self.ended = f"ended with exit status {status or 0}"
             return
-        place = origins.place_of(error.__traceback__)
+        place = allocation_sites.place_of(error.__traceback__)
         self.ended = f"ended by {type(error).__name__}" + (f" at {place}" if place else "")
         if isinstance(error, torch.OutOfMemoryError):
             self.ended += f": {str(error).splitlines()[0] if str(error) else ''}"
@@ -124,7 +113,7 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
         self._sampler.stop()
-        origins.stop()
+        allocation_sites.stop()
         if self.ended == "still running":
             self.ended = "ended"
         if write:
@@ -170,7 +159,7 @@ class Recording:
             optimizers=sorted(self._optimizers),
             foreach=sorted(self._foreach),
             over_in_steps=self._over_in_steps,
-            storages=origins.storages(),
+            storages=allocation_sites.storages(),
             siblings=self._siblings(),
         )
 

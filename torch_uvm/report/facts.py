@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch_uvm.report.origins import Storages
+from torch_uvm.report.allocation_sites import Storages
 from torch_uvm.report.samples import Sample
 
 

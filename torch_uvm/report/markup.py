@@ -6,7 +6,7 @@ import html
 import re
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
+from torch_uvm._util.escaping import printable
 
 
 def text(value: object) -> str:

@@ -1,0 +1,46 @@
+"""What compiled graphs do when they are given several labels of the same bytes.
+
+Functionalisation, which the backends of torch.compile rely on, tells inputs that share bytes by their
+storages, and every label has a storage of its own: a write through one label would not be seen through the
+other before the graph ends. So each graph looks at its inputs when it runs. If two of them are labels of
+the same bytes the graph is run as it was recorded, operator by operator, which is right by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._patches.import_hooks import when_imported
+
+_MODULE = "torch._dynamo.output_graph"
+
+
+def _watch(module: ModuleType) -> None:
+    plain = module.OutputGraph.call_user_compiler
+
+    def call_user_compiler(
+        self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        if self.export:
+            return plain(self, gm, example_inputs)  # type: ignore[no-any-return]
+        as_recorded = gm.forward
+        if _C.share_bytes(example_inputs):
+            return as_recorded
+        compiled = plain(self, gm, example_inputs)
+
+        def run(*inputs: Any) -> Any:
+            return (as_recorded if _C.share_bytes(inputs) else compiled)(*inputs)
+
+        return run
+
+    module.OutputGraph.call_user_compiler = call_user_compiler
+
+
+def watch_compiled_graphs() -> None:
+    """Called once, by `import torch_uvm`; imports nothing."""
+    when_imported(_MODULE, _watch)

@@ -1,0 +1,143 @@
+"""Compiled graphs and captured graphs under a budget: kernels that no operator announces.
+
+Inductor's graphs launch their kernels with addresses that they read once. So each call of one is to the
+residency engine what an operator is: all inputs are made ready together, and stay where they are until
+the call returns, on whatever thread that is. Backends that run operators (`eager`, `aot_eager`) need nothing.
+
+A CUDA graph keeps addresses: what is captured stays where it is until the graph is reset or gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._patches.import_hooks import when_imported
+
+#: There where updates of optimizers may be pending: what is looked at is to be up to date.
+_flush_pending: Callable[[Sequence[Any]], None] | None = getattr(_C, "flush_pending", None)
+
+_keys = itertools.count(1)
+
+
+class _Known:
+    """What there is to know of a compiled graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self.key = next(_keys)
+        self.constants: tuple[torch.Tensor, ...] = ()  # tensors that it uses and that are no inputs
+        #: Indices of inputs that it writes; None: all.
+        self.written: frozenset[int] | None = None
+        #: The only type of other inputs that it leaves alone; None: any.
+        self.unwritten: type | None = None
+        if hasattr(graph, "mutated_input_idxs") and hasattr(graph, "fx_kwargs"):
+            self.written = frozenset(graph.mutated_input_idxs)
+            # A backward may reuse the memory of what was saved for it (its donated buffers), which parameters
+            # are not among.
+            self.unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
+
+
+#: By identity: graphs cannot be hashed, and are pickled with what is set on them.
+_graphs: dict[int, _Known] = {}
+
+
+def _known(graph: Any) -> _Known:
+    known = _graphs.get(id(graph))
+    if known is None:
+        known = _graphs.setdefault(id(graph), _Known(graph))
+        weakref.finalize(graph, _graphs.pop, id(graph), None).atexit = False
+    return known
+
+
+def _held(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
+
+    def __call__(self: Any, inputs: Sequence[Any]) -> Any:
+        if _flush_pending is not None:
+            _flush_pending([each for each in inputs if isinstance(each, torch.Tensor)])
+        known = _known(self)
+        region = _C.enter_region(known.key, inputs, known.constants, known.written, known.unwritten)
+        if region is None:
+            return plain(self, inputs)
+        outputs = None
+        try:
+            outputs = plain(self, inputs)
+        finally:
+            _C.leave_region(region, outputs)
+        return outputs
+
+    return __call__
+
+
+def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
+    def post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        plain(self, example_inputs, constants, graph_kwargs)
+        named = constants.unwrap(self)
+        known = _graphs[id(self)] = _Known(self)
+        known.constants = tuple(each for each in named.values() if isinstance(each, torch.Tensor))
+        weakref.finalize(self, _graphs.pop, id(self), None).atexit = False
+
+    return post_compile
+
+
+def _watch_calls(module: ModuleType) -> None:
+    graph: Any = module.CompiledFxGraph
+    graph.__call__ = _held(graph.__call__)
+    graph.post_compile = _noting_constants(graph.post_compile)
+    if hasattr(module, "CompiledAOTI"):
+        ahead: Any = module.CompiledAOTI
+        ahead.__call__ = _held(ahead.__call__)
+
+
+# --- captures
+
+
+def _watch_captures(graph: Any) -> None:
+    plain_begin, plain_end = graph.capture_begin, graph.capture_end
+    plain_replay, plain_reset = graph.replay, graph.reset
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_begin(self, *args, **kwargs)
+        capture = _C.begin_capture()
+        if capture:
+            release = weakref.finalize(self, _C.release_capture, capture)
+            release.atexit = False
+            vars(self)["_torch_uvm_capture"] = capture, release
+
+    def capture_end(self: Any) -> None:
+        try:
+            plain_end(self)
+        finally:
+            capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
+            if capture:
+                _C.end_capture(capture)
+
+    def replay(self: Any) -> None:
+        capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
+        if capture:
+            _C.note_replay(capture)
+        plain_replay(self)
+
+    def reset(self: Any) -> None:
+        plain_reset(self)
+        _, release = vars(self).pop("_torch_uvm_capture", (0, None))
+        if release is not None:
+            release()
+
+    for call in (capture_begin, capture_end, replay, reset):
+        plain = getattr(graph, call.__name__)
+        call.__doc__ = plain.__doc__
+        setattr(graph, call.__name__, call)
+
+
+def watch_graphs() -> None:
+    """Called once, by `import torch_uvm`; imports nothing."""
+    when_imported("torch._inductor.output_code", _watch_calls)
+    if _C.built_with_cuda():
+        _watch_captures(torch.cuda.CUDAGraph)

@@ -1,0 +1,204 @@
+"""Hints: where the bytes of tensors should be. None of them changes what a program computes.
+
+Each takes a tensor, a module (its parameters and buffers), an optimizer (the tensors of its state), or
+nested lists, tuples and mappings of them, and reaches the pages that are all theirs: never a page that
+another tensor has bytes in. Tensors that are small share pages, so a hint for one alone may do nothing;
+ranges that are neighbours in memory are joined, so a hint for a whole module is fewer and larger calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resolve_device, show
+from torch_uvm._util.containers import managed_tensors_in, tensors_in
+
+#: What the hints take; nested containers of it, too.
+Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
+
+
+def _prefetch_fake(tensors: Any, device: Any = None, *, stream: Any = None) -> None:
+    return None
+
+
+def _advise_fake(
+    tensors: Any, *, read_mostly: Any = None, preferred_location: Any = None, accessed_by: Any = None
+) -> None:
+    return None
+
+
+def _discard_fake(tensors: Any) -> None:
+    return None
+
+
+# They return nothing, so that a compiler would take them for dead code.
+for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
+    torch.fx.node.has_side_effect(_operator)
+
+
+torch.library.register_fake("torch_uvm::prefetch", _prefetch_fake)
+torch.library.register_fake("torch_uvm::advise", _advise_fake)
+torch.library.register_fake("torch_uvm::discard", _discard_fake)
+
+
+def _check_stream(stream: object) -> list[int] | None:
+    if stream is None:
+        return None
+    if not isinstance(stream, torch.Stream):
+        raise TypeError(f"stream is {show(stream)}; accepted: a torch.Stream, or None")
+    here = accelerator()
+    if here is None or stream.device.type != here.type:
+        raise ValueError(f"stream is one of {stream.device}; accepted: a stream of the accelerator, {here}")
+    return [stream.stream_id, stream.device_index, stream.device_type]
+
+
+def _location(device: Any, what: str) -> int:
+    """As the runtime counts them: -1 is the host."""
+    meant = resolve_device(device, what)
+    return -1 if meant.type == "cpu" else meant.index
+
+
+@exact_keywords
+def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | None = None) -> None:
+    """Starts moving the bytes of managed tensors to `device`, before they are used there.
+
+    Nothing is waited for, and no label changes: whoever uses the tensors meanwhile sees the right bytes.
+    Tensors that are not managed are passed over, unless `x` is one.
+
+    Args:
+        x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
+        device: a torch.device, a string, the accelerator's index; the CPU is one, too. None: each tensor's
+            own.
+        stream: the stream whose order the move follows. None: the current one of `device`, and to the CPU
+            that of the device which has the bytes.
+
+    Raises:
+        TypeError: something in `x` is none of the above, and its place is named; a stream that is none.
+        ValueError: `x` is a tensor that is not managed; an unknown device; a stream of something else.
+
+    Whatever is raised, nothing has been moved.
+
+    >>> x = torch_uvm.zeros(1 << 20, device="cpu")
+    >>> torch_uvm.prefetch(x, 0)
+    >>> torch_uvm.residency(x)
+    {device(type='emu', index=0): 4194304}
+    """
+    tensors = managed_tensors_in(x, "prefetch")
+    target = None if device is None else resolve_device(device)
+    order = _check_stream(stream)
+    if tensors:
+        torch.ops.torch_uvm.prefetch(tensors, target, stream=order)
+
+
+@exact_keywords
+def advise(
+    x: Hinted,
+    read_mostly: bool | None = None,
+    preferred_location: Device | None | EllipsisType = ...,
+    accessed_by: Device | Sequence[Device] | None | EllipsisType = ...,
+) -> None:
+    """Tells the driver how managed tensors are going to be used, until they are freed.
+
+    What is left out stays as it is. Tensors that are not managed are passed over, unless `x` is one.
+
+    Args:
+        x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
+        read_mostly: True: pages may be duplicated wherever they are read; a write drops the duplicates.
+            False undoes it.
+        preferred_location: the device whose memory the pages should be in, the CPU's included; a fault from
+            elsewhere maps them if it can. None undoes it.
+        accessed_by: a device, or a sequence of them, that keeps a mapping of the pages, so that its accesses
+            do not fault; in place of those named before. None or () undoes it.
+
+    Raises:
+        TypeError: something in `x` is none of the above, and its place is named; an argument that is none.
+        ValueError: `x` is a tensor that is not managed; an unknown device.
+
+    Whatever is raised, no advice has changed.
+
+    >>> torch_uvm.advise(torch_uvm.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
+    """
+    tensors = managed_tensors_in(x, "advise")
+    if read_mostly is not None and not isinstance(read_mostly, bool):
+        raise TypeError(f"read_mostly is {show(read_mostly)}; accepted: True, False, None")
+    preferred: list[int] | None = None
+    if preferred_location is not ...:
+        preferred = (
+            [] if preferred_location is None else [_location(preferred_location, "preferred_location")]
+        )
+    accessing: list[int] | None = None
+    if accessed_by is None:
+        accessing = []
+    elif isinstance(accessed_by, (list, tuple)):
+        named = [_location(one, f"accessed_by[{index}]") for index, one in enumerate(accessed_by)]
+        accessing = list(dict.fromkeys(named))
+    elif accessed_by is not ...:
+        accessing = [_location(accessed_by, "accessed_by")]
+    if tensors and not (read_mostly is None and preferred is None and accessing is None):
+        torch.ops.torch_uvm.advise(
+            tensors, read_mostly=read_mostly, preferred_location=preferred, accessed_by=accessing
+        )
+
+
+@exact_keywords
+def discard(x: Hinted) -> None:
+    """Says that the contents of managed tensors are not needed any more: moving them then costs nothing.
+
+    Until they are written again their values are undefined. To autograd it is a write: it counts the
+    versions up, and a leaf that requires grad refuses it outside of `torch.no_grad()`. It happens in
+    the order of the current stream; under the CPU's label it has happened when the call returns. On CUDA
+    the pages are brought to the label's side, to be written there (docs/cuda.md). Tensors that are not
+    managed are passed over, unless `x` is one.
+
+    Args:
+        x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
+
+    Raises:
+        TypeError: something in `x` is none of the above, and its place is named.
+        ValueError: `x` is a tensor that is not managed.
+        RuntimeError: where writing in place would raise: a leaf that requires grad, an inference tensor.
+
+    Whatever is raised, nothing has been discarded.
+
+    >>> scratch = torch_uvm.ones(1 << 20)
+    >>> torch_uvm.discard(scratch)
+    >>> scratch.zero_().sum().item()
+    0.0
+    """
+    tensors = managed_tensors_in(x, "discard")
+    if tensors:
+        torch.ops.torch_uvm.discard(tensors)
+
+
+@exact_keywords
+def residency(t: Hinted) -> dict[torch.device, int]:
+    """Where the library last put the bytes of a tensor. The driver does not tell what faults moved since.
+
+    A tensor that is not managed is where its label says. Bytes that several tensors share count once; of a
+    view only those that its elements have. Where a tensor has more than 65536 runs of bytes with gaps
+    between them, how they are shared out among places is an estimate.
+
+    Args:
+        t: a tensor of any shape, or all that the hints take: then the sum.
+
+    Returns:
+        bytes by device; places that have none are left out.
+
+    Raises:
+        TypeError: something in `t` is none of the above, and its place is named.
+        ValueError: `t` is a tensor with no bytes of its own (meta, sparse, a wrapper around others).
+
+    >>> torch_uvm.residency(torch_uvm.zeros(256))
+    {device(type='emu', index=0): 1024}
+    """
+    if isinstance(t, torch.Tensor) and not _C.has_bytes(t):
+        raise ValueError(
+            f"residency() of a tensor of layout {t.layout} on {t.device} ({type(t).__name__}); "
+            f"accepted: strided tensors with memory of their own"
+        )
+    return _C.residency([one for one in tensors_in(t, "residency") if _C.has_bytes(one)])
