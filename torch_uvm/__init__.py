@@ -64,10 +64,7 @@ from torch_uvm._allocators.statistics import (
     reset_peak_memory_stats,
 )
 from torch_uvm._environment import apply_environment
-from torch_uvm._patches.aliased_inputs import watch_compiled_graphs
-from torch_uvm._patches.compiled_graphs import watch_graphs
-from torch_uvm._patches.dlpack import export_managed_memory
-from torch_uvm._patches.multiprocessing import send_copies
+from torch_uvm._patches.aliased_inputs import watch_dynamo
 from torch_uvm._patches.oom_hint import hint_at_the_end
 from torch_uvm._patches.tensor_to import accept_managed_keyword
 from torch_uvm._residency.budget import get_budget, reset_residency_stats, residency_stats, set_budget
@@ -141,16 +138,13 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that was built in 
     __version__ = "0+unknown"
 
 register_rules()
-watch_compiled_graphs()
-watch_graphs()
+watch_dynamo()
 try:
     apply_environment()
 except (ValueError, RuntimeError) as error:
     end_as_command(error)
     raise
 accept_managed_keyword(move_or_copy)
-export_managed_memory()
-send_copies()
 hint_at_the_end()
-del accept_managed_keyword, apply_environment, export_managed_memory, importlib, move_or_copy, register_rules
-del end_as_command, hint_at_the_end, send_copies, watch_compiled_graphs, watch_graphs
+del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end, importlib
+del move_or_copy, register_rules, watch_dynamo

@@ -20,7 +20,6 @@ import os
 import torch
 
 from torch_uvm import _C
-from torch_uvm._patches import deferred_updates
 from torch_uvm._residency import budget
 from torch_uvm._switch.switch import enable
 from torch_uvm._util.runtime import has_gpu
@@ -137,9 +136,7 @@ def apply_environment() -> None:
             _why_emulated(device == "emu"),
         )
     if _C.requested_budget(0) not in (None, "none"):
-        budget.watch()
         budget.warn_of_few_bytes(str(_C.requested_budget(0)), "TORCH_UVM_CONF: budget")
-    deferred_updates.choose(deferred_updates.chosen())
     if rfc if ours is None else ours:
         enable()
     if os.environ.get("TORCH_UVM_REPORT", "").strip():

@@ -16,13 +16,12 @@ import torch
 
 from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
+from torch_uvm._patches.replace import replace_once
 
 _MODULE = "torch._dynamo.output_graph"
 
 
-def _watch(module: ModuleType) -> None:
-    plain = module.OutputGraph.call_user_compiler
-
+def _checking(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call_user_compiler(
         self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
@@ -38,9 +37,16 @@ def _watch(module: ModuleType) -> None:
 
         return run
 
-    module.OutputGraph.call_user_compiler = call_user_compiler
+    return call_user_compiler
 
 
-def watch_compiled_graphs() -> None:
-    """Called once, by `import torch_uvm`; imports nothing."""
+def _watch(module: ModuleType) -> None:
+    replace_once(module.OutputGraph, "call_user_compiler", _checking)
+
+
+def watch_dynamo() -> None:
+    """Patches Dynamo once it is imported; called by `import torch_uvm`. Imports nothing.
+
+    It cannot wait for the first managed tensor: a graph compiled before must look at its inputs, too.
+    """
     when_imported(_MODULE, _watch)

@@ -9,6 +9,7 @@ A CUDA graph keeps addresses: what is captured stays where it is until the graph
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import torch
 
 from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
+from torch_uvm._patches.replace import replace_once
 
 #: There where updates of optimizers may be pending: what is looked at is to be up to date.
 _flush_pending: Callable[[Sequence[Any]], None] | None = getattr(_C, "flush_pending", None)
@@ -87,57 +89,71 @@ def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _watch_calls(module: ModuleType) -> None:
-    graph: Any = module.CompiledFxGraph
-    graph.__call__ = _held(graph.__call__)
-    graph.post_compile = _noting_constants(graph.post_compile)
+    replace_once(module.CompiledFxGraph, "__call__", _held)
+    replace_once(module.CompiledFxGraph, "post_compile", _noting_constants)
     if hasattr(module, "CompiledAOTI"):
-        ahead: Any = module.CompiledAOTI
-        ahead.__call__ = _held(ahead.__call__)
+        replace_once(module.CompiledAOTI, "__call__", _held)
 
 
 # --- captures
 
 
-def _watch_captures(graph: Any) -> None:
-    plain_begin, plain_end = graph.capture_begin, graph.capture_end
-    plain_replay, plain_reset = graph.replay, graph.reset
-
+def _beginning(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain_begin(self, *args, **kwargs)
+        _C.flush_all_pending()  # a deferred update inside the capture would run again at each replay
+        plain(self, *args, **kwargs)
         capture = _C.begin_capture()
         if capture:
             release = weakref.finalize(self, _C.release_capture, capture)
             release.atexit = False
             vars(self)["_torch_uvm_capture"] = capture, release
 
+    return capture_begin
+
+
+def _ending(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
     def capture_end(self: Any) -> None:
         try:
-            plain_end(self)
+            plain(self)
         finally:
             capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
             if capture:
                 _C.end_capture(capture)
 
+    return capture_end
+
+
+def _replaying(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
     def replay(self: Any) -> None:
         capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
         if capture:
             _C.note_replay(capture)
-        plain_replay(self)
+        plain(self)
 
+    return replay
+
+
+def _resetting(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
     def reset(self: Any) -> None:
-        plain_reset(self)
+        plain(self)
         _, release = vars(self).pop("_torch_uvm_capture", (0, None))
         if release is not None:
             release()
 
-    for call in (capture_begin, capture_end, replay, reset):
-        plain = getattr(graph, call.__name__)
-        call.__doc__ = plain.__doc__
-        setattr(graph, call.__name__, call)
+    return reset
+
+
+#: Methods of torch.cuda.CUDAGraph, and what replaces them.
+_CAPTURES = {"capture_begin": _beginning, "capture_end": _ending, "replay": _replaying, "reset": _resetting}
 
 
 def watch_graphs() -> None:
-    """Called once, by `import torch_uvm`; imports nothing."""
+    """Patches the classes, Inductor's once Inductor is imported. Imports nothing."""
     when_imported("torch._inductor.output_code", _watch_calls)
     if _C.built_with_cuda():
-        _watch_captures(torch.cuda.CUDAGraph)
+        for name, wrap in _CAPTURES.items():
+            replace_once(torch.cuda.CUDAGraph, name, wrap)

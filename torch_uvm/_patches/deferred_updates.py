@@ -249,15 +249,6 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _step.optimizer = weakref.ref(optimizer)
 
 
-def _flushing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _C.flush_all_pending()  # what ran inside would run again each time
-        return plain(*args, **kwargs)
-
-    return call
-
-
 def _watch() -> None:
     """Puts the above in the functions' places. Calling it again does nothing."""
     global _watching
@@ -267,6 +258,5 @@ def _watch() -> None:
         for name in _FUNCTIONS:
             module = importlib.import_module(f"torch.optim.{name}")
             replace_once(module, name, _deferring)
-        replace_once(torch.cuda.CUDAGraph, "capture_begin", _flushing)
         register_optimizer_step_pre_hook(_before_step)
         _watching = True

@@ -91,6 +91,6 @@ def _dlpack(
 
 
 def export_managed_memory() -> None:
-    """Lets `Tensor.__dlpack__` give managed memory; called by `import torch_uvm`."""
+    """Replaces `Tensor.__dlpack__`. Calling it again does nothing."""
     if torch.Tensor.__dlpack__ is not _dlpack:
         torch.Tensor.__dlpack__ = _dlpack  # type: ignore[method-assign]

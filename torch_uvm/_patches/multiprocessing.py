@@ -19,6 +19,7 @@ import torch
 from torch.multiprocessing.reductions import rebuild_tensor
 
 from torch_uvm import _C
+from torch_uvm._patches.replace import replace_once
 
 # What is sent as an argument of a new process must stay open until that process has started.
 _held_for_children: weakref.WeakKeyDictionary[Any, list[torch.UntypedStorage]] = weakref.WeakKeyDictionary()
@@ -88,13 +89,20 @@ def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def send_copies() -> None:
-    """Puts the above in place; called by `import torch_uvm`. Calling it again does nothing."""
-    storage: Any = torch.UntypedStorage
-    if storage._share_fd_cpu_.__module__ == __name__:
-        return
-    storage._share_fd_cpu_ = _refusing(storage._share_fd_cpu_)
-    storage._share_filename_cpu_ = _refusing(storage._share_filename_cpu_)
+    """Registers how managed tensors, and those of the emulated accelerator, are pickled for other processes.
+
+    Calling it again does nothing.
+    """
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    ForkingPickler.register(torch.UntypedStorage, _copying(reducers[torch.UntypedStorage]))
+    if reducers[torch.UntypedStorage].__module__ == __name__:
+        return
     for kind in (torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, _without_handle(reducers[kind]))
+        if reducers[kind].__module__ != __name__:
+            ForkingPickler.register(kind, _without_handle(reducers[kind]))
+    ForkingPickler.register(torch.UntypedStorage, _copying(reducers[torch.UntypedStorage]))
+
+
+def refuse_shared_labels() -> None:
+    """Makes `share_memory_()` refuse bytes with several labels. Calling it again does nothing."""
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        replace_once(torch.UntypedStorage, name, _refusing)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._patches import pointer_escapes
-from torch_uvm._patches.optimizer_steps import mark_optimizer_steps
+from torch_uvm._patches import install
 from torch_uvm._util.arguments import (
     BYTE_FORMS,
     Device,
@@ -83,7 +82,7 @@ def warn_if_cut() -> None:
 def request(text: str, device: int | None = None) -> None:
     """Has budgets made of `text`; None: of every device."""
     if text != "none":
-        watch()
+        install.for_budgets()
     _C.flush_all_pending()  # while there is the budget that they were deferred under
     _C.request_budget(device, text)
     warn_if_cut()
@@ -99,14 +98,8 @@ def _managed_tensors() -> list[torch.Tensor]:
 
 def request_default() -> None:
     """Budgets as `enable` has them where nobody has asked for any."""
-    watch()
+    install.for_budgets()
     _C.request_default_budget()
-
-
-def watch() -> None:
-    """Has all in place that a budget needs on Python's side; before there is one, and once."""
-    pointer_escapes.watch()
-    mark_optimizer_steps()
 
 
 @exact_keywords

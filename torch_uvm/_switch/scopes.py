@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from torch_uvm import _C
+from torch_uvm._patches import install
 from torch_uvm._residency import budget
 from torch_uvm._util.arguments import exact_keywords, show
 from torch_uvm._util.runtime import check_runtime
@@ -55,6 +56,7 @@ class SwitchScope(ContextDecorator):
     def __enter__(self) -> SwitchScope:
         if self._on:
             check_runtime(repr(self))
+            install.for_managed_tensors()
             budget.request_default()
         entry = threading.get_ident(), self._open_scope()
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import EllipsisType
 
 from torch_uvm import _C
-from torch_uvm._patches import deferred_updates, tensor_to
+from torch_uvm._patches import deferred_updates, install, tensor_to
 from torch_uvm._residency import budget as budgets
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.arguments import exact_keywords, limit_bytes, show
@@ -78,6 +78,7 @@ def enable(
     figure = limit_bytes(limit)
     host_figure = limit_bytes(host_limit, "host_limit")
     check_runtime("enable()", now=host_tensors)
+    install.for_managed_tensors()
     if figure is not None:
         _C.set_limit(figure)
     if host_figure is not None:

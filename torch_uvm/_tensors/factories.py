@@ -15,6 +15,7 @@ import torch
 
 from torch_uvm import _C
 from torch_uvm._allocators.allocator import Allocator, made_by
+from torch_uvm._patches import install
 from torch_uvm._util.arguments import (
     Device,
     accelerator,
@@ -90,6 +91,7 @@ def _check_options(
 
 def _make(like: torch.Tensor, device: torch.device, allocator: object, what: str) -> torch.Tensor:
     """A managed tensor with the sizes, strides and dtype of `like`, a meta tensor."""
+    install.for_managed_tensors()
     with made_by(allocator, device, what) or nullcontext():
         return _C.empty_strided(list(like.size()), list(like.stride()), like.dtype, device)
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_uvm import _C
+from torch_uvm._patches import install
 from torch_uvm._patches.tensor_to import inside_a_module, moves_for_module, plain_to
 from torch_uvm._switch.scopes import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
@@ -72,6 +73,7 @@ def move_or_copy(
             "torch.jit.trace takes no operator with a device among its arguments, as moves and managed "
             "copies have; accepted in traced code: plain copies (managed=False, copy=True)"
         )
+    install.for_managed_tensors()
     _C.start_device(device)
     if copy or not is_managed or not same_bytes:
         copied = torch.ops.torch_uvm.managed_copy(x, device, dtype, non_blocking, memory_format)

@@ -38,13 +38,13 @@ def register() -> None:
         _C.emu_register()
         atexit.register(_C.emu_finish_backward_threads)
 
-        from torch_uvm._patches.import_hooks import when_imported
-        from torch_uvm.emulated import _compiling, _device_module, _distributed, _flex_attention
+        from torch_uvm._patches.emulated import watch_modules
+        from torch_uvm._patches.multiprocessing import send_copies
+        from torch_uvm.emulated import _device_module
 
         torch._register_device_module("emu", _device_module)
         generate_methods_for_privateuse1_backend(
             for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
         )
-        when_imported("torch._inductor.compile_fx", _compiling.refuse_inductor)
-        when_imported("torch.distributed.distributed_c10d", _distributed.know_the_device)
-        when_imported("torch.nn.attention.flex_attention", _flex_attention.know_the_device)
+        send_copies()  # the device's memory has no handle that another process could open
+        watch_modules()
