@@ -401,6 +401,7 @@ class TestInstallation:
             """
             import torch, torch._inductor.output_code as code
             import torch_uvm
+            torch_uvm.enable()
             assert "torch_uvm" in code.CompiledFxGraph.__call__.__module__
             """,
             env={"TORCH_UVM_DEVICE": "emu"},

@@ -17,8 +17,6 @@ say so. A value it does not know fails the import by name.
 
 from __future__ import annotations
 
-import importlib.metadata
-
 from torch_uvm._util.cli_errors import end_as_command
 
 try:
@@ -81,6 +79,7 @@ from torch_uvm._tensors.moves import move_or_copy, to
 from torch_uvm._tensors.operators import register_rules
 from torch_uvm._tools.access_recording import record_accesses
 from torch_uvm._tools.allocation_recording import record_allocations
+from torch_uvm._util.version import VERSION
 
 __all__ = [
     "Allocator",
@@ -132,10 +131,7 @@ __all__ = [
     "zeros",
 ]
 
-try:
-    __version__ = importlib.metadata.version("torch_uvm")
-except importlib.metadata.PackageNotFoundError:  # a checkout that was built in place
-    __version__ = "0+unknown"
+__version__ = VERSION
 
 register_rules()
 watch_dynamo()
@@ -146,5 +142,5 @@ except (ValueError, RuntimeError) as error:
     raise
 accept_managed_keyword(move_or_copy)
 hint_at_the_end()
-del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end, importlib
-del move_or_copy, register_rules, watch_dynamo
+del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end
+del VERSION, move_or_copy, register_rules, watch_dynamo

@@ -29,7 +29,9 @@ from torch.optim.optimizer import (
 )
 
 from torch_uvm import _C
+from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.escaping import printable
+from torch_uvm._util.version import VERSION
 from torch_uvm.report import allocation_sites
 from torch_uvm.report.facts import Facts
 from torch_uvm.report.page import page
@@ -129,8 +131,6 @@ class Recording:
                 print(printable(f"torch_uvm: no report in {self.path}: {error}"), file=sys.stderr)
 
     def _facts(self) -> Facts:
-        import torch_uvm
-
         used = _C.in_use()
         here = torch.accelerator.current_accelerator()
         count = torch.accelerator.device_count() if used and here is not None else 0
@@ -141,7 +141,7 @@ class Recording:
             ended=self.ended,
             began=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._began)),
             rank=_rank(),
-            torch_uvm=torch_uvm.__version__,
+            torch_uvm=VERSION,
             torch=torch.__version__,
             python=platform.python_version(),
             backend=_C.backend(),
@@ -154,7 +154,7 @@ class Recording:
             budgets=self._sampler.budgets,
             asked="nothing asked" if asked is None else asked,
             limit=_C.get_limit(),
-            host_limit=torch_uvm.get_host_limit(),
+            host_limit=get_host_limit(),
             optimizer=options["optimizer"],
             optimizers=sorted(self._optimizers),
             foreach=sorted(self._foreach),
