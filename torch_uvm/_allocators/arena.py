@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import NamedTuple
 
 from torch_uvm import _C
@@ -85,16 +84,11 @@ class Arena(Allocator):
         self._entered.append(_Entry(scope, self.push(), self._resets))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._entered:
             raise RuntimeError(f"{self!r} is left, but not open")
         entry = self._entered.pop()
-        entry.scope.__exit__(kind, error, traceback)
+        entry.scope.__exit__(*error)
         if entry.resets != self._resets:
             self.reset()  # the mark is gone: all that there is came after it
             return

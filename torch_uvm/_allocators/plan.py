@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -48,16 +47,11 @@ class AllocationPlan(Allocator):
         self._scope = scope
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         scope, self._scope = self._scope, None
         if scope is None:
             raise RuntimeError(f"{self!r} is left, but not open")
-        scope.__exit__(kind, error, traceback)
+        scope.__exit__(*error)
         self.handle.end_iteration()
 
     def __repr__(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ContextDecorator
-from types import TracebackType
 
 import torch
 
@@ -13,6 +11,7 @@ from torch_uvm._residency.hints import Hinted
 from torch_uvm._util.arguments import exact_keywords
 from torch_uvm._util.compiler import break_the_graph
 from torch_uvm._util.containers import managed_tensors_in
+from torch_uvm._util.scopes import ReentrantScope
 
 
 def _has_budget(device: torch.device) -> bool:
@@ -68,33 +67,26 @@ def keep_resident(x: Hinted) -> Kept:
     return Kept(managed_tensors_in(x, "keep_resident"))
 
 
-class ResidentScope(ContextDecorator):
+class ResidentScope(ReentrantScope[Kept]):
     """What `resident` returns. It can be entered again while it is open, also by other threads."""
 
     def __init__(self, x: Hinted) -> None:
+        super().__init__()
         self._x = x
-        self._lock = threading.Lock()
-        self._open: list[Kept] = []
+
+    def _begin(self) -> Kept:
+        return Kept(managed_tensors_in(self._x, "resident"))  # as they are now: a module's may have changed
+
+    def _end(self, entry: Kept) -> None:
+        entry.release()
 
     @break_the_graph
     def __enter__(self) -> ResidentScope:
-        kept = Kept(managed_tensors_in(self._x, "resident"))  # as they are now: a module's may have changed
-        with self._lock:
-            self._open.append(kept)
-        return self
+        return super().__enter__()
 
     @break_the_graph
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._lock:
-            if not self._open:
-                raise RuntimeError(f"{self!r} is left, but not open")
-            kept = self._open.pop()
-        kept.release()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
 
     def __repr__(self) -> str:
         return "torch_uvm.resident(...)"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
-from contextlib import ContextDecorator
-from types import TracebackType
 from typing import Any
 
 from torch_uvm import _C
@@ -13,6 +10,7 @@ from torch_uvm._patches import install
 from torch_uvm._residency import budget
 from torch_uvm._util.arguments import exact_keywords, show
 from torch_uvm._util.runtime import check_runtime
+from torch_uvm._util.scopes import ReentrantScope
 
 
 @exact_keywords
@@ -24,18 +22,16 @@ def is_enabled() -> bool:
     return _C.is_enabled()
 
 
-class SwitchScope(ContextDecorator):
+class SwitchScope(ReentrantScope[_C.Scope]):
     """What `enabled()` and `disabled()` return: a context manager and a decorator.
 
-    One object can be entered again while it is open, also by other threads; each entry is a scope of
-    the thread that made it. Leaving closes the calling thread's last entry; where it has none, the last
-    of any thread: a generator may be entered by one thread and be closed, or collected, by another.
+    One object can be entered again while it is open, also by other threads; each entry is a scope of the
+    thread that made it.
     """
 
     def __init__(self, on: bool) -> None:
+        super().__init__()
         self._on = on
-        self._lock = threading.Lock()
-        self._open: list[tuple[int, _C.Scope]] = []  # with the threads that entered, oldest first
 
     def _recreate_cm(self) -> SwitchScope:
         return SwitchScope(self._on)
@@ -44,7 +40,7 @@ class SwitchScope(ContextDecorator):
         return _C.Scope(self._on)
 
     def __call__(self, func: Any) -> Any:
-        # Their bodies run later, when the scope is closed, or between other code of the thread.
+        # Their bodies run later: when the scope is closed, or interleaved with other code of the thread.
         later = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
         if later or inspect.iscoroutinefunction(func) or not callable(func) or inspect.isclass(func):
             raise TypeError(
@@ -53,29 +49,15 @@ class SwitchScope(ContextDecorator):
             )
         return super().__call__(func)
 
-    def __enter__(self) -> SwitchScope:
+    def _begin(self) -> _C.Scope:
         if self._on:
             check_runtime(repr(self))
             install.for_managed_tensors()
             budget.request_default()
-        entry = threading.get_ident(), self._open_scope()
-        with self._lock:
-            self._open.append(entry)
-        return self
+        return self._open_scope()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._lock:
-            if not self._open:
-                raise RuntimeError(f"{self!r} is left, but not open")
-            me = threading.get_ident()
-            mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
-            _, scope = self._open.pop(next(mine, -1))
-        scope.close()
+    def _end(self, entry: _C.Scope) -> None:
+        entry.close()
         if not _C.is_enabled():
             _C.flush_all_pending()
 

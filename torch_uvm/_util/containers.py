@@ -13,56 +13,45 @@ from torch_uvm._util.arguments import show
 ACCEPTED = "a tensor, a module, an optimizer, or nested lists, tuples and mappings of them"
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Of the state alone, where step counts and other plain values stand beside tensors."""
-    waiting: list[Any] = [optimizer.state]
+def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """What nested lists, tuples and mappings hold, in order, each with its place as code writes it.
+
+    A container that holds itself is visited once. Depth is not limited.
+    """
     seen: set[int] = set()
+    waiting = [(place, x)]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+        place, value = waiting.pop()
+        if not isinstance(value, (Mapping, list, tuple)):
+            yield place, value
+        elif id(value) not in seen:
             seen.add(id(value))
-            members = list(value.values() if isinstance(value, Mapping) else value)
-            waiting.extend(reversed(members))
-
-
-def _members(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """What a container has, each with its place as the code writes it; None: it is no container."""
-    if isinstance(value, Mapping):
-        return ((f"[{key!r}]", member) for key, member in value.items())
-    if isinstance(value, (list, tuple)):
-        return ((f"[{index}]", member) for index, member in enumerate(value))
-    return None
+            members = value.items() if isinstance(value, Mapping) else enumerate(value)
+            waiting.extend(reversed([(f"{place}[{key!r}]", member) for key, member in members]))
 
 
 def tensors_in(x: Any, function: str) -> list[torch.Tensor]:
-    """Every tensor of `x`, once, in order. A container that holds itself is gone through once.
+    """Every tensor of `x`, once, in order.
+
+    Args:
+        x: what `ACCEPTED` says; of a module its parameters and buffers, of an optimizer its state.
+        function: the caller's name, for the message.
 
     Raises:
-        TypeError: something in `x` is none of what is accepted; its place is named.
+        TypeError: something in `x` is not accepted; the message names its place.
     """
-    found: dict[int, torch.Tensor] = {}
-    seen: set[int] = set()
-    waiting: list[tuple[str, Any]] = [("x", x)]  # a stack, so that depth is no limit
-    while waiting:
-        path, value = waiting.pop()
+    found: list[torch.Tensor] = []
+    for place, value in _leaves(x, "x"):
         if isinstance(value, torch.Tensor):
-            found[id(value)] = value
-            continue
-        if isinstance(value, torch.nn.Module):
-            found.update((id(t), t) for t in (*value.parameters(), *value.buffers()))
-            continue
-        if isinstance(value, torch.optim.Optimizer):
-            found.update((id(t), t) for t in _state_of(value))
-            continue
-        members = _members(value)
-        if members is None:
-            raise TypeError(f"{function}(): {path} is {show(value)}; accepted: {ACCEPTED}")
-        if id(value) not in seen:
-            seen.add(id(value))
-            waiting.extend(reversed([(path + place, member) for place, member in members]))
-    return list(found.values())
+            found.append(value)
+        elif isinstance(value, torch.nn.Module):
+            found.extend((*value.parameters(), *value.buffers()))
+        elif isinstance(value, torch.optim.Optimizer):
+            # Step counts and other plain values are there beside tensors.
+            found.extend(it for _, it in _leaves(value.state, "state") if isinstance(it, torch.Tensor))
+        else:
+            raise TypeError(f"{function}(): {place} is {show(value)}; accepted: {ACCEPTED}")
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def managed_tensors_in(x: Any, function: str) -> list[torch.Tensor]:
