@@ -1,4 +1,4 @@
-"""The budget: how much of a device's memory managed tensors may have, and what was done to keep to it."""
+"""The budget: how much of a device's memory managed tensors may use, and what the engine did for it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from torch_uvm._util.runtime import check_runtime
 ALSO = """, '80%' of the device's memory, "auto" or None"""
 
 
-#: A budget of fewer bytes is taken for a unit forgotten.
+#: A budget below this is taken for one with a forgotten unit.
 _LEAST_BYTES = 1 << 20
 
 
 def budget_text(budget: object, what: str = "budget") -> str:
-    """A budget as the option table has it. Warns of one below 1 MiB.
+    """A budget as the option table stores it. Warns if it is below 1 MiB.
 
     Raises:
         TypeError: `budget` is neither an int, nor a string, nor None (a bool, a float).
-        ValueError: it does not parse, is 0 or less, or more than 64 bits or 100 % hold.
+        ValueError: it does not parse, is 0 or less, or exceeds 64 bits or 100 %.
     """
     if budget is None:
         return "none"
@@ -59,7 +59,7 @@ def budget_text(budget: object, what: str = "budget") -> str:
 
 
 def warn_of_few_bytes(text: str, what: str) -> None:
-    """Warns of a budget, as the option table has it, that is a count of bytes below 1 MiB."""
+    """Warns if a budget, as the option table stores it, is a count of bytes below 1 MiB."""
     if text in ("none", "auto") or text.endswith("%") or _C.parse_bytes(text) >= _LEAST_BYTES:
         return
     meant = (
@@ -69,9 +69,9 @@ def warn_of_few_bytes(text: str, what: str) -> None:
 
 
 def warn_if_cut() -> None:
-    """Warns of budgets in force that are less than what was asked for.
+    """Warns if a budget in force is smaller than the one requested.
 
-    Where a budget is not in force yet, the first allocation on its device warns.
+    For a budget that is not in force yet, the first allocation on its device warns.
     """
     here = torch.accelerator.current_accelerator()
     for index in range(torch.accelerator.device_count() if here is not None and _C.in_use() else 0):
@@ -80,10 +80,15 @@ def warn_if_cut() -> None:
 
 
 def request(text: str, device: int | None = None) -> None:
-    """Has budgets made of `text`; None: of every device."""
+    """Requests a budget.
+
+    Args:
+        text: as the option table stores it.
+        device: the index of a device; None for every device.
+    """
     if text != "none":
         install.for_budgets()
-    _C.flush_all_pending()  # while there is the budget that they were deferred under
+    _C.flush_all_pending()  # before their budget is replaced
     _C.request_budget(device, text)
     warn_if_cut()
     if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
@@ -91,45 +96,48 @@ def request(text: str, device: int | None = None) -> None:
 
 
 def _managed_tensors() -> list[torch.Tensor]:
-    """Those that Python has: the engine sees what operators use, and what nobody uses it would not know."""
+    """The managed tensors that Python knows.
+
+    The engine learns of tensors from operators, so it does not know those that no operator has used yet.
+    """
     tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
     return [tensor for tensor in tensors if _C.is_managed(tensor)]
 
 
 def request_default() -> None:
-    """Budgets as `enable` has them where nobody has asked for any."""
+    """Requests the budget that `enable` gives if there is no other request."""
     install.for_budgets()
     _C.request_default_budget()
 
 
 @exact_keywords
 def set_budget(budget: int | str | None, device: Device | None = None) -> None:
-    """Bounds the device-resident bytes of managed tensors: beyond it they are kept on the host.
+    """Limits the device-resident bytes of managed tensors; the rest is kept on the host.
 
-    May be called at any time. On a device that has no managed memory yet it is in force from its first
-    managed allocation on. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same
-    figure; the last word counts, and `enable` without `budget` is none. Where there is more on a device
-    already, it is kept to after some operators, when none runs any more that began before.
+    It may be called at any time. On a device without managed memory it takes effect with the device's first
+    managed allocation. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same value;
+    the last request counts, and `enable` without `budget` is none. If more is resident on a device now, the
+    engine evicts the excess at a later operator, once the operators that began before have finished.
 
     Args:
-        budget: bytes; a string such as "20GiB" (units as `set_limit` has them) or "80%" of all the
-            memory that the device has; never more than that. "auto": what the device has free at that
-            time, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB, of
-            a device with less than 8 GiB a sixteenth); it is exceeded where nothing can be given up, and
-            costs nothing until memory runs short. None: no budget; residency is the driver's.
-        device: a torch.device, a string, or the accelerator's index. None: all devices, in place of
-            what single ones were given.
+        budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
+            most all of the device's memory is in force. "auto": what is free on the device when it takes
+            effect, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB; a
+            sixteenth on a device with less than 8 GiB). "auto" is exceeded if nothing can be evicted, and
+            costs nothing until memory runs short. None: no budget; the driver decides residency.
+        device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
+            for single devices.
 
     Warns:
-        UserWarning: the device has less memory than the budget, so that less is in force (`get_budget`);
-            or the budget is below 1 MiB, as if its unit were missing.
+        UserWarning: the device has less memory than the budget, so that less is in force (`get_budget`); or
+            the budget is below 1 MiB, as if its unit were missing.
 
     Raises:
         TypeError: `budget` or `device` is of another type.
         ValueError: a budget that does not parse, or of 0 bytes; an unknown device, or the CPU.
         RuntimeError: there is no runtime for this machine's accelerator.
 
-    Whatever is raised, budgets are what they were.
+    If an error is raised, no budget has changed.
 
     >>> torch_uvm.set_budget("20GiB")
     >>> torch_uvm.set_budget("80%", device=0)
@@ -150,14 +158,14 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
 def get_budget(device: Device | None = None) -> int | None:
     """The budget of a device, in bytes.
 
-    Before the first managed allocation on the device it is the budget that the device would have now; the
-    call initialises the accelerator then.
+    Before the device's first managed allocation it is the budget that would take effect now; the call then
+    initialises the accelerator.
 
     Args:
         device: a torch.device, a string, or the accelerator's index. None: the current device.
 
     Returns:
-        bytes, or None where the device has no budget.
+        bytes, or None if the device has no budget.
 
     Raises:
         TypeError: `device` is of another type.
@@ -185,17 +193,17 @@ def residency_stats() -> dict[str, Any]:
     """What the residency engine did since the start, or since `reset_residency_stats`.
 
     Returns:
-        `fetched` (host to device), `written_back` (device to host), `dropped_clean` (device copies given
-        up with nothing to copy), `used_in_place` (operands that an operator used on the host) and
-        `waited` (the host waited for a copy): for each a dictionary of `count`, `bytes` and `ms`
-        (milliseconds; on the emulated accelerator modelled ones).
-        `plan_hits`, `plan_misses`: operators that came as planned, and that did not.
+        a dictionary. `fetched` (host to device), `written_back` (device to host), `dropped_clean` (device
+        copies evicted without a copy), `used_in_place` (operands that an operator used on the host) and
+        `waited` (the host waited for a copy) are dictionaries of `count`, `bytes` and `ms` (milliseconds,
+        modelled ones on the emulated accelerator).
+        `plan_hits`, `plan_misses`: operators that came as scheduled, and that did not.
         `over_budget`: operators whose operands alone exceeded the budget.
         `device_bytes`, `peak_device_bytes`: managed bytes reserved on each device now, and at most since
-        `reset_peak_memory_stats`; by torch.device.
-        `host_bytes`: pinned bytes reserved for host copies. `records`: storages that are watched.
-        `failures`: calls of the runtime that failed inside the engine; results are right all the same.
-        All are 0 or empty where there never was a budget.
+            `reset_peak_memory_stats`; by torch.device.
+        `host_bytes`: pinned bytes reserved for host copies. `records`: storages that are tracked.
+        `failures`: runtime calls that failed inside the engine; results are correct all the same.
+        All are 0 or empty if there never was a budget.
 
     >>> torch_uvm.residency_stats()["plan_misses"]
     0
@@ -210,5 +218,5 @@ def residency_stats() -> dict[str, Any]:
 
 @exact_keywords
 def reset_residency_stats() -> None:
-    """Sets counts, bytes and times to 0. Peaks are the memory statistics': `reset_peak_memory_stats`."""
+    """Resets counts, bytes and times to 0. `reset_peak_memory_stats` resets the peaks."""
     _C.reset_residency_stats()

@@ -1,4 +1,4 @@
-"""The limits of managed memory, and of the pinned host memory that a budget writes to."""
+"""The limits of managed memory, and of the pinned host memory that evicted tensors use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch_uvm._util.log import log
 
 @exact_keywords
 def set_limit(limit: int | str | None) -> None:
-    """Bounds the managed memory that the process may reserve, over all homes.
+    """Limits the managed memory that the process may reserve, over all homes.
 
-    The limit is checked before the runtime is asked and cannot be overrun by any path; an allocation
-    past it raises `torch.OutOfMemoryError`. A limit below what is reserved now takes nothing away, it
-    only refuses more. The option `limit` of TORCH_UVM_CONF and `enable(limit=...)` set the same figure.
+    The limit is checked before each call of the runtime, on every path. An allocation that would exceed it
+    raises `torch.OutOfMemoryError`. A limit below what is reserved now frees nothing; it refuses further
+    allocations. The option `limit` of TORCH_UVM_CONF and `enable(limit=...)` set the same value.
 
     Args:
-        limit: bytes, or a string such as "4GiB" (KiB, MiB, GiB, TiB, or KB, MB, GB, TB in powers of
-            ten); None for no figure, which still means at most what the host has available.
+        limit: bytes, or a string such as "4GiB" (KiB, MiB, GiB, TiB, or KB, MB, GB, TB in powers of ten).
+            None: no number; at most what the host has available can be reserved.
 
     Raises:
         TypeError: `limit` is of another type.
@@ -34,7 +34,7 @@ def get_limit() -> int | None:
     """The limit of managed memory, over all homes.
 
     Returns:
-        bytes, or None without a figure.
+        bytes, or None without a limit.
 
     >>> torch_uvm.set_limit("4GiB")
     >>> torch_uvm.get_limit()
@@ -45,16 +45,16 @@ def get_limit() -> int | None:
 
 @exact_keywords
 def set_host_limit(limit: int | str | None) -> None:
-    """Bounds the pinned host memory that tensors off their device may have, of the process.
+    """Limits the pinned host memory that the process may use for tensors off their device.
 
-    At the limit no tensor can leave its device, so that a budget may raise `torch.OutOfMemoryError`. A
-    limit below what is pinned now gives unused pinned memory back to the system. Memory in use stays, and
-    blocks that become free in it are used again. The option `host_limit` of TORCH_UVM_CONF and
-    `enable(host_limit=...)` set the same figure.
+    At the limit no further tensor can be evicted, so that an operator under a budget may raise
+    `torch.OutOfMemoryError`. A limit below what is pinned now returns unused pinned memory to the system.
+    Memory in use stays; blocks that become free in it are reused. The option `host_limit` of TORCH_UVM_CONF
+    and `enable(host_limit=...)` set the same value.
 
     Args:
-        limit: bytes, or a string such as "64GiB" (units as `set_limit` has them); None for no figure,
-            which still means at most what the host has available.
+        limit: bytes, or a string such as "64GiB" (units as in `set_limit`). None: no number; at most what
+            the host has available can be pinned.
 
     Raises:
         TypeError: `limit` is of another type.
@@ -72,7 +72,7 @@ def get_host_limit() -> int | None:
     """The limit of pinned host memory for tensors off their device.
 
     Returns:
-        bytes, or None without a figure. `residency_stats()["host_bytes"]` is what is pinned now.
+        bytes, or None without a limit. `residency_stats()["host_bytes"]` is what is pinned now.
 
     >>> torch_uvm.set_host_limit("64GiB")
     >>> torch_uvm.get_host_limit()

@@ -1,4 +1,4 @@
-"""Tensors that stay on their device whatever the residency engine would do with them."""
+"""Pins: tensors that the residency engine keeps on their device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ def _has_budget(device: torch.device) -> bool:
 
 
 class Kept:
-    """What `keep_resident` returns: `release()` ends it. It keeps the tensors' bytes alive."""
+    """What `keep_resident` returns: `release()` unpins. It keeps the tensors' bytes alive."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        # Without a budget nothing is held, and nothing may be released later. Not the tensors themselves: the
-        # bytes of a parameter may be exchanged meanwhile.
+        # Without a budget nothing is pinned, so nothing may be unpinned later. Aliases, not the tensors
+        # themselves: the bytes of a parameter may be replaced meanwhile (`p.data = ...`).
         self._tensors = [t.detach() for t in tensors if _has_budget(t.device)]
         self._lock = threading.Lock()
         _C.keep_resident(self._tensors, True)
 
     def release(self) -> None:
-        """Lets the engine move the tensors again, unless others hold them. Doing it again does nothing."""
+        """Lets the engine move the tensors again, unless another pin holds them.
+
+        A second call does nothing.
+        """
         with self._lock:
             tensors, self._tensors = self._tensors, []
         _C.keep_resident(tensors, False)
@@ -41,24 +44,24 @@ class Kept:
 @exact_keywords
 @break_the_graph
 def keep_resident(x: Hinted) -> Kept:
-    """Brings managed tensors to their device and keeps them there until that is undone.
+    """Brings managed tensors to their device and pins them there until `release()`.
 
-    Where there is no budget nothing is done: say it after `enable` and `set_budget`. For tensors whose
-    address is kept by code that PyTorch does not run, and for what must never be late. They count towards
-    the budget: what is kept is missing elsewhere. Holds nest. Tensors that are not managed, and those
-    labelled as the CPU's, are passed over, unless `x` is one that is not managed.
+    For tensors whose address is kept by code that PyTorch does not run, and for tensors whose use must never
+    wait for a fetch. Pinned bytes count towards the budget. Pins nest. Without a budget it does nothing:
+    call it after `enable` and `set_budget`. Tensors that are not managed, and those labelled as the CPU's,
+    are skipped; if `x` itself is a tensor that is not managed, that is an error.
 
     Args:
         x: a tensor of any shape, a module (its parameters and buffers), an optimizer (the tensors of its
             state now), or nested lists, tuples and mappings of them.
 
     Returns:
-        an object whose `release()` undoes it. Who drops it keeps the tensors resident until they are freed.
+        an object whose `release()` unpins. If it is dropped, the tensors stay pinned until they are freed.
 
     Raises:
-        TypeError: something in `x` is none of the above, and its place is named.
+        TypeError: something in `x` is not accepted; the message names its place.
         ValueError: `x` is a tensor that is not managed.
-        torch.OutOfMemoryError: they do not fit. Nothing is kept then.
+        torch.OutOfMemoryError: they do not fit. Nothing is pinned then.
 
     >>> table = torch_uvm.zeros(1 << 20)
     >>> kept = torch_uvm.keep_resident(table)
@@ -75,7 +78,7 @@ class ResidentScope(ReentrantScope[Kept]):
         self._x = x
 
     def _begin(self) -> Kept:
-        return Kept(managed_tensors_in(self._x, "resident"))  # as they are now: a module's may have changed
+        return Kept(managed_tensors_in(self._x, "resident"))  # now: a module's tensors may have changed
 
     def _end(self, entry: Kept) -> None:
         entry.release()
@@ -95,17 +98,17 @@ class ResidentScope(ReentrantScope[Kept]):
 @exact_keywords
 @break_the_graph
 def resident(x: Hinted) -> ResidentScope:
-    """A scope in which managed tensors are on their device and stay there, as `keep_resident` has it.
+    """A scope in which managed tensors are pinned on their device, as `keep_resident` does it.
 
-    A context manager and a decorator. Inside, `data_ptr()` of the tensors stays good. Scopes nest, in one
-    thread and between threads; leaving one by an exception releases, too.
+    A context manager and a decorator. Inside, `data_ptr()` of the tensors stays valid. Scopes nest, in one
+    thread and between threads; leaving one by an exception unpins, too.
 
     Args:
-        x: as `keep_resident` takes it; looked through each time the scope is entered.
+        x: as for `keep_resident`; its tensors are collected each time the scope is entered.
 
     Raises:
-        TypeError, ValueError, torch.OutOfMemoryError: as `keep_resident`; the first two also when `x` is
-            handed in, not when the scope is entered.
+        TypeError, ValueError, torch.OutOfMemoryError: as `keep_resident`. The first two are raised by the
+            call, too, not only on entry.
 
     >>> weights = torch_uvm.ones(1 << 20)
     >>> with torch_uvm.resident(weights):

@@ -1,4 +1,4 @@
-"""Steps of training, for the residency engine, which finds them by itself when it is not told."""
+"""The end of a training step, as a mark for the residency engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch_uvm._util.log import step_ended
 @exact_keywords
 @break_the_graph
 def step() -> None:
-    """Says that a step ends here, which the residency engine then looks for repetitions of.
+    """Marks the end of a step for the residency engine, which looks for repeating steps.
 
-    It finds steps without, and takes each `Optimizer.step` for the end of one. Worth saying where a step
-    has no optimizer: in evaluation, for instance. Does nothing where there is no budget.
+    The engine finds steps without marks, and every `Optimizer.step` marks one. Call it where a step has no
+    optimizer, such as in evaluation. Without a budget it does nothing.
 
     >>> for batch in range(2):
     ...     x = torch_uvm.ones(4) * batch

@@ -1,4 +1,4 @@
-"""Whether a tensor made now is managed, as the calling thread has it: scopes over the process's switch."""
+"""Whether a new tensor of the calling thread is managed: scopes over the process-wide switch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_uvm._util.scopes import ReentrantScope
 
 @exact_keywords
 def is_enabled() -> bool:
-    """Whether a tensor made now by this thread would be managed.
+    """Whether a tensor that this thread creates now would be managed.
 
-    The innermost scope of the thread says so, and without one the process-wide switch.
+    The thread's innermost scope decides; without a scope, the process-wide switch.
     """
     return _C.is_enabled()
 
@@ -69,9 +69,9 @@ class SwitchScope(ReentrantScope[_C.Scope]):
 def enabled() -> SwitchScope:
     """A scope in which new tensors on the accelerator are managed.
 
-    A context manager and a decorator. It holds for the thread that opens it and for the threads that
-    run its backward, not for other threads. It takes no options: limit, budget and moves are the
-    process's, and what `enable` said of them holds here, too.
+    A context manager and a decorator. It holds for the thread that opens it and for the threads that run its
+    backward, not for other threads. It takes no options: limit, budget and `moves` belong to the process,
+    and are what `enable` set.
 
     >>> with torch_uvm.enabled():
     ...     x = torch.ones(4, device=torch.accelerator.current_accelerator())
@@ -83,5 +83,5 @@ def enabled() -> SwitchScope:
 
 @exact_keywords
 def disabled() -> SwitchScope:
-    """A scope in which new tensors get ordinary memory; otherwise as `enabled`."""
+    """A scope in which new tensors get ordinary memory; otherwise like `enabled`."""
     return SwitchScope(False)

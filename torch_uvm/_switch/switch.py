@@ -1,4 +1,4 @@
-"""The switch: whether new tensors on the accelerator get managed memory."""
+"""The process-wide switch: whether new tensors on the accelerator get managed memory."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ def enable(
 ) -> None:
     """Turns managed memory on for the process: new tensors on the accelerator are managed.
 
-    May be called at any time; tensors made before stay what they are. A scope that is open on the
-    calling thread (`enabled`, `disabled`) goes on to say what holds inside it. Each call says anew what
-    `moves` and `host_tensors` are.
+    It may be called at any time. Existing tensors keep the memory they have. Inside a scope that is open on
+    the calling thread (`enabled`, `disabled`), the scope still decides. Each call sets `moves` and
+    `host_tensors` anew.
 
     Args:
-        budget: the device-resident bytes that managed tensors may have on each device, as `set_budget`
-            takes it: bytes, "20GiB", "80%", "auto", or None for the driver's own residency. Left out
-            (`...`): what was asked for before, here or in TORCH_UVM_CONF, and "auto" if nothing was.
-        limit: the most managed bytes the process may reserve, as `set_limit` takes it. None leaves
-            the limit as it is, so that one set before, or by TORCH_UVM_CONF, is not lost;
-            `set_limit(None)` takes it away.
-        host_limit: the most pinned host memory for tensors off their device, as `set_host_limit` takes
-            it. None leaves it as it is; `set_host_limit(None)` takes it away.
-        moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the
-            switch is on. "copy": new memory, as in PyTorch. "alias": where only the device changes they
-            move, as `torch_uvm.to` does, and the result shares the bytes; `copy=True` copies still. A
-            program that takes `.cpu()` for a snapshot then sees it change.
+        budget: the device-resident bytes that managed tensors may have on each device, in the forms of
+            `set_budget`: bytes, "20GiB", "80%", "auto", or None to leave residency to the driver. If omitted
+            (`...`): the budget requested before, here or in TORCH_UVM_CONF, else "auto".
+        limit: the most managed bytes that the process may reserve, in the forms of `set_limit`. None keeps
+            the limit, so that one set before, or by TORCH_UVM_CONF, is not lost; `set_limit(None)` removes
+            it.
+        host_limit: the most pinned host memory for tensors off their device, in the forms of
+            `set_host_limit`. None keeps it; `set_host_limit(None)` removes it.
+        moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the switch
+            is on. "copy": new memory, as in PyTorch. "alias": if only the device changes they move, as
+            `torch_uvm.to` does, and the result shares the bytes; `copy=True` still copies. A program that
+            uses `.cpu()` to take a snapshot then sees the snapshot change.
         host_tensors: whether CPU tensors of at least 1 MiB are managed, too, so that moving them to the
             accelerator copies nothing.
         optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
-            have a budget. "in_place": at once. "deferred": each at its next use, so that its transfers
-            overlap what is computed before; whoever looks at a parameter, its gradient or its state finds
-            the bits of a step at once (docs/residency.md). Left out (`...`): what was asked for before,
-            here or in TORCH_UVM_CONF, and "in_place" if nothing was.
+            have a budget. "in_place": during the step. "deferred": each parameter at its next use, so that
+            its transfers overlap earlier computation; any access to a parameter, its gradient or its state
+            sees the same bits as after an immediate step (docs/residency.md). If omitted (`...`): what was
+            requested before, here or in TORCH_UVM_CONF, else "in_place".
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.
@@ -106,8 +106,8 @@ def enable(
 def disable() -> None:
     """Turns managed memory off for the process: new tensors get ordinary memory again.
 
-    Managed tensors stay managed, and usable, until they are freed. The limit stays. Updates that an
-    optimizer has deferred are run.
+    Managed tensors stay managed, and usable, until they are freed. The limit stays. Deferred optimizer
+    updates are run.
     """
     _C.set_enabled(False)
     _C.flush_all_pending()
