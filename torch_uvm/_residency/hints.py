@@ -1,9 +1,9 @@
-"""Hints: where the bytes of tensors should be. None of them changes what a program computes.
+"""Hints: where the bytes of tensors should be. No hint changes what a program computes.
 
-Each takes a tensor, a module (its parameters and buffers), an optimizer (the tensors of its state), or
-nested lists, tuples and mappings of them, and reaches the pages that are all theirs: never a page that
-another tensor has bytes in. Tensors that are small share pages, so a hint for one alone may do nothing;
-ranges that are neighbours in memory are joined, so a hint for a whole module is fewer and larger calls.
+Each hint takes a tensor, a module (its parameters and buffers), an optimizer (the tensors of its state), or
+nested lists, tuples and mappings of them. It affects whole pages that belong to these tensors alone, never a
+page with bytes of another tensor. Small tensors share pages, so a hint for one alone may do nothing.
+Adjacent ranges are joined, so a hint for a whole module makes fewer and larger calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_uvm import _C
 from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resolve_device, show
 from torch_uvm._util.containers import managed_tensors_in, tensors_in
 
-#: What the hints take; nested containers of it, too.
+#: The argument of the hints; nested containers are accepted, too.
 Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
 
 
@@ -36,7 +36,7 @@ def _discard_fake(tensors: Any) -> None:
     return None
 
 
-# They return nothing, so that a compiler would take them for dead code.
+# The operators return nothing, so a compiler would remove them as dead code.
 for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
     torch.fx.node.has_side_effect(_operator)
 
@@ -58,7 +58,7 @@ def _check_stream(stream: object) -> list[int] | None:
 
 
 def _location(device: Any, what: str) -> int:
-    """As the runtime counts them: -1 is the host."""
+    """The location as the runtime numbers it: -1 is the host."""
     meant = resolve_device(device, what)
     return -1 if meant.type == "cpu" else meant.index
 
@@ -67,21 +67,21 @@ def _location(device: Any, what: str) -> int:
 def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | None = None) -> None:
     """Starts moving the bytes of managed tensors to `device`, before they are used there.
 
-    Nothing is waited for, and no label changes: whoever uses the tensors meanwhile sees the right bytes.
-    Tensors that are not managed are passed over, unless `x` is one.
+    The call does not wait, and no label changes: code that uses the tensors meanwhile sees the right bytes.
+    Tensors that are not managed are skipped; if `x` itself is such a tensor, that is an error.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
-        device: a torch.device, a string, the accelerator's index; the CPU is one, too. None: each tensor's
-            own.
-        stream: the stream whose order the move follows. None: the current one of `device`, and to the CPU
-            that of the device which has the bytes.
+        device: the destination: a torch.device (the CPU, too), a string, or the accelerator's index. None:
+            each tensor's own device.
+        stream: the stream that the transfer is ordered after. None: the current stream of `device`; for the
+            CPU, the current stream of the device that has the bytes.
 
     Raises:
-        TypeError: something in `x` is none of the above, and its place is named; a stream that is none.
-        ValueError: `x` is a tensor that is not managed; an unknown device; a stream of something else.
+        TypeError: something in `x` is not accepted (the message names its place); `stream` is not a stream.
+        ValueError: `x` is a tensor that is not managed; an unknown device; a stream of another device type.
 
-    Whatever is raised, nothing has been moved.
+    If an error is raised, nothing has been moved.
 
     >>> x = torch_uvm.zeros(1 << 20, device="cpu")
     >>> torch_uvm.prefetch(x, 0)
@@ -102,24 +102,26 @@ def advise(
     preferred_location: Device | None | EllipsisType = ...,
     accessed_by: Device | Sequence[Device] | None | EllipsisType = ...,
 ) -> None:
-    """Tells the driver how managed tensors are going to be used, until they are freed.
+    """Tells the driver how managed tensors will be used, until they are freed.
 
-    What is left out stays as it is. Tensors that are not managed are passed over, unless `x` is one.
+    An argument that is left out changes nothing. Tensors that are not managed are skipped; if `x` itself is
+    such a tensor, that is an error.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
-        read_mostly: True: pages may be duplicated wherever they are read; a write drops the duplicates.
-            False undoes it.
-        preferred_location: the device whose memory the pages should be in, the CPU's included; a fault from
-            elsewhere maps them if it can. None undoes it.
+        read_mostly: True: each reader may get its own copy of a page; a write drops the copies. False undoes
+            it.
+        preferred_location: the device, or the CPU, whose memory the pages should be in; a fault from
+            elsewhere maps them if possible. None undoes it.
         accessed_by: a device, or a sequence of them, that keeps a mapping of the pages, so that its accesses
-            do not fault; in place of those named before. None or () undoes it.
+            do not fault. Replaces those named before. None or () undoes it.
 
     Raises:
-        TypeError: something in `x` is none of the above, and its place is named; an argument that is none.
+        TypeError: something in `x` is not accepted (the message names its place); an argument of another
+            type.
         ValueError: `x` is a tensor that is not managed; an unknown device.
 
-    Whatever is raised, no advice has changed.
+    If an error is raised, no advice has changed.
 
     >>> torch_uvm.advise(torch_uvm.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
     """
@@ -147,23 +149,23 @@ def advise(
 
 @exact_keywords
 def discard(x: Hinted) -> None:
-    """Says that the contents of managed tensors are not needed any more: moving them then costs nothing.
+    """Declares the contents of managed tensors unneeded, so that moving them costs nothing.
 
-    Until they are written again their values are undefined. To autograd it is a write: it counts the
-    versions up, and a leaf that requires grad refuses it outside of `torch.no_grad()`. It happens in
-    the order of the current stream; under the CPU's label it has happened when the call returns. On CUDA
-    the pages are brought to the label's side, to be written there (docs/cuda.md). Tensors that are not
-    managed are passed over, unless `x` is one.
+    The values are undefined until they are written again. To autograd it is a write: it increments the
+    version counters, and a leaf that requires grad refuses it outside `torch.no_grad()`. It is ordered on
+    the current stream; under the CPU's label it is complete when the call returns. On CUDA the pages are
+    moved to the label's side, to be written there (docs/cuda.md). Tensors that are not managed are skipped;
+    if `x` itself is such a tensor, that is an error.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
 
     Raises:
-        TypeError: something in `x` is none of the above, and its place is named.
+        TypeError: something in `x` is not accepted; the message names its place.
         ValueError: `x` is a tensor that is not managed.
-        RuntimeError: where writing in place would raise: a leaf that requires grad, an inference tensor.
+        RuntimeError: a write in place would raise: a leaf that requires grad, an inference tensor.
 
-    Whatever is raised, nothing has been discarded.
+    If an error is raised, nothing has been discarded.
 
     >>> scratch = torch_uvm.ones(1 << 20)
     >>> torch_uvm.discard(scratch)
@@ -177,20 +179,20 @@ def discard(x: Hinted) -> None:
 
 @exact_keywords
 def residency(t: Hinted) -> dict[torch.device, int]:
-    """Where the library last put the bytes of a tensor. The driver does not tell what faults moved since.
+    """Where the library last put the bytes of a tensor. Later migrations by page faults are not visible.
 
-    A tensor that is not managed is where its label says. Bytes that several tensors share count once; of a
-    view only those that its elements have. Where a tensor has more than 65536 runs of bytes with gaps
-    between them, how they are shared out among places is an estimate.
+    A tensor that is not managed is where its label says. Bytes that several tensors share count once; a view
+    counts only the bytes of its elements. For a tensor with more than 65536 separate runs of bytes, the
+    split among places is an estimate.
 
     Args:
-        t: a tensor of any shape, or all that the hints take: then the sum.
+        t: a tensor of any shape, or any other argument of the hints; then the result is the sum.
 
     Returns:
-        bytes by device; places that have none are left out.
+        bytes by torch.device; devices without bytes of it are left out.
 
     Raises:
-        TypeError: something in `t` is none of the above, and its place is named.
+        TypeError: something in `t` is not accepted; the message names its place.
         ValueError: `t` is a tensor with no bytes of its own (meta, sparse, a wrapper around others).
 
     >>> torch_uvm.residency(torch_uvm.zeros(256))

@@ -23,7 +23,7 @@ _MANAGED = int(DLDeviceType.kDLCUDAManaged)
 
 
 def _capsule_from(producer: Any, copy: bool | None) -> Any:
-    """A capsule of what `producer` has; with fewer keywords for one that does not know them."""
+    """A capsule from `producer`, called with fewer keywords if it does not know them."""
     stream = {}
     here = accelerator()
     if here is not None and here.type == "cuda":
@@ -52,30 +52,31 @@ def _target(device: Device | None, index: int) -> torch.device:
 def _import_managed(capsule: Any, device: Device | None, copy: bool | None) -> torch.Tensor:
     target = _target(device, _C.dlpack_device(capsule)[1])
     if target.type == "cpu" and accelerator() is not None:
-        torch.accelerator.current_stream().synchronize()  # behind which the producer has put its work
+        torch.accelerator.current_stream().synchronize()  # the producer's work is before it in this stream
     shared = _C.dlpack_import(capsule, target, copy is True)
     return shared.clone() if copy else shared
 
 
 @exact_keywords
 def from_dlpack(x: Any, *, device: Device | None = None, copy: bool | None = None) -> torch.Tensor:
-    """A tensor on the bytes of another library's array, as torch.from_dlpack, and of managed memory, too.
+    """A tensor on the memory of another library's array, like torch.from_dlpack, managed memory included.
 
     Managed memory (DLPack's device type 13, kDLCUDAManaged) becomes a tensor on the accelerator, or on the
-    CPU where `device` says so: the bytes are everybody's, and neither is a copy. They live until the last
-    tensor on them is gone, and are the producer's: `is_managed` is False, and they cannot be moved or
-    resized. Only where a managed tensor of this library comes back is it managed, and the same bytes.
+    CPU with `device="cpu"`; both share the bytes. The bytes live until the last tensor on them is freed, and
+    belong to the producer: `is_managed` is False, and they cannot be moved or resized. If the producer is a
+    managed tensor of this library, the result is managed, on the same bytes.
 
     Args:
-        x: an object with `__dlpack__`, or a DLPack capsule that nobody has consumed.
-        device: a torch.device, a string, the accelerator's index, or None for where the array is.
-        copy: True: new memory. False: never a copy. None: a copy where that is needed.
+        x: an object with `__dlpack__`, or a DLPack capsule that has not been consumed.
+        device: a torch.device, a string, the accelerator's index, or None for the array's device.
+        copy: True: new memory. False: never a copy. None: a copy if necessary.
 
     Raises:
         TypeError: `x` is neither; `copy` is none of the three.
-        ValueError: an unknown device, or one the array's memory cannot be on without a copy.
-        BufferError: what a tensor cannot be: read-only, negative strides, types and lanes that PyTorch
-            lacks, another major version of DLPack, a capsule that was consumed. A capsule stays as it was.
+        ValueError: an unknown device, or one that the array's memory cannot be on without a copy.
+        BufferError: an array that a tensor cannot represent: read-only, negative strides, types and lanes
+            that PyTorch lacks, another major version of DLPack; a consumed capsule. The capsule is
+            unchanged.
 
     >>> x = torch_uvm.ones(3)
     >>> y = torch_uvm.from_dlpack(x.__dlpack__(dl_device=(13, 0)))
@@ -99,7 +100,7 @@ def from_dlpack(x: Any, *, device: Device | None = None, copy: bool | None = Non
         capsule = x.__dlpack__(stream=None, max_version=(1, 0), dl_device=(DLDeviceType.kDLCUDAManaged, 0))
         return _import_managed(capsule, x.device if device is None else device, copy)
     if x.__dlpack_device__()[0] == _MANAGED:
-        _target(device, x.__dlpack_device__()[1])  # before the producer does anything
+        _target(device, x.__dlpack_device__()[1])  # checked before the producer is called
         return _import_managed(_capsule_from(x, copy), device, copy)
     target = None if device is None else resolve_device(device)
     return plain_from_dlpack(x, device=target, copy=copy)

@@ -1,7 +1,7 @@
-"""Tensors that are managed whatever the switch says.
+"""Factories of tensors that are managed whether the switch is on or off.
 
-The functions follow their namesakes in torch: sizes as varargs or as one sequence, the same keywords.
-They differ in `device`: None means the current accelerator, and "cpu" gives a managed CPU tensor.
+The functions have the signatures of their namesakes in torch: sizes as varargs or as one sequence, the same
+keywords. `device` differs: None means the current accelerator, and "cpu" makes a managed CPU tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_uvm._util.arguments import (
     show,
 )
 
-#: What the strides of a tensor, in bytes, must not go past.
+#: The largest tensor, so that strides in bytes fit 64 bits.
 _MAX_TENSOR_BYTES = 2**63 - 1
 
 
@@ -97,7 +97,7 @@ def _make(like: torch.Tensor, device: torch.device, allocator: object, what: str
 
 
 def _meta(sizes: tuple[int, ...], dtype: torch.dtype, memory_format: object, what: str) -> torch.Tensor:
-    """A meta tensor of that shape: torch's own rules decide on strides."""
+    """A meta tensor of that shape, whose strides follow torch's own rules."""
     elements = 1
     for size in sizes:
         elements *= max(size, 1)
@@ -150,23 +150,23 @@ def empty(
     allocator: Allocator | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """A managed tensor of that size; its values are whatever was in the memory.
+    """A managed tensor of that size, with uninitialised values.
 
     Args:
-        sizes, size: ints, or one sequence of them; `()` for 0 dimensions. 0 is a size, too.
+        sizes, size: ints, or one sequence of them; `()` for 0 dimensions. 0 is a valid size.
         dtype: None for torch's default.
-        device: None for the current accelerator; a device, a string or the accelerator's index;
-            "cpu" for a managed CPU tensor.
-        layout, pin_memory: for calls that say them; torch.strided and False are what there is.
+        layout, pin_memory: accepted for calls that pass them; only torch.strided and False are valid.
+        device: None for the current accelerator; a device, a string or the accelerator's index; "cpu" for a
+            managed CPU tensor.
         requires_grad: as in torch.empty.
+        allocator: where the memory comes from; None for the allocator of the enclosing `use_allocator`, else
+            the process's own.
         memory_format: torch.contiguous_format, torch.channels_last or torch.channels_last_3d.
-        allocator: who gives the memory; None for what holds where it is called (`use_allocator`).
 
     Raises:
-        TypeError, ValueError: a value that is not accepted (sizes below 0, a meta device,
-            pin_memory=True, a layout that is not strided, a device that the allocator does not serve).
-            Nothing has changed.
-        torch.OutOfMemoryError: past the limit, or past what the host has available.
+        TypeError, ValueError: a value that is not accepted (sizes below 0, a meta device, pin_memory=True, a
+            layout that is not strided, a device that the allocator does not serve). Nothing has changed.
+        torch.OutOfMemoryError: beyond the limit, or beyond what the host has available.
 
     >>> torch_uvm.empty(2, 3, device="cpu").shape
     torch.Size([2, 3])
@@ -233,8 +233,8 @@ def full(
 
     Args:
         size: a sequence of ints.
-        fill_value: a number; without `dtype` it says the dtype, as in torch.full: bool, int64, the
-            default dtype for a float, and the complex one that goes with it.
+        fill_value: a number. Without `dtype` it determines the dtype, as in torch.full: bool, int64, the
+            default dtype for a float, and the corresponding complex dtype.
 
     Raises:
         ValueError: `fill_value` does not fit `dtype`.

@@ -1,4 +1,4 @@
-"""Questions about single tensors."""
+"""Whether a tensor is managed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_uvm._util.compiler import break_the_graph
 def is_managed(t: torch.Tensor) -> bool:
     """Whether the bytes of `t` are managed: addressable by the CPU and by every device.
 
-    A view is managed when its base is. Tensors that have no bytes of their own (meta, sparse) are not.
+    A view is managed if its base is. Tensors without bytes of their own (meta, sparse) are not.
 
     Args:
         t: a tensor of any shape, on any device.

@@ -1,7 +1,7 @@
-"""Moves and marking: another device label for the same bytes, and managed copies.
+"""Moves, which give the same bytes another device label, and copies into managed memory.
 
-A *move* is asked for by name, `torch_uvm.to(x, device)` or `t.to(device, managed=True)`, and shares the
-bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning: a copy.
+A *move* is requested by name, `torch_uvm.to(x, device)` or `t.to(device, managed=True)`, and shares the
+bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning, a copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
-    """Not so for meta, sparse, nested and quantised tensors, and for wrappers around others."""
+    """False for meta, sparse, nested and quantised tensors, and for wrappers around others."""
     return (
         x.layout == torch.strided
         and not x.is_nested
@@ -41,6 +41,11 @@ def move_or_copy(
     non_blocking: bool,
     memory_format: Any,
 ) -> torch.Tensor:
+    """What `torch_uvm.to` and `Tensor.to(managed=...)` do to one tensor, with checked arguments.
+
+    Returns:
+        a view if only the device changes and `x` is managed; `x` itself if nothing changes; else a copy.
+    """
     dtype = x.dtype if dtype is None else dtype
     if not _has_bytes_of_its_own(x):
         if managed:
@@ -86,7 +91,7 @@ def move_or_copy(
 
 
 def _fits(memory_format: torch.memory_format, x: torch.Tensor) -> bool:
-    """As Module.to has it: the formats of images are for tensors of as many dimensions."""
+    """Whether Module.to converts `x` to the format: channels-last formats need as many dimensions."""
     dimensions = {torch.channels_last: 4, torch.channels_last_3d: 5}
     return x.dim() == dimensions.get(memory_format, x.dim())
 
@@ -129,32 +134,32 @@ def to(
 ) -> Any:
     """Moves a tensor, or every parameter and buffer of a module, to `device`.
 
-    Of a managed tensor, where only the device changes, the result is a view of it labelled with
-    `device`: same address, sizes, strides and offset, one version counter; the tensor stays usable. To
-    autograd it is a view whose backward moves the gradient back; writing to it in place raises where
-    the tensor requires grad. Everything else is a copy: where `dtype` or `memory_format` changes the
-    bytes, with `copy=True`, and where the tensor is not managed.
+    For a managed tensor of which only the device changes, the result is a view labelled with `device`: same
+    address, sizes, strides and offset, one version counter; the tensor stays usable. To autograd it is a
+    view whose backward moves the gradient back; writing to it in place raises if the tensor requires grad.
+    In every other case the result is a copy: if `dtype` or `memory_format` changes the bytes, with
+    `copy=True`, and if the tensor is not managed.
 
-    A module keeps the identity of its parameters, their ties, hooks and places in optimizers;
-    gradients go along. `dtype` is for its floating-point and complex tensors only, and the channels-last
-    formats for those with as many dimensions. Its moved tensors are no views.
+    A module keeps the identity of its parameters, their ties, hooks and places in optimizers; gradients move
+    along. `dtype` applies to its floating-point and complex tensors only, and the channels-last formats to
+    those with as many dimensions. Its moved tensors are not views.
 
     Args:
         tensor_or_module: a tensor of any shape, or a module (changed in place and returned).
         device: a torch.device, a string, the accelerator's index, or None for the device it is on.
         dtype: None keeps it.
-        managed: True: managed memory, a copy if it is not yet. False: ordinary memory, a copy if it is
-            managed. None: managed if it is managed now; for other tensors, as the switch says.
-        copy: new memory in any case.
-        non_blocking: a move to the CPU does not wait for the device's pending work: that is the
-            caller's duty then. For copies, as in torch.Tensor.to.
+        managed: True: managed memory, by a copy if it is not managed yet. False: ordinary memory, by a copy
+            if it is managed. None: a managed tensor stays managed; for other tensors the switch decides.
+        copy: always make new memory.
+        non_blocking: a move to the CPU does not wait for the device's pending work; the caller must. For
+            copies, as in torch.Tensor.to.
         memory_format: as in torch.Tensor.to.
 
     Raises:
-        TypeError: neither a tensor nor a module; a flag that is none; for a module, a dtype that is neither
-            floating-point nor complex.
+        TypeError: neither a tensor nor a module; a flag that is not a bool (or None for `managed`); for a
+            module, a dtype that is neither floating-point nor complex.
         ValueError: an unknown device; managed=True for a meta, sparse, nested, quantised or wrapping tensor.
-        torch.OutOfMemoryError: a copy's memory was refused.
+        torch.OutOfMemoryError: there is no memory for a copy.
 
     >>> x = torch_uvm.ones(3)
     >>> torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()

@@ -1,11 +1,13 @@
-"""What PyTorch's tracers and transforms need to know of the operators in torch.ops.torch_uvm.
+"""Fake kernels and batching rules of the operators in torch.ops.torch_uvm, for tracers and transforms.
 
-    move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)
-    managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking,
-                 MemoryFormat memory_format) -> Tensor
+move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)
 
-`move` is what `torch_uvm.to` calls where the bytes are shared, and refuses tensors that are not managed.
-`managed_copy` is its functional form: new managed memory, which functionalisation and torch.export take.
+managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking, MemoryFormat memory_format) ->
+Tensor
+
+`torch_uvm.to` calls `move` if the bytes are shared; `move` refuses tensors that are not managed.
+`managed_copy` is its functional form: it returns new managed memory. Functionalisation and torch.export
+accept it.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ def _check(x: torch.Tensor, what: str) -> None:
 
 
 def _fake_move(x: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
-    """Sizes, strides and offset as they are, under the other label.
+    """Same sizes, strides and offset, under the other label.
 
-    Two fake tensors cannot share a storage across devices. Nothing is lost: where writes matter it is the
-    schema that says what aliases, and functionalisation refuses the operator for it.
+    Two fake tensors cannot share a storage across devices, so the result does not alias `x`. The schema
+    declares the alias, and functionalisation refuses the operator because of it.
     """
     _check(x, "a move")
     bytes_behind = torch.empty(x.untyped_storage().nbytes() // x.itemsize, dtype=x.dtype, device=device)
@@ -73,7 +75,7 @@ def _batched_managed_copy(
 
 
 def register_rules() -> None:
-    """Fake kernels and batching rules; called once, by `import torch_uvm`."""
+    """Registers fake kernels and batching rules; called once, by `import torch_uvm`."""
     torch.library.register_fake("torch_uvm::move", _fake_move)
     torch.library.register_fake("torch_uvm::managed_copy", _fake_managed_copy)
     torch.library.register_vmap("torch_uvm::move", _batched_move)
