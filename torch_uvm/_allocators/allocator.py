@@ -1,4 +1,4 @@
-"""Allocators beside the process's own: made, nested, and chosen for a scope or for single tensors."""
+"""Allocators of managed memory that a program can make, nest, and use for some of its tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_uvm._util.runtime import check_runtime
 
 
 def upstream_handle(upstream: Allocator | None, what: str) -> _C.Allocator:
-    """What an allocator takes its memory from: `upstream`, or the process's caching allocator."""
+    """The allocator to take memory from: `upstream`, or the process's caching allocator."""
     if upstream is None:
         check_runtime(what, now=True)
         return _C.process_allocator()
@@ -33,7 +33,7 @@ def upstream_handle(upstream: Allocator | None, what: str) -> _C.Allocator:
 
 
 def device_of(device: Device | None, what: str) -> torch.device:
-    """The home of what is allocated; None for the current accelerator."""
+    """The home to allocate for; None for the current accelerator."""
     check_runtime(what, now=True)
     here = accelerator() if device is None else device
     if here is None:
@@ -42,10 +42,10 @@ def device_of(device: Device | None, what: str) -> torch.device:
 
 
 class Allocator:
-    """Something that gives out managed memory: made by its class methods, nested by its `with_` methods.
+    """An allocator of managed memory: made by its class methods, nested by its `with_` methods.
 
-    It is used by `use_allocator`, or by `torch_uvm.empty(..., allocator=...)` and its namesakes. Tensors keep
-    their allocator, and the memory that they have, as long as they live. Thread-safe.
+    `use_allocator`, or `torch_uvm.empty(..., allocator=...)` and its namesakes, use it. A tensor keeps its
+    allocator and its memory as long as it lives. Thread-safe.
 
     >>> pool = torch_uvm.Allocator.pool("1MiB", maximum="4MiB").with_statistics()
     >>> with torch_uvm.use_allocator(pool):
@@ -65,19 +65,19 @@ class Allocator:
     @classmethod
     @exact_keywords
     def process(cls) -> Allocator:
-        """The process's own caching allocator, from which all managed memory comes."""
+        """The process's caching allocator, which all managed memory comes from."""
         return Allocator(upstream_handle(None, "Allocator.process()"))
 
     @classmethod
     @exact_keywords
     def caching(cls, *, upstream: Allocator | None = None) -> Allocator:
-        """A caching allocator of its own: what it has cached, nobody else is given.
+        """A caching allocator whose cache it shares with no other.
 
         Args:
-            upstream: where its segments come from; None for the process's own allocator.
+            upstream: where its segments come from; None for the process's allocator.
 
         Raises:
-            TypeError: `upstream` is no allocator.
+            TypeError: `upstream` is not an allocator.
             RuntimeError: there is no managed memory on this machine.
         """
         return Allocator(_C.caching_allocator(upstream_handle(upstream, "Allocator.caching()")))
@@ -92,17 +92,17 @@ class Allocator:
         device: Device | None = None,
         upstream: Allocator | None = None,
     ) -> Allocator:
-        """A caching allocator of its own that takes `initial` bytes at once, and at most `maximum`.
+        """A caching allocator that reserves `initial` bytes at once, and at most `maximum`.
 
         Args:
             initial, maximum: bytes, or a string such as "64MiB"; `maximum` None for no bound of its own.
-            device: where the initial bytes are used first; None for the current accelerator.
-            upstream: where its segments come from; None for the process's own allocator.
+            device: the home of the initial bytes; None for the current accelerator.
+            upstream: where its segments come from; None for the process's allocator.
 
         Raises:
             TypeError, ValueError: a value that is not accepted; `initial` is more than `maximum`.
             RuntimeError: there is no managed memory on this machine.
-            torch.OutOfMemoryError: there are not as many bytes.
+            torch.OutOfMemoryError: `initial` bytes are not available.
         """
         what = "Allocator.pool()"
         first = byte_count(initial, "initial")
@@ -112,32 +112,34 @@ class Allocator:
 
     @exact_keywords
     def with_limit(self, limit: int | str) -> Allocator:
-        """The same, of which at most `limit` bytes are in use at once; more raises torch.OutOfMemoryError.
+        """An allocator on this one that has at most `limit` bytes in use.
+
+        Beyond that it raises torch.OutOfMemoryError.
 
         Args:
-            limit: bytes, or a string such as "64MiB"; counted as they were asked for.
+            limit: requested bytes, as an int or a string such as "64MiB".
 
         Raises:
-            TypeError, ValueError: a limit that is none.
+            TypeError, ValueError: not a limit.
         """
         return Allocator(_C.limiting_allocator(self.handle, byte_count(limit, "limit")))
 
     @exact_keywords
     def with_statistics(self) -> CountingAllocator:
-        """The same, with its requests counted apart from all others that its upstream serves."""
+        """An allocator on this one that counts the requests made through it."""
         return CountingAllocator(_C.counting_allocator(self.handle))
 
     @exact_keywords
     def with_failure_callback(self, callback: Callable[[int, torch.device], bool]) -> Allocator:
-        """The same; where memory runs short `callback` is asked before torch.OutOfMemoryError is raised.
+        """An allocator on this one that calls `callback` before torch.OutOfMemoryError is raised.
 
         Args:
-            callback: is given the bytes asked for and their device; returns whether it is worth trying again,
-                which it is until it says no. It is called by the thread that wants memory, maybe in the midst
-                of an operator; what it raises is what that thread gets.
+            callback: called with the requested bytes and their device; returns whether to retry, and is
+                called again until it returns False. The thread that allocates calls it, possibly in the
+                middle of an operator, and gets the exceptions that it raises.
 
         Raises:
-            TypeError: `callback` cannot be called.
+            TypeError: `callback` is not callable.
         """
         if not callable(callback):
             raise TypeError(f"callback is {show(callback)}; accepted: a function of bytes and device")
@@ -151,13 +153,14 @@ class Allocator:
 
     @exact_keywords
     def with_log(self, path: str | os.PathLike[str]) -> LoggingAllocator:
-        """The same, with its allocations and frees written down in the columns of RMM's logs.
+        """An allocator on this one that logs its allocations and frees, in the columns of RMM's logs.
 
         Args:
-            path: a new file, or one that is overwritten.
+            path: a new file, or one to overwrite.
 
         Raises:
-            ValueError: the file cannot be made.
+            TypeError: `path` is neither a string nor a path.
+            ValueError: the file cannot be created.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"path is {show(path)}; accepted: a string or a path")
@@ -166,16 +169,16 @@ class Allocator:
     def stats(self) -> dict[str, int]:
         """What it has now, and has done since it was made.
 
-        `allocations` in use and their `requested_bytes`, `reserved_bytes` taken from its upstream, peaks of
-        both, `upstream_allocations` and `upstream_frees` that it made, `events_recorded`.
+        `allocations` in use and their `requested_bytes`, `reserved_bytes` taken from its upstream, the peaks
+        of both, the `upstream_allocations` and `upstream_frees` that it made, and `events_recorded`.
         """
         return self.handle.figures()
 
     def release(self) -> int:
-        """Gives back to its upstream what no tensor uses.
+        """Releases to its upstream the memory that no tensor uses.
 
         Returns:
-            the bytes given back.
+            the bytes released.
         """
         return self.handle.release()
 
@@ -189,11 +192,11 @@ class CountingAllocator(Allocator):
     handle: _C.CountingAllocator
 
     def passed(self) -> dict[str, int]:
-        """What has passed: `allocations` and `bytes` in use, their `peak_` and `total_`, and `failures`."""
+        """Its requests: `allocations` and `bytes` in use, their `peak_` and `total_`, and `failures`."""
         return self.handle.passed()
 
     def reset_peaks(self) -> None:
-        """Sets both peaks to what is in use now."""
+        """Sets both peaks to the current values."""
         self.handle.reset_peaks()
 
 
@@ -203,13 +206,13 @@ class LoggingAllocator(Allocator):
     handle: _C.LoggingAllocator
 
     def close(self) -> int:
-        """Completes the file; what is allocated later is not written down.
+        """Completes the file; later allocations are not logged.
 
         Returns:
             the rows in the file.
 
         Raises:
-            RuntimeError: the file could not be written; it ends with the last row that could.
+            RuntimeError: the file could not be written; it ends with the last row that could be.
         """
         rows, _, error = self.handle.close()
         if error:
@@ -236,10 +239,10 @@ class AllocatorScope(SwitchScope):
 
 @exact_keywords
 def use_allocator(allocator: Allocator | None) -> AllocatorScope:
-    """A scope in which new tensors on the accelerator are managed, and get their memory from `allocator`.
+    """A scope in which new tensors on the accelerator are managed, with memory from `allocator`.
 
-    It holds for the thread that opens it and for the threads that run its backward. Homes that the allocator
-    does not serve (an arena has one device) get theirs from the process's own.
+    It holds for the thread that opens it and for the threads that run its backward. Tensors of a home that
+    the allocator does not serve (an arena serves one device) get memory from the process's allocator.
 
     Args:
         allocator: None for the process's own, within another such scope.
@@ -254,7 +257,7 @@ def use_allocator(allocator: Allocator | None) -> AllocatorScope:
 
 
 def made_by(allocator: Any, device: torch.device, what: str) -> AllocatorScope | None:
-    """The scope in which a factory makes a tensor for `allocator`; None where it is None."""
+    """The scope in which a factory makes a tensor for `allocator`; None if `allocator` is None."""
     if allocator is None:
         return None
     if not isinstance(allocator, Allocator):

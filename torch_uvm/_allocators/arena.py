@@ -1,4 +1,4 @@
-"""Arenas: memory for an iteration, or for a scope within one, that is given up all at once."""
+"""Arenas: memory for an iteration, or for a part of one, that is released all at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class Outlived(NamedTuple):
-    """What was in use when its memory was given up: it keeps that, which comes back when it goes."""
+    """What was still in use when its memory was released: it keeps the memory until it is freed."""
 
     allocations: int
-    bytes: int  #: as asked for
+    bytes: int  #: as requested
 
 
 class _Entry(NamedTuple):
@@ -26,11 +26,11 @@ class _Entry(NamedTuple):
 
 
 class Arena(Allocator):
-    """What `torch_uvm.arena` returns: an allocator, and a context manager in which new tensors come from it.
+    """What `torch_uvm.arena` returns: an allocator, and a context manager that uses it.
 
-    A `with` block is a scope as `use_allocator` opens one, and a mark: what was allocated in it is given up
-    at its end. They nest, and are one thread's at a time; others join in by `use_allocator(arena)`.
-    `outlived` says what was still in use when memory was given up last.
+    A `with` block opens a scope like `use_allocator` and pushes a mark; at its end, what was allocated in it
+    is released. Blocks nest, and belong to one thread at a time; other threads take part with
+    `use_allocator(arena)`. `outlived` is what was still in use at the last release.
     """
 
     handle: _C.Arena
@@ -42,7 +42,7 @@ class Arena(Allocator):
         self._entered: list[_Entry] = []
 
     def push(self) -> int:
-        """Begins a scope within those that are open.
+        """Opens a scope within the open ones.
 
         Returns:
             the mark to pop.
@@ -51,13 +51,13 @@ class Arena(Allocator):
 
     @exact_keywords
     def pop(self, mark: int) -> Outlived:
-        """Gives up what was allocated since `push` returned `mark`.
+        """Releases what was allocated since `push` returned `mark`.
 
         Args:
-            mark: the innermost one that is open.
+            mark: the innermost open mark.
 
         Raises:
-            TypeError: `mark` is none.
+            TypeError: not a mark.
             ValueError: it is not the innermost open mark; nothing has changed.
         """
         if not isinstance(mark, int) or mark < 0:
@@ -65,9 +65,10 @@ class Arena(Allocator):
         return self._report("pop", Outlived(*self.handle.pop(mark)))
 
     def reset(self) -> Outlived:
-        """Gives up everything, open marks included: the next iteration begins.
+        """Releases everything, open marks included: the next iteration begins.
 
-        Its memory stays with it, in one block for each stream: an iteration like the last one asks nobody.
+        The arena keeps the memory, in one block for each stream. An iteration like the last one then takes
+        nothing from the allocator below.
         """
         self._resets += 1
         return self._report("reset", Outlived(*self.handle.reset()))
@@ -90,11 +91,11 @@ class Arena(Allocator):
         entry = self._entered.pop()
         entry.scope.__exit__(*error)
         if entry.resets != self._resets:
-            self.reset()  # the mark is gone: all that there is came after it
+            self.reset()  # a reset dropped the mark: everything here is newer
             return
         self.pop(entry.mark)
         if not self._entered and self.stats()["allocations"] == 0:
-            self.handle.reset()  # the next time it is one block
+            self.handle.reset()  # merges the blocks into one
 
 
 @exact_keywords
@@ -105,18 +106,17 @@ def arena(
     *,
     upstream: Allocator | None = None,
 ) -> Arena:
-    """An arena: bump allocation in blocks of managed memory, given up all at once.
+    """An arena: bump allocation in blocks of managed memory, released all at once.
 
-    For memory that lives as long as an iteration. An allocation takes some nanoseconds, a free less, and the
-    second iteration asks the allocator below for nothing. Tensors that live on keep their block alive.
+    For memory that lives as long as an iteration. An allocation takes some nanoseconds, a free less. The
+    second iteration takes nothing from the allocator below. Tensors that live on keep their block.
 
     Args:
-        initial: bytes of the first block of each stream, or a string such as "64MiB".
-        growth: how many times as large the next block of a stream is, until a reset makes one of them; at
-            least 1.
-        device: the home of all that it allocates; None for the current accelerator. Within its scope, tensors
-            of other devices get their memory from the process's own allocator.
-        upstream: where its blocks come from; None for the process's own allocator.
+        initial: bytes of each stream's first block, or a string such as "64MiB".
+        growth: the ratio of a stream's next block to the one before, at least 1; a reset merges the blocks.
+        device: the home of all that it allocates; None for the current accelerator. Within its scope,
+            tensors of other devices get memory from the process's allocator.
+        upstream: where its blocks come from; None for the process's allocator.
 
     Raises:
         TypeError, ValueError: a value that is not accepted.

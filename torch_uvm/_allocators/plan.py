@@ -1,4 +1,4 @@
-"""Allocation plans: an iteration's memory is laid out once, and then served by index."""
+"""Allocation plans: an iteration's memory is laid out once; later requests are served by index."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class AllocationPlan(Allocator):
         self._scope: AllocatorScope | None = None
 
     def report(self) -> dict[str, Any]:
-        """How well the plan fits, and what it looks like.
+        """How well the plan fits, and its layout.
 
-        `iterations` that are over, `plans` that were made, `hits` and `misses` of requests, `outlived`:
-        planned allocations that were not freed in their iteration. Of the plan that the next iteration
-        follows: `requests`, of which `planned_requests` have a place in its `planned_bytes`,
-        `peak_live_bytes`, the least that any layout has, and `layout`: for each of those (offset, bytes,
-        begin, end), the last two as indices on one line of all allocations and frees.
+        `iterations` that ended, `plans` that were made, `hits` and `misses` of requests, and `outlived`:
+        planned allocations that were not freed in their iteration. Of the plan for the next iteration:
+        `requests`, of which `planned_requests` have a place in its `planned_bytes`; `peak_live_bytes`, the
+        lower bound of any layout; and `layout`: (offset, bytes, begin, end) of each planned request, where
+        begin and end are positions in the sequence of all allocations and frees.
         """
         return self.handle.report()
 
@@ -60,20 +60,21 @@ class AllocationPlan(Allocator):
 
 @exact_keywords
 def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPlan:
-    """The plan of that name: a scope around an iteration, whose allocations are recorded the first time.
+    """The plan of that name: a scope around an iteration, whose allocations it records the first time.
 
-    From the second iteration on a request gets the place that its index has in one piece of memory, laid
-    out so that what lives at the same time shares no byte: no search, no call of the driver. A request that
-    differs falls back at once, and the plan is made again after the iteration. What lives on past the
-    iteration is allocated apart. The same name is the same plan, for the life of the process; what
-    alternates, as training and evaluation do, wants a name each.
+    From the second iteration on, a request gets the place that its index has in one block of memory, laid
+    out so that allocations that live at the same time share no byte. That takes no search and no driver
+    call. A request that differs is allocated as without a plan, and the plan is made anew after the
+    iteration. Allocations that outlive the iteration are not in the block. The same name is the same plan,
+    for the life of the process. Iterations of different kinds, such as training and evaluation, need a name
+    each.
 
     Args:
         name: one for each kind of iteration.
-        device: the home of what is planned; None for the current accelerator.
+        device: the home of the planned memory; None for the current accelerator.
 
     Raises:
-        TypeError, ValueError: a value that is not accepted; on entry, an iteration of this plan that is open.
+        TypeError, ValueError: a value that is not accepted; on entry, an iteration of this plan is open.
         RuntimeError: there is no managed memory on this machine.
 
     >>> for _ in range(3):

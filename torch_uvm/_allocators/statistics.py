@@ -1,9 +1,9 @@
 """Statistics of managed memory, with the names and keys of torch.cuda's.
 
-`device` says whose memory: None for all homes together, a device (a torch.device, a string, or the
-accelerator's index) for what is filed under that device, "cpu" for what is filed under the host. A
-block is filed under the home that used it last, so a figure of one home says who uses memory, not
-where its pages are at this moment. Peaks of None are peaks of the sum, not sums of peaks.
+`device` selects the home: None for all homes together, a device (a torch.device, a string, or the
+accelerator's index), or "cpu" for the host. A block counts for the home that used it last, so the numbers of
+one home say who uses memory, not where its pages are now. Peaks over all homes are peaks of the sum, not
+sums of peaks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resol
 
 @exact_keywords
 def memory_stats(device: Device | None = None) -> dict[str, int]:
-    """What the managed allocator has counted, flat, with the keys of torch.cuda.memory_stats.
+    """The counters of the managed allocator, flat, with the keys of torch.cuda.memory_stats.
 
-    Levels are "<what>.<pool>.<figure>": what is allocation, segment, active, inactive_split (counts),
-    allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes or requested_bytes; pool is all,
-    small_pool or large_pool; figure is current, peak, allocated or freed. Counts are num_alloc_retries,
+    Levels are "<what>.<pool>.<figure>". "what" is allocation, segment, active, inactive_split (counts),
+    allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes or requested_bytes; "pool" is all,
+    small_pool or large_pool; "figure" is current, peak, allocated or freed. Counts are num_alloc_retries,
     num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded and
     num_host_waits.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -45,7 +45,7 @@ def memory_allocated(device: Device | None = None) -> int:
     """Bytes of managed blocks that tensors hold now.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -61,7 +61,7 @@ def max_memory_allocated(device: Device | None = None) -> int:
     """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -71,12 +71,12 @@ def max_memory_allocated(device: Device | None = None) -> int:
 
 @exact_keywords
 def memory_reserved(device: Device | None = None) -> int:
-    """Bytes of managed segments: what tensors hold and what is kept for the next ones.
+    """Bytes of managed segments: in use by tensors, or cached for later ones.
 
-    The sum over all homes is what `set_limit` bounds.
+    `set_limit` bounds the sum over all homes.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -89,7 +89,7 @@ def max_memory_reserved(device: Device | None = None) -> int:
     """The most bytes of managed segments since the last `reset_peak_memory_stats`.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -107,10 +107,10 @@ def _reset_homes(device: Device | None) -> list[torch.device | None]:
 
 @exact_keywords
 def reset_peak_memory_stats(device: Device | None = None) -> None:
-    """Makes the present levels the peaks.
+    """Sets the peaks to the current levels.
 
     Args:
-        device: whose, as in `memory_stats`; None for every home and for their sum.
+        device: the home, as in `memory_stats`; None for every home and for their sum.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -124,7 +124,7 @@ def reset_accumulated_memory_stats(device: Device | None = None) -> None:
     """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay.
 
     Args:
-        device: whose, as in `memory_stats`; None for every home and for their sum.
+        device: the home, as in `memory_stats`; None for every home and for their sum.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -135,20 +135,20 @@ def reset_accumulated_memory_stats(device: Device | None = None) -> None:
 
 @exact_keywords
 def empty_cache() -> int:
-    """Gives back every managed segment that no tensor uses, after waiting for frees still pending.
+    """Releases every managed segment that no tensor uses, after waiting for pending frees.
 
     Returns:
-        bytes given back
+        the bytes released
     """
     return _C.empty_cache()
 
 
 @exact_keywords
 def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
-    """Every managed segment with its blocks, in address order, as torch.cuda.memory_snapshot has them.
+    """Every managed segment with its blocks, in address order, in the form of torch.cuda.memory_snapshot.
 
-    PyTorch's viewer of snapshots (torch.cuda._memory_viz, pytorch.org/memory_viz) takes ``{"segments": it,
-    "device_traces": []}``; in place of a stack the blocks say that they are managed, and whose.
+    PyTorch's viewer of snapshots (torch.cuda._memory_viz, pytorch.org/memory_viz) accepts ``{"segments": it,
+    "device_traces": []}``. In place of a stack, blocks name their home.
 
     Args:
         device: only the segments made for that home; a block in one may have another home by now. None for
@@ -157,7 +157,7 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     Raises:
         TypeError, ValueError: an unknown device or index.
     """
-    segments = [_as_viewers_have_it(segment) for segment in _C.memory_snapshot()]
+    segments = [_for_viewers(segment) for segment in _C.memory_snapshot()]
     home = resolve_home(device)
     if home is None:
         return segments
@@ -165,8 +165,8 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     return [segment for segment in segments if segment["device"] == index]
 
 
-def _as_viewers_have_it(segment: dict[str, Any]) -> dict[str, Any]:
-    """What a segment of PyTorch's has beside ours: it is of one stream, and knows who asked for it."""
+def _for_viewers(segment: dict[str, Any]) -> dict[str, Any]:
+    """A segment with the keys that PyTorch's viewer reads and ours lack: a stream, and a stack."""
     home = "the host" if segment["device"] < 0 else f"device {segment['device']}"
     frames = [{"name": f"managed memory, made for {home}", "filename": "torch_uvm", "line": 0}]
     return segment | {
@@ -180,20 +180,21 @@ def _as_viewers_have_it(segment: dict[str, Any]) -> dict[str, Any]:
 
 @exact_keywords
 def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
-    """How managed memory that is free lies now: why it may not serve a request.
+    """How the free managed memory is fragmented: why a request may not fit.
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Returns:
-        a dictionary, bytes by name. It has "reserved_bytes" (of segments made for `device`),
-        "allocated_bytes", "requested_bytes", "rounding_bytes" (allocated beyond what was requested),
-        "pending_bytes" (freed, and waited for), "free_bytes", and of these "inactive_split_bytes" (in
-        segments partly in use), "unused_segment_bytes" (what `empty_cache` gives back) and
-        "largest_free_bytes" (in one piece); "share_outside_largest", of the free bytes, from 0 to 1;
-        "pieces", a list of {"least_bytes", "count", "bytes"}, each of the free pieces of at least that many
-        bytes and of fewer than the next;
-        "table", all of it as text.
+        a dictionary, bytes by name: "reserved_bytes" (of segments made for `device`), "allocated_bytes",
+            "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes"
+            (freed, but still in use by a stream), "free_bytes", and of these "inactive_split_bytes" (in
+            segments partly in use), "unused_segment_bytes" (which `empty_cache` releases) and
+            "largest_free_bytes" (in one piece).
+        "share_outside_largest": of the free bytes, from 0 to 1.
+        "pieces": a list of "least_bytes", "count" and "bytes", for the free pieces of at least that size and
+        below the next entry's.
+        "table": all of it as text.
 
     Raises:
         TypeError, ValueError: an unknown device or index.
@@ -214,7 +215,7 @@ _LEVELS = (
 )
 
 
-#: Rows of `memory_summary`: keys of `residency_stats`, and what they are.
+#: Rows of `memory_summary`: keys of `residency_stats`, and their titles.
 _TRANSFERS = (
     ("fetched", "Fetched to a device"),
     ("written_back", "Written back to the host"),
@@ -224,7 +225,7 @@ _TRANSFERS = (
 
 
 def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
-    """What is in force on a device, or is asked for and comes into force with its first managed memory."""
+    """The budget in force on a device, or the one requested, which its first managed memory puts in force."""
     budget, asked = _C.budget(index), _C.requested_budget(index)
     if budget is None:
         figure = "none" if asked in (None, "none") else f"{asked}, from its first managed memory on"
@@ -235,7 +236,7 @@ def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
 
 
 def _residency_lines(home: torch.device | None) -> list[str]:
-    """Budgets, pinned host memory and transfers. The latter two are of the process, whatever the home."""
+    """Budgets, pinned host memory and transfers. The last two are the process's, whatever the home."""
     here = accelerator()
     count = 0 if here is None or _C.backend() == "none" else torch.accelerator.device_count()
     stats = _C.residency_stats()
@@ -257,13 +258,13 @@ def _residency_lines(home: torch.device | None) -> list[str]:
 
 @exact_keywords
 def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
-    """The statistics as a table for people: memory, then budgets, pinned host memory and transfers.
+    """The statistics as a table to read: memory, then budgets, pinned host memory and transfers.
 
     Pinned host memory and transfers are the process's, whatever `device` is (`residency_stats`).
 
     Args:
-        device: whose: a device, the accelerator's index, "cpu" for the host; None for all homes together.
-        abbreviated: only the totals, neither the two pools nor how the free memory lies.
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        abbreviated: only the totals, without the two pools and the fragmentation.
 
     Raises:
         TypeError, ValueError: an unknown device or index.

@@ -2,8 +2,8 @@
 
 move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)
 
-managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking, MemoryFormat memory_format) ->
-Tensor
+managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking,
+             MemoryFormat memory_format) -> Tensor
 
 `torch_uvm.to` calls `move` if the bytes are shared; `move` refuses tensors that are not managed.
 `managed_copy` is its functional form: it returns new managed memory. Functionalisation and torch.export
