@@ -1,9 +1,9 @@
-"""What compiled graphs do when they are given several labels of the same bytes.
+"""Compiled graphs whose inputs include several labels of the same bytes.
 
-Functionalisation, which the backends of torch.compile rely on, tells inputs that share bytes by their
-storages, and every label has a storage of its own: a write through one label would not be seen through the
-other before the graph ends. So each graph looks at its inputs when it runs. If two of them are labels of
-the same bytes the graph is run as it was recorded, operator by operator, which is right by construction.
+Functionalisation, which the backends of torch.compile rely on, recognises inputs that share bytes by their
+storages. Each label has a storage of its own, so a write through one label would not be visible through
+another before the graph ends. Therefore each graph checks its inputs on every call. If two of them are
+labels of the same bytes, the graph runs as it was recorded, operator by operator.
 """
 
 from __future__ import annotations

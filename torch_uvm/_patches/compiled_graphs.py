@@ -1,10 +1,10 @@
-"""Compiled graphs and captured graphs under a budget: kernels that no operator announces.
+"""Inductor's graphs and CUDA graphs under a budget: kernels that run without an operator.
 
-Inductor's graphs launch their kernels with addresses that they read once. So each call of one is to the
-residency engine what an operator is: all inputs are made ready together, and stay where they are until
-the call returns, on whatever thread that is. Backends that run operators (`eager`, `aot_eager`) need nothing.
+Inductor's graphs launch kernels with addresses that they read once. To the residency engine each call of
+such a graph is one operator: all inputs are made ready together, and pinned until the call returns, on
+whatever thread. Backends that run operators (`eager`, `aot_eager`) need nothing.
 
-A CUDA graph keeps addresses: what is captured stays where it is until the graph is reset or gone.
+A CUDA graph keeps addresses: captured storages are pinned until the graph is reset or freed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _keys = itertools.count(1)
 
 
 class _Known:
-    """What there is to know of a compiled graph."""
+    """What is known of a compiled graph."""
 
     def __init__(self, graph: Any) -> None:
         self.key = next(_keys)
-        self.constants: tuple[torch.Tensor, ...] = ()  # tensors that it uses and that are no inputs
+        self.constants: tuple[torch.Tensor, ...] = ()  # tensors that it uses, beside its inputs
         #: Indices of inputs that it writes; None: all.
         self.written: frozenset[int] | None = None
-        #: The only type of other inputs that it leaves alone; None: any.
+        #: The only type of the other inputs that it does not write; None: any.
         self.unwritten: type | None = None
         if hasattr(graph, "mutated_input_idxs") and hasattr(graph, "fx_kwargs"):
             self.written = frozenset(graph.mutated_input_idxs)
-            # A backward may reuse the memory of what was saved for it (its donated buffers), which parameters
-            # are not among.
+            # A backward may reuse the memory of tensors saved for it (donated buffers). Parameters are never
+            # among them.
             self.unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
 
 
-#: By identity: graphs cannot be hashed, and are pickled with what is set on them.
+#: By identity: graphs are not hashable, and attributes set on them would be pickled with them.
 _graphs: dict[int, _Known] = {}
 
 
@@ -58,7 +58,7 @@ def _known(graph: Any) -> _Known:
 
 
 def _held(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
+    """Wraps `plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
 
     def __call__(self: Any, inputs: Sequence[Any]) -> Any:
         if _flush_pending is not None:

@@ -1,16 +1,17 @@
-"""`optimizer="deferred"`: what an optimizer's step does to large parameters waits for their next use.
+"""`optimizer="deferred"`: the update of a large parameter waits for the parameter's next use.
 
-A step under a budget brings parameters, gradients and moments to the device one after another, with nothing
-to compute meanwhile. Deferred, each parameter's update runs right before the parameter is used again, so
-that its transfers overlap the forward.
+A step under a budget fetches parameters, gradients and moments one after another, with no computation to
+overlap. Deferred, each parameter's update runs right before the parameter's next use, so that its transfers
+overlap the forward pass.
 
-The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for each
-such parameter by itself, and the operators that they call are recorded in place of being run
-(csrc/tensor/deferred_updates.h). What depends on time is taken then: hyper-parameters are numbers, step
-counts and versions of tensors go up at once. What cannot wait, or might give other bits, runs as ever.
+The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for one
+parameter at a time, and the operators that they call are recorded instead of run
+(csrc/tensor/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are numbers,
+and step counts and versions of tensors increase at once. An update that cannot wait, or that might give
+other bits, runs during the step.
 """
 
-# ruff: noqa: C419  (lists, no generators: Ctrl-C is lost where Python closes one that was not read to its end)
+# ruff: noqa: C419  (lists, not generators: Python loses Ctrl-C when it closes an unfinished generator)
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ from torch_uvm._util.arguments import show
 
 ACCEPTED = '"in_place" or "deferred"'
 
-#: Modules of torch.optim whose function of the same name is watched. AdamW's is Adam's.
+#: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
 _FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
-#: Their lists of numbers, a tensor for each parameter: run at once.
+#: Their lists of numbers, one tensor for each parameter: updated during the step.
 _NUMBERS = ("state_steps", "mu_products")
 
 _lock = threading.Lock()
@@ -55,7 +56,11 @@ _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def check(optimizer: object) -> None:
-    """Raises TypeError or ValueError for what `choose` does not take."""
+    """Checks an argument of `choose`.
+
+    Raises:
+        TypeError, ValueError: it is not accepted.
+    """
     if not isinstance(optimizer, str):
         raise TypeError(f"optimizer is {show(optimizer)}; accepted: {ACCEPTED}")
     if optimizer not in ("in_place", "deferred"):
@@ -63,7 +68,7 @@ def check(optimizer: object) -> None:
 
 
 def choose(optimizer: str) -> None:
-    """From now on steps do as `optimizer` says; what waits is run."""
+    """Sets when later steps update parameters, and runs the pending updates."""
     global _on
     _C.set_option("optimizer", optimizer)
     if optimizer == "deferred":
@@ -73,7 +78,7 @@ def choose(optimizer: str) -> None:
 
 
 def chosen() -> str:
-    """As the option table has it, which TORCH_UVM_CONF fills."""
+    """The value in the option table, which TORCH_UVM_CONF fills."""
     return next(option["value"] for option in _C.describe_options() if option["key"] == "optimizer")
 
 
@@ -88,14 +93,14 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the operators that use a device's tensors, but those on `numbers` alone, which run."""
+    """Records the operators that use tensors of a device. Operators on `numbers` alone run at once."""
 
     def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.update = _C.DeferredUpdate(device)
-        self.observed = True  # the thread's operators, by others
+        self.observed = True  # read in C++: other observers see this thread's operators
         self._at_once = {id(number) for number in numbers}
-        self._results: dict[int, torch.Tensor] = {}  # they stand for what the update will have made
+        self._results: dict[int, torch.Tensor] = {}  # stand for the update's future results
         self._without_bytes: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,10 +138,13 @@ class _Recorder(TorchDispatchMode):
         return results
 
     def _count(self, func: Any, args: Any) -> None:
-        """Versions go up as when the operator runs: those of lists do so in its kernel, of single tensors
-        before it is recorded, and of what a fused one writes not at all."""
+        """Increments the versions of written tensors as the operator itself would.
+
+        A list's versions are incremented in the kernel, a single tensor's before the operator is recorded,
+        and those of a fused operator's outputs not at all.
+        """
         if not func._schema.name.startswith("aten::_fused_"):
-            # A list: what interrupts a generator, Ctrl-C, PyTorch would lose there.
+            # A list: PyTorch would lose a Ctrl-C that interrupts a generator here.
             torch.autograd.graph.increment_version([t for t in args[0] if id(t) not in self._results])
 
     def _meta(self, value: Any) -> Any:
@@ -154,13 +162,13 @@ class _Recorder(TorchDispatchMode):
 
 
 def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any]]] | None:
-    """Lists with a tensor for each parameter, and those with a number; None: something here cannot wait."""
+    """Lists with a tensor, and lists with a number, for each parameter; None: the update cannot wait."""
     length = len(arguments["params"])
     tensors: list[list[Any]] = []
     numbers: list[list[Any]] = []
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
-            return None  # a learning rate, a gradient's scale: it may change before the update runs
+            return None  # a learning rate or gradient scale: it may change first
         if isinstance(value, list) and value:
             if len(value) != length or not all(
                 [type(t) in (torch.Tensor, torch.nn.Parameter) for t in value]
@@ -170,7 +178,7 @@ def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any
     return tensors, numbers
 
 
-def _waiting(arguments: dict[str, Any]) -> list[int]:
+def _deferrable(arguments: dict[str, Any]) -> list[int]:
     """The indices of the parameters whose update can wait."""
     if any(
         [arguments.get(name) for name in ("capturable", "differentiable", "has_sparse_grad", "has_complex")]
@@ -180,7 +188,7 @@ def _waiting(arguments: dict[str, Any]) -> list[int]:
     if operands is None or (arguments["params"][0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return []
     tensors, numbers = operands
-    _C.flush_pending([tensor for each in (*tensors, *numbers) for tensor in each])  # of the step before
+    _C.flush_pending([tensor for each in (*tensors, *numbers) for tensor in each])  # of the previous step
     return _C.deferrable(tensors)
 
 
@@ -192,7 +200,7 @@ def _part(arguments: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
 
 
 def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, a function of torch.optim that updates lists of parameters."""
+    """Wraps `plain`, a function of torch.optim that updates lists of parameters."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -205,7 +213,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        indices = _waiting(arguments) if arguments["params"] else []
+        indices = _deferrable(arguments) if arguments["params"] else []
         if not indices:
             return plain(*args, **kwargs)
         _choose_kernels(arguments)
@@ -214,7 +222,8 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             part = _part(arguments, [index])
             numbers = [value[0] for name, value in part.items() if name in _NUMBERS and value]
             recorder = _Recorder(part["params"][0].device, numbers)
-            # Not `with`: Ctrl-C within the entry or exit of a mode leaves what torch knows of it half done.
+            # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
+            # inconsistent.
             try:
                 _C.begin_recording(recorder)
                 plain(**part)
@@ -224,7 +233,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         _C.defer(updates)
         if optimizer not in _known:
             _known.add(optimizer)
-            # Its tensors are not to outlive it because of us.
+            # The optimizer's tensors must not outlive it in pending updates.
             weakref.finalize(optimizer, _C.flush_all_pending).atexit = False
         rest = sorted(set(range(len(arguments["params"]))) - set(indices))
         if rest:
@@ -235,7 +244,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _choose_kernels(arguments: dict[str, Any]) -> None:
-    """As the function does by itself, for all parameters together."""
+    """Chooses foreach or not for all parameters together, as the function itself would."""
     if arguments["foreach"] is None and arguments.get("fused") is None:
         arguments["foreach"] = _default_to_fused_or_foreach(
             arguments["params"], differentiable=False, use_fused=False
@@ -250,7 +259,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _watch() -> None:
-    """Puts the above in the functions' places. Calling it again does nothing."""
+    """Replaces the functions. Calling it again does nothing."""
     global _watching
     with _lock:
         if _watching:

@@ -21,12 +21,12 @@ from torch_uvm._util.arguments import show
 _CPU = int(DLDeviceType.kDLCPU)
 _MANAGED = int(DLDeviceType.kDLCUDAManaged)
 
-# PyTorch's own, before managed tensors went another way.
+# The method that is replaced.
 _plain_dlpack = torch.Tensor.__dlpack__
 
 
 def _asked_type(dl_device: Any) -> int | None:
-    """The device type of a (type, index) pair; None for what is none, which PyTorch refuses by itself."""
+    """The device type of a (type, index) pair; None if it is not one, which PyTorch's method refuses."""
     if isinstance(dl_device, tuple) and len(dl_device) == 2 and isinstance(dl_device[0], int):
         return int(dl_device[0])
     return None
@@ -75,7 +75,7 @@ def _dlpack(
         if self.device.type == "cpu" or copy:
             return _plain_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
         _check_export(self, stream, dl_device[1], copy, max_version)
-        # Who reads as the CPU cannot wait for a stream: the move waits.
+        # A consumer on the CPU cannot wait for a stream, so the move waits.
         here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
         return _plain_dlpack(here, max_version=max_version)
     _check_export(self, stream, dl_device[1], copy, max_version)
@@ -84,7 +84,7 @@ def _dlpack(
         given = torch.empty_like(self, device="meta")
         given = _C.empty_strided(given.shape, given.stride(), self.dtype, self.device).copy_(self)
     if stream != -1:
-        # Not for the consumer's stream only: managed memory may be read by the CPU, too.
+        # Waiting on the consumer's stream is not enough: the CPU may read managed memory, too.
         _wait_for_device(given)
     versioned = max_version is not None and max_version[0] >= 1
     return _C.dlpack_export(given, dl_device[1], versioned, bool(copy))

@@ -1,4 +1,4 @@
-"""What is done to a module of PyTorch's when somebody imports it: importing the compiler takes seconds."""
+"""Patches of modules of PyTorch that wait for their import: importing the compiler takes seconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Calls `action` with the module of that name: now, or right after it was executed. Imports nothing."""
+    """Calls `action` with the module of that name: now, or right after its first import. Imports nothing."""
     if name in sys.modules:
         action(sys.modules[name])
     else:

@@ -1,10 +1,10 @@
-"""Tensors on their way to other processes, through torch.multiprocessing and `share_memory_()`.
+"""Tensors sent to other processes, through torch.multiprocessing and `share_memory_()`.
 
-PyTorch shares CPU memory by putting shared memory in a storage's place. Under a managed storage that
-would take the bytes away from every other label, with nothing said. So what is sent is a copy in shared
-memory, made when the message is pickled; the sender's tensor stays as it is. Memory of the emulated
-accelerator, and managed memory on a GPU, have no handle that another process could open, and go the same
-way: the process that receives has memory of its own there.
+PyTorch shares CPU memory by replacing a storage's memory with shared memory. For a managed storage that
+would take the bytes away from every other label, silently. So a copy in shared memory is sent, made when the
+message is pickled; the sender's tensor is unchanged. Memory of the emulated accelerator, and managed memory
+on a GPU, have no handle that another process could open. They are sent in the same way, and the receiver
+allocates its own memory on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import rebuild_tensor
 from torch_uvm import _C
 from torch_uvm._patches.replace import replace_once
 
-# What is sent as an argument of a new process must stay open until that process has started.
+# Arguments of a new process: their shared memory must stay open until the process has started.
 _held_for_children: weakref.WeakKeyDictionary[Any, list[torch.UntypedStorage]] = weakref.WeakKeyDictionary()
 
 
@@ -37,7 +37,7 @@ def _in_shared_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _on_device(staged: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
-    """In the process that receives: memory of its own on `device`, as its switch says."""
+    """The receiver's part: new memory on `device`, managed if the receiver's switch is on."""
     _C.start_device(torch.device(device))
     storage = torch.UntypedStorage(staged.nbytes(), device=device)
     storage.copy_(staged, non_blocking=False)
@@ -46,7 +46,7 @@ def _on_device(staged: torch.UntypedStorage, device: str) -> torch.UntypedStorag
 
 def _copying(plain: Callable[[Any], Any]) -> Callable[[torch.UntypedStorage], Any]:
     def reduce(storage: torch.UntypedStorage) -> Any:
-        # One pickler meets a storage once: views of it are views of one copy.
+        # A pickler reduces each storage once, so views of one storage are views of one copy.
         managed_on_gpu = storage.device.type == "cuda" and _C.label_count(storage) > 0
         if storage.device.type == "emu" or managed_on_gpu:
             return _on_device, (_in_shared_memory(storage), str(storage.device))
@@ -59,8 +59,8 @@ def _copying(plain: Callable[[Any], Any]) -> Callable[[torch.UntypedStorage], An
 
 def _without_handle(plain: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
     def reduce(tensor: torch.Tensor) -> Any:
-        # Of tensors on a GPU PyTorch sends a handle, and CUDA has none of managed memory: by its storage,
-        # then, as tensors on the CPU. What autograd cannot carry over PyTorch refuses itself.
+        # For a tensor on a GPU, PyTorch sends a CUDA handle, which managed memory does not have. Send its
+        # storage, as for a tensor on the CPU. PyTorch itself refuses what autograd cannot send.
         carried = tensor.is_leaf or not tensor.requires_grad
         if tensor.device.type != "cuda" or not carried or not _C.is_managed(tensor):
             return plain(tensor)

@@ -1,8 +1,8 @@
-"""A hint in a program that ends for want of plain device memory, while torch_uvm is imported and off.
+"""A hint for a program that ends because plain device memory ran out, with torch_uvm imported and off.
 
-The allocator of `emu` is ours: its message has the hint. CUDA's is PyTorch's, and its error is left as it is
-while a program may still catch it: the hint is a note on the error that ends the program, added by the hook
-that prints it. An allocation costs nothing more, and the error's type and text stay.
+On `emu` the error's message contains the hint, because the allocator is ours. On CUDA the allocator is
+PyTorch's. Its error is unchanged while a program may still catch it; the hook that prints the error that
+ends the program adds the hint as a note. Allocations cost nothing extra, and the error's type and text stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from torch_uvm import _C
 
-#: As csrc/tensor/managed_storage.cpp has it.
+#: The same text as in the C++ code that raises the error on `emu`.
 HINT = (
     "Managed memory is off. With it, a script may use more than the device has: "
     "python -m torch_uvm run SCRIPT"
@@ -22,7 +22,7 @@ HINT = (
 
 
 def hint_at_the_end() -> None:
-    """Puts the hook in place, before the one that is there."""
+    """Installs the hook in front of the present one."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

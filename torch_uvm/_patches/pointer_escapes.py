@@ -1,16 +1,16 @@
-"""Where addresses of managed memory leave PyTorch, under a budget.
+"""Calls that give addresses of managed memory to code outside PyTorch, under a budget.
 
-The residency engine changes where a storage's bytes are between operators. Whoever is given an address
-must find the bytes there:
+Between operators the residency engine may move a storage's bytes to another address. Whoever holds an
+address must find the bytes there:
 
-- a bare one (`data_ptr()`, of a tensor or a storage; numpy) is settled before it is given: transfers are
-  waited for, and the bytes stay until the next operator. Too many programs take addresses for identities
-  to hold a storage for ever because of one.
-- an export (DLPack, `__cuda_array_interface__`) holds its storage on the device as long as somebody
-  may have it.
+- A bare address (`data_ptr()` of a tensor or a storage, numpy) is materialised first: the call waits for
+  transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
+  as identities.
+- An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
+  it.
 
-What the CPU's label of a moved tensor gives out needs no hold: bytes with several labels are not moved.
-Nothing here is in place before there is a budget; afterwards it stays.
+The CPU's label of a moved tensor needs no pin: bytes with several labels are not moved. `watch` installs all
+of this before the first budget.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _lock = threading.Lock()
 _watching = False
 
 
-def _settling(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, a method of tensors that gives out an address."""
+def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, a method of tensors that returns an address."""
 
     @run_as_it_is
     @functools.wraps(plain)
@@ -46,7 +46,7 @@ def _settling(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _settling_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
     @run_as_it_is
     @functools.wraps(plain)
     def call(self: torch.UntypedStorage) -> Any:
@@ -57,26 +57,26 @@ def _settling_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _hold_while(lives: torch.Tensor, x: torch.Tensor) -> None:
-    """Keeps the bytes of `x` where they are until `lives` is gone, in Python and in C++."""
-    held = [x.detach()]  # not `x`, whose bytes may be exchanged (`x.data = ...`)
+def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
+    """Pins the bytes of `x` until `lives` is freed, in Python and in C++."""
+    held = [x.detach()]  # an alias: the bytes of `x` may be replaced (`x.data = ...`)
     _C.keep_resident(held, True)
     weakref.finalize(lives, _C.keep_resident, held, False).atexit = False
 
 
 def exported(x: torch.Tensor) -> torch.Tensor:
-    """What to export in place of `x`, which may be any tensor: it holds its bytes until it is gone."""
+    """The tensor to export in place of `x`: if need be an alias that pins the bytes of `x` while it lives."""
     if not _watching or not _C.is_managed(x):
         return x
     if x.device.type == "cpu" or _C.budget(x.device.index) is None:
-        return x  # not the engine's to move
+        return x  # the engine does not move it
     if has_torch_function_unary(x):
-        _hold_while(x, x)
+        _pin_while(x, x)
         return x
     if x.requires_grad:
-        return x  # not to be exported, as PyTorch says
+        return x  # PyTorch refuses to export it
     alias = x.detach()
-    _hold_while(alias, x)
+    _pin_while(alias, x)
     return alias
 
 
@@ -88,8 +88,8 @@ def _exporting(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-#: By tensor, the storage that is held because of its `__cuda_array_interface__`.
-_held_interfaces: WeakIdKeyDictionary = WeakIdKeyDictionary()
+#: By tensor, the storage that is pinned because of its `__cuda_array_interface__`.
+_pinned_interfaces: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _array_interface(plain: property) -> property:
@@ -98,18 +98,19 @@ def _array_interface(plain: property) -> property:
     @functools.wraps(get)
     def interface(self: torch.Tensor) -> Any:
         given = get(self)
-        # The protocol has whoever reads it keep the tensor, and many only look whether it is there.
+        # A consumer keeps the tensor itself, so the pin lasts as long as the tensor. Many programs only
+        # check whether the attribute exists.
         storage = self.untyped_storage()._cdata if _C.is_managed(self) else None
         with _lock:
-            known = _held_interfaces.get(self) == storage
+            known = _pinned_interfaces.get(self) == storage
             if not known:
-                _held_interfaces[self] = storage
+                _pinned_interfaces[self] = storage
         if not known:
             try:
-                _hold_while(self, self)
+                _pin_while(self, self)
             except BaseException:
                 with _lock:
-                    _held_interfaces.pop(self, None)
+                    _pinned_interfaces.pop(self, None)
                 raise
             given = get(self)
         return given
@@ -118,7 +119,7 @@ def _array_interface(plain: property) -> property:
 
 
 def watch() -> None:
-    """Puts all this in place. Calling it again does nothing."""
+    """Replaces the methods. Calling it again does nothing."""
     global _watching
     with _lock:
         if _watching:
@@ -126,12 +127,12 @@ def watch() -> None:
         tensor: Any = torch.Tensor
         storage: Any = torch.UntypedStorage
         for name in ("data_ptr", "numpy"):
-            replace_once(tensor, name, _settling)
-        replace_once(storage, "data_ptr", _settling_storage)
+            replace_once(tensor, name, _materialising)
+        replace_once(storage, "data_ptr", _materialising_storage)
         replace_once(tensor, "__cuda_array_interface__", _array_interface)
         for module in (torch, torch.utils.dlpack):
             replace_once(module, "to_dlpack", _exporting)
-        # Exports in C that nobody sees; who finds it missing calls __dlpack__.
+        # It exports in C, where no patch runs. A consumer that does not find it calls __dlpack__.
         if "__dlpack_c_exchange_api__" in vars(tensor):
             del tensor.__dlpack_c_exchange_api__
         _watching = True

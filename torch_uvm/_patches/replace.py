@@ -1,4 +1,4 @@
-"""Functions of PyTorch that get a function of ours in their place, once each."""
+"""Replacing a function or property of PyTorch, once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ _MARK = "_replaced_by_torch_uvm"
 
 
 def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Puts `wrap(plain)` in the place of `plain`, the function or property `name` of `owner`.
+    """Replaces `plain`, the function or property `name` of `owner`, by `wrap(plain)`.
 
-    A second call does nothing, also where Ctrl-C came between the first one and what its caller knows of it.
+    A second call does nothing, even if Ctrl-C interrupted the caller after the first one. A function that is
+    replaced twice for two purposes needs one wrapper for both.
     """
     plain = getattr(owner, name)
     if hasattr(_function(plain), _MARK):

@@ -1,8 +1,8 @@
-"""PyTorch's own calls that change a tensor's device, and what they mean here.
+"""`Tensor.to(managed=)`, and plain calls that move (`enable(moves="alias")`).
 
-`Tensor.to` takes `managed=` from `import torch_uvm` on. With `enable(moves="alias")`, while the switch is
-on, `Tensor.to`, `.cpu()` and the accelerator's own call (`.cuda()`) move managed tensors, and so do
-`Module.to`, `.cpu()` and `.cuda()`, which are made of them.
+`Tensor.to` accepts `managed=` from `import torch_uvm` on. With `enable(moves="alias")` and the switch on,
+`Tensor.to`, `.cpu()` and the accelerator's own method (`.cuda()`) move managed tensors. So do `Module.to`,
+`.cpu()` and `.cuda()`, which call them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_uvm._util.compiler import is_recorded, run_as_it_is
 plain_to = torch.Tensor.to
 
 _convert: Callable[..., torch.Tensor]  # moves or copies; given to `accept_managed_keyword`
-_alias = False  # what enable(moves=) said last
+_alias = False  # the last enable(moves=)
 
 
 class _Inside(threading.local):
@@ -51,8 +51,8 @@ def moves_for_module() -> bool:
 
 
 def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a call of Tensor.to means: device, dtype, copy, non_blocking, memory_format."""
-    # PyTorch's parser refuses `copy` by position, where it is the last after a device, a dtype, or a tensor.
+    """The arguments of a call of Tensor.to: device, dtype, copy, non_blocking, memory_format."""
+    # PyTorch's parser refuses a positional `copy`: the last argument after a device, a dtype, or a tensor.
     place = 2 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 3
     if len(args) == place + 1 and "copy" not in kwargs:
         kwargs["copy"] = args[place]
@@ -64,7 +64,7 @@ def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _moves(x: torch.Tensor, device: torch.device | None) -> bool:
-    """Whether a plain call that asks for `device` is a move; of managed tensors, if at all."""
+    """Whether a plain call for `device` is a move; only managed tensors move."""
     here = accelerator()
     return (
         device is not None
@@ -90,12 +90,12 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _allow_uninitialized(call: Callable[..., Any]) -> None:
-    """Lets `call` be called on parameters that have no size yet (nn.LazyLinear), as what it replaces may."""
+    """Allows `call` on parameters without a size (nn.LazyLinear), as the replaced method is allowed."""
     UninitializedTensorMixin._allowed_methods.append(call)
 
 
 def _aliasing(name: str) -> None:
-    """Makes `Tensor.name(...)` move where plain calls do; `name` is "cpu" or the accelerator's type."""
+    """Makes `Tensor.name(...)` move when plain calls move; `name` is "cpu" or the accelerator's type."""
     plain = getattr(torch.Tensor, name)
 
     @run_as_it_is
@@ -103,7 +103,8 @@ def _aliasing(name: str) -> None:
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not (_alias and _C.is_enabled() and (_C.is_managed(self) or is_recorded(self))):
             return plain(self, *args, **kwargs)  # type: ignore[no-any-return]
-        # cpu(memory_format=) or cuda(device=None, non_blocking=False, memory_format=): as `to` has them.
+        # The arguments, in the form of Tensor.to: cpu(memory_format=), or cuda(device=None,
+        # non_blocking=False, memory_format=).
         options = dict(kwargs)
         device = torch.device(name)
         if name != "cpu":
@@ -113,7 +114,7 @@ def _aliasing(name: str) -> None:
             if len(args) > 1:
                 options["non_blocking"] = args[1]
         if device.type != name or len(args) > 2 or (name == "cpu" and args):
-            return plain(self, *args, **kwargs)  # type: ignore[no-any-return]  # which says what is wrong
+            return plain(self, *args, **kwargs)  # type: ignore[no-any-return]  # it raises
         return _to(self, device, **options)
 
     setattr(torch.Tensor, name, call)
@@ -121,7 +122,7 @@ def _aliasing(name: str) -> None:
 
 
 def _moving_modules() -> None:
-    """Makes `Module.to` and its like move as modules want it, by what they call for each tensor."""
+    """Makes `Module.to` and the like move a module's tensors as labels that are not views."""
     plain = torch.nn.Module._apply
 
     @run_as_it_is
@@ -134,7 +135,7 @@ def _moving_modules() -> None:
 
 
 def choose_moves(alias: bool) -> None:
-    """What plain calls do from now on: move (`alias`), or copy."""
+    """Sets what plain calls do from now on: move (`alias`), or copy."""
     global _alias
     if alias:
         if "_apply" not in _wrapped:
@@ -146,7 +147,7 @@ def choose_moves(alias: bool) -> None:
                 _aliasing(name)
                 _wrapped.add(name)
     if alias != _alias and "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # compiled code has what plain calls meant until now
+        torch.compiler.reset()  # compiled code has the old meaning of plain calls
     _alias = alias
 
 
@@ -154,7 +155,7 @@ _wrapped: set[str] = set()
 
 
 def accept_managed_keyword(convert: Callable[..., torch.Tensor]) -> None:
-    """Adds `managed=` to torch.Tensor.to, whatever the switch says; called by `import torch_uvm`.
+    """Adds `managed=` to torch.Tensor.to, with the switch on or off; called by `import torch_uvm`.
 
     Args:
         convert: called with tensor, device, dtype, managed, copy, non_blocking and memory_format.

@@ -1,6 +1,6 @@
-"""What the public functions accept, checked before anything changes.
+"""Checks of the public functions' arguments, before anything changes.
 
-Every refusal names the value received and the values accepted.
+Every error names the value received and the values accepted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Device: TypeAlias = "torch.device | str | int"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: The largest count of bytes that the extension can be told of.
+#: The largest count of bytes that the extension accepts.
 MAX_BYTES = 2**64 - 1
 BYTE_FORMS = "a count of bytes such as 4096, or a string such as '4GiB' or '512 MB'"
 
 
 def show(value: object) -> str:
-    """`value` as an error message shows it: its repr, cut where it is long, and its type."""
+    """`value` for an error message: its repr, truncated if it is long, and its type."""
     if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
-        return f"a storage of {value.nbytes()} bytes ({type(value).__name__})"  # its repr lists every byte
+        return f"a storage of {value.nbytes()} bytes ({type(value).__name__})"  # its repr lists all bytes
     text = repr(value)
     if len(text) > 80:
         text = text[:77] + "..."
@@ -48,15 +48,15 @@ def check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
 
 
 def did_you_mean(word: str, accepted: Iterable[str]) -> str:
-    """The accepted word that is most like `word`, to go on a sentence with; empty where none is like it."""
+    """A suffix that suggests the accepted word most similar to `word`; empty if none is similar."""
     alike = difflib.get_close_matches(word, list(accepted), n=1)
     return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def exact_keywords(function: _F) -> _F:
-    """Refuses keywords that `function` does not have; if it takes keywords only, positional arguments, too.
+    """Decorates `function` to refuse unknown keywords with an error that names the accepted ones.
 
-    The error names what was given and the accepted keywords.
+    A function with keyword-only parameters alone refuses positional arguments in the same way.
     """
     parameters = inspect.signature(function).parameters.values()
     accepted = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -109,7 +109,7 @@ def byte_count(value: object, what: str, also: str = "") -> int:
 
 
 def limit_bytes(value: object, what: str = "limit") -> int | None:
-    """A limit as bytes, None for no figure."""
+    """A limit in bytes; None for no limit."""
     return None if value is None else byte_count(value, what, also=", or None")
 
 
@@ -131,17 +131,20 @@ def accepted_devices() -> str:
 
 
 def _index_of(device: torch.device) -> int | None:
-    return device.index  # torch's stubs forget that it may be None
+    return device.index  # torch's stubs omit that it may be None
 
 
 def resolve_device(device: Any, what: str = "device") -> torch.device:
-    """The device meant, with its index: a torch.device, a string, or the accelerator's index.
+    """The device that an argument names, with its index.
 
-    The CPU stands for the host. A device without an index is the accelerator's current one.
+    Args:
+        device: a torch.device, a string, or the accelerator's index. The CPU means the host. A device
+            without an index is the accelerator's current device.
+        what: the argument's name, for messages.
 
     Raises:
         TypeError: `device` is none of these.
-        ValueError: there is no such device, or its memory is not ours to give.
+        ValueError: there is no such device, or managed memory cannot be on it.
     """
     if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):
         raise TypeError(f"{what} is {show(device)}; accepted: {accepted_devices()}")
@@ -153,7 +156,7 @@ def resolve_device(device: Any, what: str = "device") -> torch.device:
             meant = torch.device(here.type, device)
         else:
             meant = torch.device(device)
-    except RuntimeError:  # torch's own words for a string it does not know, or an index it cannot hold
+    except RuntimeError:  # torch does not know the string, or cannot hold the index
         raise ValueError(f"{what} is {show(device)}; accepted: {accepted_devices()}") from None
     if meant.type == "cpu" and meant.index in (None, 0):
         return torch.device("cpu")
@@ -168,5 +171,5 @@ def resolve_device(device: Any, what: str = "device") -> torch.device:
 
 
 def resolve_home(device: Device | None) -> torch.device | None:
-    """The home meant by a memory function; None: all of them together."""
+    """The home that an argument of a memory function names; None: all homes together."""
     return None if device is None else resolve_device(device)

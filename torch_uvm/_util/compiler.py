@@ -1,9 +1,9 @@
-"""What compilers and tracers make of moves.
+"""What torch.compile and other tracers may record of moves.
 
-A recorded graph has no bytes, so what is recorded cannot know whether a tensor will be managed when the
-graph runs: a move could be recorded as a copy only, and what is written through one label later would not
-be seen through the other. So moves are not recorded. `torch.compile` breaks the graph there, and runs them
-between the parts; what cannot be in parts (`fullgraph=True`, `torch.export`) gets an error that says so.
+A recorded graph has no bytes, so recording cannot know whether a tensor will be managed when the graph runs.
+A move could only be recorded as a copy, and a later write through one label would not be visible through the
+other. So moves are not recorded: `torch.compile` breaks the graph there and runs them between its parts.
+Where a graph cannot be broken (`fullgraph=True`, `torch.export`), an error says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._C import _dynamo  # no part of torch._dynamo, which takes a second to import
+from torch._C import _dynamo  # the C++ part: importing torch._dynamo takes a second
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -27,7 +27,7 @@ _REASON = (
 
 
 def run_as_it_is(function: _F) -> _F:
-    """Keeps torch.compile away from the frames of `function`, and of all that it calls, when it runs."""
+    """Excludes `function`, and everything that it calls, from torch.compile."""
     frames = _dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -35,16 +35,16 @@ def run_as_it_is(function: _F) -> _F:
 
 
 def break_the_graph(function: _F) -> _F:
-    """Makes torch.compile break the graph at a call of `function`, and run it as it is.
+    """Makes torch.compile break the graph at a call of `function`, and run the call eagerly.
 
-    As torch.compiler.disable does it, which would import torch._dynamo.
+    torch.compiler.disable does the same, and would import torch._dynamo.
     """
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_REASON)
     return run_as_it_is(function)
 
 
 def is_recorded(x: torch.Tensor) -> bool:
-    """Whether `x` stands for another tensor in a graph that is being made."""
+    """Whether `x` stands for another tensor in a graph that is being recorded."""
     if not isinstance(x, (FakeTensor, FunctionalTensor)):
         return torch._is_functional_tensor(x)
     return (
@@ -56,7 +56,7 @@ def is_recorded(x: torch.Tensor) -> bool:
 
 
 def refuse_to_record(call: str) -> None:
-    """Raises what torch.compile takes for a reason to break the graph."""
+    """Raises the error at which torch.compile breaks the graph."""
     raise UnsupportedFakeTensorException(
         f"{call} cannot be recorded in a graph, as it is a move where the tensor is managed; accepted there: "
         "copy=True, which makes a copy in any case, and torch.ops.torch_uvm.managed_copy"

@@ -1,4 +1,4 @@
-"""The tensors of what the hints take: a tensor, a module, an optimizer, or nested containers of them."""
+"""The tensors in the arguments of hints and pins."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def tensors_in(x: Any, function: str) -> list[torch.Tensor]:
 
 
 def managed_tensors_in(x: Any, function: str) -> list[torch.Tensor]:
-    """The managed ones of `tensors_in`.
+    """The managed tensors of `tensors_in`.
 
     Raises:
         TypeError: as there.
-        ValueError: `x` itself is a tensor that is not managed: nothing at all could be done.
+        ValueError: `x` itself is a tensor that is not managed, so that there is nothing to do.
     """
     if isinstance(x, torch.Tensor) and not _C.is_managed(x):
         raise ValueError(

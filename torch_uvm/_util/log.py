@@ -1,7 +1,7 @@
-"""What happens, for the log "torch_uvm": changes of settings, and what the residency engine has begun to do.
+"""The log "torch_uvm": changes of settings, and what the residency engine has begun to do.
 
-The engine itself writes no log: it holds locks, and takes no GIL. So its counters are looked at where a step
-ends, and only where somebody listens at the level INFO.
+The engine itself logs nothing: it holds locks, and takes no GIL. Its counters are compared at the end of
+each step, if the log's level is INFO or lower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("torch_uvm")
 
 
 class StepMessages:
-    """What was last seen, so that a change is said, and said once."""
+    """Compares counters between steps, so that each change is reported once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class StepMessages:
         self._watched = False
 
     def new(self, stats: dict[str, Any]) -> list[tuple[int, str]]:
-        """What is new in ``stats``, those of `residency_stats` at the end of a step: levels and messages."""
+        """Levels and messages for what changed in ``stats``, the `residency_stats` at the end of a step."""
         with self._lock:
             new: list[tuple[int, str]] = []
             operators = stats["plan_hits"] + stats["plan_misses"]
@@ -34,7 +34,7 @@ class StepMessages:
                 new.append((logging.INFO, "operators are watched: memory is short, or was so far"))
             elif self._watched and operators == self._operators:
                 new.append((logging.INFO, "operators are no longer watched: steps repeat and fit the budget"))
-            self._operators, self._watched = operators, watched  # less than before: it was reset
+            self._operators, self._watched = operators, watched  # smaller after a reset
             for key, message in _ONCE.items():
                 if _count(stats, key) > 0 and key not in self._said:
                     self._said.add(key)
@@ -67,7 +67,7 @@ def _count(stats: dict[str, Any], key: str) -> int:
 
 
 def step_ended() -> None:
-    """Says what is new since the last step. Costs a look at the log's level where nobody listens."""
+    """Logs what changed since the last step. If nobody listens, it only checks the log's level."""
     if log.isEnabledFor(logging.INFO):
         for level, message in _messages.new(_C.residency_stats()):
             log.log(level, message)
