@@ -1,8 +1,8 @@
 """torch_uvm: unchanged PyTorch scripts that use more memory than their accelerator has.
 
-With the switch on (`enable`, or TORCH_UVM=1 in the environment) the memory of new tensors on the
-accelerator is *managed*: addressable by the CPU and by every device, and bounded by the host's memory
-or a limit, not by the device's. Where there is no GPU an emulated accelerator, `emu`, stands in for one.
+With the switch on (`enable`, or TORCH_UVM=1 in the environment) the memory of new tensors on the accelerator
+is *managed*: addressable by the CPU and by every device, and bounded by the host's memory or a limit instead
+of the device's. Where there is no GPU, an emulated accelerator, `emu`, takes its place.
 
 >>> import torch, torch_uvm
 >>> torch_uvm.enable(limit="4GiB")
@@ -10,9 +10,10 @@ or a limit, not by the device's. Where there is no GPU an emulated accelerator, 
 >>> torch_uvm.is_managed(x)
 True
 
-Importing this module reads TORCH_UVM_CONF, registers the emulated accelerator where there is no GPU
-(or with TORCH_UVM_DEVICE=emu), and turns the switch on if TORCH_UVM or PYTORCH_ENABLE_UNIFIED_MEMORY
-say so. A value it does not know fails the import by name.
+The import reads the environment (TORCH_UVM_CONF and others), registers the emulated accelerator if there is
+no GPU (or with TORCH_UVM_DEVICE=emu), and turns the switch on if TORCH_UVM or PYTORCH_ENABLE_UNIFIED_MEMORY
+request it. An unknown value fails the import with an error that names it. Of PyTorch it replaces next to
+nothing: torch_uvm/_patches/README.md lists what is replaced when.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""What the environment asks for, applied when torch_uvm is imported.
+"""The environment variables, read when torch_uvm is imported.
 
 TORCH_UVM                       1/true/on: turns the switch on; 0/false/off: does not
-PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by the name RFC-0023 gave it; TORCH_UVM has the last word
+PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by RFC-0023's name; TORCH_UVM takes precedence
 TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
                                 cuda: never registers it, and fails the import without a CUDA device
 TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
-TORCH_UVM_REPORT                a page of the run is written there, as `run --report` does (docs/report.md)
+TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/report.md)
 
-Empty is the same as not set. A wrong value fails the import by name, before anything has changed, and so does
-a variable that begins with TORCH_UVM_ and is none of these: it would be ignored in silence.
+An empty value is the same as none. A wrong value fails the import with an error that names it, before
+anything has changed. So does an unknown variable that begins with TORCH_UVM_, which would otherwise be
+ignored silently.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from torch_uvm._util.runtime import has_gpu
 
 log = logging.getLogger("torch_uvm")
 
-#: What a user may set.
+#: The variables for users.
 OURS = ("TORCH_UVM", "TORCH_UVM_DEVICE", "TORCH_UVM_CONF", "TORCH_UVM_REPORT")
 
-#: Others that begin alike: set by us, and of those who build and test the package.
+#: Other variables with this prefix: set by the package itself, and for its build and tests.
 DEVELOPERS = frozenset(
     f"TORCH_UVM_{name}"
     for name in (
@@ -94,7 +95,7 @@ def _device() -> str | None:
 
 def _is_other_accelerator_here() -> bool:
     here = torch.accelerator.current_accelerator()
-    # Whether it is available is asked of others than CUDA only: that would initialise it.
+    # CUDA is not asked whether it is available: that would initialise it.
     if here is None or here.type == "cuda":
         return False
     return torch.accelerator.current_accelerator(check_available=True) is not None
@@ -111,7 +112,7 @@ def _why_emulated(asked: bool) -> str:
 
 
 def apply_environment() -> None:
-    """Reads the variables above; called once, at the end of `import torch_uvm`."""
+    """Applies the variables above; called once, at the end of `import torch_uvm`."""
     _check_names()
     ours, rfc = _switch("TORCH_UVM"), _switch("PYTORCH_ENABLE_UNIFIED_MEMORY")
     device = _device()
@@ -127,7 +128,7 @@ def apply_environment() -> None:
         from torch_uvm.emulated._register import register
 
         register()
-        # Who installed a CUDA build expects a GPU: that one must see this line without setting up logging.
+        # With a CUDA build of torch a GPU is expected, so the message must show without any logging set up.
         surprising = device is None and torch.version.cuda is not None
         log.log(
             logging.WARNING if surprising else logging.INFO,

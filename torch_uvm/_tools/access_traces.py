@@ -1,7 +1,7 @@
-"""Traces of accesses, as `record_accesses` writes them: read and checked.
+"""Reads and checks traces of accesses, which `record_accesses` writes (docs/traces.md).
 
-The format is JSON lines, described in ``docs/traces.md``. A trace may come from anywhere: nothing in it is
-run, and what does not fit is refused with its line.
+A trace may come from an untrusted source. Reading runs nothing, and what does not fit the format raises an
+error with the line's number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch_uvm._util.escaping import printable
+from torch_uvm._util.escaping import excerpt, printable
 
 FORMAT = "torch_uvm accesses"
 VERSION = 2
@@ -22,15 +22,15 @@ VERSION = 2
 READ_VERSIONS = (1, VERSION)
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
-_LONGEST_LINE = 64 << 20  # characters; an operator names each operand in some 20
-_MOST_LINES = 1 << 24  # what is read is kept in memory, some 500 bytes a line
+_LONGEST_LINE = 64 << 20  # characters; about 20 for each operand of an operator
+_MOST_LINES = 1 << 24  # all lines are kept in memory, about 500 bytes each
 _MOST_BYTES = 2**63 - 1
 _MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes that operators use. ``resident``: on the device when the trace first tells of it."""
+    """Bytes that operators use. ``resident``: on the device at the trace's first mention of it."""
 
     device: int
     bytes: int
@@ -39,7 +39,10 @@ class Storage:
 
 @dataclass(frozen=True)
 class Operator:
-    """An outermost operator, storages by their numbers. ``births``, ``deaths``: those until the next one."""
+    """An outermost operator; storages are numbers.
+
+    ``births`` and ``deaths`` are storages created and freed before the next operator.
+    """
 
     name: str
     time_us: float
@@ -52,11 +55,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Transfer:
-    """``kind`` is one of `TRANSFERS`; ``operators`` that had begun before it.
+    """``kind`` is one of `TRANSFERS`; ``operators`` is how many had begun before it.
 
     Args:
-        time_us: when it was asked for.
-        took_us: how long the copy took on the link, without what it waited for; None: not measured.
+        time_us: when it was requested.
+        took_us: duration of the copy on the link, without waiting; None: not measured.
     """
 
     kind: str
@@ -69,7 +72,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Resident:
-    """``bytes`` that storages have on ``device`` once ``operators`` have begun."""
+    """``bytes`` that storages have on ``device`` after ``operators`` have begun."""
 
     device: int
     bytes: int
@@ -78,8 +81,11 @@ class Resident:
 
 @dataclass
 class Trace:
-    """What happened, in order. ``budgets`` by device, in bytes; None: no budget. ``steps``: how
-    many operators had begun by the end of each step that was marked."""
+    """The records, in order.
+
+    ``budgets`` by device, in bytes; None: no budget. ``steps``: how many operators had begun by the end of
+    each marked step.
+    """
 
     budgets: tuple[int | None, ...] = ()
     storages: dict[int, Storage] = field(default_factory=dict)
@@ -104,10 +110,10 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
 
     Args:
         path: the file.
-        progress: told now and then of the bytes read, of how many.
+        progress: called from time to time with the bytes read and the size of the file.
 
     Raises:
-        ValueError: it is no trace, of another version, or a line does not fit; names file and line.
+        ValueError: it is not a trace, has another version, or a line does not fit; names file and line.
         OSError: it cannot be read.
     """
     reader = _Reader()
@@ -156,35 +162,35 @@ class _Reader:
             record = json.loads(text)
         except ValueError as error:
             what = _NO_TRACE if first else f"no record: {error}"
-            raise ValueError(f"{what}; the line begins with {_shown(text[:40])}") from None
+            raise ValueError(f"{what}; the line begins with {excerpt(text[:40])}") from None
         if first and (not isinstance(record, dict) or next(iter(record), None) != "format"):
-            raise ValueError(f"{_NO_TRACE}; the line is {_shown(record)}")
+            raise ValueError(f"{_NO_TRACE}; the line is {excerpt(record)}")
         if not isinstance(record, dict) or not record:
-            raise ValueError(f"expected an object, got {_shown(record)}")
+            raise ValueError(f"expected an object, got {excerpt(record)}")
         kind = next(iter(record))
         if first:
             self._format(record)
             return
         handler = self._HANDLERS.get(kind)
         if handler is None:
-            raise ValueError(f"unknown record {_shown(kind)}; known: {', '.join(self._HANDLERS)}")
+            raise ValueError(f"unknown record {excerpt(kind)}; known: {', '.join(self._HANDLERS)}")
         keys, handle = handler
         if record.keys() != keys:
-            raise ValueError(f"{kind} has {_shown(list(record))}; expected {', '.join(sorted(keys))}")
+            raise ValueError(f"{kind} has {excerpt(list(record))}; expected {', '.join(sorted(keys))}")
         handle(self, record)
 
     def _format(self, record: dict[str, Any]) -> None:
         if record["format"] != FORMAT:
-            raise ValueError(f"the format is {_shown(record['format'])}; expected {FORMAT!r}")
+            raise ValueError(f"the format is {excerpt(record['format'])}; expected {FORMAT!r}")
         if record.get("version") not in READ_VERSIONS or isinstance(record["version"], bool):
             listed = " and ".join(map(str, READ_VERSIONS))
-            raise ValueError(f"version {_shown(record.get('version'))}; this reads {listed}")
+            raise ValueError(f"version {excerpt(record.get('version'))}; this reads {listed}")
         units = {"time": "us", "size": "bytes"}
         if record.get("units") != units:
-            raise ValueError(f"units {_shown(record.get('units'))}; expected {units}")
+            raise ValueError(f"units {excerpt(record.get('units'))}; expected {units}")
         budgets = record.get("budgets")
         if not isinstance(budgets, list) or len(budgets) > _MOST_DEVICES:
-            raise ValueError(f"budgets {_shown(budgets)}; expected a list of bytes or null")
+            raise ValueError(f"budgets {excerpt(budgets)}; expected a list of bytes or null")
         self.trace.budgets = tuple(None if it is None else _count(it, "a budget") for it in budgets)
 
     def _add(self, number: int, record: dict[str, Any], resident: bool) -> None:
@@ -195,14 +201,14 @@ class _Reader:
     def _storage(self, record: dict[str, Any]) -> None:
         number = _name(record["storage"])
         resident = _flag(record["resident"], "resident")
-        if number in self.live:  # told of twice; the first time counts
+        if number in self.live:  # mentioned twice; the first time counts
             return
         self._add(number, record, resident)
 
     def _operator(self, record: dict[str, Any]) -> None:
         name = record["operator"]
         if not isinstance(name, str):
-            raise ValueError(f"operator {_shown(name)}; expected its name")
+            raise ValueError(f"operator {excerpt(name)}; expected its name")
         time = _time(record["time"])
         if self.trace.operators and time < self.trace.operators[-1].time_us:
             raise ValueError(
@@ -243,7 +249,7 @@ class _Reader:
     def _transfer(self, record: dict[str, Any]) -> None:
         kind = record["transfer"]
         if kind not in TRANSFERS:
-            raise ValueError(f"transfer {_shown(kind)}; accepted: {', '.join(TRANSFERS)}")
+            raise ValueError(f"transfer {excerpt(kind)}; accepted: {', '.join(TRANSFERS)}")
         number = _name(record["storage"])
         if number not in self.trace.storages:
             raise ValueError(f"storage {number} was not told of")
@@ -265,7 +271,7 @@ class _Reader:
 
     def _step(self, record: dict[str, Any]) -> None:
         if record["step"] != "end":
-            raise ValueError(f"step {_shown(record['step'])}; expected 'end'")
+            raise ValueError(f"step {excerpt(record['step'])}; expected 'end'")
         self.trace.steps.append(len(self.trace.operators))
 
     _HANDLERS: dict[str, tuple[set[str], Callable[[_Reader, dict[str, Any]], None]]] = {
@@ -280,14 +286,9 @@ class _Reader:
     }
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _count(value: object, what: str, most: int = _MOST_BYTES) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{what} {_shown(value)}; expected a whole number from 0 to {most}")
+        raise ValueError(f"{what} {excerpt(value)}; expected a whole number from 0 to {most}")
     return value
 
 
@@ -297,17 +298,17 @@ def _name(value: object) -> int:
 
 def _time(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"time {_shown(value)}; expected microseconds from 0 on")
+        raise ValueError(f"time {excerpt(value)}; expected microseconds from 0 on")
     return float(value)
 
 
 def _flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{what} {_shown(value)}; expected true or false")
+        raise ValueError(f"{what} {excerpt(value)}; expected true or false")
     return value
 
 
 def _list(value: object, what: str) -> list[object]:
     if not isinstance(value, list):
-        raise ValueError(f"{what} {_shown(value)}; expected a list")
+        raise ValueError(f"{what} {excerpt(value)}; expected a list")
     return value

@@ -1,7 +1,7 @@
-"""Reading logs of allocations: those of `torch_uvm.record_allocations`, and RMM's (docs/replay.md).
+"""Reads and checks logs of allocations: those of `record_allocations`, and RMM's (docs/replay.md).
 
-A file is not trusted: whatever does not fit is refused by its line. Pointers become numbers of
-allocations, so that nothing after this knows an address.
+A log may come from an untrusted source: a row that does not fit raises an error with its line number.
+Pointers become numbers of allocations.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_uvm._util.escaping import printable
+from torch_uvm._util.escaping import excerpt, printable
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 ALLOCATE, FREE, FAILURE = "allocate", "free", "allocate failure"
 ACTIONS = (ALLOCATE, FREE, FAILURE)
 
-#: The most rows of a file. All that is read is kept in memory, some 40 bytes a row.
+#: The most rows of a file. They are kept in memory, about 40 bytes each.
 MOST_ROWS = 1 << 24
 _LONGEST_LINE = 400
 _MOST_BYTES = 2**63 - 1
@@ -31,7 +31,7 @@ _NULL = ("(nil)", "0x0", "0")
 
 
 class Event(NamedTuple):
-    """A row whose allocation is known."""
+    """A row with a known allocation."""
 
     thread: int
     time_us: int  #: since the first midnight of the log
@@ -43,10 +43,10 @@ class Event(NamedTuple):
 
 
 class AllocationLog:
-    """A log that was read, in columns: one entry for each event, in the order of the file.
+    """The events of a log in columns, one entry for each, in the order of the file.
 
-    `kinds` are indices of ACTIONS, `streams` of `logged_streams`. Rows that say nothing (of no bytes) and
-    frees of what was allocated before the log began are no events.
+    `kinds` are indices of ACTIONS, `streams` of `logged_streams`. Rows without bytes, and frees of what was
+    allocated before the log began, are not events.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class AllocationLog:
             )
 
     def devices(self) -> list[int]:
-        """Those that the log has allocations of; -1 is the host."""
+        """The devices that the log has allocations of; -1 is the host."""
         return sorted({self.device_of(it) for it in self.logged_streams})
 
     def peak_live_bytes(self, device: int | None = None) -> int:
-        """The most bytes live at once, of one device (-1: the host), or of all together."""
+        """The most bytes live at once, on one device (-1: the host) or on all together."""
         counted: set[int] = set()
         live = peak = 0
         for at, kind in enumerate(self.kinds):
@@ -101,25 +101,26 @@ class AllocationLog:
 
     @staticmethod
     def device_of(logged_stream: int) -> int:
-        """The device of a stream as it is logged; -1 is the host."""
+        """The device of a logged stream; -1 is the host."""
         device = logged_stream >> 48
         return -1 if device == 0xFFFF else device
 
 
 def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -> AllocationLog:
-    """Reads a log and checks it.
+    """Reads and checks a log.
 
-    A free is matched to the latest allocation at its address. One with no allocation is of something older
-    than the log, if that address was not freed before; it is counted and skipped. What is never freed is
-    listed.
+    A free is matched to the latest allocation at its address. A free without one, at an address that was not
+    freed before, is of an allocation older than the log; it is counted and skipped. Allocations that are
+    never freed are listed.
 
     Args:
         path: the file.
-        progress: told now and then of the bytes read, of how many.
+        progress: called from time to time with the bytes read and the size of the file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no log, or a row does not fit; the message has the line's number.
+        ValueError: it is not a log, has more than 16 777 216 rows, or a row does not fit; the message has
+            the line's number.
     """
     size = path.stat().st_size
     reader = _Reader()
@@ -140,7 +141,7 @@ def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -
                 text = line.decode("ascii").rstrip("\r\n")
                 if number == 1:
                     if text != HEADER:
-                        raise ValueError(f"the header is {_shown(text)}; expected {HEADER}")
+                        raise ValueError(f"the header is {excerpt(text)}; expected {HEADER}")
                 else:
                     reader.row(text, number)
                 if progress is not None and number % 4096 == 0:
@@ -153,7 +154,7 @@ def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -
 
 
 class _Live(NamedTuple):
-    allocation: int  # -1 where it has no bytes
+    allocation: int  # -1 if it has no bytes
     bytes: int
     line: int
 
@@ -162,7 +163,7 @@ class _Reader:
     def __init__(self) -> None:
         self.log = AllocationLog()
         self.live: dict[int, _Live] = {}
-        self.freed: dict[int, int] = {}  # line, by address; until it is allocated anew
+        self.freed: dict[int, int] = {}  # line, by address, until the address is allocated again
         self.streams: dict[str, int] = {}
         self.days_us = 0
         self.latest_us = 0
@@ -170,12 +171,12 @@ class _Reader:
     def row(self, text: str, line: int) -> None:
         fields = text.split(",")
         if len(fields) != 6:
-            raise ValueError(f"{len(fields)} fields in {_shown(text)}; expected 6")
+            raise ValueError(f"{len(fields)} fields in {excerpt(text)}; expected 6")
         thread = _count(fields[0], "thread", 2**64 - 1)
         time_us = self._time(fields[1])
         action = fields[2]
         if action not in ACTIONS:
-            raise ValueError(f"action {_shown(action)}; accepted: {', '.join(ACTIONS)}")
+            raise ValueError(f"action {excerpt(action)}; accepted: {', '.join(ACTIONS)}")
         pointer = _address(fields[3], "pointer")
         count = _count(fields[4], "size", _MOST_BYTES)
         stream = self._stream(fields[5])
@@ -238,10 +239,10 @@ class _Reader:
     def _time(self, text: str) -> int:
         found = _TIME.fullmatch(text)
         if found is None:
-            raise ValueError(f"time {_shown(text)}; expected one such as 14:02:08.123456")
+            raise ValueError(f"time {excerpt(text)}; expected one such as 14:02:08.123456")
         hours, minutes, seconds, microseconds = (int(it) for it in found.groups())
         of_day = ((hours * 60 + minutes) * 60 + seconds) * 10**6 + microseconds
-        # Threads may have written a little out of order; half a day back is the next day.
+        # Threads may write slightly out of order; a time half a day earlier belongs to the next day.
         if of_day + self.days_us < self.latest_us - _DAY_US // 2:
             self.days_us += _DAY_US
         self.latest_us = max(self.latest_us, of_day + self.days_us)
@@ -259,14 +260,9 @@ class _Reader:
         return known
 
 
-def _shown(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
-
-
 def _count(text: str, what: str, most: int) -> int:
     if _COUNT.fullmatch(text) is None or int(text) > most:
-        raise ValueError(f"{what} {_shown(text)}; expected a whole number from 0 to {most}")
+        raise ValueError(f"{what} {excerpt(text)}; expected a whole number from 0 to {most}")
     return int(text)
 
 
@@ -274,5 +270,5 @@ def _address(text: str, what: str) -> int:
     if text in _NULL:
         return 0
     if _HEX.fullmatch(text) is None:
-        raise ValueError(f"{what} {_shown(text)}; expected (nil) or one such as 0x7f0c3a000000")
+        raise ValueError(f"{what} {excerpt(text)}; expected (nil) or one such as 0x7f0c3a000000")
     return int(text, 16)

@@ -1,10 +1,4 @@
-"""Where the loop comes round that a log of allocations was made of.
-
-Logs have no marks: what reads RMM's would stumble over them. A loop shows itself by repetition. Its
-iterations have the same requests, in sizes and streams, and what is freed was allocated as many rows
-before; where the sizes vary, all but the sizes. Where a loop has no such shape, the caller says where it
-comes round.
-"""
+"""The iterations of the loop that a log of allocations was recorded from."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from typing import NamedTuple
 
 from torch_uvm._tools.allocation_logs import AllocationLog
 
-_WIDTHS = (4, 16)  # of what is looked for further back
+_WIDTHS = (4, 16)  # lengths of the sequences that are compared
 _MOST_PERIODS = 32
 
 
@@ -36,10 +30,10 @@ class Iterations:
 
 
 def split_evenly(log: AllocationLog, count: int) -> Iterations:
-    """As many iterations of as many events each, over the whole log.
+    """Splits the whole log into `count` iterations of equally many events.
 
     Raises:
-        ValueError: it has fewer events than that, or `count` is none.
+        ValueError: the log has fewer events, or `count` is below 1.
     """
     if not 1 <= count <= len(log):
         raise ValueError(f"{count} iterations of a log with {len(log)} events")
@@ -49,10 +43,10 @@ def split_evenly(log: AllocationLog, count: int) -> Iterations:
 
 
 def at_lines(log: AllocationLog, lines: Sequence[int]) -> Iterations:
-    """Iterations that begin at these lines of the file; the last one of them is where the last one ends.
+    """Iterations that begin at these lines of the file; the last line ends the last iteration.
 
     Raises:
-        ValueError: they do not ascend, are fewer than two, or lie beyond the log.
+        ValueError: the lines do not ascend, are fewer than two, or are outside the log.
     """
     if len(lines) < 2 or any(after <= before for before, after in pairwise(lines)):
         raise ValueError(f"lines {list(lines)}; expected two or more, ascending")
@@ -68,18 +62,18 @@ def at_lines(log: AllocationLog, lines: Sequence[int]) -> Iterations:
 
 
 def find(log: AllocationLog) -> Iterations:
-    """The loop that covers the most of the log, if that is half of it or more.
+    """The loop that covers most of the log, if it covers at least half.
 
-    Of its rows, those are the boundaries where the fewest bytes are live: that is between two steps of a
-    training, or near it. What is before the first iteration that repeats is in none, and so is what is left
-    after the last boundary.
+    A boundary is where the fewest bytes are live: between two steps of a training, or near it. Events before
+    the first repeating iteration, and after the last boundary, belong to no iteration.
     """
     for sizes, how in ((True, "by repetition"), (False, "by repetition but for sizes")):
         loop = _repetition(_tokens(log, sizes))
         if loop is None or loop.end - loop.begin < len(log) // 2:
             continue
         levels = _live_bytes(log)
-        # levels[i] is live before event i. A boundary within the last whole period, then back from there.
+        # levels[i] is live before event i. The last boundary is within the last whole period; the others
+        # precede it by multiples of the period.
         ends = range(loop.end - loop.period + 1, loop.end + 1)
         last = min(ends, key=lambda at: (levels[at], -at))
         boundaries = list(range(last, loop.begin - 1, -loop.period))[::-1]
@@ -90,15 +84,18 @@ def find(log: AllocationLog) -> Iterations:
 
 
 def _tokens(log: AllocationLog, sizes: bool) -> list[Hashable]:
-    """What makes two events alike: kind, stream, size if asked for; of a free, rows since its allocation."""
-    born: dict[int, int] = {}
+    """What is compared of each event: kind, stream, and the size if `sizes`.
+
+    A free has the number of rows since its allocation, too.
+    """
+    created: dict[int, int] = {}
     tokens: list[Hashable] = []
     for at, kind in enumerate(log.kinds):
         distance = 0
         if kind == 0:
-            born[log.allocations[at]] = at
+            created[log.allocations[at]] = at
         elif kind == 1:
-            distance = at - born[log.allocations[at]]
+            distance = at - created[log.allocations[at]]
         tokens.append((kind, log.streams[at], log.bytes[at] if sizes else 0, distance))
     return tokens
 
@@ -110,7 +107,7 @@ class _Loop(NamedTuple):
 
 
 def _repetition(tokens: list[Hashable]) -> _Loop | None:
-    """The longest stretch that repeats with one period, twice at least; among equals, the shortest one."""
+    """The longest sequence that repeats with one period at least twice; the shortest period wins ties."""
     names = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     numbers = [names[token] for token in tokens]
     best: _Loop | None = None
@@ -128,7 +125,7 @@ def _repetition(tokens: list[Hashable]) -> _Loop | None:
 
 
 def _periods(numbers: list[int]) -> list[int]:
-    """Those that are worth a look: how far back the same few numbers stood, most often."""
+    """Candidate periods: the most frequent distances to the previous occurrence of the same few events."""
     counts: Counter[int] = Counter()
     for width in _WIDTHS:
         seen: dict[tuple[int, ...], int] = {}

@@ -1,4 +1,4 @@
-"""Doing the allocations of a log again, on an allocator of one's choice (docs/replay.md)."""
+"""Replays of a log of allocations on an allocator of one's choice (docs/replay.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch_uvm._tools.allocation_logs import AllocationLog
 from torch_uvm._tools.iterations import Iterations
 from torch_uvm._util.arguments import accelerator, resolve_device
 
-_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay.h numbers them, after allocate and free
+_BEGINS, _ENDS = 2, 3  # numbered as in the C++ replay, after allocate and free
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What was seen. Live bytes are those asked for, reserved ones those taken from the runtime."""
+    """The results. Live bytes are the requested ones, reserved bytes those taken from the runtime."""
 
     allocator: str
     description: str
@@ -51,7 +51,7 @@ class Replay:
 
     @property
     def last_iteration_ns_per_call(self) -> float:
-        """What remains when the allocator knows the loop; it includes what ends an iteration (a reset)."""
+        """The cost once the allocator knows the loop, including the end of the iteration (a reset)."""
         seconds = statistics.median(self.last_iteration_seconds) if self.seconds else float("nan")
         return seconds * 1e9 / max(self.last_iteration_calls, 1)
 
@@ -62,22 +62,23 @@ class Replay:
 
     @property
     def waste_at_peak(self) -> float:
-        """The same of the two peaks."""
+        """The same ratio of the two peaks."""
         return self.peak_reserved / self.peak_live - 1 if self.peak_live else 0.0
 
 
 def ceiling(log: AllocationLog) -> int:
-    """The managed memory, in bytes, that a replay of this log may have here.
+    """The managed memory, in bytes, that a replay of this log may use on this machine.
 
     Raises:
         RuntimeError: there is no device to manage memory for.
-        ValueError: the log needs more than the limit, the host or a device has, or devices that are not here.
+        ValueError: the log needs more than the limit, the host or a device has, or devices that are not
+            here.
     """
     here = accelerator()
     if here is None:
         raise RuntimeError("there is no device to manage memory for; TORCH_UVM_DEVICE=emu emulates one")
     _C.start_device(resolve_device(here))
-    _C.empty_strided([0], [1], torch.uint8, resolve_device(here))  # the runtime is there from now on
+    _C.empty_strided([0], [1], torch.uint8, resolve_device(here))  # creates the runtime
     count = torch.accelerator.device_count()
     bounds: list[int] = []
     devices = 0
@@ -118,18 +119,18 @@ def replay(
     most_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Replay:
-    """Replays a log on one thread, in the log's order and on as many streams as it names.
+    """Replays a log on one thread, in the log's order, on as many streams as it names.
 
     Args:
-        log: as `read_log` returns it. Failures in it are left out; what is never freed is freed afterwards.
+        log: from `read_log`. Failed allocations are left out; what is never freed is freed at the end.
         allocator: one of `allocators()`.
-        iterations: where the loop comes round; arenas and plans are told.
-        repeat: how often on the clock, each time on a fresh allocator; once more before to look at bytes.
+        iterations: the loop's boundaries, which arenas and plans are told.
+        repeat: how often to measure, each time on a fresh allocator; one more replay before records bytes.
         most_bytes: of managed memory at once; None: `ceiling(log)`.
-        progress: told now and then of events done, of how many.
+        progress: called from time to time with the events done and their total.
 
     Raises:
-        ValueError: there is no such allocator; what `ceiling` raises.
+        ValueError: there is no such allocator; the errors of `ceiling`.
         RuntimeError: the runtime failed.
     """
     if most_bytes is None:
@@ -158,14 +159,14 @@ def replay(
 
 
 def allocators() -> list[str]:
-    """The names of those that a log can be replayed on."""
+    """The names of the allocators that a log can be replayed on."""
     return _C.replay_allocators()
 
 
 def _columns(
     log: AllocationLog, iterations: Iterations
 ) -> tuple[array[int], array[int], array[int], array[int]]:
-    """The log's events, failures left out, with marks where iterations begin and end."""
+    """The log's events without failures, with marks where iterations begin and end."""
     kinds, numbers, sizes, streams = array("B"), array("I"), array("Q"), array("I")
 
     def mark(kind: int) -> None:
