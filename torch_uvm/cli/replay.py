@@ -24,14 +24,14 @@ SUMMARY = "replay a log of allocations on other allocators"
 _MIB = 1 << 20
 _LIVE = "#c9d7e8"
 _COLORS = ("#2a6f97", "#bc6c25", "#606c38", "#7b2cbf", "#c1121f", "#444444")
-_MOST_POINTS = 4000  # of a line in the picture
+_MOST_POINTS = 4000  # points of a line in the picture
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm replay",
         description="Replays a log of torch_uvm.record_allocations, or RMM's, in its order on one thread. "
-        "Prints what each allocator takes: time, memory, calls of the runtime.",
+        "Prints the cost on each allocator: time, memory, calls of the runtime.",
         allow_abbrev=False,
     )
     parser.add_argument("log", metavar="LOG", type=Path, help="CSV: Thread,Time,Action,Pointer,Size,Stream")
@@ -39,17 +39,17 @@ def _parser() -> argparse.ArgumentParser:
         "--allocator",
         metavar="NAME,...",
         default=",".join(allocators()),
-        help="which, in this order; all unless told: %(default)s",
+        help="which, in this order; all by default: %(default)s",
     )
     parser.add_argument(
-        "--repeat", type=int, default=5, help="times on the clock, the median counts; %(default)s unless told"
+        "--repeat", type=int, default=5, help="repetitions; the median counts; %(default)s by default"
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--iterations",
         metavar="N",
         type=int,
-        help="split the log into N equal parts; found by repetition unless told",
+        help="split the log into N equal parts; by default they are found by repetition",
     )
     where.add_argument(
         "--iteration-lines",
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         help="lines of the file at which iterations begin, and the one behind the last iteration",
     )
     parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
     parser.add_argument(
         "--plot", metavar="PICTURE", type=Path, help="draw live and reserved bytes, such as log.png"
     )
@@ -79,7 +79,7 @@ def _iterations(arguments: argparse.Namespace, log: AllocationLog) -> Iterations
 
 
 def figures(done: Replay) -> dict[str, Any]:
-    """What `--json` has of one allocator: bytes, seconds, counts."""
+    """One allocator in the output of `--json`: bytes, seconds, counts."""
     return {
         "description": done.description,
         "failure": done.failure or None,
@@ -173,7 +173,7 @@ def table(replays: Sequence[Replay], log: AllocationLog) -> str:
 
 
 def thinned(levels: array[int], most: int = _MOST_POINTS) -> tuple[list[int], list[int]]:
-    """At most that many points of a line, by row: the highest of each stretch, so that no peak is lost."""
+    """At most `most` points of a line, by row: the maximum of each interval, so that no peak is lost."""
     step = -(-len(levels) // most) or 1
     starts = range(0, len(levels), step)
     return list(starts), [max(levels[at : at + step]) for at in starts]
@@ -210,7 +210,7 @@ def draw(replays: Sequence[Replay], iterations: Iterations, title: str, path: Pa
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    axes.set_title(title, fontsize=10, loc="left", parse_math=False)  # a dollar in a name is one
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)  # a $ in a name is literal
     figure.savefig(path)
 
 

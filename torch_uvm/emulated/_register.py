@@ -1,4 +1,4 @@
-"""Puts the emulated accelerator in place as PyTorch's device `emu`."""
+"""Registers the emulated accelerator as PyTorch's device `emu`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _lock = threading.Lock()
 def register() -> None:
     """Registers the device `emu` and the module `torch.emu`. Calling it again does nothing.
 
-    PyTorch has one place for a device from outside, and makes what is there the current accelerator
-    even beside CUDA: nothing may call this where it was not asked for.
+    PyTorch has one slot for an external device, and makes the device in it the current accelerator even
+    beside CUDA. So this is called only on request, or where there is no GPU.
 
     Raises:
-        RuntimeError: another extension has taken the place.
+        RuntimeError: another extension uses the slot.
     """
     with _lock:
         if _C.emu_is_registered():

@@ -1,4 +1,4 @@
-"""Which lines of the script made the tensors that were moved most, or that were the largest."""
+"""Allocation-site profiler: which lines of the script made the tensors that moved most, or were largest."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch_uvm import _C
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-#: Files whose frames do not count: what a script wrote is the innermost frame outside them.
+#: Files whose frames are skipped: a site is the innermost frame outside them.
 LOOKED_PAST = [_OURS + os.sep, _TORCH + os.sep, "<frozen ", "<eval_with_key>"]
 
 
 @dataclass(frozen=True)
 class Storages:
-    """Storages of one size that one line made; what was not made by a line has ``file`` None.
+    """Storages of one size that one line made; ``file`` is None if no line made them.
 
     Args:
-        node: of the backward graph that made them; "": a line did, or nobody knows who.
-        before: they were there before the recording.
+        node: the node of the backward graph that made them; "": a line did, or it is unknown.
+        before: they existed before the recording.
         bytes: of one of them; 0: of various sizes.
         moved: counts and bytes of "fetched", "written_back", "dropped_clean", "used_in_place".
     """
@@ -46,27 +46,27 @@ class Storages:
 
     @property
     def most_bytes(self) -> int:
-        """Of these that were alive at once."""
+        """The most bytes of them that were live at once."""
         return self.bytes * self.most_alive
 
     @property
     def source(self) -> str:
-        """The text of the line; empty where there is none to read."""
+        """The text of the line; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip() if self.file is not None else ""
 
 
 def start() -> None:
-    """Counts from 0, until `stop()`."""
+    """Starts to count, from 0."""
     _C.start_counting_origins(LOOKED_PAST)
 
 
 def stop() -> None:
-    """Figures stay."""
+    """Stops to count. The figures stay."""
     _C.stop_counting_origins()
 
 
 def place_of(traceback: TracebackType | None) -> str:
-    """The innermost line of the script in a traceback, as file:line; empty: there is none."""
+    """The innermost line of the script in a traceback, as file:line; empty if there is none."""
     place = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -77,7 +77,7 @@ def place_of(traceback: TracebackType | None) -> str:
 
 
 def storages() -> list[Storages]:
-    """All that were counted; the most traffic first, and among equals what takes the most memory."""
+    """All sites; the most traffic first, then the most memory."""
     found = [_storages(it) for it in _C.origin_figures()]
     return sorted(found, key=lambda it: (-it.traffic, -it.most_bytes, it.file or "", it.line))
 

@@ -1,4 +1,4 @@
-"""The tables of storages: which lines made what crossed the link, and what was the largest."""
+"""The tables of storages: which lines made the storages with most traffic, and the largest ones."""
 
 from __future__ import annotations
 
