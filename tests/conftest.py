@@ -63,7 +63,7 @@ def leave_no_trace() -> Iterator[None]:
     if torch_uvm is None:
         return
     torch_uvm.disable()
-    torch_uvm.plain_calls.choose_moves(False)
+    torch_uvm._patches.tensor_to.choose_moves(False)
     if torch_uvm._C.host_tensors():
         torch_uvm._C.set_host_tensors(False)
     torch_uvm.set_limit(None)

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torch_uvm._tools.access_traces import FORMAT, VERSION, read_trace
+from torch_uvm._tools.allocation_logs import HEADER, read_log
 from torch_uvm.allocation_iterations import find
-from torch_uvm.allocation_logs import HEADER, read_log
 from torch_uvm.cli.plot import link_rates, live_bytes, resident_bytes
-from torch_uvm.traces import FORMAT, VERSION, read_trace
 
 #: What fields are exchanged for.
 TELLING = [

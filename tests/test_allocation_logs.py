@@ -13,8 +13,9 @@ import torch
 from _spawn import Spawn
 
 import torch_uvm
-from torch_uvm import allocation_iterations, allocation_logs
-from torch_uvm.allocation_logs import HEADER, read_log
+from torch_uvm import allocation_iterations
+from torch_uvm._tools.allocation_logs import ACTIONS, HEADER, read_log
+from torch_uvm._tools.iterations import _repetition
 
 HERE = torch.accelerator.current_accelerator()
 
@@ -99,7 +100,7 @@ class TestRecord:
         after = torch_uvm.memory_stats()
         change = {key: after[key] - before[key] for key in keys}
         log = read_log(tmp_path / "log.csv")
-        sums = {action: [it for it in log if it.action == action] for action in allocation_logs.ACTIONS}
+        sums = {action: [it for it in log if it.action == action] for action in ACTIONS}
         assert change == {
             "allocation.all.allocated": len(sums["allocate"]),
             "allocation.all.freed": len(sums["free"]) + log.skipped_frees,
@@ -359,7 +360,7 @@ class TestRead:
             read_log(path)
 
     def test_stops_at_the_most_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(allocation_logs, "MOST_ROWS", 3)
+        monkeypatch.setattr("torch_uvm._tools.allocation_logs.MOST_ROWS", 3)
         rows = [f"1,00:00:00.000000,allocate,{at:#x},8,0" for at in (16, 32, 48, 64)]
         assert len(read_log(_write(tmp_path / "log.csv", *rows[:3]))) == 3
         with pytest.raises(ValueError, match="line 5: more than 3 rows"):
@@ -471,7 +472,7 @@ class TestIterations:
         before, after = ([chance.randrange(50, 99) for _ in range(chance.randrange(40))] for _ in range(2))
         # Repetitions within: the same few numbers come several times in each.
         piece = [chance.randrange(3) if at % 3 else 40 + at // 3 for at in range(period)]
-        found = allocation_iterations._repetition([*before, *piece * times, *after])
+        found = _repetition([*before, *piece * times, *after])
         assert found is not None
         assert found.period == period
         assert found.begin <= len(before) and found.end >= len(before) + period * times

@@ -14,7 +14,8 @@ import pytest
 from _spawn import Spawn
 
 import torch_uvm
-from torch_uvm import _C, exits
+from torch_uvm import _C
+from torch_uvm._patches import pointer_escapes
 
 MIB = 1024**2
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -99,7 +100,8 @@ class TestPrecedence:
             + """
 use()
 assert _C.requested_budget(0) is None and _C.budget(0) is None
-assert "data_ptr" not in vars(torch.Tensor) and not torch_uvm.exits._watching  # nothing was put in place
+from torch_uvm._patches import pointer_escapes
+assert "data_ptr" not in vars(torch.Tensor) and not pointer_escapes._watching
 torch_uvm.enable()
 assert _C.requested_budget(0) == "auto" and "data_ptr" in vars(torch.Tensor)
 torch_uvm.disable()
@@ -361,4 +363,4 @@ def nobody_has_asked() -> Iterator[None]:
     yield
     gc.collect()
     _C.request_budget(None, None)
-    assert exits._watching or asked() is None
+    assert pointer_escapes._watching or asked() is None

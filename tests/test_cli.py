@@ -334,7 +334,7 @@ class TestInfo:
         assert (facts["devices"], facts["link"], facts["host_available"]) == ([], None, None)
         assert _main("info") == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "- driver could not be found out: not\\x1b here the rest" in text
+        assert "- driver is unknown: not\\x1b here nothing: the rest" in text
 
     @pytest.mark.parametrize(
         ("changed", "said"),
@@ -350,11 +350,11 @@ class TestInfo:
             ({"device": {"concurrent_managed_access": False}}, "concurrentManagedAccess is 0"),
             ({"device": {"budget": "none"}}, "has no budget"),
             ({"host_available": 1}, "less memory available"),
-            ({"host_available": None}, "how much memory"),
+            ({"host_available": None}, "does not report its available memory"),
             ({"enabled": False}, "switch is off"),
             ({"starts_with_torch": False}, "no entry point"),
             ({"limit": None}, "no limit"),
-            ({"errors": {"driver": "gone"}}, "driver could not be found out: gone"),
+            ({"errors": {"driver": "gone"}}, "driver is unknown: gone"),
         ],
         ids=lambda it: it if isinstance(it, str) else "",
     )

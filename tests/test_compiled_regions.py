@@ -217,9 +217,9 @@ class TestInputs:
                 return {"constant": constant, "number": 3}
 
         call = graph(kernel)
-        from torch_uvm import compiled
+        from torch_uvm._patches import compiled_graphs
 
-        compiled._noting_constants(lambda *arguments: None)(call, (), Constants(), {})
+        compiled_graphs._noting_constants(lambda *arguments: None)(call, (), Constants(), {})
         for _ in range(3):
             (result,) = call([kept[0]])
             assert result[5].item() == 4
@@ -401,20 +401,21 @@ class TestInstallation:
             """
             import torch, torch._inductor.output_code as code
             import torch_uvm
+            torch_uvm.enable()
             assert "torch_uvm" in code.CompiledFxGraph.__call__.__module__
             """,
             env={"TORCH_UVM_DEVICE": "emu"},
         )
 
     def test_graphs_are_forgotten(self) -> None:
-        from torch_uvm import compiled
+        from torch_uvm._patches import compiled_graphs
 
         call = graph(lambda inputs: ())
         call([torch.ones(N, device=DEVICE)])
-        before = len(compiled._graphs)
+        before = len(compiled_graphs._graphs)
         del call
         gc.collect()
-        assert len(compiled._graphs) == before - 1
+        assert len(compiled_graphs._graphs) == before - 1
 
 
 class TestBatchNorm:

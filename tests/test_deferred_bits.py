@@ -154,7 +154,7 @@ class TestSteps:
                     pending.add(_C.pending_updates())
                     scaler.update()
                     optimizer.zero_grad(set_to_none=step < 6)
-            assert pending == ({0, 4} if torch_uvm.deferred.chosen() == "deferred" else {0})
+            assert pending == ({0, 4} if torch_uvm._patches.deferred_updates.chosen() == "deferred" else {0})
             return on_cpu([*norms, scaler.get_scale(), *everything(model, optimizer)])
 
         torch_uvm.enable(budget=None)
@@ -216,16 +216,16 @@ class TestOptions:
         spawn(
             """
             import torch, torch_uvm
-            assert torch_uvm.deferred.chosen() == "deferred"
+            assert torch_uvm._patches.deferred_updates.chosen() == "deferred"
             model = torch.nn.Linear(1024, 1024).to("emu")
             optimizer = torch.optim.SGD(model.parameters())
             model(torch.ones(2, 1024, device="emu")).sum().backward()
             optimizer.step()
             assert torch_uvm._C.pending_updates() == 1
             torch_uvm.enable(budget="1GiB")  # says nothing of optimizers
-            assert torch_uvm.deferred.chosen() == "deferred"
+            assert torch_uvm._patches.deferred_updates.chosen() == "deferred"
             torch_uvm.enable(optimizer="in_place")
-            assert torch_uvm.deferred.chosen() == "in_place"
+            assert torch_uvm._patches.deferred_updates.chosen() == "in_place"
             """,
             env={
                 "TORCH_UVM": "1",
@@ -236,7 +236,7 @@ class TestOptions:
 
     def test_the_command_line(self, spawn: Spawn) -> None:
         script = spawn.folder / "script.py"
-        script.write_text("import torch_uvm\nprint(torch_uvm.deferred.chosen())\n")
+        script.write_text("import torch_uvm\nprint(torch_uvm._patches.deferred_updates.chosen())\n")
         done = spawn(args=["-m", "torch_uvm", "run", "--optimizer", "deferred", str(script)])
         assert done.stdout.strip() == "deferred"
         done = spawn(args=["-m", "torch_uvm", "run", "--optimizer", "later", str(script)], check=False)
@@ -250,4 +250,4 @@ class TestOptions:
         torch_uvm.enable(optimizer="deferred")
         with pytest.raises(error, match=r'optimizer.*accepted: "in_place" or "deferred"'):
             torch_uvm.enable(optimizer=wrong)
-        assert torch_uvm.deferred.chosen() == "deferred"
+        assert torch_uvm._patches.deferred_updates.chosen() == "deferred"

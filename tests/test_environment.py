@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _spawn import Spawn
 
-from torch_uvm import environment
+from torch_uvm import _environment
 
 ROOT = Path(__file__).resolve().parent.parent
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -115,7 +115,7 @@ class TestNames:
             for name in re.findall(read, (ROOT / file).read_text())
         }
         assert {"TORCH_UVM_CONF", "TORCH_UVM_CUDA", "TORCH_UVM_FAULTS"} <= found
-        assert sorted(found - environment.DEVELOPERS.union(environment.OURS)) == []
+        assert sorted(found - _environment.DEVELOPERS.union(_environment.OURS)) == []
 
     def test_one_that_is_empty_is_not_set(self, spawn: Spawn) -> None:
         spawn("import torch_uvm", env={"TORCH_UVM_BUDGET": " ", **EMU})

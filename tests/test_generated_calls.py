@@ -192,7 +192,7 @@ def state() -> dict[str, Any]:
 
 def as_it_was() -> None:
     torch_uvm.disable()
-    torch_uvm.plain_calls.choose_moves(False)
+    torch_uvm._patches.tensor_to.choose_moves(False)
     _C.set_host_tensors(False)
     _C.stop_recording_allocations()
     torch_uvm.set_limit(LIMIT)

@@ -14,8 +14,7 @@ from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
-from torch_uvm import _C, emulated
-from torch_uvm.hints import advise, discard, prefetch, residency
+from torch_uvm import _C, advise, discard, emulated, prefetch, residency
 
 EMU = torch.device("emu:0")
 CPU = torch.device("cpu")
@@ -256,7 +255,7 @@ def test_importing_does_not_load_the_compiler(spawn: Spawn) -> None:
     spawn("""
         import sys, torch
         before = set(sys.modules)
-        import torch_uvm.hints
+        import torch_uvm
         loaded = {name for name in set(sys.modules) - before if name.startswith("torch.")}
         assert not any("_dynamo" in name or "_inductor" in name for name in loaded), loaded
     """)
@@ -268,7 +267,7 @@ class TestStreams:
             """
             import torch, torch_uvm
             from torch_uvm import _C, emulated
-            from torch_uvm.hints import prefetch
+            from torch_uvm import prefetch
             emu = torch.device("emu:0")
             xs = [torch_uvm.ones(1 << 19, device="cpu") for _ in range(12)]
             stream = torch.Stream("emu")
@@ -294,7 +293,7 @@ class TestStreams:
         spawn(
             """
             import torch, torch_uvm
-            from torch_uvm.hints import prefetch
+            from torch_uvm import prefetch
             source = torch.arange(1 << 20, dtype=torch.float32).pin_memory("emu")
             for _ in range(12):
                 writer, other = torch.Stream("emu"), torch.Stream("emu")
@@ -313,7 +312,7 @@ class TestStreams:
             """
             import torch, torch_uvm
             from torch_uvm import _C
-            from torch_uvm.hints import discard
+            from torch_uvm import discard
             xs = [torch_uvm.ones(1 << 19) for _ in range(12)]
             torch.accelerator.synchronize()
             for x in xs:
@@ -332,7 +331,7 @@ class TestStreams:
             """
             import torch, torch_uvm
             from torch_uvm import _C
-            from torch_uvm.hints import discard
+            from torch_uvm import discard
             other = torch.Stream("emu")
             held = 0
             for _ in range(12):
@@ -368,7 +367,7 @@ def test_several_devices(spawn: Spawn) -> None:
         """
         import torch, torch_uvm
         from torch_uvm import _C, emulated
-        from torch_uvm.hints import advise, discard, prefetch, residency
+        from torch_uvm import advise, discard, prefetch, residency
         zero, one, cpu = torch.device("emu:0"), torch.device("emu:1"), torch.device("cpu")
         x, y = torch_uvm.ones(1 << 20, device=zero), torch_uvm.ones(1 << 20, device=one)
         z = torch_uvm.ones(1 << 20, device=cpu)
@@ -402,7 +401,7 @@ def test_several_devices(spawn: Spawn) -> None:
 def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
     spawn("""
         import os, torch, torch_uvm, traceback
-        from torch_uvm.hints import advise, prefetch, residency
+        from torch_uvm import advise, prefetch, residency
         x = torch_uvm.ones(1 << 20, device="cpu")
         advise(x, read_mostly=True)
         child = os.fork()

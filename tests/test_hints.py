@@ -15,8 +15,7 @@ from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
-from torch_uvm import _C, emulated
-from torch_uvm.hints import advise, discard, prefetch, residency
+from torch_uvm import _C, advise, discard, emulated, prefetch, residency
 
 EMU = torch.device("emu:0")
 CPU = torch.device("cpu")
@@ -461,7 +460,7 @@ def test_hints_do_nothing_where_memory_takes_none(spawn: Spawn) -> None:
     done = spawn("""
         import torch, torch_uvm
         from torch_uvm import _C, emulated
-        from torch_uvm.hints import advise, discard, prefetch, residency
+        from torch_uvm import advise, discard, prefetch, residency
         x = torch_uvm.ones(1 << 20, device="cpu")
         _C.pretend_not_concurrent(True)
         emulated.reset_counters()

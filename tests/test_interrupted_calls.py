@@ -76,7 +76,7 @@ check()
 assert _C.pending_updates() == 0
 """
 
-DEFERRED = ("torch_uvm/deferred.py", "torch_uvm/steps.py", "_python_dispatch.py")
+DEFERRED = ("_patches/deferred_updates.py", "_patches/optimizer_steps.py", "_python_dispatch.py")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import torch
 from _spawn import Spawn
 
 import torch_uvm
-from torch_uvm import _C, notes
+from torch_uvm import _C
+from torch_uvm._util import log
 from torch_uvm.cli import progress
 from torch_uvm.traces import read_trace
 
@@ -24,7 +25,7 @@ EMU = {"TORCH_UVM_DEVICE": "emu"}
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What is logged at INFO and above; nothing has been said before."""
-    monkeypatch.setattr(notes, "_notes", notes.Notes())
+    monkeypatch.setattr(log, "_messages", log.StepMessages())
     _C.reset_residency_stats()
     caplog.set_level(logging.INFO, "torch_uvm")
     said: list[str] = []
@@ -82,21 +83,21 @@ class TestTheEngine:
         assert all(it.startswith("INFO ") for it in watched + reached)
 
     def test_says_each_thing_once(self) -> None:
-        seen = notes.Notes()
+        seen = log.StepMessages()
         stats: dict[str, Any] = {key: {"count": 0} for key in ("written_back", "used_in_place")}
         stats |= {"plan_hits": 0, "plan_misses": 0, "over_budget": 0, "failures": 0}
-        assert seen.look(stats) == []
+        assert seen.new(stats) == []
         stats |= {"plan_misses": 5, "over_budget": 1, "failures": 2, "written_back": {"count": 1}}
-        said = seen.look(stats)
+        said = seen.new(stats)
         assert [level for level, _ in said] == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
         for level, message in said:
             if level == logging.WARNING:
                 assert "said once" in message and ("raise" in message or "lower" in message)
-        assert seen.look(stats | {"plan_hits": 5, "over_budget": 9}) == []
-        assert [it for _, it in seen.look(stats | {"plan_hits": 5})] == [
+        assert seen.new(stats | {"plan_hits": 5, "over_budget": 9}) == []
+        assert [it for _, it in seen.new(stats | {"plan_hits": 5})] == [
             "operators are no longer watched: steps repeat and fit the budget"
         ]
-        assert [it for _, it in seen.look(stats | {"plan_hits": 6})] == [
+        assert [it for _, it in seen.new(stats | {"plan_hits": 6})] == [
             "operators are watched: memory is short, or was so far"
         ]
 

@@ -12,7 +12,8 @@ import torch
 from _spawn import Spawn
 
 import torch_uvm
-from torch_uvm import _C, out_of_memory
+from torch_uvm import _C
+from torch_uvm._patches import oom_hint
 
 MIB = 1 << 20
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -136,11 +137,11 @@ class TestWithoutManagedMemory:
     def test_plain_memory_of_emu_names_the_command(self) -> None:
         total = _C.device_properties(0)["total_memory"]
         message = refusal(lambda: torch.empty(2 * total, dtype=torch.uint8, device="emu"))
-        assert message.startswith("out of memory: ") and message.endswith(out_of_memory.HINT)
+        assert message.startswith("out of memory: ") and message.endswith(oom_hint.HINT)
         assert "python -m torch_uvm run SCRIPT" in message
         torch_uvm.enable(budget=None)
         torch_uvm.set_limit(torch_uvm.memory_reserved() + MIB)
-        assert out_of_memory.HINT not in refusal(lambda: managed(8))
+        assert oom_hint.HINT not in refusal(lambda: managed(8))
 
     @pytest.mark.parametrize(
         ("error", "switch", "said"),
@@ -170,14 +171,14 @@ class TestWithoutManagedMemory:
         assert done.returncode == 1
         lines = done.stderr.splitlines()
         assert f"{error}: {text}" in lines
-        assert (lines[-1] == out_of_memory.HINT) is said
+        assert (lines[-1] == oom_hint.HINT) is said
 
     def test_the_hook_passes_on_to_the_one_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []
         monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
-        out_of_memory.hint_at_the_end()
+        oom_hint.hint_at_the_end()
         for error in (ValueError("x"), torch.OutOfMemoryError("y")):
             sys.excepthook(type(error), error, None)
         assert [kind for kind, _, _ in seen] == [ValueError, torch.OutOfMemoryError]
         assert getattr(seen[0][1], "__notes__", []) == []
-        assert seen[1][1].__notes__ == [out_of_memory.HINT]
+        assert seen[1][1].__notes__ == [oom_hint.HINT]

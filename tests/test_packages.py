@@ -29,7 +29,7 @@ MADE_BY_SETUPTOOLS = ["PKG-INFO", "setup.cfg", "torch_uvm.egg-info/*"]
 # As working trees have it: what was compiled, cached, built and tried there.
 RUBBISH = [
     "torch_uvm/_C.cpython-311-x86_64-linux-gnu.so",
-    "torch_uvm/__pycache__/moves.cpython-311.pyc",
+    "torch_uvm/_tensors/__pycache__/moves.cpython-311.pyc",
     "tests/__pycache__/conftest.cpython-311.pyc",
     "csrc/cuda/allocator.o",
     "build/cpp/test_options",

@@ -14,7 +14,7 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C, allocation_iterations, allocation_logs, cli, replays
-from torch_uvm.allocation_logs import HEADER, read_log
+from torch_uvm._tools.allocation_logs import HEADER, read_log
 from torch_uvm.cli import replay as command
 from torch_uvm.cli.progress import Progress
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _spawn import Spawn
 
-from torch_uvm.allocation_logs import HEADER, read_log
+from torch_uvm._tools.allocation_logs import HEADER, read_log
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

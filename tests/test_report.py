@@ -18,10 +18,10 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C, cli, report
-from torch_uvm.report import charts, origins, samples
+from torch_uvm.report import allocation_sites, charts, samples
 from torch_uvm.report.advice import advice
+from torch_uvm.report.allocation_sites import Storages
 from torch_uvm.report.facts import Facts
-from torch_uvm.report.origins import Storages
 from torch_uvm.report.page import page
 from torch_uvm.report.samples import Sample, Sampler
 
@@ -287,7 +287,7 @@ class TestRecording:
         device = torch.accelerator.current_accelerator()
         line = sys._getframe().f_lineno + 1
         layer = torch.nn.Linear(700, 700, device=device)  # made in torch/nn/modules/linear.py
-        sizes = {it.bytes: it for it in origins.storages()}
+        sizes = {it.bytes: it for it in allocation_sites.storages()}
         found = sizes[layer.weight.nbytes]
         assert (found.file, found.line) == (__file__, line)
         assert found.function == "test_the_line_is_the_innermost_outside_torch"
@@ -311,7 +311,7 @@ class TestRecording:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        found = next(it for it in origins.storages() if it.bytes == 123 * 4096)
+        found = next(it for it in allocation_sites.storages() if it.bytes == 123 * 4096)
         assert found.function == "work" and str(made[1]) == "'first'"
 
     def test_results_and_budgets_are_the_same_with_one(self, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ class TestRecording:
 
     def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
         with torch_uvm.record_accesses(str(tmp_path / "a")):
-            with pytest.raises(RuntimeError, match="going on"):
+            with pytest.raises(RuntimeError, match="is active"):
                 torch_uvm.record_accesses(tmp_path / "b")
         assert not (tmp_path / "b").exists()
         torch_uvm.record_accesses(tmp_path / "b").stop()

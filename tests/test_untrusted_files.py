@@ -11,8 +11,8 @@ import pytest
 from _spawn import Spawn
 from fuzz_readers import TARGETS, a_log, a_trace, inputs, refused
 
+from torch_uvm._util.escaping import printable
 from torch_uvm.allocation_logs import read_log
-from torch_uvm.printable import printable
 from torch_uvm.traces import read_trace
 
 PACKAGE = Path(__file__).resolve().parent.parent / "torch_uvm"
@@ -76,8 +76,8 @@ class TestReaders:
     ) -> None:
         (tmp_path / "log").write_bytes(a_log())
         (tmp_path / "trace").write_bytes(a_trace())
-        monkeypatch.setattr("torch_uvm.allocation_logs.MOST_ROWS", 3)
-        monkeypatch.setattr("torch_uvm.traces._MOST_LINES", 3)
+        monkeypatch.setattr("torch_uvm._tools.allocation_logs.MOST_ROWS", 3)
+        monkeypatch.setattr("torch_uvm._tools.access_traces._MOST_LINES", 3)
         with pytest.raises(ValueError, match="line 5: more than 3 rows"):
             read_log(tmp_path / "log")
         with pytest.raises(ValueError, match="line 4: more than 3 lines"):

@@ -1,8 +1,8 @@
 """torch_uvm: unchanged PyTorch scripts that use more memory than their accelerator has.
 
-With the switch on (`enable`, or TORCH_UVM=1 in the environment) the memory of new tensors on the
-accelerator is *managed*: addressable by the CPU and by every device, and bounded by the host's memory
-or a limit, not by the device's. Where there is no GPU an emulated accelerator, `emu`, stands in for one.
+With the switch on (`enable`, or TORCH_UVM=1 in the environment) the memory of new tensors on the accelerator
+is *managed*: addressable by the CPU and by every device, and bounded by the host's memory or a limit instead
+of the device's. Where there is no GPU, an emulated accelerator, `emu`, takes its place.
 
 >>> import torch, torch_uvm
 >>> torch_uvm.enable(limit="4GiB")
@@ -10,16 +10,15 @@ or a limit, not by the device's. Where there is no GPU an emulated accelerator, 
 >>> torch_uvm.is_managed(x)
 True
 
-Importing this module reads TORCH_UVM_CONF, registers the emulated accelerator where there is no GPU
-(or with TORCH_UVM_DEVICE=emu), and turns the switch on if TORCH_UVM or PYTORCH_ENABLE_UNIFIED_MEMORY
-say so. A value it does not know fails the import by name.
+The import reads the environment (TORCH_UVM_CONF and others), registers the emulated accelerator if there is
+no GPU (or with TORCH_UVM_DEVICE=emu), and turns the switch on if TORCH_UVM or PYTORCH_ENABLE_UNIFIED_MEMORY
+request it. An unknown value fails the import with an error that names it. Of PyTorch it replaces next to
+nothing: torch_uvm/_patches/README.md lists what is replaced when.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-
-from torch_uvm.as_command import end_as_command
+from torch_uvm._util.cli_errors import end_as_command
 
 try:
     import torch
@@ -37,22 +36,20 @@ except ImportError as error:
     end_as_command(explained)
     raise ImportError(explained) from error
 
-from torch_uvm import emulated
-from torch_uvm.accesses import record_accesses
-from torch_uvm.allocations import record_allocations
-from torch_uvm.allocators import Allocator, use_allocator
-from torch_uvm.arenas import arena
-from torch_uvm.budget import get_budget, reset_residency_stats, residency_stats, set_budget
-from torch_uvm.compiled import watch_graphs
-from torch_uvm.compiled_graphs import watch_compiled_graphs
-from torch_uvm.cuda import mem_pool
-from torch_uvm.environment import apply_environment
-from torch_uvm.exchange import export_managed_memory, from_dlpack
-from torch_uvm.factories import empty, empty_like, full, ones, zeros
-from torch_uvm.hints import advise, discard, prefetch, residency
-from torch_uvm.keep import keep_resident, resident
-from torch_uvm.limits import get_host_limit, get_limit, set_host_limit, set_limit
-from torch_uvm.memory import (
+from torch_uvm import (  # noqa: F401  (documented import paths)
+    accesses,
+    allocations,
+    allocators,
+    arenas,
+    emulated,
+    keep,
+    plans,
+)
+from torch_uvm._allocators.allocator import Allocator, use_allocator
+from torch_uvm._allocators.arena import arena
+from torch_uvm._allocators.mem_pool import mem_pool
+from torch_uvm._allocators.plan import allocation_plan
+from torch_uvm._allocators.statistics import (
     empty_cache,
     max_memory_allocated,
     max_memory_reserved,
@@ -65,16 +62,25 @@ from torch_uvm.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
-from torch_uvm.moves import to
-from torch_uvm.operators import register_rules
-from torch_uvm.out_of_memory import hint_at_the_end
-from torch_uvm.plain_calls import accept_managed_keyword
-from torch_uvm.plans import allocation_plan
-from torch_uvm.scopes import disabled, enabled, is_enabled
-from torch_uvm.sharing import send_copies
-from torch_uvm.steps import step
-from torch_uvm.switch import disable, enable
-from torch_uvm.tensors import is_managed
+from torch_uvm._environment import apply_environment
+from torch_uvm._patches.aliased_inputs import watch_dynamo
+from torch_uvm._patches.oom_hint import hint_at_the_end
+from torch_uvm._patches.tensor_to import accept_managed_keyword
+from torch_uvm._residency.budget import get_budget, reset_residency_stats, residency_stats, set_budget
+from torch_uvm._residency.hints import advise, discard, prefetch, residency
+from torch_uvm._residency.limits import get_host_limit, get_limit, set_host_limit, set_limit
+from torch_uvm._residency.pins import keep_resident, resident
+from torch_uvm._residency.steps import step
+from torch_uvm._switch.scopes import disabled, enabled, is_enabled
+from torch_uvm._switch.switch import disable, enable
+from torch_uvm._tensors.dlpack import from_dlpack
+from torch_uvm._tensors.factories import empty, empty_like, full, ones, zeros
+from torch_uvm._tensors.managed import is_managed
+from torch_uvm._tensors.moves import move_or_copy, to
+from torch_uvm._tensors.operators import register_rules
+from torch_uvm._tools.access_recording import record_accesses
+from torch_uvm._tools.allocation_recording import record_allocations
+from torch_uvm._util.version import VERSION
 
 __all__ = [
     "Allocator",
@@ -126,22 +132,16 @@ __all__ = [
     "zeros",
 ]
 
-try:
-    __version__ = importlib.metadata.version("torch_uvm")
-except importlib.metadata.PackageNotFoundError:  # a checkout that was built in place
-    __version__ = "0+unknown"
+__version__ = VERSION
 
 register_rules()
-watch_compiled_graphs()
-watch_graphs()
+watch_dynamo()
 try:
     apply_environment()
 except (ValueError, RuntimeError) as error:
     end_as_command(error)
     raise
-accept_managed_keyword()
-export_managed_memory()
-send_copies()
+accept_managed_keyword(move_or_copy)
 hint_at_the_end()
-del accept_managed_keyword, apply_environment, export_managed_memory, importlib, register_rules
-del end_as_command, hint_at_the_end, send_copies, watch_compiled_graphs, watch_graphs
+del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end
+del VERSION, move_or_copy, register_rules, watch_dynamo

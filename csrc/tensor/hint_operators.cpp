@@ -1,4 +1,4 @@
-// The operators torch_uvm::prefetch, advise and discard. Fake kernels are in torch_uvm/hints.py.
+// The operators torch_uvm::prefetch, advise and discard. Fake kernels are in torch_uvm/_residency/hints.py.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -21,7 +21,7 @@ at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarT
                         c10::MemoryFormat memory_format);
 
 /// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives; calling it again does
-/// nothing. Fake kernels and batching rules: torch_uvm/operators.py.
+/// nothing. Fake kernels and batching rules: torch_uvm/_tensors/operators.py.
 void register_operators();
 
 // The kernels: moves.cpp, managed_copy.cpp, moves_autograd.cpp. Those with a key set are for keys above the

@@ -140,7 +140,7 @@ def leave_no_trace() -> Iterator[None]:
     _guard.reset()
     yield
     torch_uvm.disable()
-    torch_uvm.plain_calls.choose_moves(False)
+    torch_uvm._patches.tensor_to.choose_moves(False)
     if _C.host_tensors():
         _C.set_host_tensors(False)
     _guard.check()

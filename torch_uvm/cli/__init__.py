@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_uvm COMMAND`, a module each."""
+"""The command line: `python -m torch_uvm COMMAND`; each command is a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch_uvm import report
-from torch_uvm.arguments import did_you_mean
+from torch_uvm._util.arguments import did_you_mean
 from torch_uvm.cli import info, plot, replay, run
 
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    # Only the first word is ours: what follows belongs to the command, or to the script it runs.
+    # Only the first word is parsed here: the rest belongs to the command, or to the script that it runs.
     name = parser.parse_args(argv[:1]).command
     if name not in _COMMANDS:
         hint = did_you_mean(name, _COMMANDS)
         parser.error(f"unknown command {name!r}{hint}; accepted: {', '.join(_COMMANDS)}")
     recording = report.current()
     if name != "run" and recording is not None:
-        recording.finish(write=False)  # what the environment asks for is of scripts
+        recording.finish(write=False)  # a report in the environment is for scripts, not for commands
     return _COMMANDS[name].main(argv[1:])

@@ -18,14 +18,14 @@ import torch
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.arguments import accelerator
+from torch_uvm._util.arguments import accelerator
+from torch_uvm._util.escaping import printable
 from torch_uvm.cli import machine
 from torch_uvm.cli.shortfalls import shortfalls
-from torch_uvm.printable import printable
 
 SUMMARY = "what is here and what is off: versions, devices, the link, options"
 
-#: What a host that does not say reports as available.
+#: The value for a host that does not report its available memory.
 _UNKNOWN_BYTES = 2**64 - 1
 
 
@@ -59,7 +59,7 @@ def collect() -> dict[str, Any]:
     def attempt(name: str, find: Callable[[], Any], otherwise: Any = None) -> Any:
         try:
             return find()
-        except Exception as error:  # of whatever is missing or broken here
+        except Exception as error:  # anything may be missing or broken here
             errors[name] = printable(str(error).strip().split("\n")[0] or type(error).__name__)
             return otherwise
 
@@ -144,7 +144,7 @@ def _text(facts: dict[str, Any]) -> str:
             if key == "device":
                 continue
             if key.startswith("budget") and value is None:
-                # What was asked for comes into force when the device gets managed memory.
+                # The device's first managed memory puts the requested budget in force.
                 value = "none yet" if key == "budget_bytes" and device["budget"] != "none" else "none"
             figure = isinstance(value, int) and not isinstance(value, bool)
             shown = _C.format_bytes(value) if figure and ("memory" in key or "bytes" in key) else value
@@ -168,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     facts = collect()
     try:
         print(json.dumps(facts, indent=2) if arguments.json else _text(facts), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; what is left to flush at exit would say so again
+    except BrokenPipeError:  # `| head` closed the pipe; the flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""What `info` asks of the machine beyond the library's own figures: the driver, and how fast the link is."""
+"""What `info` measures of the machine beside the library: the driver, and the speed of the link."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _VARIABLES = (
 )
 
 LINK_BYTES = 64 << 20  # at most, in each of two buffers: plain memory on the device, pinned on the host
-_SECONDS = 0.3  # for each direction, once the buffers are there
+_SECONDS = 0.3  # for each direction, without the allocation of the buffers
 
 
 def environment() -> dict[str, str]:
-    """Our variables, of those that are set."""
+    """The variables of torch_uvm that are set."""
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
@@ -68,7 +68,7 @@ def _rate(
     began, count, until = clock(), 0, time.monotonic() + _SECONDS
     while count == 0 or (count < 16 and time.monotonic() < until):
         copy()
-        torch.accelerator.synchronize()  # so that a slow link is not asked for more than there is time for
+        torch.accelerator.synchronize()  # so that a slow link is not given more than the time allows
         count += 1
         progress(count, 16)
     return count_of_bytes * count / max(clock() - began, 1e-9) / 1e9
@@ -110,4 +110,4 @@ def link() -> dict[str, Any]:
 
 
 def void(result: object) -> None:
-    """For a function whose result nobody wants."""
+    """Discards the result of a function."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_uvm import _C
+from torch_uvm._tools.access_traces import Trace, Transfer, read_trace
+from torch_uvm._util.escaping import printable
 from torch_uvm.cli.progress import Busy, Progress
-from torch_uvm.printable import printable
-from torch_uvm.traces import Trace, Transfer, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,19 +30,19 @@ _LANES = {
     "write_back": ("out", "#bc6c25"),
     "in_place": ("used in place", "#606c38"),
 }
-_LARGE = 1 << 20  # bytes: the clock of events is too coarse for the rate of a smaller copy
+_LARGE = 1 << 20  # bytes: events time smaller copies too coarsely
 _BINS = 400  # of link use, over the width of the picture
 
 
 def live_bytes(trace: Trace, device: int) -> tuple[list[float], list[int]]:
-    """Bytes of the storages of a device that are alive, wherever they are.
+    """Bytes of the storages of a device that are live, wherever they are.
 
     Returns:
-        microseconds since the beginning, and the bytes from then on
+        times in microseconds since the beginning, and the bytes from each time on
     """
-    born = {storage for op in trace.operators for storage in op.births}
+    created = {storage for op in trace.operators for storage in op.births}
     sizes = {name: it.bytes for name, it in trace.storages.items() if it.device == device}
-    level = sum(size for name, size in sizes.items() if name not in born)
+    level = sum(size for name, size in sizes.items() if name not in created)
     times, levels = [0.0], [level]
     for op in trace.operators:
         level += sum(sizes.get(name, 0) for name in op.births)
@@ -53,17 +53,17 @@ def live_bytes(trace: Trace, device: int) -> tuple[list[float], list[int]]:
 
 
 def resident_bytes(trace: Trace, device: int) -> tuple[list[float], list[int]]:
-    """Bytes on a device as they were recorded; empty if they were not."""
+    """Bytes on a device as recorded; empty if they were not recorded."""
     points = [it for it in trace.resident if it.device == device]
     return [trace.time_of(it.operators) - trace.begin_us for it in points], [it.bytes for it in points]
 
 
 def crossings(trace: Trace, device: int) -> list[tuple[str, float, float, int]]:
-    """When transfers crossed the link: kind, begin and end in microseconds since the beginning, and bytes.
+    """Transfers on the link: kind, begin and end in microseconds since the beginning, and bytes.
 
-    A direction of the link carries one transfer at a time. Each begins when it was asked for, or when the one
-    before it is over, and lasts as long as it took. A transfer that was not measured (a use in place) is as
-    fast as the fastest copy. In a trace of version 1 nothing was measured, and begin and end are equal.
+    A direction of the link carries one transfer at a time. A transfer begins when it is requested, or when
+    the one before ends, and lasts its measured duration. A transfer without one (a use in place) is taken to
+    be as fast as the fastest copy. A trace of version 1 has no durations; begin and end are equal.
     """
     ours = [it for it in trace.transfers if it.kind in _LANES and trace.storages[it.storage].device == device]
     fastest = _fastest(ours)
@@ -79,7 +79,7 @@ def crossings(trace: Trace, device: int) -> list[tuple[str, float, float, int]]:
 
 
 def _fastest(transfers: Sequence[Transfer]) -> float:
-    """Bytes a microsecond of the fastest copy; 0: none was measured."""
+    """Bytes per microsecond of the fastest copy; 0: none was measured."""
     measured = [(it.bytes, it.took_us) for it in transfers if it.took_us]
     if large := [count / took for count, took in measured if count >= _LARGE]:
         return max(large)
@@ -87,12 +87,12 @@ def _fastest(transfers: Sequence[Transfer]) -> float:
 
 
 def is_measured(trace: Trace) -> bool:
-    """Whether the trace knows how long copies took."""
+    """Whether the trace has the durations of copies."""
     return any(it.took_us for it in trace.transfers)
 
 
 def link_rates(trace: Trace, device: int, bins: int = _BINS) -> tuple[float, dict[str, list[float]]]:
-    """Bytes a second that crossed the link, by kind of transfer (`crossings`).
+    """Bytes per second on the link, by kind of transfer (`crossings`).
 
     Returns:
         a bin's width in microseconds, and for each kind that is drawn its rate in each of ``bins``
@@ -164,7 +164,7 @@ def make_figure(trace: Trace, device: int = 0) -> Figure:
     """Residency above and link use below, over the time at which the host ran the operators.
 
     Raises:
-        ModuleNotFoundError: there is no matplotlib.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -174,7 +174,7 @@ def make_figure(trace: Trace, device: int = 0) -> Figure:
     _draw_link(below, trace, device)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-        # Beside the data: within the axes it would cover some of them.
+        # Outside the axes, where it covers no data.
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     above.set_title(
         f"device {device}: {len(trace.operators)} operators, {len(trace.transfers)} transfers",
@@ -188,7 +188,8 @@ def draw(trace: Trace, path: Path, device: int = 0) -> None:
     """Writes the picture of `make_figure`.
 
     Raises:
-        ModuleNotFoundError: there is no matplotlib. OSError, ValueError: ``path`` cannot be written so.
+        ModuleNotFoundError: matplotlib is not installed.
+        OSError, ValueError: ``path`` cannot be written, or not in that format.
     """
     make_figure(trace, device).savefig(path)
 

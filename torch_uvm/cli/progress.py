@@ -1,4 +1,4 @@
-"""How far a command is, on stderr, for what takes more than two seconds."""
+"""Progress on stderr, for work of more than two seconds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 import threading
 import time
 
-_PATIENCE = 2.0  # seconds, before a word is said
-_EVERY = 0.2  # on a terminal, where the line is written over
+_PATIENCE = 2.0  # seconds before the first message
+_EVERY = 0.2  # on a terminal, which overwrites the line
 _EVERY_ELSEWHERE = 10.0
 
 
 class Progress:
-    """A line such as `replaying on caching: 43 %`. Says nothing of what is over soon."""
+    """A line such as `replaying on caching: 43 %`. Short work prints nothing."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -33,14 +33,14 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leaves an empty line behind."""
+        """Clears the line."""
         if self._shown:
             print(f"\r{'':<{self._shown}}\r", end="", file=sys.stderr, flush=True)
             self._shown = 0
 
 
 class Busy:
-    """The same for what cannot be counted: a scope that says what goes on, if it takes long."""
+    """The same for work that cannot be counted: a scope that prints a line if it takes long."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -12,25 +12,26 @@ from typing import Any
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.allocation_iterations import Iterations, at_lines, find, split_evenly
-from torch_uvm.allocation_logs import AllocationLog, read_log
+from torch_uvm._tools.allocation_logs import AllocationLog, read_log
+from torch_uvm._tools.iterations import Iterations, at_lines, find, split_evenly
+from torch_uvm._tools.replay import Replay, allocators, ceiling, replay
+from torch_uvm._util.escaping import printable
+from torch_uvm._util.files import output_file
 from torch_uvm.cli.progress import Busy, Progress
-from torch_uvm.printable import printable
-from torch_uvm.replays import Replay, allocators, ceiling, replay
 
 SUMMARY = "replay a log of allocations on other allocators"
 
 _MIB = 1 << 20
 _LIVE = "#c9d7e8"
 _COLORS = ("#2a6f97", "#bc6c25", "#606c38", "#7b2cbf", "#c1121f", "#444444")
-_MOST_POINTS = 4000  # of a line in the picture
+_MOST_POINTS = 4000  # points of a line in the picture
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm replay",
         description="Replays a log of torch_uvm.record_allocations, or RMM's, in its order on one thread. "
-        "Prints what each allocator takes: time, memory, calls of the runtime.",
+        "Prints the cost on each allocator: time, memory, calls of the runtime.",
         allow_abbrev=False,
     )
     parser.add_argument("log", metavar="LOG", type=Path, help="CSV: Thread,Time,Action,Pointer,Size,Stream")
@@ -38,17 +39,17 @@ def _parser() -> argparse.ArgumentParser:
         "--allocator",
         metavar="NAME,...",
         default=",".join(allocators()),
-        help="which, in this order; all unless told: %(default)s",
+        help="which, in this order; all by default: %(default)s",
     )
     parser.add_argument(
-        "--repeat", type=int, default=5, help="times on the clock, the median counts; %(default)s unless told"
+        "--repeat", type=int, default=5, help="repetitions; the median counts; %(default)s by default"
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--iterations",
         metavar="N",
         type=int,
-        help="split the log into N equal parts; found by repetition unless told",
+        help="split the log into N equal parts; by default they are found by repetition",
     )
     where.add_argument(
         "--iteration-lines",
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         help="lines of the file at which iterations begin, and the one behind the last iteration",
     )
     parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
     parser.add_argument(
         "--plot", metavar="PICTURE", type=Path, help="draw live and reserved bytes, such as log.png"
     )
@@ -78,7 +79,7 @@ def _iterations(arguments: argparse.Namespace, log: AllocationLog) -> Iterations
 
 
 def figures(done: Replay) -> dict[str, Any]:
-    """What `--json` has of one allocator: bytes, seconds, counts."""
+    """One allocator in the output of `--json`: bytes, seconds, counts."""
     return {
         "description": done.description,
         "failure": done.failure or None,
@@ -172,7 +173,7 @@ def table(replays: Sequence[Replay], log: AllocationLog) -> str:
 
 
 def thinned(levels: array[int], most: int = _MOST_POINTS) -> tuple[list[int], list[int]]:
-    """At most that many points of a line, by row: the highest of each stretch, so that no peak is lost."""
+    """At most `most` points of a line, by row: the maximum of each interval, so that no peak is lost."""
     step = -(-len(levels) // most) or 1
     starts = range(0, len(levels), step)
     return list(starts), [max(levels[at : at + step]) for at in starts]
@@ -209,17 +210,17 @@ def draw(replays: Sequence[Replay], iterations: Iterations, title: str, path: Pa
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    axes.set_title(title, fontsize=10, loc="left", parse_math=False)  # a dollar in a name is one
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)  # a $ in a name is literal
     figure.savefig(path)
 
 
 def _check_output(parser: argparse.ArgumentParser, path: Path | None) -> None:
     if path is None:
         return
-    if path.is_dir():
-        parser.error(f"{str(path)!r} is a folder; give the name of a file to write")
-    if not path.absolute().parent.is_dir():
-        parser.error(f"{str(path)!r}: there is no folder {str(path.absolute().parent)!r}; make it first")
+    try:
+        output_file(path)
+    except OSError as error:
+        parser.error(str(error))
 
 
 def main(argv: Sequence[str]) -> int:

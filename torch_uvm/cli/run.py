@@ -17,13 +17,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
-from torch_uvm.arguments import did_you_mean
-from torch_uvm.cli.stats import stats_file, write_stats
+from torch_uvm._util.arguments import did_you_mean
+from torch_uvm._util.files import output_file
+from torch_uvm.cli.stats import write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
@@ -57,20 +59,28 @@ def _parser() -> argparse.ArgumentParser:
         help="in_place, or deferred: an optimizer's step updates large parameters at their next use",
     )
     parser.add_argument(
-        "--stats", metavar="FILE", type=stats_file, help="write memory statistics there at exit, as JSON"
+        "--stats", metavar="FILE", type=_output_file, help="write memory statistics there at exit, as JSON"
     )
     parser.add_argument(
         "--report",
         metavar="FILE",
-        type=report.report_file,
+        type=_output_file,
         help="write a page of the run there, such as out.html; torchrun's ranks write out.rank0.html, ...",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
     return parser
 
 
+def _output_file(text: str) -> Path:
+    """The path of ``--stats`` or ``--report``: a wrong one is refused before the script runs."""
+    try:
+        return output_file(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the rest from the script on (or from what follows the module's name).
+    """The options of `run`, and the rest: from the script on, or after the module's name.
 
     An option and its value become one word, so that a value may begin with a minus sign. An unknown option
     ends the command: the word after it could be its value, or the script.
@@ -129,7 +139,7 @@ def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
 
 
 def _pass_on(**given: str | None) -> None:
-    """Has the option table of processes to come say what this one's command line did."""
+    """Passes the command line's options on to child processes, through TORCH_UVM_CONF."""
     pairs = [pair.partition(":") for pair in os.environ.get("TORCH_UVM_CONF", "").split(",") if pair.strip()]
     options = {key.strip(): value.strip() for key, _, value in pairs}
     options |= {key: value for key, value in given.items() if value is not None}
@@ -138,7 +148,7 @@ def _pass_on(**given: str | None) -> None:
 
 
 def _fresh_main() -> types.ModuleType:
-    """A new `__main__`, as the interpreter makes it. It stays: threads and exit handlers outlive the code."""
+    """A new `__main__`, like the interpreter's. It is kept: threads and exit handlers outlive the code."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins)
     if sys.version_info < (3, 14):
@@ -148,14 +158,14 @@ def _fresh_main() -> types.ModuleType:
 
 
 def _set_path0(path: str) -> None:
-    """Puts `path` where `python -m` had put the current directory."""
+    """Replaces the current directory, which `python -m` put first in sys.path, by `path`."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
     sys.path[0] = path
 
 
 def _run_script(script: str) -> None:
-    # The interpreter, too, only joins the two: it does not normalise the path.
+    # Like the interpreter, only join: it does not normalise the path.
     path = os.path.join(os.getcwd(), script)
     if os.path.isdir(path) or _is_archive(path):
         sys.path.insert(0, path)
@@ -198,13 +208,13 @@ def _run_module(name: str) -> None:
 
 
 def _run_as_main(name: str, alter_argv: bool) -> None:
-    # What `python -m` itself calls: unlike runpy.run_module it leaves `__main__` in place afterwards.
+    # The function that `python -m` calls. Unlike runpy.run_module it leaves `__main__` in place afterwards.
     run: Callable[[str, bool], Any] = runpy._run_module_as_main  # type: ignore[attr-defined]
     run(name, alter_argv)
 
 
 def _without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """`traceback` from the first frame that is the program's (or runpy's, for a module)."""
+    """`traceback` from the first frame of the program (or of runpy, for a module)."""
     kept = traceback
     step = traceback
     while step is not None:
@@ -219,7 +229,7 @@ def _without_our_frames(traceback: types.TracebackType | None) -> types.Tracebac
 
 
 def _hide_our_frames(error: BaseException) -> None:
-    """Has the interpreter print the error's traceback as if the program were all there is."""
+    """Removes the frames of `run` from the error's traceback."""
     traceback = _without_our_frames(error.__traceback__)
     hook = sys.excepthook
 
@@ -241,12 +251,12 @@ def main(argv: Sequence[str]) -> int:
         parser.error("a SCRIPT or -m MODULE is needed")
     _turn_on(parser, arguments)
     if arguments.stats is not None:
-        # Not `finally`: the program's threads may outlive its main module, and are joined before this.
+        # Not `finally`: the program's threads may outlive its main module; they are joined before this.
         atexit.register(write_stats, arguments.stats)
     name = arguments.module or rest[0]
     if arguments.report is not None:
         report.start(arguments.report, name)
-    recording = report.current()  # the environment may ask for one
+    recording = report.current()  # the environment may have started one
     if recording is not None:
         recording.script = name
     try:

@@ -1,4 +1,4 @@
-"""What is off on this machine, and what to do about it: rules over the facts that `info` has collected."""
+"""What is missing on this machine, and what to do about it: rules over the facts that `info` collects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Facts = dict[str, Any]
-Shortfall = tuple[str, str]  # what is so, what to do
+Shortfall = tuple[str, str]  # the fact, and the remedy
 
 
 def _version(text: str | None) -> tuple[int, int]:
@@ -27,25 +27,25 @@ def _no_gpu(facts: Facts) -> Iterator[Shortfall]:
         return
     if driver.get("cuda") is None:
         yield (
-            f"torch is built for CUDA {wanted}, and finds no driver",
+            f"torch is built for CUDA {wanted}, but finds no driver",
             "install NVIDIA's driver; in a container, pass the GPUs through (--gpus all)",
         )
     elif _version(driver["cuda"])[0] < _version(wanted)[0]:
         yield (
-            f"the driver runs CUDA {driver['cuda']} at most, and torch is built for CUDA {wanted}",
+            f"the driver runs CUDA {driver['cuda']} at most, but torch is built for CUDA {wanted}",
             "update the driver, or install a torch for that CUDA",
         )
     else:
         yield (
-            f"torch is built for CUDA {wanted}, and finds no GPU",
-            "look at CUDA_VISIBLE_DEVICES, and at what nvidia-smi lists",
+            f"torch is built for CUDA {wanted}, but finds no GPU",
+            "check CUDA_VISIBLE_DEVICES, and what nvidia-smi lists",
         )
 
 
 def _extension(facts: Facts) -> Iterator[Shortfall]:
     if facts["torch_cuda"] is not None and facts["built_for"] != "CUDA":
         yield (
-            "torch is built with CUDA, and torch_uvm without it",
+            "torch is built with CUDA, but torch_uvm without it",
             "build it again where there is a CUDA toolkit (CUDA_HOME): pip install --no-build-isolation .",
         )
     if facts["backend"] == "none":
@@ -74,14 +74,14 @@ def _devices(facts: Facts) -> Iterator[Shortfall]:
         budget = device["budget"]
         if budget == "none":
             yield (
-                f"{device['device']} has no budget: pages move when they are touched",
+                f"{device['device']} has no budget: the driver moves pages on access",
                 'run --budget auto, or enable(budget="auto")',
             )
     total = sum(device["total_memory"] for device in facts["devices"])
     if facts["backend"] == "cuda" and facts["host_available"] is not None and facts["host_available"] < total:
         yield (
-            "the host has less memory available than the devices have: what does not fit on them has to fit "
-            "there",
+            "the host has less memory available than the devices have, and must hold what does not fit on "
+            "them",
             "free memory on the host, or raise the container's limit",
         )
 
@@ -100,12 +100,12 @@ def _settings(facts: Facts) -> Iterator[Shortfall]:
         )
     if facts["limit"] is None:
         yield (
-            "there is no limit: managed memory may take all that the host has available",
-            "on a machine that others use, set one: run --limit, TORCH_UVM_CONF=limit:64GiB",
+            "there is no limit: managed memory may use all that the host has available",
+            "on a shared machine, set one: run --limit, TORCH_UVM_CONF=limit:64GiB",
         )
     if facts["host_available"] is None:
         yield (
-            "nobody says how much memory the host has available, so that nothing stops short of it",
+            "the host does not report its available memory, so that nothing prevents using all of it",
             "set a limit",
         )
 
@@ -114,13 +114,13 @@ _RULES: tuple[Callable[[Facts], Iterator[Shortfall]], ...] = (_no_gpu, _extensio
 
 
 def shortfalls(facts: Facts) -> list[dict[str, str]]:
-    """For each what is off ("what"), and what to do about it ("do")."""
+    """Every shortfall: the fact ("what"), and the remedy ("do")."""
     found = [{"what": what, "do": do} for rule in _RULES for what, do in rule(facts)]
     for name, error in facts["errors"].items():
         found.append(
             {
-                "what": f"{name} could not be found out: {error}",
-                "do": "the rest of this is right all the same",
+                "what": f"{name} is unknown: {error}",
+                "do": "nothing: the rest is correct",
             }
         )
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,6 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-
-
-def stats_file(text: str) -> Path:
-    """The path of ``--stats``, refused before the script runs rather than after.
-
-    Raises:
-        argparse.ArgumentTypeError: it is a folder, or its folder does not exist.
-    """
-    path = Path(text).absolute()  # the script may change the working directory
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder; give the name of a file to write")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}; make it first")
-    return path
 
 
 def collect_stats() -> dict[str, Any]:

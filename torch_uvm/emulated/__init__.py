@@ -1,8 +1,8 @@
-"""The emulated accelerator: set-up, and what its model of a driver has seen.
+"""The emulated accelerator: its set-up, and what its model of a driver counted.
 
-All figures here are *modelled*: page residency, faults and evictions as a driver would have them, and
-a clock that advances by the costs of a measured profile. They speak of memory traffic, not of
-arithmetic, and touches by host code outside PyTorch are neither seen nor counted.
+All numbers here are *modelled*: page residency, faults and evictions as a driver would perform them, and a
+clock that advances by the costs of a measured profile. They describe memory traffic, not arithmetic.
+Accesses by host code outside PyTorch are not seen and not counted.
 
 >>> import torch, torch_uvm
 >>> torch_uvm.emulated.configure(memory="64MiB")      # before the first use of the device
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from torch_uvm import _C
-from torch_uvm.arguments import byte_count, exact_keywords, resolve_device, show
+from torch_uvm._util.arguments import byte_count, exact_keywords, resolve_device, show
 
 __all__ = [
     "ResidencySample",
@@ -35,7 +35,7 @@ __all__ = [
     "timeline",
 ]
 
-#: The range of `configure(devices=...)`, and the least of `configure(memory=...)`, in bytes.
+#: The largest `configure(devices=...)`, and the smallest `configure(memory=...)` in bytes.
 MAX_DEVICES = 64
 MIN_MEMORY = 1024**2
 
@@ -46,7 +46,7 @@ class ResidencySample(NamedTuple):
     time_us: float  #: modelled microseconds since the device was first used
     resident_bytes: int  #: managed bytes resident on the device
     plain_bytes: int  #: plain (not managed) memory allocated on the device
-    managed_bytes: int  #: managed bytes allocated in all, wherever they are
+    managed_bytes: int  #: managed bytes allocated in total, wherever they are
 
 
 def _emu_index(device: torch.device | str | int | None) -> int | None:
@@ -67,7 +67,7 @@ def _needed_index(device: torch.device | str | int) -> int:
 
 @exact_keywords
 def profiles() -> list[str]:
-    """The names of the cost profiles that `configure` takes."""
+    """The names of the cost profiles for `configure`."""
     return _C.emu_profiles()
 
 
@@ -92,20 +92,21 @@ def configure(
     *,
     seed: int | None = None,
 ) -> None:
-    """Says what the emulated accelerator is to be. Before its first use only.
+    """Configures the emulated accelerator, before its first use.
 
-    All four are set: an argument left out is the default shown here, not what TORCH_UVM_CONF said.
+    It sets all four properties: an argument left out has the default shown here, not the value in
+    TORCH_UVM_CONF.
 
     Args:
-        devices: how many devices, 1 to 64.
+        devices: the number of devices, 1 to 64.
         memory: of each device, in bytes or as a string such as "256MiB"; at least 1 MiB.
-        profile: the costs of the modelled clock; `profiles()` lists the names.
-        seed: with one, queued copies and prefetches are delayed by chance (by that seed) until somebody
-            waits for them, so that a missing synchronisation shows; None does them in order, at once.
+        profile: the costs of the modelled clock, one of `profiles()`.
+        seed: delays queued copies and prefetches at random (seeded by it) until something waits for them, so
+            that a missing synchronisation shows. None: they run in order, at once.
 
     Raises:
         TypeError, ValueError: a value that is not accepted. Nothing has changed.
-        RuntimeError: the accelerator was used already, or is not registered in this process.
+        RuntimeError: the accelerator was already used, or is not registered in this process.
     """
     count = _integer(devices, "devices", 1, MAX_DEVICES)
     capacity = byte_count(memory, "memory")
@@ -121,16 +122,16 @@ def configure(
 
 @exact_keywords
 def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
-    """What the emulated driver has counted since the start or the last `reset_counters`; modelled.
+    """The counters of the emulated driver since the start or the last `reset_counters`; modelled.
 
-    Pages (of 64 KiB): faults_on_device, faults_on_host, evicted_pages, dropped_pages. Bytes:
-    bytes_to_device and bytes_to_host (migrated, prefetched, evicted), bytes_copied_to_device and
-    bytes_copied_to_host (asynchronous copies), bytes_in_place (used across the link). Calls: kernels,
-    prefetch_calls, advise_calls, discard_calls, zero_calls, copy_calls, allocate_calls, free_calls,
-    event_records, synchronisations.
+    Pages (of 64 KiB): faults_on_device, faults_on_host, evicted_pages, dropped_pages. Bytes: bytes_to_device
+    and bytes_to_host (migrated, prefetched, evicted), bytes_copied_to_device and bytes_copied_to_host
+    (asynchronous copies), bytes_in_place (accessed across the link). Calls: kernels, prefetch_calls,
+    advise_calls, discard_calls, zero_calls, copy_calls, allocate_calls, free_calls, event_records,
+    synchronisations.
 
     Args:
-        device: an emulated device or its index; None for all of them and what no device does.
+        device: an emulated device or its index; None for the sum over all devices and the host.
 
     Raises:
         TypeError, ValueError: another device.
@@ -140,13 +141,13 @@ def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
 
 @exact_keywords
 def reset_counters() -> None:
-    """Sets the counters of all devices to 0, clears the timelines and starts new peaks."""
+    """Resets the counters of all devices to 0, clears the timelines and starts new peaks."""
     _C.emu_reset_counters()
 
 
 @exact_keywords
 def resident_bytes(device: torch.device | str | int = 0) -> int:
-    """Managed bytes that are resident on the device now; modelled.
+    """Managed bytes resident on the device now; modelled.
 
     Args:
         device: an emulated device or its index.
@@ -178,7 +179,7 @@ def time_us() -> float:
 
 @exact_keywords
 def timeline(device: torch.device | str | int = 0) -> list[ResidencySample]:
-    """Residency of a device over modelled time, oldest first; some thousand points at most.
+    """Residency of a device over modelled time, oldest first; a few thousand points at most.
 
     Args:
         device: an emulated device or its index.
@@ -197,8 +198,8 @@ def residency(t: torch.Tensor) -> dict[torch.device, int]:
         t: a managed tensor of any shape.
 
     Returns:
-        bytes by device, "cpu" for the host; places that have none are left out. A page with a
-        duplicate counts in each place, and one never touched in none.
+        bytes by device, "cpu" for the host; devices without bytes of it are left out. A page with a
+        duplicate counts in each place, a page never touched in none.
 
     Raises:
         TypeError: `t` is not a tensor.

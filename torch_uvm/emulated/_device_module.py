@@ -1,4 +1,4 @@
-"""The module `torch.emu`: what a device's module offers, for the emulated accelerator.
+"""The module `torch.emu`: the interface of a device module, for the emulated accelerator.
 
 The names and meanings are those of `torch.cuda` and `torch.accelerator`.
 """
@@ -89,7 +89,7 @@ def is_initialized() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    # Checkpointing keeps a device's random state only if its module's `_initialized` is true.
+    # Checkpointing saves a device's random state only if its module's `_initialized` is true.
     if name == "_initialized":
         return is_initialized()
     if name in _LEGACY_TYPES:
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
 
 
 def init() -> None:
-    """Does nothing: the accelerator is made when it is first used."""
+    """Does nothing: the accelerator is created on first use."""
 
 
 _lazy_init = init
@@ -153,7 +153,7 @@ def get_device_name(device: _Device = None) -> str:
 
 
 def get_device_capability(device: _Device = None) -> tuple[int, int]:
-    """(0, 0): there is no hardware whose capability could be meant."""
+    """(0, 0): there is no hardware with a capability."""
     _index(device)
     return (0, 0)
 
@@ -173,7 +173,7 @@ class Stream(torch.Stream):
     """A stream of an `emu` device."""
 
     def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
-        if kwargs:  # torch makes one from its parts: stream_id, device_index, device_type
+        if kwargs:  # torch builds one from stream_id, device_index, device_type
             return super().__new__(cls, priority=priority, **kwargs)
         return super().__new__(cls, device=torch.device("emu", _index(device)), priority=priority)
 

@@ -1,4 +1,4 @@
-"""Puts the emulated accelerator in place as PyTorch's device `emu`."""
+"""Registers the emulated accelerator as PyTorch's device `emu`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _lock = threading.Lock()
 def register() -> None:
     """Registers the device `emu` and the module `torch.emu`. Calling it again does nothing.
 
-    PyTorch has one place for a device from outside, and makes what is there the current accelerator
-    even beside CUDA: nothing may call this where it was not asked for.
+    PyTorch has one slot for an external device, and makes the device in it the current accelerator even
+    beside CUDA. So this is called only on request, or where there is no GPU.
 
     Raises:
-        RuntimeError: another extension has taken the place.
+        RuntimeError: another extension uses the slot.
     """
     with _lock:
         if _C.emu_is_registered():
@@ -38,13 +38,13 @@ def register() -> None:
         _C.emu_register()
         atexit.register(_C.emu_finish_backward_threads)
 
-        from torch_uvm.emulated import _compiling, _device_module, _distributed, _flex_attention
-        from torch_uvm.when_imported import when_imported
+        from torch_uvm._patches.emulated import watch_modules
+        from torch_uvm._patches.multiprocessing import send_copies
+        from torch_uvm.emulated import _device_module
 
         torch._register_device_module("emu", _device_module)
         generate_methods_for_privateuse1_backend(
             for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
         )
-        when_imported("torch._inductor.compile_fx", _compiling.refuse_inductor)
-        when_imported("torch.distributed.distributed_c10d", _distributed.know_the_device)
-        when_imported("torch.nn.attention.flex_attention", _flex_attention.know_the_device)
+        send_copies()  # the device's memory has no handle that another process could open
+        watch_modules()

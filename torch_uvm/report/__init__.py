@@ -1,13 +1,13 @@
-"""Reports of runs: `python -m torch_uvm run --report out.html script.py`, read with docs/report.md.
+"""Reports of runs: `python -m torch_uvm run --report out.html script.py` (docs/report.md).
 
-A process that is to be reported on has a `Recording` from its start to its end. What it starts is told by the
-environment, as with the switch and the options:
+A process with a report has a `Recording` from its start to its end. The processes that it starts are told by
+the environment, like the switch and the options:
 
-TORCH_UVM_REPORT     the page's path. A rank of torchrun writes beside it, `out.rank0.html`; other children,
-                     if they used managed memory, `out.pid1234.html`
-TORCH_UVM_REPORT_OF  set by us: the rank of the process whose page that is, or nothing
+TORCH_UVM_REPORT     the page's path. A rank of torchrun writes beside it, `out.rank0.html`; another child,
+                     if it used managed memory, `out.pid1234.html`
+TORCH_UVM_REPORT_OF  set by this package: the rank of the process whose page that is, or empty
 
-Forked children have none: they have no managed memory of their own.
+Forked children have no page: they have no managed memory of their own.
 """
 
 from __future__ import annotations
@@ -29,27 +29,18 @@ from torch.optim.optimizer import (
 )
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
-from torch_uvm.report import origins
+from torch_uvm._residency.limits import get_host_limit
+from torch_uvm._util.escaping import printable
+from torch_uvm._util.version import VERSION
+from torch_uvm.report import allocation_sites
 from torch_uvm.report.facts import Facts
 from torch_uvm.report.page import page
 from torch_uvm.report.samples import Sampler
 
 PATH, OF = "TORCH_UVM_REPORT", "TORCH_UVM_REPORT_OF"
-_WRITTEN_EVERY = 60.0  # seconds, so that a run that is killed leaves a page, too
+_WRITTEN_EVERY = 60.0  # seconds, so that a run that is killed has a page, too
 
 _recording: Recording | None = None
-
-
-def report_file(given: str) -> Path:
-    """The path of ``--report``, refused before the script runs rather than after.
-
-    Raises:
-        argparse.ArgumentTypeError: it is a folder, or its folder does not exist.
-    """
-    from torch_uvm.cli.stats import stats_file
-
-    return stats_file(given)
 
 
 def _rank() -> int | None:
@@ -58,7 +49,7 @@ def _rank() -> int | None:
 
 
 class Recording:
-    """What is seen of this process from now on; `finish()` writes the page."""
+    """Observes this process from now on; `finish()` writes the page."""
 
     def __init__(self, path: Path, script: str, *, always: bool) -> None:
         """always: write a page even if there was no managed memory."""
@@ -77,7 +68,7 @@ class Recording:
         self._hooks: list[Any] = []
 
     def start(self) -> None:
-        origins.start()
+        allocation_sites.start()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -95,18 +86,18 @@ class Recording:
             if _is_foreach(optimizer):
                 self._foreach.add(type(optimizer).__name__)
             if self._over_before_step is not None:
-                # 0 where the script has reset the statistics in between.
+                # 0 if the script has reset the statistics in between.
                 self._over_in_steps += max(_C.residency_stats()["over_budget"] - self._over_before_step, 0)
                 self._over_before_step = None
             self._sampler.mark_step()
 
     def note_error(self, error: BaseException) -> None:
-        """What the script ended with. Its message may hold secrets: only want of memory is quoted."""
+        """Notes how the script ended. Messages may hold secrets: only an out-of-memory error is quoted."""
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) or error.code is None else 1
             self.ended = f"ended with exit status {status or 0}"
             return
-        place = origins.place_of(error.__traceback__)
+        place = allocation_sites.place_of(error.__traceback__)
         self.ended = f"ended by {type(error).__name__}" + (f" at {place}" if place else "")
         if isinstance(error, torch.OutOfMemoryError):
             self.ended += f": {str(error).splitlines()[0] if str(error) else ''}"
@@ -114,7 +105,8 @@ class Recording:
     def finish(self, *, write: bool = True) -> None:
         """Writes the page. In a forked child, and a second time, it does nothing. Raises nothing.
 
-        write: False: without a page.
+        Args:
+            write: False: without a page.
         """
         global _recording
         if os.getpid() != self._process or _recording is not self:
@@ -124,7 +116,7 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
         self._sampler.stop()
-        origins.stop()
+        allocation_sites.stop()
         if self.ended == "still running":
             self.ended = "ended"
         if write:
@@ -140,8 +132,6 @@ class Recording:
                 print(printable(f"torch_uvm: no report in {self.path}: {error}"), file=sys.stderr)
 
     def _facts(self) -> Facts:
-        import torch_uvm
-
         used = _C.in_use()
         here = torch.accelerator.current_accelerator()
         count = torch.accelerator.device_count() if used and here is not None else 0
@@ -152,7 +142,7 @@ class Recording:
             ended=self.ended,
             began=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._began)),
             rank=_rank(),
-            torch_uvm=torch_uvm.__version__,
+            torch_uvm=VERSION,
             torch=torch.__version__,
             python=platform.python_version(),
             backend=_C.backend(),
@@ -165,12 +155,12 @@ class Recording:
             budgets=self._sampler.budgets,
             asked="nothing asked" if asked is None else asked,
             limit=_C.get_limit(),
-            host_limit=torch_uvm.get_host_limit(),
+            host_limit=get_host_limit(),
             optimizer=options["optimizer"],
             optimizers=sorted(self._optimizers),
             foreach=sorted(self._foreach),
             over_in_steps=self._over_in_steps,
-            storages=origins.storages(),
+            storages=allocation_sites.storages(),
             siblings=self._siblings(),
         )
 
@@ -187,7 +177,7 @@ class Recording:
 
 
 def _is_foreach(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it updates all parameters of a group by the same operators: asked for, or PyTorch's default."""
+    """Whether the optimizer updates a group's parameters by the same operators: by request, or by default."""
     for group in optimizer.param_groups:
         asked = group.get("foreach", False)
         if asked is None and not group.get("fused"):
@@ -200,7 +190,7 @@ def _is_foreach(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """The whole of it or what was there before."""
+    """Writes the whole text, or leaves what was there before."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -211,20 +201,20 @@ def _replace(path: Path, text: str) -> None:
 
 
 def of_rank(path: Path) -> Path:
-    """Where this process's page goes if it was told ``path``: a rank of torchrun has its own."""
+    """The path of this process's page for a run with ``path``: a rank of torchrun has its own page."""
     rank = _rank()
     return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def start(path: Path, script: str) -> Recording:
-    """Reports on this process from now on, in place of what another call has begun; and on what it starts."""
+    """Starts the report of this process, replacing an active one, and of the processes it starts."""
     os.environ[PATH] = str(path)
     os.environ[OF] = "" if _rank() is None else str(_rank())
     return _start(Recording(of_rank(path), script, always=True))
 
 
 def current() -> Recording | None:
-    """Of this process, if it is reported on."""
+    """The active recording of this process, if there is one."""
     return _recording
 
 
@@ -239,7 +229,7 @@ def _start(recording: Recording) -> Recording:
 
 
 def start_from_environment() -> None:
-    """What the environment asks for, as `import torch_uvm` finds it.
+    """Starts the report that the environment requests; called by `import torch_uvm`.
 
     Raises:
         ValueError: the path is a folder, or its folder does not exist.
@@ -250,7 +240,7 @@ def start_from_environment() -> None:
     path = Path(asked).absolute()
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{PATH}={asked!r} in the environment; accepted: a file in a folder that exists")
-    script = sys.argv[0] if sys.argv else ""  # not there yet, where the interpreter is starting
+    script = sys.argv[0] if sys.argv else ""  # absent while the interpreter starts
     script = "python" if script in ("", "-c", "-m") else script
     of = os.environ.get(OF)
     if of is None:

@@ -1,4 +1,4 @@
-"""What the figures of a run say, in words: each sentence is derived from figures that the page shows."""
+"""What the numbers of a run mean, in words. Each sentence follows from numbers that the page shows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from torch_uvm import _C
 from torch_uvm.report.facts import Facts
 
-#: Whose steps can be deferred, as docs/residency.md lists them.
+#: Optimizers with deferrable steps, as docs/residency.md lists them.
 DEFERRABLE = {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam"}
 
 
-#: The plan is learned in the first ones.
+#: The engine learns the schedule in the first steps.
 _FEW_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Advice:
-    """``kind``: "good", "note" or "act", the last for what is worth doing something about."""
+    """``kind``: "good", "note" or "act"; "act" is for what is worth a change."""
 
     kind: str
     key: str
@@ -69,8 +69,8 @@ def _no_budget(facts: Facts) -> Advice | None:
         "note",
         "no-budget",
         "There was no budget",
-        "Pages moved when they were touched, as the driver has it; that is not seen here, so the figures of "
-        'the link are 0. A budget ("auto" is the default) has tensors moved before they are needed.',
+        "The driver moved pages on access. That is not visible here, so the figures of the link are 0. With "
+        'a budget ("auto" is the default) tensors are fetched before they are needed.',
     )
 
 
@@ -82,8 +82,8 @@ def _out_of_memory(facts: Facts) -> Advice | None:
         "act",
         "oom",
         f"Out of memory, {count} times",
-        "A request did not fit, with everything given up that could be. Raise what was reached (budget, "
-        "limit or host limit, below), use a smaller batch, or checkpoint activations.",
+        "A request did not fit, even after everything that could be evicted was. Raise the limit that was "
+        "reached (budget, limit or host limit, below), use a smaller batch, or checkpoint activations.",
     )
 
 
@@ -106,9 +106,9 @@ def _over_budget(facts: Facts) -> Advice | None:
         "act",
         "over-budget",
         f"{count} operators were over the budget",
-        "Their operands and results alone did not fit, so that they were used on the host, across the link, "
-        "or the budget was exceeded while they ran. Raise the budget, use a smaller batch, or split the "
-        "largest layers.",
+        "Their operands and results alone did not fit. They were used on the host, across the link, or the "
+        "budget was exceeded while they ran. Raise the budget, use a smaller batch, or split the largest "
+        "layers.",
     )
 
 
@@ -119,8 +119,8 @@ def _host_limit(facts: Facts) -> Advice | None:
         "act",
         "host-limit",
         "The limit of pinned host memory was reached",
-        f"{_bytes(facts.most_host)} of {_bytes(facts.host_limit)}. Beyond it nothing more leaves the device. "
-        "Raise host_limit (`run --host-limit`).",
+        f"{_bytes(facts.most_host)} of {_bytes(facts.host_limit)}. At the limit nothing can be evicted "
+        "from a device. Raise host_limit (`run --host-limit`).",
     )
 
 
@@ -131,8 +131,8 @@ def _limit(facts: Facts) -> Advice | None:
         "act",
         "limit",
         "The limit of managed memory was reached",
-        f"{_bytes(facts.most_reserved)} of {_bytes(facts.limit)}. What was cached was given back for it, and "
-        "beyond it there is torch.OutOfMemoryError. Raise the limit (`run --limit`).",
+        f"{_bytes(facts.most_reserved)} of {_bytes(facts.limit)}. At the limit, cached memory is released; "
+        "after that, allocations raise torch.OutOfMemoryError. Raise the limit (`run --limit`).",
     )
 
 
@@ -144,13 +144,13 @@ def _waited(facts: Facts) -> Advice | None:
         "act",
         "waited",
         f"The host waited {_percent(waited / facts.seconds)} of the time",
-        "For copies, or while it found room. A larger budget moves less; a larger batch computes longer for "
-        "the same parameters, and hides more of what they move.",
+        "For copies, or for memory on the device. A larger budget moves fewer bytes. A larger batch computes "
+        "longer for the same parameters, which hides more of their transfers.",
     )
 
 
 def _later(facts: Facts) -> tuple[float, float]:
-    """Hits and misses after the first half of the steps; where none were marked, of the time."""
+    """Hits and misses after the first half of the steps, or, if no step was marked, of the time."""
     steps, seconds = facts.samples[-1].steps, facts.seconds
     middle = next(
         it for it in facts.samples if (it.steps >= steps / 2 if steps else it.seconds >= seconds / 2)
@@ -167,9 +167,9 @@ def _plan(facts: Facts) -> Advice | None:
         return Advice(
             "note",
             "no-plan",
-            "No step came a second time",
-            "A plan is learned from a step that repeats. Until then what is needed is fetched when it is "
-            "asked for. Where a step has no optimizer (evaluation), torch_uvm.step() marks its end.",
+            "No step repeated",
+            "The engine learns its schedule from a step that repeats. Until then tensors are fetched on "
+            "demand. In a step without an optimizer (evaluation), torch_uvm.step() marks the end.",
         )
     later_hits, later_misses = _later(facts)
     share = later_misses / max(later_hits + later_misses, 1)
@@ -178,24 +178,24 @@ def _plan(facts: Facts) -> Advice | None:
             "good",
             "planned",
             "Steps come as planned",
-            f"{int(misses - later_misses)} of {int(misses)} misses were in the first half of the steps: the "
-            "first ones are unplanned, as the plan is learned in them.",
+            f"{int(misses - later_misses)} of {int(misses)} misses were in the first half of the steps. The "
+            "engine learns its schedule in the first steps.",
         )
     if facts.samples[-1].steps < _FEW_STEPS:
         return Advice(
             "note",
             "few-steps",
             "Too few steps to judge the plan by",
-            f"{int(misses)} of {int(hits + misses)} operators did not come as planned; the first steps of "
-            "any script are unplanned, and what they need is fetched when it is asked for.",
+            f"{int(misses)} of {int(hits + misses)} operators did not come as planned. In the first steps of "
+            "any script there is no schedule, and tensors are fetched on demand.",
         )
     return Advice(
         "act",
         "misses",
         f"{_percent(share)} of the operators do not come as planned",
-        "Counted after the first half of the steps. What is not foreseen is fetched when it is asked for, "
-        "and the operator waits. Shapes that change from step to step are the usual reason: pad them, or "
-        "sort batches by length. Another one is steps of several kinds: torch_uvm.step() marks each end.",
+        "Counted after the first half of the steps. Operands outside the schedule are fetched on demand, and "
+        "the operator waits. The usual reason is shapes that change from step to step: pad them, or sort "
+        "batches by length. Another one is steps of several kinds: mark each end by torch_uvm.step().",
     )
 
 
@@ -227,9 +227,9 @@ def _one_line(facts: Facts) -> Advice | None:
     return Advice(
         "note",
         "one-line",
-        f"{_percent(most / total)} of the traffic is of what one line made",
-        f"{file}:{line}. What is used again and again from there can be held on the device with "
-        "torch_uvm.keep_resident(x), if it is small beside the budget.",
+        f"{_percent(most / total)} of the traffic is of tensors that one line made",
+        f"{file}:{line}. If its tensors are used often and are small compared with the budget, "
+        "torch_uvm.keep_resident(x) pins them on the device.",
     )
 
 
@@ -241,8 +241,8 @@ def _failures(facts: Facts) -> Advice | None:
         "act",
         "failures",
         f"{count} calls of the runtime failed in the engine",
-        "They were done without, and results are right all the same; but it means that memory for copies or "
-        "books was short. Lower host_limit or the limit, or free memory on this machine.",
+        "Results are correct all the same, but memory for copies or bookkeeping was short. Lower host_limit "
+        "or the limit, or free memory on this machine.",
     )
 
 
@@ -276,7 +276,7 @@ _RULES: tuple[Callable[[Facts], Advice | None], ...] = (
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """All that applies, what is worth doing something about first."""
+    """All advice that applies, what is worth a change first."""
     said = [it for rule in _RULES if (it := rule(facts)) is not None]
     order = ("act", "good", "note")
     return sorted(said, key=lambda it: order.index(it.kind))

@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG that stands in the page itself. Colours are the page's, by class."""
+"""A report's pictures, as SVG inside the page. CSS classes give the colours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch_uvm import _C
 from torch_uvm.report.samples import Sample
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 74, 16, 12, 30
-_BINS = 180  # of rates, over the width
-_TIPS = 90  # places to point at for figures in words
+_BINS = 180  # of rates, across the picture
+_TIPS = 90  # regions with a tooltip
 _TOLD = ("fetched.bytes", "written_back.bytes", "used_in_place.bytes", "waited.ms", "made_room.ms")
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
@@ -86,7 +86,7 @@ class _Frame:
         return f'<polygon class="{kind}" points="{" ".join(line(upper) + line(lower)[::-1])}"/>'
 
     def tips(self, words: Callable[[float, float], str]) -> list[str]:
-        """Figures for who points at a place. ``words`` takes where it begins and ends, in seconds."""
+        """Tooltips. ``words`` is called with the beginning and end of a region, in seconds."""
         width = (_WIDTH - _LEFT - _RIGHT) / _TIPS
         drawn = []
         for index in range(_TIPS):
@@ -109,7 +109,7 @@ def _svg(height: int, title: str, parts: Sequence[str]) -> str:
 
 
 def _at(samples: Sequence[Sample], seconds: float) -> Sample:
-    """The latest one by that time."""
+    """The latest sample at that time."""
     low, high = 0, len(samples) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -159,7 +159,7 @@ def memory(
 
 
 def rates(samples: Sequence[Sample], name: str, bins: int) -> list[float]:
-    """What a total grew by in a second, in each of ``bins`` over the whole time."""
+    """The rate at which a total grew, per second, in each of ``bins`` over the whole time."""
     width = max(samples[-1].seconds, 1e-3) / bins
     grown = [0.0] * bins
     for before, after in zip(samples, samples[1:], strict=False):
@@ -176,7 +176,7 @@ def rates(samples: Sequence[Sample], name: str, bins: int) -> list[float]:
 
 
 def _fastest(samples: Sequence[Sample], names: Sequence[str]) -> float:
-    """Bytes a second of copies while they were on the link, over all; 0: none was timed."""
+    """Mean bytes per second of copies while they were on the link; 0: none was timed."""
     last = samples[-1].totals
     count, ms = (sum(last.get(f"{name}.{what}", 0) for name in names) for what in ("bytes", "ms"))
     return 1e3 * count / ms if ms > 0 else 0.0
@@ -205,7 +205,7 @@ def carried(asked: Sequence[Sequence[float]], most: float) -> list[list[float]]:
 
 
 def link(samples: Sequence[Sample], title: str) -> str:
-    """Bytes a second to the device above the line, back below it; at the bottom, when the host waited."""
+    """Bytes per second to the device above the line, back below it; at the bottom, when the host waited."""
     seconds = max(samples[-1].seconds, 1e-3)
     asked = {it: rates(samples, f"{it}.bytes", _BINS) for it in ("fetched", "written_back", "used_in_place")}
     fetching, writing = (_fastest(samples, [it]) for it in ("fetched", "written_back"))

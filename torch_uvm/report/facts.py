@@ -1,10 +1,10 @@
-"""What a report is made from: plain data, so that a page can be made from figures that never ran."""
+"""The input of a report, as plain data, so that a page can be made from numbers of no run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch_uvm.report.origins import Storages
+from torch_uvm.report.allocation_sites import Storages
 from torch_uvm.report.samples import Sample
 
 
@@ -59,11 +59,11 @@ class Facts:
 
     @property
     def most_host(self) -> int:
-        """Pinned bytes of copies on the host, at most."""
+        """The most pinned bytes of host copies."""
         return max(it.host for it in self.samples)
 
     def total(self, name: str) -> float:
-        """Of the whole run, by a name as `Sample.totals` has it."""
+        """A total of the whole run; the names are those of `Sample.totals`."""
         return self.samples[-1].totals.get(name, 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Text and figures as they stand in a page. What others wrote (names, paths, source) goes through `text`."""
+"""Text and numbers in a page. Text from outside (names, paths, source) goes through `text`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import html
 import re
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
+from torch_uvm._util.escaping import printable
 
 
 def text(value: object) -> str:
-    """For a page: what controls a terminal or the direction of writing is written out, markup is escaped."""
+    """Escapes text for a page: markup, and characters that control a terminal or the writing direction."""
     return html.escape(printable(value))
 
 
 def prose(value: object) -> str:
-    """Words of ours, with code in backticks; what they quote of others is escaped as in `text`."""
+    """The package's own text, with code in backticks; quotes from outside are escaped as in `text`."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", text(value))
 
 
 def figure(key: str, value: float, shown: str) -> str:
-    """A figure for people, that programs can read, too."""
+    """A formatted number, with its exact value for programs."""
     return f'<data id="{html.escape(key)}" value="{value}">{html.escape(shown)}</data>'
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
+from torch_uvm._util.escaping import printable
 from torch_uvm.report import charts
 from torch_uvm.report.advice import advice
 from torch_uvm.report.facts import Facts

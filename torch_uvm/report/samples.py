@@ -1,4 +1,4 @@
-"""How a run went over time: samples by a thread that mostly sleeps, bounded however long the run is."""
+"""A run over time: samples taken by a thread that mostly sleeps, bounded in number for any run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from torch_uvm import _C
 
-_FIRST_INTERVAL = 0.02  # seconds; doubled as often as there are too many
+_FIRST_INTERVAL = 0.02  # seconds; doubled whenever there are too many
 MOST_SAMPLES = 1200
 
-#: Of `residency_stats()`, what only grows: bytes and milliseconds, and counts.
+#: The totals in `residency_stats()`: bytes and milliseconds, and counts.
 _TRAFFIC = ("fetched", "written_back", "dropped_clean", "used_in_place", "moved", "waited", "made_room")
 _COUNTS = ("plan_hits", "plan_misses", "over_budget", "failures")
 
@@ -40,7 +40,7 @@ class Sample:
 
 
 def higher(one: Sample, next_one: Sample) -> Sample:
-    """Both in one: the later, with the higher of their levels, so that no peak is lost."""
+    """Merges two samples: the later one, with the higher levels of both, so that no peak is lost."""
     devices = {**one.resident, **next_one.resident}
     return replace(
         next_one,
@@ -52,7 +52,7 @@ def higher(one: Sample, next_one: Sample) -> Sample:
 
 
 class _Totals:
-    """Counts that go on where the script sets the library's to 0."""
+    """Counters that continue when the script resets the library's."""
 
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Sampler:
     """Takes samples from `start()` to `stop()`."""
 
     def __init__(self, now_and_then: Callable[[], None], every: float) -> None:
-        """now_and_then: called by the thread ``every`` so many seconds."""
+        """now_and_then: called by the thread every ``every`` seconds."""
         self._began = time.monotonic()
         self._interval = _FIRST_INTERVAL
         self._totals = _Totals()
@@ -161,20 +161,20 @@ class Sampler:
 
     @property
     def by_step(self) -> list[Sample]:
-        """At the ends of the first steps."""
+        """Samples at the ends of the first steps."""
         return list(self._by_step)
 
     @property
     def peaks(self) -> dict[int, int]:
-        """The most managed bytes on each device: exact, not as sampled."""
+        """The most managed bytes on each device; exact, not sampled."""
         return dict(self._peaks)
 
     @property
     def budgets(self) -> dict[int, int]:
-        """By device, the bytes that were in force last; a device without a budget is missing."""
+        """The last budget in force of each device, in bytes; devices without one are left out."""
         return dict(self._budgets)
 
     @property
     def most_reserved(self) -> int:
-        """The most managed bytes in all, likewise."""
+        """The most managed bytes in total; exact."""
         return self._most_reserved

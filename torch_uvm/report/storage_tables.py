@@ -1,4 +1,4 @@
-"""The tables of storages: which lines made what crossed the link, and what was the largest."""
+"""The tables of storages: which lines made the storages with most traffic, and the largest ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 
 from torch_uvm import _C
-from torch_uvm.printable import printable
+from torch_uvm._util.escaping import printable
+from torch_uvm.report.allocation_sites import Storages
 from torch_uvm.report.facts import Facts
 from torch_uvm.report.markup import text
-from torch_uvm.report.origins import Storages
 
 _MOST_ROWS = 20
 _MOST_SOURCE = 110  # characters

@@ -1,4 +1,4 @@
-"""The page's style: light or dark as the reader's system is, fonts that are there, nothing to fetch."""
+"""The page's style: light or dark as the reader's system, local fonts, nothing to download."""
 
 CSS = """
 :root { color-scheme: light dark; --paper: #fbfbf9; --card: #ffffff; --ink: #1c2330; --soft: #5b6575;

@@ -1,0 +1,11 @@
+"""Managed CUDA tensors whose bytes PyTorch would replace."""
+
+from _cuda_cases import run_on_cuda
+
+run_on_cuda(
+    "test_multiprocessing",
+    globals(),
+    without={
+        "TestSending::test_plain_memory_on_a_device_has_no_handle_either": "CUDA has one, for others",
+    },
+)

@@ -1,0 +1,169 @@
+"""What torch_uvm replaces in PyTorch, against the tables of torch_uvm/_patches/README.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from _spawn import Spawn
+
+README = Path(__file__).resolve().parent.parent / "torch_uvm" / "_patches" / "README.md"
+
+COMPILER = """
+import torch._dynamo.output_graph, torch._inductor.compile_fx, torch._inductor.output_code
+import torch.nn.attention.flex_attention
+"""
+
+# Functions, properties and classes of all modules and classes of torch. Names of modules that are imported
+# on the way are new, and no replacements; so are counters and caches.
+LOOK = """
+import inspect, sys, types, warnings
+warnings.simplefilter("ignore")
+import torch
+
+def of_torch(name):
+    return (name or "").split(".")[0] == "torch"
+
+def owners():
+    for module in [it for name, it in list(sys.modules.items()) if of_torch(name)]:
+        if isinstance(module, types.ModuleType):
+            yield module
+            yield from (it for it in list(vars(module).values())
+                        if isinstance(it, type) and of_torch(it.__module__))
+
+def name_of(owner):
+    return owner.__name__ if inspect.ismodule(owner) else f"{owner.__module__}.{owner.__qualname__}"
+
+def counts(owner, value):
+    if inspect.ismodule(value):
+        return not of_torch(value.__name__)
+    member = isinstance(owner, type) and isinstance(value, owner)  # of an enumeration
+    return callable(value) or isinstance(value, property) or member
+
+def look():
+    return {id(owner): (owner, dict(vars(owner))) for owner in owners()}
+
+def replaced(before, after):
+    found = set()
+    for key, (owner, now) in after.items():
+        then = before[key][1] if key in before else now
+        found |= {f"{name_of(owner)}.{it}" for it in then.keys() - now.keys()}
+        found |= {f"{name_of(owner)}.{it}" for it, value in now.items()
+                  if (it not in then or then[it] is not value) and counts(owner, value)}
+    return found
+
+def resolve(path):
+    head, _, attribute = path.rpartition(".")
+    module = head
+    while module not in sys.modules:
+        module = module.rpartition(".")[0]
+    owner = sys.modules[module]
+    for part in head.removeprefix(module).strip(".").split("."):
+        owner = getattr(owner, part) if part else owner
+    return f"{name_of(owner)}.{attribute}"
+
+def here(when):
+    from torch_uvm import _C
+    backend = _C.backend()
+    return ("CUDA" not in when or backend == "cuda") and ("emu" not in when or backend == "emulated")
+
+def expect(*begins, then):
+    global before
+    then()
+    after = look()
+    wanted = {resolve(it) for it, when in TABLE if when.startswith(begins) and here(when)}
+    found = replaced(before, after)
+    assert found == wanted, (begins, "not in the table:", found - wanted, "not replaced:", wanted - found)
+    before = after
+
+def import_it():
+    import torch_uvm
+
+before = look()
+"""
+
+
+def table() -> list[tuple[str, str]]:
+    """(attribute, when) of each row of the tables of what is replaced."""
+    found = []
+    for line in README.read_text().partition("## Registered")[0].splitlines():
+        if line.startswith("| `"):
+            attributes, when = line.strip("| ").split(" | ")[:2]
+            found += [(attribute, when) for attribute in re.findall(r"`([^`]+)`", attributes)]
+    return found
+
+
+def test_the_table_is_read() -> None:
+    assert ("torch.Tensor.to", "import") in table()
+    assert len(table()) > 50
+    begins = ("import", "first managed tensor", "first budget", "`moves=", "`optimizer=")
+    assert [when for _, when in table() if not when.startswith(begins)] == []
+
+
+def without_the_compiler() -> str:
+    plain = [row for row in table() if "import of" not in row[1]]
+    return f"TABLE = {plain!r}\n{LOOK}"
+
+
+def test_import_adds_a_keyword_to_one_method(spawn: Spawn) -> None:
+    code = """
+expect("import", then=import_it)
+assert not any("_dynamo.output_graph" in name for name in sys.modules)
+"""
+    spawn(without_the_compiler() + code)
+
+
+def test_each_replacement_is_in_the_table(spawn: Spawn) -> None:
+    """With the compiler imported before torch_uvm, so that nothing waits for its import."""
+    code = COMPILER + f"TABLE = {table()!r}\n{LOOK}"
+    spawn(
+        code
+        + """
+expect("import", then=import_it)
+import torch_uvm
+expect("first managed tensor", then=lambda: torch_uvm.enable(budget=None))
+expect("first budget", then=lambda: torch_uvm.set_budget("auto"))
+expect("`moves=", then=lambda: torch_uvm.enable(moves="alias"))
+expect("`optimizer=", then=lambda: torch_uvm.enable(optimizer="deferred"))
+assert not replaced(before, look())
+torch_uvm.disable()
+assert not replaced(before, look())  # managed tensors may be left
+torch_uvm.enable(moves="alias", optimizer="deferred", budget="1GiB")
+assert not replaced(before, look())  # once each
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch_uvm.empty(4)",
+        "torch.ones(4).to('cpu', managed=True)",
+        "torch_uvm.to(torch.ones(4), 'cpu', managed=True)",
+        "torch_uvm.enabled().__enter__()",
+        "torch_uvm.use_allocator(torch_uvm.Allocator.process()).__enter__()",
+    ],
+)
+def test_what_makes_the_first_managed_tensor(spawn: Spawn, first: str) -> None:
+    spawn(
+        without_the_compiler()
+        + f"""
+import_it()
+import torch_uvm
+before = look()
+expect("first managed tensor", *(["first budget"] if "__enter__" in {first!r} else []), then=lambda: {first})
+"""
+    )
+
+
+def test_options_in_the_environment_wait_for_the_first_managed_tensor(spawn: Spawn) -> None:
+    spawn(
+        without_the_compiler()
+        + """
+expect("import", then=import_it)
+import torch_uvm
+expect("first managed tensor", "first budget", "`optimizer=", then=lambda: torch_uvm.empty(4))
+""",
+        env={"TORCH_UVM_CONF": "budget:1GiB,optimizer:deferred"},
+    )

@@ -1,0 +1,1 @@
+"""Where managed memory comes from: allocators, arenas, allocation plans, statistics."""

@@ -1,0 +1,296 @@
+"""Statistics of managed memory, with the names and keys of torch.cuda's.
+
+`device` selects the home: None for all homes together, a device (a torch.device, a string, or the
+accelerator's index), or "cpu" for the host. A block counts for the home that used it last, so the numbers of
+one home say who uses memory, not where its pages are now. Peaks over all homes are peaks of the sum, not
+sums of peaks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._residency.limits import get_host_limit
+from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resolve_home
+
+
+@exact_keywords
+def memory_stats(device: Device | None = None) -> dict[str, int]:
+    """The counters of the managed allocator, flat, with the keys of torch.cuda.memory_stats.
+
+    Levels are "<what>.<pool>.<figure>". "what" is allocation, segment, active, inactive_split (counts),
+    allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes or requested_bytes; "pool" is all,
+    small_pool or large_pool; "figure" is current, peak, allocated or freed. Counts are num_alloc_retries,
+    num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded and
+    num_host_waits.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _C.memory_stats(resolve_home(device))
+
+
+def _level(device: Device | None, what: str, figure: str) -> int:
+    return _C.memory_stats(resolve_home(device))[f"{what}.all.{figure}"]
+
+
+@exact_keywords
+def memory_allocated(device: Device | None = None) -> int:
+    """Bytes of managed blocks that tensors hold now.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+
+    >>> torch_uvm.memory_allocated()
+    0
+    """
+    return _level(device, "allocated_bytes", "current")
+
+
+@exact_keywords
+def max_memory_allocated(device: Device | None = None) -> int:
+    """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _level(device, "allocated_bytes", "peak")
+
+
+@exact_keywords
+def memory_reserved(device: Device | None = None) -> int:
+    """Bytes of managed segments: in use by tensors, or cached for later ones.
+
+    `set_limit` bounds the sum over all homes.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _level(device, "reserved_bytes", "current")
+
+
+@exact_keywords
+def max_memory_reserved(device: Device | None = None) -> int:
+    """The most bytes of managed segments since the last `reset_peak_memory_stats`.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _level(device, "reserved_bytes", "peak")
+
+
+def _reset_homes(device: Device | None) -> list[torch.device | None]:
+    if device is not None:
+        return [resolve_home(device)]
+    here = accelerator()
+    count = 0 if here is None else torch.accelerator.device_count()
+    return [None, *map(resolve_home, ["cpu", *range(count)])]
+
+
+@exact_keywords
+def reset_peak_memory_stats(device: Device | None = None) -> None:
+    """Sets the peaks to the current levels.
+
+    Args:
+        device: the home, as in `memory_stats`; None for every home and for their sum.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    for home in _reset_homes(device):
+        _C.reset_peak_memory_stats(home)
+
+
+@exact_keywords
+def reset_accumulated_memory_stats(device: Device | None = None) -> None:
+    """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay.
+
+    Args:
+        device: the home, as in `memory_stats`; None for every home and for their sum.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    for home in _reset_homes(device):
+        _C.reset_accumulated_memory_stats(home)
+
+
+@exact_keywords
+def empty_cache() -> int:
+    """Releases every managed segment that no tensor uses, after waiting for pending frees.
+
+    Returns:
+        the bytes released
+    """
+    return _C.empty_cache()
+
+
+@exact_keywords
+def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
+    """Every managed segment with its blocks, in address order, in the form of torch.cuda.memory_snapshot.
+
+    PyTorch's viewer of snapshots (torch.cuda._memory_viz, pytorch.org/memory_viz) accepts ``{"segments": it,
+    "device_traces": []}``. In place of a stack, blocks name their home.
+
+    Args:
+        device: only the segments made for that home; a block in one may have another home by now. None for
+            all of them.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    segments = [_for_viewers(segment) for segment in _C.memory_snapshot()]
+    home = resolve_home(device)
+    if home is None:
+        return segments
+    index = -1 if home.type == "cpu" else home.index
+    return [segment for segment in segments if segment["device"] == index]
+
+
+def _for_viewers(segment: dict[str, Any]) -> dict[str, Any]:
+    """A segment with the keys that PyTorch's viewer reads and ours lack: a stream, and a stack."""
+    home = "the host" if segment["device"] < 0 else f"device {segment['device']}"
+    frames = [{"name": f"managed memory, made for {home}", "filename": "torch_uvm", "line": 0}]
+    return segment | {
+        "stream": segment["blocks"][0]["stream"] if segment["blocks"] else 0,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": frames,
+        "blocks": [block | {"frames": frames} for block in segment["blocks"]],
+    }
+
+
+@exact_keywords
+def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
+    """How the free managed memory is fragmented: why a request may not fit.
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+
+    Returns:
+        a dictionary, bytes by name: "reserved_bytes" (of segments made for `device`), "allocated_bytes",
+            "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes"
+            (freed, but still in use by a stream), "free_bytes", and of these "inactive_split_bytes" (in
+            segments partly in use), "unused_segment_bytes" (which `empty_cache` releases) and
+            "largest_free_bytes" (in one piece).
+        "share_outside_largest": of the free bytes, from 0 to 1.
+        "pieces": a list of "least_bytes", "count" and "bytes", for the free pieces of at least that size and
+        below the next entry's.
+        "table": all of it as text.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    return _C.memory_fragmentation(resolve_home(device))
+
+
+_LEVELS = (
+    ("Allocated memory", "allocated_bytes"),
+    ("Active memory", "active_bytes"),
+    ("Requested memory", "requested_bytes"),
+    ("Reserved memory", "reserved_bytes"),
+    ("Inactive split memory", "inactive_split_bytes"),
+    ("Allocations", "allocation"),
+    ("Active allocations", "active"),
+    ("Segments", "segment"),
+    ("Inactive splits", "inactive_split"),
+)
+
+
+#: Rows of `memory_summary`: keys of `residency_stats`, and their titles.
+_TRANSFERS = (
+    ("fetched", "Fetched to a device"),
+    ("written_back", "Written back to the host"),
+    ("dropped_clean", "Dropped clean, no copy"),
+    ("used_in_place", "Used in place on the host"),
+)
+
+
+def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
+    """The budget in force on a device, or the one requested, which its first managed memory puts in force."""
+    budget, asked = _C.budget(index), _C.requested_budget(index)
+    if budget is None:
+        figure = "none" if asked in (None, "none") else f"{asked}, from its first managed memory on"
+    else:
+        figure = f"{_C.format_bytes(budget)} (asked for: {asked})"
+    used = f"; reserved {_C.format_bytes(now.get(index, 0))}, peak {_C.format_bytes(peaks.get(index, 0))}"
+    return f"budget of device {index}: {figure}{used if budget is not None else ''}"
+
+
+def _residency_lines(home: torch.device | None) -> list[str]:
+    """Budgets, pinned host memory and transfers. The last two are the process's, whatever the home."""
+    here = accelerator()
+    count = 0 if here is None or _C.backend() == "none" else torch.accelerator.device_count()
+    stats = _C.residency_stats()
+    devices = range(count) if home is None or home.type == "cpu" else [home.index]
+    host_limit = get_host_limit()
+    limit = "none" if host_limit is None else _C.format_bytes(host_limit)
+    lines = [_budget_line(index, stats["peak_device_bytes"], stats["device_bytes"]) for index in devices]
+    lines += [
+        f"pinned host memory: {_C.format_bytes(stats['host_bytes'])}; host limit: {limit}",
+        f"{'transfers':<29}{'count':>12}{'bytes':>14}{'ms':>14}",
+    ]
+    for key, name in _TRANSFERS:
+        it = stats[key]
+        time = f"{it['ms']:.1f}" if it["ms"] else "-"
+        lines.append(f"  {name:<27}{it['count']:>12}{_C.format_bytes(it['bytes']):>14}{time:>14}")
+    lines.append(f"  {'Operators over the budget':<27}{stats['over_budget']:>12}")
+    return lines
+
+
+@exact_keywords
+def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
+    """The statistics as a table to read: memory, then budgets, pinned host memory and transfers.
+
+    Pinned host memory and transfers are the process's, whatever `device` is (`residency_stats`).
+
+    Args:
+        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+        abbreviated: only the totals, without the two pools and the fragmentation.
+
+    Raises:
+        TypeError, ValueError: an unknown device or index.
+    """
+    home = resolve_home(device)
+    stats = _C.memory_stats(home)
+    limit = _C.get_limit()
+    whose = "all homes" if home is None else ("host" if home.type == "cpu" else str(home))
+    rule = "-" * 79
+    lines = [
+        rule,
+        f"torch_uvm managed memory, {whose}; limit: {'none' if limit is None else _C.format_bytes(limit)}",
+        f"out of memory: {stats['num_ooms']}   retries: {stats['num_alloc_retries']}   "
+        f"events: {stats['num_events_recorded']}   host waits: {stats['num_host_waits']}",
+        rule,
+        f"{'':<23}{'now':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
+    ]
+    pools = (("all", ""), ("large_pool", "  large"), ("small_pool", "  small"))
+    for title, key in _LEVELS:
+        for pool, name in pools[:1] if abbreviated else pools:
+            cells = []
+            for figure in ("current", "peak", "allocated", "freed"):
+                value = stats[f"{key}.{pool}.{figure}"]
+                text = _C.format_bytes(value) if key.endswith("_bytes") else str(value)
+                cells.append(f"{text:>14}")
+            lines.append(f"{name or title:<23}{''.join(cells)}")
+    if not abbreviated:
+        lines += [rule, _C.memory_fragmentation(home)["table"].rstrip("\n")]
+    return "\n".join([*lines, rule, *_residency_lines(home), rule, ""])

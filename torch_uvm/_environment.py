@@ -1,0 +1,146 @@
+"""The environment variables, read when torch_uvm is imported.
+
+TORCH_UVM                       1/true/on: turns the switch on; 0/false/off: does not
+PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by RFC-0023's name; TORCH_UVM takes precedence
+TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
+                                cuda: never registers it, and fails the import without a CUDA device
+TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
+TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/report.md)
+
+An empty value is the same as none. A wrong value fails the import with an error that names it, before
+anything has changed. So does an unknown variable that begins with TORCH_UVM_, which would otherwise be
+ignored silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._residency import budget
+from torch_uvm._switch.switch import enable
+from torch_uvm._util.runtime import has_gpu
+
+log = logging.getLogger("torch_uvm")
+
+#: The variables for users.
+OURS = ("TORCH_UVM", "TORCH_UVM_DEVICE", "TORCH_UVM_CONF", "TORCH_UVM_REPORT")
+
+#: Other variables with this prefix: set by the package itself, and for its build and tests.
+DEVELOPERS = frozenset(
+    f"TORCH_UVM_{name}"
+    for name in (
+        "CALLS",
+        "CHECKED",
+        "CHECK_EVERY",
+        "CUDA",
+        "FAULTS",
+        "REPORT_OF",
+        "REQUIRE_CUDA",
+        "SANITIZE",
+        "TEST_CUDA",
+        "TEST_TABLES",
+    )
+)
+
+_SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _switch(name: str) -> bool | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if text.lower() not in _SWITCHES:
+        raise ValueError(f"{name}={text!r} in the environment; accepted: {', '.join(_SWITCHES)}")
+    return _SWITCHES[text.lower()]
+
+
+def _check_names() -> None:
+    for name in sorted(os.environ):
+        if name.startswith("TORCH_UVM_") and name not in DEVELOPERS.union(OURS) and os.environ[name].strip():
+            raise ValueError(
+                f"{name}={os.environ[name]!r} in the environment is no variable of torch_uvm"
+                f"{_meant(name)}; accepted: {', '.join(OURS)}"
+            )
+
+
+def _meant(name: str) -> str:
+    """A suggestion: an option of that name belongs into TORCH_UVM_CONF."""
+    word = name.removeprefix("TORCH_UVM_")
+    options = [option["key"] for option in _C.describe_options()]
+    if key := difflib.get_close_matches(word.lower(), options, n=1):
+        return f"; did you mean TORCH_UVM_CONF={key[0]}:{os.environ[name].strip()}?"
+    ours = difflib.get_close_matches(word, [it.removeprefix("TORCH_UVM_") for it in OURS], n=1)
+    return f"; did you mean TORCH_UVM_{ours[0]}?" if ours else ""
+
+
+def _device() -> str | None:
+    text = os.environ.get("TORCH_UVM_DEVICE", "").strip()
+    if text not in ("", "emu", "cuda"):
+        raise ValueError(f"TORCH_UVM_DEVICE={text!r} in the environment; accepted: emu, cuda")
+    if text == "cuda" and not has_gpu():
+        raise RuntimeError(
+            "TORCH_UVM_DEVICE='cuda' in the environment, and torch finds no CUDA device; accepted: emu"
+        )
+    if text == "cuda" and not _C.built_with_cuda():
+        raise RuntimeError(
+            "TORCH_UVM_DEVICE='cuda' in the environment, and torch_uvm was built without CUDA; accepted: emu"
+        )
+    return text or None
+
+
+def _is_other_accelerator_here() -> bool:
+    here = torch.accelerator.current_accelerator()
+    # CUDA is not asked whether it is available: that would initialise it.
+    if here is None or here.type == "cuda":
+        return False
+    return torch.accelerator.current_accelerator(check_available=True) is not None
+
+
+def _why_emulated(asked: bool) -> str:
+    if asked:
+        return "TORCH_UVM_DEVICE=emu asks for it"
+    if _C.built_with_cuda():
+        return "torch_uvm is built with CUDA, but there is no GPU here"
+    if torch.version.cuda is not None:
+        return "torch is built with CUDA, but there is no GPU here"
+    return "there is no GPU here"
+
+
+def apply_environment() -> None:
+    """Applies the variables above; called once, at the end of `import torch_uvm`."""
+    _check_names()
+    ours, rfc = _switch("TORCH_UVM"), _switch("PYTORCH_ENABLE_UNIFIED_MEMORY")
+    device = _device()
+    options = os.environ.get("TORCH_UVM_CONF", "")
+    try:
+        _C.load_options(options)
+    except ValueError as error:
+        raise ValueError(f"TORCH_UVM_CONF={options!r} in the environment: {error}") from None
+    if device != "emu" and has_gpu():
+        if _C.built_with_cuda():
+            _C.cuda_register()
+    elif device == "emu" or not _is_other_accelerator_here():
+        from torch_uvm.emulated._register import register
+
+        register()
+        # With a CUDA build of torch a GPU is expected, so the message must show without any logging set up.
+        surprising = device is None and torch.version.cuda is not None
+        log.log(
+            logging.WARNING if surprising else logging.INFO,
+            "using the emulated accelerator 'emu': %s; its figures are modelled, and `python -m torch_uvm "
+            "info` says what is off",
+            _why_emulated(device == "emu"),
+        )
+    if _C.requested_budget(0) not in (None, "none"):
+        budget.warn_of_few_bytes(str(_C.requested_budget(0)), "TORCH_UVM_CONF: budget")
+    if rfc if ours is None else ours:
+        enable()
+    if os.environ.get("TORCH_UVM_REPORT", "").strip():
+        from torch_uvm import report
+
+        report.start_from_environment()

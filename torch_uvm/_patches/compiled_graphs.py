@@ -1,0 +1,159 @@
+"""Inductor's graphs and CUDA graphs under a budget: kernels that run without an operator.
+
+Inductor's graphs launch kernels with addresses that they read once. To the residency engine each call of
+such a graph is one operator: all inputs are made ready together, and pinned until the call returns, on
+whatever thread. Backends that run operators (`eager`, `aot_eager`) need nothing.
+
+A CUDA graph keeps addresses: captured storages are pinned until the graph is reset or freed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._patches.import_hooks import when_imported
+from torch_uvm._patches.replace import replace_once
+
+#: There where updates of optimizers may be pending: what is looked at is to be up to date.
+_flush_pending: Callable[[Sequence[Any]], None] | None = getattr(_C, "flush_pending", None)
+
+_keys = itertools.count(1)
+
+
+class _Known:
+    """What is known of a compiled graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self.key = next(_keys)
+        self.constants: tuple[torch.Tensor, ...] = ()  # tensors that it uses, beside its inputs
+        #: Indices of inputs that it writes; None: all.
+        self.written: frozenset[int] | None = None
+        #: The only type of the other inputs that it does not write; None: any.
+        self.unwritten: type | None = None
+        if hasattr(graph, "mutated_input_idxs") and hasattr(graph, "fx_kwargs"):
+            self.written = frozenset(graph.mutated_input_idxs)
+            # A backward may reuse the memory of tensors saved for it (donated buffers). Parameters are never
+            # among them.
+            self.unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
+
+
+#: By identity: graphs are not hashable, and attributes set on them would be pickled with them.
+_graphs: dict[int, _Known] = {}
+
+
+def _known(graph: Any) -> _Known:
+    known = _graphs.get(id(graph))
+    if known is None:
+        known = _graphs.setdefault(id(graph), _Known(graph))
+        weakref.finalize(graph, _graphs.pop, id(graph), None).atexit = False
+    return known
+
+
+def _held(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
+
+    def __call__(self: Any, inputs: Sequence[Any]) -> Any:
+        if _flush_pending is not None:
+            _flush_pending([each for each in inputs if isinstance(each, torch.Tensor)])
+        known = _known(self)
+        region = _C.enter_region(known.key, inputs, known.constants, known.written, known.unwritten)
+        if region is None:
+            return plain(self, inputs)
+        outputs = None
+        try:
+            outputs = plain(self, inputs)
+        finally:
+            _C.leave_region(region, outputs)
+        return outputs
+
+    return __call__
+
+
+def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
+    def post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        plain(self, example_inputs, constants, graph_kwargs)
+        named = constants.unwrap(self)
+        known = _graphs[id(self)] = _Known(self)
+        known.constants = tuple(each for each in named.values() if isinstance(each, torch.Tensor))
+        weakref.finalize(self, _graphs.pop, id(self), None).atexit = False
+
+    return post_compile
+
+
+def _watch_calls(module: ModuleType) -> None:
+    replace_once(module.CompiledFxGraph, "__call__", _held)
+    replace_once(module.CompiledFxGraph, "post_compile", _noting_constants)
+    if hasattr(module, "CompiledAOTI"):
+        replace_once(module.CompiledAOTI, "__call__", _held)
+
+
+# --- captures
+
+
+def _beginning(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        _C.flush_all_pending()  # a deferred update inside the capture would run again at each replay
+        plain(self, *args, **kwargs)
+        capture = _C.begin_capture()
+        if capture:
+            release = weakref.finalize(self, _C.release_capture, capture)
+            release.atexit = False
+            vars(self)["_torch_uvm_capture"] = capture, release
+
+    return capture_begin
+
+
+def _ending(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def capture_end(self: Any) -> None:
+        try:
+            plain(self)
+        finally:
+            capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
+            if capture:
+                _C.end_capture(capture)
+
+    return capture_end
+
+
+def _replaying(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def replay(self: Any) -> None:
+        capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
+        if capture:
+            _C.note_replay(capture)
+        plain(self)
+
+    return replay
+
+
+def _resetting(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def reset(self: Any) -> None:
+        plain(self)
+        _, release = vars(self).pop("_torch_uvm_capture", (0, None))
+        if release is not None:
+            release()
+
+    return reset
+
+
+#: Methods of torch.cuda.CUDAGraph, and what replaces them.
+_CAPTURES = {"capture_begin": _beginning, "capture_end": _ending, "replay": _replaying, "reset": _resetting}
+
+
+def watch_graphs() -> None:
+    """Patches the classes, Inductor's once Inductor is imported. Imports nothing."""
+    when_imported("torch._inductor.output_code", _watch_calls)
+    if _C.built_with_cuda():
+        for name, wrap in _CAPTURES.items():
+            replace_once(torch.cuda.CUDAGraph, name, wrap)

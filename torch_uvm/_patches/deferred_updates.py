@@ -1,0 +1,271 @@
+"""`optimizer="deferred"`: the update of a large parameter waits for the parameter's next use.
+
+A step under a budget fetches parameters, gradients and moments one after another, with no computation to
+overlap. Deferred, each parameter's update runs right before the parameter's next use, so that its transfers
+overlap the forward pass.
+
+The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for one
+parameter at a time, and the operators that they call are recorded instead of run
+(csrc/tensor/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are numbers,
+and step counts and versions of tensors increase at once. An update that cannot wait, or that might give
+other bits, runs during the step.
+"""
+
+# ruff: noqa: C419  (lists, not generators: Python loses Ctrl-C when it closes an unfinished generator)
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    _default_to_fused_or_foreach,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_uvm import _C
+from torch_uvm._patches.replace import replace_once
+from torch_uvm._util.arguments import show
+
+ACCEPTED = '"in_place" or "deferred"'
+
+#: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
+_FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
+#: Their lists of numbers, one tensor for each parameter: updated during the step.
+_NUMBERS = ("state_steps", "mu_products")
+
+_lock = threading.Lock()
+_watching = False
+_on = False
+
+
+class _Step(threading.local):
+    optimizer: weakref.ref[Optimizer] | None = None
+
+
+_step = _Step()
+_known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def check(optimizer: object) -> None:
+    """Checks an argument of `choose`.
+
+    Raises:
+        TypeError, ValueError: it is not accepted.
+    """
+    if not isinstance(optimizer, str):
+        raise TypeError(f"optimizer is {show(optimizer)}; accepted: {ACCEPTED}")
+    if optimizer not in ("in_place", "deferred"):
+        raise ValueError(f"optimizer={optimizer!r}; accepted: {ACCEPTED}")
+
+
+def choose(optimizer: str) -> None:
+    """Sets when later steps update parameters, and runs the pending updates."""
+    global _on
+    _C.set_option("optimizer", optimizer)
+    if optimizer == "deferred":
+        _watch()
+    _on = optimizer == "deferred"
+    _C.flush_all_pending()
+
+
+def chosen() -> str:
+    """The value in the option table, which TORCH_UVM_CONF fills."""
+    return next(option["value"] for option in _C.describe_options() if option["key"] == "optimizer")
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(_tensors(value))
+    return found
+
+
+class _Recorder(TorchDispatchMode):
+    """Records the operators that use tensors of a device. Operators on `numbers` alone run at once."""
+
+    def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.update = _C.DeferredUpdate(device)
+        self.observed = True  # read in C++: other observers see this thread's operators
+        self._at_once = {id(number) for number in numbers}
+        self._results: dict[int, torch.Tensor] = {}  # stand for the update's future results
+        self._without_bytes: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        waits = any(
+            [
+                not tensor.is_cpu and id(tensor) not in self._at_once
+                for tensor in _tensors((*args, *kwargs.values()))
+            ]
+        )
+        schema = func._schema
+        if not waits:
+            return self._run(func, args, kwargs)
+        written = [returned.alias_info is not None for returned in schema.returns]
+        results: Any = None
+        made: list[torch.Tensor] = []
+        if not written:
+            self._count(func, args)
+        elif not any(written):
+            results = func(*self._meta(args), **self._meta(kwargs))
+            made = _tensors((results,))
+            self._results.update([(id(result), result) for result in made])
+        elif all(written) and all([returned.alias_info.is_write for returned in schema.returns]):
+            results = kwargs.get("out", args[0])
+        else:
+            raise RuntimeError(f'optimizer="deferred" cannot have {schema}; report it, and use "in_place"')
+        self.update.add(schema.name, schema.overload_name, tuple(args), dict(kwargs), made)
+        return results
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        versions = [tensor._version for tensor in _tensors(args[:1])]
+        results = func(*args, **kwargs)
+        if not func._schema.returns and versions == [tensor._version for tensor in _tensors(args[:1])]:
+            self._count(func, args)
+        return results
+
+    def _count(self, func: Any, args: Any) -> None:
+        """Increments the versions of written tensors as the operator itself would.
+
+        A list's versions are incremented in the kernel, a single tensor's before the operator is recorded,
+        and those of a fused operator's outputs not at all.
+        """
+        if not func._schema.name.startswith("aten::_fused_"):
+            # A list: PyTorch would lose a Ctrl-C that interrupts a generator here.
+            torch.autograd.graph.increment_version([t for t in args[0] if id(t) not in self._results])
+
+    def _meta(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._results or value.is_cpu:
+                return value
+            known = self._without_bytes.get(id(value))
+            if known is None:
+                known = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                self._without_bytes[id(value)] = known
+            return known
+        if isinstance(value, dict):
+            return {key: self._meta(member) for key, member in value.items()}
+        return type(value)(map(self._meta, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any]]] | None:
+    """Lists with a tensor, and lists with a number, for each parameter; None: the update cannot wait."""
+    length = len(arguments["params"])
+    tensors: list[list[Any]] = []
+    numbers: list[list[Any]] = []
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            return None  # a learning rate or gradient scale: it may change first
+        if isinstance(value, list) and value:
+            if len(value) != length or not all(
+                [type(t) in (torch.Tensor, torch.nn.Parameter) for t in value]
+            ):
+                return None
+            (numbers if name in _NUMBERS else tensors).append(value)
+    return tensors, numbers
+
+
+def _deferrable(arguments: dict[str, Any]) -> list[int]:
+    """The indices of the parameters whose update can wait."""
+    if any(
+        [arguments.get(name) for name in ("capturable", "differentiable", "has_sparse_grad", "has_complex")]
+    ):
+        return []
+    operands = _operands(arguments)
+    if operands is None or (arguments["params"][0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return []
+    tensors, numbers = operands
+    _C.flush_pending([tensor for each in (*tensors, *numbers) for tensor in each])  # of the previous step
+    return _C.deferrable(tensors)
+
+
+def _part(arguments: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+    return {
+        name: [value[index] for index in indices] if isinstance(value, list) and value else value
+        for name, value in arguments.items()
+    }
+
+
+def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, a function of torch.optim that updates lists of parameters."""
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        optimizer = None if _step.optimizer is None else _step.optimizer()
+        if not _on or optimizer is None or not _C.is_enabled():
+            return plain(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        indices = _deferrable(arguments) if arguments["params"] else []
+        if not indices:
+            return plain(*args, **kwargs)
+        _choose_kernels(arguments)
+        updates = []
+        for index in indices:
+            part = _part(arguments, [index])
+            numbers = [value[0] for name, value in part.items() if name in _NUMBERS and value]
+            recorder = _Recorder(part["params"][0].device, numbers)
+            # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
+            # inconsistent.
+            try:
+                _C.begin_recording(recorder)
+                plain(**part)
+            finally:
+                _C.end_recording(recorder)
+            updates.append(recorder.update)
+        _C.defer(updates)
+        if optimizer not in _known:
+            _known.add(optimizer)
+            # The optimizer's tensors must not outlive it in pending updates.
+            weakref.finalize(optimizer, _C.flush_all_pending).atexit = False
+        rest = sorted(set(range(len(arguments["params"]))) - set(indices))
+        if rest:
+            plain(**_part(arguments, rest))
+        return None
+
+    return call
+
+
+def _choose_kernels(arguments: dict[str, Any]) -> None:
+    """Chooses foreach or not for all parameters together, as the function itself would."""
+    if arguments["foreach"] is None and arguments.get("fused") is None:
+        arguments["foreach"] = _default_to_fused_or_foreach(
+            arguments["params"], differentiable=False, use_fused=False
+        )[1]
+        if "fused" in arguments:
+            arguments["fused"] = False
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _step.optimizer = weakref.ref(optimizer)
+
+
+def _watch() -> None:
+    """Replaces the functions. Calling it again does nothing."""
+    global _watching
+    with _lock:
+        if _watching:
+            return
+        for name in _FUNCTIONS:
+            module = importlib.import_module(f"torch.optim.{name}")
+            replace_once(module, name, _deferring)
+        register_optimizer_step_pre_hook(_before_step)
+        _watching = True

@@ -1,0 +1,96 @@
+"""`Tensor.__dlpack__`: managed tensors given to other libraries.
+
+PyTorch does not know DLPack's device type 13, kDLCUDAManaged. With this patch a managed tensor is exported
+as kDLCUDAManaged to a consumer that asks for it, and a managed tensor on a device is exported to the CPU
+without a copy. Every other export is PyTorch's. The other direction is `torch_uvm.from_dlpack`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.overrides import has_torch_function_unary
+from torch.utils.dlpack import DLDeviceType
+
+from torch_uvm import _C
+from torch_uvm._patches import pointer_escapes
+from torch_uvm._util.arguments import show
+
+_CPU = int(DLDeviceType.kDLCPU)
+_MANAGED = int(DLDeviceType.kDLCUDAManaged)
+
+# The method that is replaced.
+_plain_dlpack = torch.Tensor.__dlpack__
+
+
+def _asked_type(dl_device: Any) -> int | None:
+    """The device type of a (type, index) pair; None if it is not one, which PyTorch's method refuses."""
+    if isinstance(dl_device, tuple) and len(dl_device) == 2 and isinstance(dl_device[0], int):
+        return int(dl_device[0])
+    return None
+
+
+def _check_export(x: torch.Tensor, stream: Any, index: Any, copy: Any, max_version: Any) -> None:
+    if max_version is not None and not (
+        isinstance(max_version, tuple)
+        and len(max_version) == 2
+        and all(type(number) is int for number in max_version)
+    ):
+        raise TypeError(f"max_version is {show(max_version)}; accepted: a pair of ints, or None")
+    if x.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    if x.is_conj() or x.is_neg():
+        raise BufferError("Can't export tensors with the conjugate or negative bit set")
+    if stream is not None and type(stream) is not int:
+        raise TypeError(f"stream is {show(stream)}; accepted: an int, or None")
+    if copy not in (None, True, False):
+        raise TypeError(f"copy is {show(copy)}; accepted: True, False, None")
+    count = torch.accelerator.device_count()
+    if type(index) is not int or not 0 <= index < max(count, 1):
+        raise BufferError(f"dl_device has the index {show(index)}; there are {count} devices, from 0")
+
+
+def _wait_for_device(x: torch.Tensor) -> None:
+    if x.device.type != "cpu":
+        torch.accelerator.current_stream(x.device).synchronize()
+
+
+@functools.wraps(_plain_dlpack)
+def _dlpack(
+    self: torch.Tensor,
+    *,
+    stream: Any = -1,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[Any, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    asked = None if dl_device is None or has_torch_function_unary(self) else _asked_type(dl_device)
+    if asked not in (_CPU, _MANAGED) or not _C.is_managed(self):
+        given = self if copy else pointer_escapes.exported(self)
+        return _plain_dlpack(given, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+    assert dl_device is not None
+    if asked == _CPU:
+        if self.device.type == "cpu" or copy:
+            return _plain_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        _check_export(self, stream, dl_device[1], copy, max_version)
+        # A consumer on the CPU cannot wait for a stream, so the move waits.
+        here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
+        return _plain_dlpack(here, max_version=max_version)
+    _check_export(self, stream, dl_device[1], copy, max_version)
+    given = self
+    if copy:
+        given = torch.empty_like(self, device="meta")
+        given = _C.empty_strided(given.shape, given.stride(), self.dtype, self.device).copy_(self)
+    if stream != -1:
+        # Waiting on the consumer's stream is not enough: the CPU may read managed memory, too.
+        _wait_for_device(given)
+    versioned = max_version is not None and max_version[0] >= 1
+    return _C.dlpack_export(given, dl_device[1], versioned, bool(copy))
+
+
+def export_managed_memory() -> None:
+    """Replaces `Tensor.__dlpack__`. Calling it again does nothing."""
+    if torch.Tensor.__dlpack__ is not _dlpack:
+        torch.Tensor.__dlpack__ = _dlpack  # type: ignore[method-assign]

@@ -1,0 +1,138 @@
+"""Calls that give addresses of managed memory to code outside PyTorch, under a budget.
+
+Between operators the residency engine may move a storage's bytes to another address. Whoever holds an
+address must find the bytes there:
+
+- A bare address (`data_ptr()` of a tensor or a storage, numpy) is materialised first: the call waits for
+  transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
+  as identities.
+- An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
+  it.
+
+The CPU's label of a moved tensor needs no pin: bytes with several labels are not moved. `watch` installs all
+of this before the first budget.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import has_torch_function_unary
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_uvm import _C
+from torch_uvm._patches.replace import replace_once
+from torch_uvm._util.compiler import run_as_it_is
+
+_lock = threading.Lock()
+_watching = False
+
+
+def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, a method of tensors that returns an address."""
+
+    @run_as_it_is
+    @functools.wraps(plain)
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _C.is_managed(self):
+            _C.settle(self)
+        return plain(self, *args, **kwargs)
+
+    return call
+
+
+def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @run_as_it_is
+    @functools.wraps(plain)
+    def call(self: torch.UntypedStorage) -> Any:
+        if _C.label_count(self) > 0:
+            _C.settle_storage(self)
+        return plain(self)
+
+    return call
+
+
+def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
+    """Pins the bytes of `x` until `lives` is freed, in Python and in C++."""
+    held = [x.detach()]  # an alias: the bytes of `x` may be replaced (`x.data = ...`)
+    _C.keep_resident(held, True)
+    weakref.finalize(lives, _C.keep_resident, held, False).atexit = False
+
+
+def exported(x: torch.Tensor) -> torch.Tensor:
+    """The tensor to export in place of `x`: if need be an alias that pins the bytes of `x` while it lives."""
+    if not _watching or not _C.is_managed(x):
+        return x
+    if x.device.type == "cpu" or _C.budget(x.device.index) is None:
+        return x  # the engine does not move it
+    if has_torch_function_unary(x):
+        _pin_while(x, x)
+        return x
+    if x.requires_grad:
+        return x  # PyTorch refuses to export it
+    alias = x.detach()
+    _pin_while(alias, x)
+    return alias
+
+
+def _exporting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return plain(exported(tensor), *args, **kwargs)
+
+    return call
+
+
+#: By tensor, the storage that is pinned because of its `__cuda_array_interface__`.
+_pinned_interfaces: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _array_interface(plain: property) -> property:
+    get: Any = plain.fget
+
+    @functools.wraps(get)
+    def interface(self: torch.Tensor) -> Any:
+        given = get(self)
+        # A consumer keeps the tensor itself, so the pin lasts as long as the tensor. Many programs only
+        # check whether the attribute exists.
+        storage = self.untyped_storage()._cdata if _C.is_managed(self) else None
+        with _lock:
+            known = _pinned_interfaces.get(self) == storage
+            if not known:
+                _pinned_interfaces[self] = storage
+        if not known:
+            try:
+                _pin_while(self, self)
+            except BaseException:
+                with _lock:
+                    _pinned_interfaces.pop(self, None)
+                raise
+            given = get(self)
+        return given
+
+    return property(interface)
+
+
+def watch() -> None:
+    """Replaces the methods. Calling it again does nothing."""
+    global _watching
+    with _lock:
+        if _watching:
+            return
+        tensor: Any = torch.Tensor
+        storage: Any = torch.UntypedStorage
+        for name in ("data_ptr", "numpy"):
+            replace_once(tensor, name, _materialising)
+        replace_once(storage, "data_ptr", _materialising_storage)
+        replace_once(tensor, "__cuda_array_interface__", _array_interface)
+        for module in (torch, torch.utils.dlpack):
+            replace_once(module, "to_dlpack", _exporting)
+        # It exports in C, where no patch runs. A consumer that does not find it calls __dlpack__.
+        if "__dlpack_c_exchange_api__" in vars(tensor):
+            del tensor.__dlpack_c_exchange_api__
+        _watching = True

@@ -1,0 +1,1 @@
+"""Where the bytes of managed tensors are: budgets, limits, pins, hints, steps."""

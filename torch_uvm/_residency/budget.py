@@ -1,0 +1,222 @@
+"""The budget: how much of a device's memory managed tensors may use, and what the engine did for it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._patches import install
+from torch_uvm._util.arguments import (
+    BYTE_FORMS,
+    Device,
+    accepted_devices,
+    byte_count,
+    exact_keywords,
+    resolve_device,
+    show,
+)
+from torch_uvm._util.log import log
+from torch_uvm._util.runtime import check_runtime
+
+ALSO = """, '80%' of the device's memory, "auto" or None"""
+
+
+#: A budget below this is taken for one with a forgotten unit.
+_LEAST_BYTES = 1 << 20
+
+
+def budget_text(budget: object, what: str = "budget") -> str:
+    """A budget as the option table stores it. Warns if it is below 1 MiB.
+
+    Raises:
+        TypeError: `budget` is neither an int, nor a string, nor None (a bool, a float).
+        ValueError: it does not parse, is 0 or less, or exceeds 64 bits or 100 %.
+    """
+    if budget is None:
+        return "none"
+    if not isinstance(budget, str):
+        if isinstance(budget, float) and 0 < budget <= 1:
+            raise TypeError(
+                f"{what} is {show(budget)}; did you mean '{100 * budget:g}%'? accepted: {BYTE_FORMS}{ALSO}"
+            )
+        count = byte_count(budget, what, also=ALSO)
+        if count == 0:
+            raise ValueError(f"{what} is 0, which leaves nothing to work with; accepted: {BYTE_FORMS}{ALSO}")
+        warn_of_few_bytes(str(count), what)
+        return str(count)
+    try:
+        text = _C.parse_budget(budget)
+    except ValueError as error:
+        raise ValueError(f"{what}={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
+    if text == "none":
+        raise ValueError(f"{what}={budget!r}; accepted: {BYTE_FORMS}{ALSO}")
+    warn_of_few_bytes(text, what)
+    return text
+
+
+def warn_of_few_bytes(text: str, what: str) -> None:
+    """Warns if a budget, as the option table stores it, is a count of bytes below 1 MiB."""
+    if text in ("none", "auto") or text.endswith("%") or _C.parse_bytes(text) >= _LEAST_BYTES:
+        return
+    meant = (
+        f"; did you mean {text}GiB?" if text.isdigit() and int(text) < 1024 else "; a GPU's is such as 20GiB"
+    )
+    warnings.warn(f"{what} {text} is {_C.format_bytes(_C.parse_bytes(text))}{meant}", stacklevel=2)
+
+
+def warn_if_cut() -> None:
+    """Warns if a budget in force is smaller than the one requested.
+
+    For a budget that is not in force yet, the first allocation on its device warns.
+    """
+    here = torch.accelerator.current_accelerator()
+    for index in range(torch.accelerator.device_count() if here is not None and _C.in_use() else 0):
+        if (less := _C.budget_was_cut(index)) is not None:
+            warnings.warn(less, stacklevel=2)
+
+
+def request(text: str, device: int | None = None) -> None:
+    """Requests a budget.
+
+    Args:
+        text: as the option table stores it.
+        device: the index of a device; None for every device.
+    """
+    if text != "none":
+        install.for_budgets()
+    _C.flush_all_pending()  # before their budget is replaced
+    _C.request_budget(device, text)
+    warn_if_cut()
+    if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
+        _C.make_known(_managed_tensors())
+
+
+def _managed_tensors() -> list[torch.Tensor]:
+    """The managed tensors that Python knows.
+
+    The engine learns of tensors from operators, so it does not know those that no operator has used yet.
+    """
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return [tensor for tensor in tensors if _C.is_managed(tensor)]
+
+
+def request_default() -> None:
+    """Requests the budget that `enable` gives if there is no other request."""
+    install.for_budgets()
+    _C.request_default_budget()
+
+
+@exact_keywords
+def set_budget(budget: int | str | None, device: Device | None = None) -> None:
+    """Limits the device-resident bytes of managed tensors; the rest is kept on the host.
+
+    It may be called at any time. On a device without managed memory it takes effect with the device's first
+    managed allocation. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same value;
+    the last request counts, and `enable` without `budget` is none. If more is resident on a device now, the
+    engine evicts the excess at a later operator, once the operators that began before have finished.
+
+    Args:
+        budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
+            most all of the device's memory is in force. "auto": what is free on the device when it takes
+            effect, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB; a
+            sixteenth on a device with less than 8 GiB). "auto" is exceeded if nothing can be evicted, and
+            costs nothing until memory runs short. None: no budget; the driver decides residency.
+        device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
+            for single devices.
+
+    Warns:
+        UserWarning: the device has less memory than the budget, so that less is in force (`get_budget`); or
+            the budget is below 1 MiB, as if its unit were missing.
+
+    Raises:
+        TypeError: `budget` or `device` is of another type.
+        ValueError: a budget that does not parse, or of 0 bytes; an unknown device, or the CPU.
+        RuntimeError: there is no runtime for this machine's accelerator.
+
+    If an error is raised, no budget has changed.
+
+    >>> torch_uvm.set_budget("20GiB")
+    >>> torch_uvm.set_budget("80%", device=0)
+    """
+    text = budget_text(budget)
+    index: int | None = None
+    if device is not None:
+        meant = resolve_device(device)
+        if meant.type == "cpu":
+            raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {_devices()}")
+        index = meant.index
+    check_runtime("set_budget()")
+    request(text, index)
+    log.info("budget of %s: %s", "every device" if index is None else f"device {index}", text)
+
+
+@exact_keywords
+def get_budget(device: Device | None = None) -> int | None:
+    """The budget of a device, in bytes.
+
+    Before the device's first managed allocation it is the budget that would take effect now; the call then
+    initialises the accelerator.
+
+    Args:
+        device: a torch.device, a string, or the accelerator's index. None: the current device.
+
+    Returns:
+        bytes, or None if the device has no budget.
+
+    Raises:
+        TypeError: `device` is of another type.
+        ValueError: an unknown device, or the CPU.
+        RuntimeError: there is no runtime for this machine's accelerator.
+
+    >>> torch_uvm.set_budget("20MiB")
+    >>> torch_uvm.get_budget()
+    20971520
+    """
+    check_runtime("get_budget()", now=True)
+    here = torch.accelerator.current_accelerator()
+    meant = resolve_device(here.type if device is None and here is not None else device)
+    if meant.type == "cpu":
+        raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {_devices()}")
+    return _C.budget_of(meant.index)
+
+
+def _devices() -> str:
+    return accepted_devices().replace("'cpu', ", "")
+
+
+@exact_keywords
+def residency_stats() -> dict[str, Any]:
+    """What the residency engine did since the start, or since `reset_residency_stats`.
+
+    Returns:
+        a dictionary. `fetched` (host to device), `written_back` (device to host), `dropped_clean` (device
+        copies evicted without a copy), `used_in_place` (operands that an operator used on the host) and
+        `waited` (the host waited for a copy) are dictionaries of `count`, `bytes` and `ms` (milliseconds,
+        modelled ones on the emulated accelerator).
+        `plan_hits`, `plan_misses`: operators that came as scheduled, and that did not.
+        `over_budget`: operators whose operands alone exceeded the budget.
+        `device_bytes`, `peak_device_bytes`: managed bytes reserved on each device now, and at most since
+            `reset_peak_memory_stats`; by torch.device.
+        `host_bytes`: pinned bytes reserved for host copies. `records`: storages that are tracked.
+        `failures`: runtime calls that failed inside the engine; results are correct all the same.
+        All are 0 or empty if there never was a budget.
+
+    >>> torch_uvm.residency_stats()["plan_misses"]
+    0
+    """
+    stats = dict(_C.residency_stats())
+    here = torch.accelerator.current_accelerator()
+    for key in ("device_bytes", "peak_device_bytes"):
+        if here is not None:
+            stats[key] = {torch.device(here.type, index): count for index, count in stats[key].items()}
+    return stats
+
+
+@exact_keywords
+def reset_residency_stats() -> None:
+    """Resets counts, bytes and times to 0. `reset_peak_memory_stats` resets the peaks."""
+    _C.reset_residency_stats()

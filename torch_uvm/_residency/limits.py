@@ -1,0 +1,82 @@
+"""The limits of managed memory, and of the pinned host memory that evicted tensors use."""
+
+from __future__ import annotations
+
+from torch_uvm import _C
+from torch_uvm._util.arguments import exact_keywords, limit_bytes
+from torch_uvm._util.log import log
+
+
+@exact_keywords
+def set_limit(limit: int | str | None) -> None:
+    """Limits the managed memory that the process may reserve, over all homes.
+
+    The limit is checked before each call of the runtime, on every path. An allocation that would exceed it
+    raises `torch.OutOfMemoryError`. A limit below what is reserved now frees nothing; it refuses further
+    allocations. The option `limit` of TORCH_UVM_CONF and `enable(limit=...)` set the same value.
+
+    Args:
+        limit: bytes, or a string such as "4GiB" (KiB, MiB, GiB, TiB, or KB, MB, GB, TB in powers of ten).
+            None: no number; at most what the host has available can be reserved.
+
+    Raises:
+        TypeError: `limit` is of another type.
+        ValueError: it is negative or does not parse.
+
+    >>> torch_uvm.set_limit("4GiB")
+    """
+    _C.set_limit(limit_bytes(limit))
+    log.info("limit of managed memory: %s", "none" if limit is None else limit)
+
+
+@exact_keywords
+def get_limit() -> int | None:
+    """The limit of managed memory, over all homes.
+
+    Returns:
+        bytes, or None without a limit.
+
+    >>> torch_uvm.set_limit("4GiB")
+    >>> torch_uvm.get_limit()
+    4294967296
+    """
+    return _C.get_limit()
+
+
+@exact_keywords
+def set_host_limit(limit: int | str | None) -> None:
+    """Limits the pinned host memory that the process may use for tensors off their device.
+
+    At the limit no further tensor can be evicted, so that an operator under a budget may raise
+    `torch.OutOfMemoryError`. A limit below what is pinned now returns unused pinned memory to the system.
+    Memory in use stays; blocks that become free in it are reused. The option `host_limit` of TORCH_UVM_CONF
+    and `enable(host_limit=...)` set the same value.
+
+    Args:
+        limit: bytes, or a string such as "64GiB" (units as in `set_limit`). None: no number; at most what
+            the host has available can be pinned.
+
+    Raises:
+        TypeError: `limit` is of another type.
+        ValueError: it is negative or does not parse.
+
+    >>> torch_uvm.set_host_limit("64GiB")
+    """
+    count = limit_bytes(limit, "host_limit")
+    _C.set_option("host_limit", "none" if count is None else str(count))
+    log.info("limit of pinned host memory: %s", "none" if limit is None else limit)
+
+
+@exact_keywords
+def get_host_limit() -> int | None:
+    """The limit of pinned host memory for tensors off their device.
+
+    Returns:
+        bytes, or None without a limit. `residency_stats()["host_bytes"]` is what is pinned now.
+
+    >>> torch_uvm.set_host_limit("64GiB")
+    >>> torch_uvm.get_host_limit()
+    68719476736
+    """
+    value = next(option["value"] for option in _C.describe_options() if option["key"] == "host_limit")
+    return None if value == "none" else _C.parse_bytes(value)

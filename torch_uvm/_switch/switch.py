@@ -1,0 +1,114 @@
+"""The process-wide switch: whether new tensors on the accelerator get managed memory."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+
+from torch_uvm import _C
+from torch_uvm._patches import deferred_updates, install, tensor_to
+from torch_uvm._residency import budget as budgets
+from torch_uvm._residency.limits import get_host_limit
+from torch_uvm._util.arguments import exact_keywords, limit_bytes, show
+from torch_uvm._util.log import log
+from torch_uvm._util.runtime import check_runtime
+
+_MOVES = '"copy" or "alias"'
+
+
+def _check_moves(moves: object) -> None:
+    if not isinstance(moves, str):
+        raise TypeError(f"moves is {show(moves)}; accepted: {_MOVES}")
+    if moves not in ("copy", "alias"):
+        raise ValueError(f"moves={moves!r}; accepted: {_MOVES}")
+
+
+def _check_host_tensors(host_tensors: object) -> None:
+    if not isinstance(host_tensors, bool):
+        raise TypeError(f"host_tensors is {show(host_tensors)}; accepted: True, False")
+
+
+@exact_keywords
+def enable(
+    *,
+    budget: int | str | None | EllipsisType = ...,
+    limit: int | str | None = None,
+    host_limit: int | str | None = None,
+    moves: str = "copy",
+    host_tensors: bool = False,
+    optimizer: str | EllipsisType = ...,
+) -> None:
+    """Turns managed memory on for the process: new tensors on the accelerator are managed.
+
+    It may be called at any time. Existing tensors keep the memory they have. Inside a scope that is open on
+    the calling thread (`enabled`, `disabled`), the scope still decides. Each call sets `moves` and
+    `host_tensors` anew.
+
+    Args:
+        budget: the device-resident bytes that managed tensors may have on each device, in the forms of
+            `set_budget`: bytes, "20GiB", "80%", "auto", or None to leave residency to the driver. If omitted
+            (`...`): the budget requested before, here or in TORCH_UVM_CONF, else "auto".
+        limit: the most managed bytes that the process may reserve, in the forms of `set_limit`. None keeps
+            the limit, so that one set before, or by TORCH_UVM_CONF, is not lost; `set_limit(None)` removes
+            it.
+        host_limit: the most pinned host memory for tensors off their device, in the forms of
+            `set_host_limit`. None keeps it; `set_host_limit(None)` removes it.
+        moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the switch
+            is on. "copy": new memory, as in PyTorch. "alias": if only the device changes they move, as
+            `torch_uvm.to` does, and the result shares the bytes; `copy=True` still copies. A program that
+            uses `.cpu()` to take a snapshot then sees the snapshot change.
+        host_tensors: whether CPU tensors of at least 1 MiB are managed, too, so that moving them to the
+            accelerator copies nothing.
+        optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
+            have a budget. "in_place": during the step. "deferred": each parameter at its next use, so that
+            its transfers overlap earlier computation; any access to a parameter, its gradient or its state
+            sees the same bits as after an immediate step (docs/residency.md). If omitted (`...`): what was
+            requested before, here or in TORCH_UVM_CONF, else "in_place".
+
+    Raises:
+        TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.
+        RuntimeError: there is no runtime for this machine's accelerator.
+
+    >>> torch_uvm.enable(limit="4GiB")
+    """
+    asked = None if budget is ... else budgets.budget_text(budget)
+    _check_moves(moves)
+    _check_host_tensors(host_tensors)
+    asked_optimizer = deferred_updates.chosen() if isinstance(optimizer, EllipsisType) else optimizer
+    deferred_updates.check(asked_optimizer)
+    figure = limit_bytes(limit)
+    host_figure = limit_bytes(host_limit, "host_limit")
+    check_runtime("enable()", now=host_tensors)
+    install.for_managed_tensors()
+    if figure is not None:
+        _C.set_limit(figure)
+    if host_figure is not None:
+        _C.set_option("host_limit", str(host_figure))
+    if asked is None:
+        budgets.request_default()
+    else:
+        budgets.request(asked)
+    tensor_to.choose_moves(moves == "alias")
+    deferred_updates.choose(asked_optimizer)
+    _C.set_host_tensors(host_tensors)
+    _C.set_enabled(True)
+    log.info(
+        "on: budget %s, limit %s, host limit %s, moves %s, host tensors %s, optimizer %s",
+        _C.requested_budget(0),
+        _C.get_limit(),
+        get_host_limit(),
+        moves,
+        host_tensors,
+        asked_optimizer,
+    )
+
+
+@exact_keywords
+def disable() -> None:
+    """Turns managed memory off for the process: new tensors get ordinary memory again.
+
+    Managed tensors stay managed, and usable, until they are freed. The limit stays. Deferred optimizer
+    updates are run.
+    """
+    _C.set_enabled(False)
+    _C.flush_all_pending()
+    log.info("off: new tensors are not managed")

@@ -1,0 +1,1 @@
+"""Recordings of allocations and accesses: written, read, replayed. Nothing else needs them."""

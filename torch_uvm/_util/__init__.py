@@ -1,0 +1,1 @@
+"""Helpers without policy: arguments, messages, the log, what torch.compile may record."""

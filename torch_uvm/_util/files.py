@@ -1,0 +1,26 @@
+"""Paths of files that are going to be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch_uvm._util.arguments import show
+
+
+def output_file(path: str | os.PathLike[str]) -> Path:
+    """`path`, made absolute, because a script may change the working directory.
+
+    Raises:
+        TypeError: `path` is neither a string nor a path.
+        IsADirectoryError: it is a folder.
+        FileNotFoundError: the folder that it would be in does not exist.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path is {show(path)}; accepted: a string or a path")
+    file = Path(path).absolute()
+    if file.is_dir():
+        raise IsADirectoryError(f"path={str(path)!r} is a folder; give the name of a file to write")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: there is no folder {str(file.parent)!r}; make it first")
+    return file

@@ -1,0 +1,73 @@
+"""The log "torch_uvm": changes of settings, and what the residency engine has begun to do.
+
+The engine itself logs nothing: it holds locks, and takes no GIL. Its counters are compared at the end of
+each step, if the log's level is INFO or lower.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from torch_uvm import _C
+
+log = logging.getLogger("torch_uvm")
+
+
+class StepMessages:
+    """Compares counters between steps, so that each change is reported once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        self._operators = 0
+        self._watched = False
+
+    def new(self, stats: dict[str, Any]) -> list[tuple[int, str]]:
+        """Levels and messages for what changed in ``stats``, the `residency_stats` at the end of a step."""
+        with self._lock:
+            new: list[tuple[int, str]] = []
+            operators = stats["plan_hits"] + stats["plan_misses"]
+            watched = operators > self._operators
+            if watched and not self._watched:
+                new.append((logging.INFO, "operators are watched: memory is short, or was so far"))
+            elif self._watched and operators == self._operators:
+                new.append((logging.INFO, "operators are no longer watched: steps repeat and fit the budget"))
+            self._operators, self._watched = operators, watched  # smaller after a reset
+            for key, message in _ONCE.items():
+                if _count(stats, key) > 0 and key not in self._said:
+                    self._said.add(key)
+                    new.append(message)
+            return new
+
+
+_ONCE = {
+    "written_back": (logging.INFO, "the budget is reached: tensors leave their device for the host"),
+    "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (said once)"),
+    "over_budget": (
+        logging.WARNING,
+        "the operands of an operator alone exceed the budget (said once; residency_stats()['over_budget'] "
+        "counts): raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
+    ),
+    "failures": (
+        logging.WARNING,
+        "a call of the runtime failed in the residency engine, which did without (said once; "
+        "residency_stats()['failures'] counts): free memory on this machine, or lower the limits",
+    ),
+}
+
+_messages = StepMessages()
+
+
+def _count(stats: dict[str, Any], key: str) -> int:
+    value = stats[key]
+    count: int = value["count"] if isinstance(value, dict) else value
+    return count
+
+
+def step_ended() -> None:
+    """Logs what changed since the last step. If nobody listens, it only checks the log's level."""
+    if log.isEnabledFor(logging.INFO):
+        for level, message in _messages.new(_C.residency_stats()):
+            log.log(level, message)

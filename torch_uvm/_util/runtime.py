@@ -1,0 +1,54 @@
+"""Whether this machine has managed memory, and when our allocator takes its place in PyTorch's CUDA.
+
+Importing torch_uvm does not initialise CUDA. The allocator is installed when CUDA is initialised, or at once
+if it already is, and stays installed: with the switch off it delegates every call to the allocator that was
+there before.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from torch_uvm import _C
+
+_lock = threading.Lock()
+_expected = False  # whether the allocator is installed, or will be when CUDA is initialised
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU. Does not initialise CUDA, so that the process can still fork."""
+    return torch.cuda.device_count() > 0
+
+
+def expect_cuda() -> None:
+    """Installs the allocator, or, while CUDA is not initialised, has it installed by the initialisation."""
+    global _expected
+    with _lock:
+        if not _expected:
+            torch.cuda._lazy_call(_C.cuda_install)
+            _expected = True
+
+
+def check_runtime(what: str, now: bool = False) -> None:
+    """Checks that there is managed memory here, and makes the accelerator ask the switch from now on.
+
+    Args:
+        what: the call that needs it, for the message.
+        now: also initialise the accelerator.
+
+    Raises:
+        RuntimeError: there is no runtime for this machine's accelerator.
+    """
+    backend = _C.backend()
+    if backend == "none":
+        why = "" if _C.built_with_cuda() else " (torch_uvm was built without CUDA)"
+        raise RuntimeError(
+            f"{what}: there is no managed memory for this machine's accelerator{why}; "
+            "set TORCH_UVM_DEVICE=emu to use the emulated one"
+        )
+    if backend == "cuda":
+        if now:
+            torch.cuda.init()
+        expect_cuda()

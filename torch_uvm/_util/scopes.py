@@ -1,0 +1,46 @@
+"""Scopes that can be entered again while they are open, also by other threads."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Entry = TypeVar("_Entry")
+
+
+class ReentrantScope(ContextDecorator, Generic[_Entry]):
+    """A context manager and a decorator; each entry is a scope of its own.
+
+    Leaving ends the calling thread's last entry. If it has none, the last entry of any thread is ended: a
+    generator may be entered by one thread and be closed, or collected, by another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[tuple[int, _Entry]] = []  # with the threads that entered, oldest first
+
+    def _begin(self) -> _Entry:
+        """Opens a scope. If Ctrl-C comes before it is noted, dropping the entry must end it."""
+        raise NotImplementedError
+
+    def _end(self, entry: _Entry) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        entry = threading.get_ident(), self._begin()
+        with self._lock:
+            self._open.append(entry)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            if not self._open:
+                raise RuntimeError(f"{self!r} is left, but not open")
+            me = threading.get_ident()
+            mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
+            _, entry = self._open.pop(next(mine, -1))
+        self._end(entry)

@@ -1,0 +1,97 @@
+"""Allocation-site profiler: which lines of the script made the tensors that moved most, or were largest."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torch_uvm import _C
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+#: Files whose frames are skipped: a site is the innermost frame outside them.
+LOOKED_PAST = [_OURS + os.sep, _TORCH + os.sep, "<frozen ", "<eval_with_key>"]
+
+
+@dataclass(frozen=True)
+class Storages:
+    """Storages of one size that one line made; ``file`` is None if no line made them.
+
+    Args:
+        node: the node of the backward graph that made them; "": a line did, or it is unknown.
+        before: they existed before the recording.
+        bytes: of one of them; 0: of various sizes.
+        moved: counts and bytes of "fetched", "written_back", "dropped_clean", "used_in_place".
+    """
+
+    file: str | None
+    line: int
+    function: str
+    node: str
+    before: bool
+    bytes: int
+    made: int
+    most_alive: int
+    moved: dict[str, dict[str, int]]
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that crossed the link: fetched, written back, or used in place."""
+        return sum(self.moved[kind]["bytes"] for kind in ("fetched", "written_back", "used_in_place"))
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes of them that were live at once."""
+        return self.bytes * self.most_alive
+
+    @property
+    def source(self) -> str:
+        """The text of the line; empty if it cannot be read."""
+        return linecache.getline(self.file, self.line).strip() if self.file is not None else ""
+
+
+def start() -> None:
+    """Starts to count, from 0."""
+    _C.start_counting_origins(LOOKED_PAST)
+
+
+def stop() -> None:
+    """Stops to count. The figures stay."""
+    _C.stop_counting_origins()
+
+
+def place_of(traceback: TracebackType | None) -> str:
+    """The innermost line of the script in a traceback, as file:line; empty if there is none."""
+    place = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(tuple(LOOKED_PAST)):
+            place = f"{file}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
+
+
+def storages() -> list[Storages]:
+    """All sites; the most traffic first, then the most memory."""
+    found = [_storages(it) for it in _C.origin_figures()]
+    return sorted(found, key=lambda it: (-it.traffic, -it.most_bytes, it.file or "", it.line))
+
+
+def _storages(figures: dict[str, Any]) -> Storages:
+    kinds = ("fetched", "written_back", "dropped_clean", "used_in_place")
+    return Storages(
+        figures["file"],
+        figures["line"],
+        figures["function"] or "",
+        figures["node"],
+        figures["before"],
+        figures["bytes"],
+        figures["made"],
+        figures["most_alive"],
+        {kind: figures[kind] for kind in kinds},
+    )
