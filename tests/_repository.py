@@ -9,9 +9,17 @@ from collections.abc import Iterable, Mapping
 Files = Mapping[str, str]
 
 # Each floor may include itself and the floors below it; the two on one line do not know each other.
-STOREYS = [["runtime"], ["allocator"], ["residency"], ["tensor"], ["emulated", "cuda"], ["python"]]
+STOREYS = [
+    ["runtime"],
+    ["allocator"],
+    ["config"],
+    ["residency"],
+    ["tensor"],
+    ["emulated", "cuda"],
+    ["python"],
+]
 STOREY = {floor: height for height, storey in enumerate(STOREYS) for floor in storey}
-WITHOUT_TORCH = {"runtime", "allocator", "residency"}
+WITHOUT_TORCH = {"runtime", "allocator", "config", "residency"}
 
 README_LINES = 200
 

@@ -54,7 +54,7 @@ def limiting_allocator(upstream: Allocator, limit: int) -> Allocator: ...
 def counting_allocator(upstream: Allocator) -> CountingAllocator: ...
 def retrying_allocator(upstream: Allocator, callback: Callable[[int, int], bool]) -> Allocator: ...
 
-# --- options (csrc/allocator/options.h); errors are ValueError
+# --- options (csrc/config/options.h); errors are ValueError
 def load_options(text: str) -> None: ...  # all of TORCH_UVM_CONF, before first use
 def set_option(key: str, value: str) -> None: ...
 def describe_options() -> list[dict[str, str]]: ...  # key, accepted, description, default, value
@@ -101,7 +101,7 @@ def range_attributes(address: int, bytes: int) -> dict[str, Any]: ...  # locatio
 def block_of(tensor: torch.Tensor) -> tuple[int, int, int] | None: ...  # address, bytes, home
 def pretend_not_concurrent(pretend: bool) -> None: ...  # as where managed memory takes no hints
 
-# --- the residency engine (csrc/residency/engine.h, csrc/tensor/budgets.h); devices are indices
+# --- the residency engine (csrc/residency/engine/engine.h, csrc/tensor/budgets.h); devices are indices
 def parse_budget(text: str) -> str: ...  # as it may be parsed again
 
 # None: of every device; as if nobody had ever asked
@@ -180,7 +180,7 @@ def dlpack_device(capsule: object) -> tuple[int, int]: ...  # device type and in
 def dlpack_export(tensor: torch.Tensor, device_id: int, versioned: bool, copied: bool) -> object: ...
 def dlpack_import(capsule: object, device: torch.device, read_only_too: bool) -> torch.Tensor: ...
 
-# --- allocations written down, and done again (csrc/allocator/allocation_log.h, replay.h)
+# --- allocations written down, and done again (csrc/allocator/replay/allocation_log.h, replay.h)
 def start_recording_allocations(path: str) -> None: ...
 def stop_recording_allocations() -> tuple[int, int, str]: ...  # rows written, rows lost, an error or ""
 def replay_allocators() -> list[str]: ...

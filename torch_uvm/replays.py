@@ -15,7 +15,7 @@ from torch_uvm.allocation_iterations import Iterations
 from torch_uvm.allocation_logs import AllocationLog
 from torch_uvm.arguments import accelerator, resolve_device
 
-_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay.h numbers them, after allocate and free
+_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay/replay.h numbers them, after allocate and free
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@
 #include <set>
 
 #include "idle_runtime.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 namespace play {
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 #include "tensor/watcher.h"
 
 namespace torch_uvm::emulated {

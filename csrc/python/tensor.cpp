@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/fragmentation.h"
-#include "allocator/options.h"
+#include "allocator/caching/fragmentation.h"
+#include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
 #include "tensor/context.h"

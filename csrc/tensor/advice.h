@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "runtime/location.h"
 
 namespace torch_uvm {

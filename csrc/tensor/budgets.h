@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "allocator/budget_request.h"
+#include "config/budget_request.h"
 
 namespace torch_uvm {
 

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include "residency/relocation_min.h"
+#include "residency/engine/relocation_min.h"
 #include "runtime/error.h"
 #include "tensor/budgets.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "allocator/caching_managed_allocator.h"
-#include "allocator/options.h"
+#include "allocator/caching/caching_managed_allocator.h"
+#include "config/options.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "residency/engine.h"
+#include "residency/engine/engine.h"
 #include "tensor/context.h"
 #include "tensor/managed_storage.h"
 #include "tensor/watcher.h"

@@ -8,8 +8,8 @@
 #include <exception>
 #include <memory>
 
-#include "residency/origins.h"
-#include "residency/relocation_min.h"
+#include "residency/engine/relocation_min.h"
+#include "residency/trace/origins.h"
 #include "tensor/advice.h"
 #include "tensor/allocator_storage.h"
 #include "tensor/budgets.h"

@@ -5,7 +5,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 
 namespace torch_uvm {
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "residency/flat_map.h"
+#include "residency/policy/flat_map.h"
 #include "tensor/unsaid_writes.h"
 
 namespace torch_uvm {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "residency/policy.h"
+#include "residency/policy/policy.h"
 
 namespace torch_uvm {
 

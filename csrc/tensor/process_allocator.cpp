@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "allocator/caching_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
 #include "runtime/error.h"
 #include "tensor/advice.h"
 #include "tensor/budgets.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 
 namespace torch_uvm {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "allocator/block.h"
+#include "allocator/caching/block.h"
 #include "tensor/allocator_storage.h"
 #include "tensor/context.h"
 #include "tensor/labels.h"

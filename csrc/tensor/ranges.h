@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 
 namespace torch_uvm {
 

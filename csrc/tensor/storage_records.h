@@ -3,7 +3,7 @@
 
 #include <c10/core/StorageImpl.h>
 
-#include "residency/engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 

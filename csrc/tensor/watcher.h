@@ -1,8 +1,8 @@
 // Sees operators go by, and tells the residency engine.
 //
 // A callback of at::RecordFunction runs before and after each operator, on the thread that runs it, in backward too. It
-// is there only while a device has a budget that steps may run against (residency/sleep.cpp): with a callback that does
-// nothing, a step that is bound by the host takes 1.2 to 1.4 times as long.
+// is there only while a device has a budget that steps may run against (residency/engine/sleep.cpp): with a callback
+// that does nothing, a step that is bound by the host takes 1.2 to 1.4 times as long.
 //
 // - An outermost operator of a thread has its operands made ready, and held until it ends. Operators within it find
 //   theirs where they are: an enclosing kernel may hold the pointers.
@@ -19,7 +19,7 @@
 #include <optional>
 #include <span>
 
-#include "residency/engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 
