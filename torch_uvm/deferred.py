@@ -6,8 +6,8 @@ that its transfers overlap the forward.
 
 The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for each
 such parameter by itself, and the operators that they call are recorded in place of being run
-(csrc/tensor/deferred_updates.h). What depends on time is taken then: hyper-parameters are numbers, step
-counts and versions of tensors go up at once. What cannot wait, or might give other bits, runs as ever.
+(csrc/tensor/dispatch/deferred_updates.h). What depends on time is taken then: hyper-parameters are numbers,
+step counts and versions of tensors go up at once. What cannot wait, or might give other bits, runs as ever.
 """
 
 # ruff: noqa: C419  (lists, no generators: Ctrl-C is lost where Python closes one that was not read to its end)

@@ -14,7 +14,7 @@ import torch
 
 from torch_uvm import _C
 
-#: As csrc/tensor/managed_storage.cpp has it.
+#: As csrc/tensor/storage/managed_storage.cpp has it.
 HINT = (
     "Managed memory is off. With it, a script may use more than the device has: "
     "python -m torch_uvm run SCRIPT"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/emulated/emulated_runtime.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/watcher.h"
 
 namespace torch_uvm::emulated {
 

@@ -13,9 +13,9 @@
 #include "allocator/plan/allocation_plan.h"
 #include "allocator/replay/logging_allocator.h"
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/idle_allocators.h"
-#include "tensor/process_allocator.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/idle_allocators.h"
+#include "tensor/storage/process_allocator.h"
 
 namespace torch_uvm {
 namespace {

@@ -7,8 +7,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/watcher.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm {
 namespace {

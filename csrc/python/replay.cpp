@@ -10,7 +10,7 @@
 #include "allocator/replay/allocation_log.h"
 #include "allocator/replay/replay.h"
 #include "python/bindings.h"
-#include "tensor/context.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/watcher.h: budgets and the residency engine.
+// Bindings of csrc/tensor/dispatch/watcher.h: budgets and the residency engine.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/observed_operators.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/observed_operators.h"
+#include "tensor/dispatch/watcher.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm {
 namespace {

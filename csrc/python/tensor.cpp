@@ -11,12 +11,12 @@
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
-#include "tensor/context.h"
-#include "tensor/labels.h"
-#include "tensor/managed_tensor.h"
-#include "tensor/moves.h"
-#include "tensor/operators.h"
-#include "tensor/switch.h"
+#include "tensor/moves/moves.h"
+#include "tensor/moves/operators.h"
+#include "tensor/process/context.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/labels.h"
+#include "tensor/storage/managed_tensor.h"
 #ifdef TORCH_UVM_WITH_CUDA
 #include "cuda/cuda_build.h"
 #endif
