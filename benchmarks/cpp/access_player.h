@@ -16,6 +16,7 @@
 #include "allocator/caching/caching_managed_allocator.h"
 #include "paced_runtime.h"
 #include "residency/engine/engine.h"
+#include "runtime/emulated/cost_profile.h"
 
 namespace play {
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "idle_runtime.h"
+#include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/emulated_runtime.h"
 
 namespace play {

@@ -11,6 +11,7 @@
 
 #include "allocator/size_classes.h"
 #include "runtime/bytes.h"
+#include "runtime/emulated/cost_profile.h"
 
 namespace torch_uvm {
 

@@ -11,7 +11,7 @@
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "config/budget_request.h"
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/model.h"
 
 namespace torch_uvm {
 

@@ -7,7 +7,7 @@
 
 #include "cuda/cuda_runtime.h"
 #include "cuda/delegating_allocator.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/captures.h"
 #include "tensor/process/context.h"
 
 namespace torch_uvm::cuda {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tensor/process/context.h"
+#include "tensor/storage/block_storage.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {

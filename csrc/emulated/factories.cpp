@@ -8,7 +8,7 @@
 #include "emulated/backend.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/kernels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {

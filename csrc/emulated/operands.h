@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/emulated/emulated_runtime.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/kernels.h"
 
 namespace torch_uvm::emulated {
 

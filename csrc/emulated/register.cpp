@@ -15,7 +15,7 @@
 #include "emulated/hooks.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/kernels.h"
 #include "tensor/process/context.h"
 
 namespace torch_uvm::emulated {

@@ -2,7 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/pins.h"
 #include "tensor/process/budgets.h"
 
 namespace torch_uvm {

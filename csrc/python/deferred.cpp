@@ -6,7 +6,7 @@
 #include "python/bindings.h"
 #include "tensor/dispatch/deferrable.h"
 #include "tensor/dispatch/deferred_updates.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {

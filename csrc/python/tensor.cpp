@@ -13,6 +13,7 @@
 #include "runtime/bytes.h"
 #include "tensor/moves/moves.h"
 #include "tensor/moves/operators.h"
+#include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
 #include "tensor/storage/labels.h"
@@ -197,11 +198,10 @@ void bind_tensor(py::module_& module) {
            py::arg("on"), py::arg("allocator").none(true), no_gil_inside)
       .def("close", &ManagedScope::close, no_gil);
 
+  module.def("load_options", [](const std::string& text) { load_options(text); }, py::arg("text"), no_gil);
   module.def(
-      "load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"), no_gil);
-  module.def(
-      "set_option", [](const std::string& key, const std::string& value) { Context::get().set_option(key, value); },
-      py::arg("key"), py::arg("value"), no_gil);
+      "set_option", [](const std::string& key, const std::string& value) { set_option(key, value); }, py::arg("key"),
+      py::arg("value"), no_gil);
   module.def("describe_options", &options_list, no_gil_inside);
   module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"), keeps_gil);
   module.def("format_bytes", &format_bytes, py::arg("count"), keeps_gil);

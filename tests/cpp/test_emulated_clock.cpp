@@ -4,6 +4,7 @@
 
 #include "emulated_helpers.h"
 #include "harness.h"
+#include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/timeline.h"
 
 using namespace torch_uvm;

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "residency/policy/policy.h"
+#include "residency/policy/decision.h"
 #include "residency/policy/ring.h"
 
 namespace torch_uvm::planning {

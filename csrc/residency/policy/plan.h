@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "residency/policy/decision.h"
 #include "residency/policy/lap.h"
-#include "residency/policy/policy.h"
 
 namespace torch_uvm::planning {
 

@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/pages.h"
 
 namespace torch_uvm::emulated {

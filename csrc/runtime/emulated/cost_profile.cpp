@@ -1,8 +1,10 @@
 // The cost profiles of the emulated runtime, as one table.
+#include "runtime/emulated/cost_profile.h"
+
 #include <array>
 #include <sstream>
 
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/error.h"
 
 namespace torch_uvm {
 namespace {

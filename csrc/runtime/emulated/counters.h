@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/model.h"
+#include "runtime/location.h"
 
 namespace torch_uvm::emulated {
 

@@ -24,104 +24,14 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/emulated/model.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
 
-/// Costs of moving memory; rates in bytes a second, times in microseconds.
-struct CostProfile {
-  std::string name;
-  double device_memory_rate; ///< kernels on resident pages
-  double host_memory_rate; ///< host code on host-resident pages
-  double copy_to_device_rate, copy_to_host_rate; ///< asynchronous copies, pinned host memory
-  double pageable_copy_rate; ///< asynchronous copies of host-resident managed or ordinary memory
-  double device_copy_rate; ///< within a device
-  double peer_copy_rate; ///< between devices
-  double fault_to_device_rate, fault_to_host_rate; ///< migration on a fault
-  double fault_populate_rate; ///< first touch of fresh memory by a kernel
-  double prefetch_to_device_rate, prefetch_to_host_rate;
-  double prefetch_populate_rate; ///< prefetch of fresh memory
-  double in_place_rate; ///< a device using mapped host memory across the link
-  double in_place_fault_rate; ///< the same without a mapping (no accessed-by)
-  double discard_rate;
-  double prefetch_us; ///< fixed cost of a prefetch that moves something: small pieces are what is slow
-  double launch_us; ///< a kernel's fixed cost
-  double call_us; ///< any other runtime call's fixed cost
-
-  /// The profile of that name; `names()` lists them. \throws InvalidArgument
-  static const CostProfile& named(std::string_view name);
-  static std::vector<std::string> names();
-};
-
-struct EmulatedConfig {
-  static constexpr int kMaxDevices = 64;
-  static constexpr std::size_t kMinMemory = std::size_t{1} << 20;
-
-  int devices = 1; ///< 1 to kMaxDevices
-  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device, kMinMemory at least
-  std::string profile = "h200";
-  /// With a seed, queued work is delayed by chance until somebody waits for it.
-  std::optional<std::uint64_t> schedule_seed = std::nullopt;
-
-  bool operator==(const EmulatedConfig&) const = default;
-};
-
-// clang-format off
-// X(name): a count since the runtime was made or since reset_counters
-#define TORCH_UVM_EMULATED_COUNTERS(X) \
-  X(faults_on_device)       /* pages */ \
-  X(faults_on_host)         /* pages */ \
-  X(bytes_to_device)        /* by migration, prefetch and duplication */ \
-  X(bytes_to_host)          /* by migration, prefetch and eviction */ \
-  X(bytes_copied_to_device) /* by copy_async */ \
-  X(bytes_copied_to_host) \
-  X(bytes_in_place)         /* used across the link without moving */ \
-  X(evicted_pages) \
-  X(dropped_pages)          /* duplicates, and discarded pages, that were dropped for free */ \
-  X(kernels) \
-  X(prefetch_calls) \
-  X(advise_calls) \
-  X(discard_calls) \
-  X(zero_calls) \
-  X(copy_calls) \
-  X(allocate_calls) \
-  X(free_calls) \
-  X(event_records) \
-  X(synchronisations)       /* the host waited for a stream, an event or a device */
-// clang-format on
-
-/// What the runtime has counted, of one device or of all. What no device does counts for all alone.
-struct EmulatedCounters {
-#define TORCH_UVM_DECLARE(name) std::uint64_t name = 0;
-  TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_DECLARE)
-#undef TORCH_UVM_DECLARE
-};
-
-/// Bytes that are where, now. A page that is duplicated counts in each place.
-struct ResidencyInfo {
-  std::size_t host = 0;
-  std::vector<std::size_t> devices;
-  std::size_t untouched = 0; ///< never touched: nowhere yet
-};
-
-/// One point of `timeline`.
-struct ResidencySample {
-  double time_us = 0; ///< modelled
-  std::size_t device_bytes = 0; ///< managed bytes resident on the device
-  std::size_t plain_bytes = 0; ///< plain device memory allocated there
-  std::size_t managed_bytes = 0; ///< managed bytes allocated in all
-};
-
-/// A range that a kernel or host code uses.
-struct Touch {
-  const void* ptr = nullptr;
-  std::size_t bytes = 0;
-  bool write = false;
-};
-
 class EmulatedRuntime final : public ManagedRuntime {
  public:
-  static constexpr std::size_t kPageBytes = 64 * 1024;
+  static constexpr std::size_t kPageBytes = kEmulatedPageBytes;
 
   /// \throws InvalidArgument for a device count, memory size or profile it does not take
   explicit EmulatedRuntime(const EmulatedConfig& config = {});

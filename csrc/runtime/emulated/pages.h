@@ -18,11 +18,12 @@
 #include <vector>
 
 #include "runtime/emulated/counters.h"
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/model.h"
+#include "runtime/managed_runtime.h"
 
 namespace torch_uvm::emulated {
 
-constexpr std::size_t kPageBytes = EmulatedRuntime::kPageBytes;
+constexpr std::size_t kPageBytes = kEmulatedPageBytes;
 
 /// A device, in a set of them.
 constexpr std::uint64_t bit(int device) {

@@ -28,7 +28,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/model.h"
+#include "runtime/managed_runtime.h"
 
 namespace torch_uvm::emulated {
 

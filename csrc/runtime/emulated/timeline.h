@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/model.h"
 
 namespace torch_uvm::emulated {
 

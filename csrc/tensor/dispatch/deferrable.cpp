@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "tensor/dispatch/storage_records.h"
-#include "tensor/dispatch/watcher.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 #include "tensor/storage/labels.h"
 
 namespace torch_uvm {

@@ -4,11 +4,15 @@
 
 #include <memory>
 
-#include "tensor/dispatch/watcher.h"
-#include "tensor/hints/advice.h"
+#include "residency/engine/relocation_min.h"
+#include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/operand_walk.h"
+#include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
-#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {
@@ -24,6 +28,26 @@ c10::StorageImpl* storage_of(const Record& record) {
 /// The record has a weak reference.
 Strong lock(const Record& record) {
   return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage_of(record)));
+}
+
+/// What PyTorch calls before code gets a pointer to write through, from torch 2.13 on.
+[[maybe_unused]] void before_mutable_access(c10::StorageImpl* storage) {
+  if (this_thread().running != nullptr) {
+    return; // an operator's kernel: its schema says what it writes
+  }
+  finish_deferred_updates_of(storage);
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return;
+  }
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(*engine);
+    record = record_of(*engine, storage);
+  }
+  if (record != nullptr) {
+    engine->settle(record);
+  }
 }
 
 /// The old pointer goes without its memory.
@@ -99,7 +123,7 @@ bool StorageRecords::is_going(const Record& record) const {
 void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
   const c10::Device label = storage_of(record)->device();
   forget_hints(static_cast<Block*>(storage_of(record)->_mutable_data_ptr_no_checks().get_context()));
-  replace(record, {ptr, &record, &delete_evicted, label});
+  replace(record, host_data(record, ptr, label));
 }
 
 void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
@@ -123,7 +147,12 @@ void StorageRecords::wake() noexcept {
 }
 
 std::optional<int> StorageRecords::unseen_operators() const noexcept {
-  return Kernel::unseen();
+  return unseen_kernels();
+}
+
+StorageDoor::RunningOperator StorageRecords::running() const noexcept {
+  const Engine::Frame* const frame = this_thread().running;
+  return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->held};
 }
 
 void StorageRecords::forget(Record& record) noexcept {
@@ -168,11 +197,10 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   return record;
 }
 
-void delete_evicted(void* record) {
-  if (Context::get().forked()) {
-    return;
-  }
-  engine_in_use()->died(static_cast<Record*>(record));
+/// What there is of a tensor's storage, under the engine's lock.
+Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep) {
+  c10::StorageImpl* const storage = accelerators_storage(tensor);
+  return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);
 }
 
 } // namespace torch_uvm

@@ -1,6 +1,7 @@
 // Storages as the engine finds them, without keeping them alive.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
 #include "residency/engine/engine.h"
@@ -19,7 +20,7 @@ class StorageRecords final : public StorageDoor {
   void watch_for_writes(Record& record, std::vector<void*>& kept) override;
   void wake() noexcept override;
   std::optional<int> unseen_operators() const noexcept override;
-  RunningOperator running() const noexcept override; // watcher.cpp
+  RunningOperator running() const noexcept override;
   void forget(Record& record) noexcept override;
 };
 
@@ -32,10 +33,7 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullpt
 /// The one that it has; nullptr: none. With the engine's lock held.
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
-/// The deleter of storages that are on the host.
-void delete_evicted(void* record);
-
-/// What PyTorch calls before code gets a pointer to write through, from torch 2.13 on (watcher.cpp).
-void before_mutable_access(c10::StorageImpl* storage);
+/// As record_of, of a tensor's storage.
+Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = false);
 
 } // namespace torch_uvm

@@ -3,130 +3,18 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
-#include <map>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "runtime/error.h"
-#include "tensor/hints/ranges.h"
+#include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/labels.h"
 
 namespace torch_uvm {
 namespace {
-
-/// One thing that can be said of a page: the advice that sets it, and the location it speaks of.
-using Statement = std::pair<Advice, Location>;
-
-Advice undoing(Advice set) {
-  switch (set) {
-    case Advice::kSetReadMostly:
-      return Advice::kUnsetReadMostly;
-    case Advice::kSetPreferredLocation:
-      return Advice::kUnsetPreferredLocation;
-    default:
-      return Advice::kUnsetAccessedBy;
-  }
-}
-
-struct Entry {
-  std::map<Statement, Ranges> advised; ///< pages; those that the block shares with another included
-  bool prefetched = false;
-};
-
-class Book {
- public:
-  static Book& get() {
-    static auto* book = new Book(); // leaked: tensors outlive every static destructor
-    return *book;
-  }
-
-  void set(Block* block, Statement statement, const Ranges& pages) {
-    std::lock_guard lock(mutex_);
-    unite(entry(block).advised[statement], pages);
-  }
-
-  void unset(Block* block, Statement statement, const Ranges& pages) {
-    std::lock_guard lock(mutex_);
-    const auto found = entries_.find(block);
-    if (found == entries_.end()) {
-      return;
-    }
-    const auto advised = found->second.advised.find(statement);
-    if (advised == found->second.advised.end()) {
-      return;
-    }
-    advised->second = difference(advised->second, pages);
-    if (advised->second.empty()) {
-      found->second.advised.erase(advised);
-    }
-    if (found->second.advised.empty() && !found->second.prefetched) {
-      entries_.erase(found);
-      count_.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
-
-  std::vector<Statement> statements(Block* block) const {
-    std::lock_guard lock(mutex_);
-    std::vector<Statement> made;
-    if (const auto found = entries_.find(block); found != entries_.end()) {
-      for (const auto& [statement, pages] : found->second.advised) {
-        made.push_back(statement);
-      }
-    }
-    return made;
-  }
-
-  void note_prefetch(Block* block) {
-    std::lock_guard lock(mutex_);
-    entry(block).prefetched = true;
-  }
-
-  bool has_prefetch(Block* block) const {
-    if (empty()) {
-      return false;
-    }
-    std::lock_guard lock(mutex_);
-    const auto found = entries_.find(block);
-    return found != entries_.end() && found->second.prefetched;
-  }
-
-  bool has_advice(Block* block) const {
-    return !empty() && !statements(block).empty();
-  }
-
-  /// Who frees a block has it: nobody else writes to its entry, and its own writes come before.
-  bool empty() const {
-    return count_.load(std::memory_order_relaxed) == 0;
-  }
-
-  Entry take(Block* block) {
-    std::lock_guard lock(mutex_);
-    auto node = entries_.extract(block);
-    if (node.empty()) {
-      return {};
-    }
-    count_.fetch_sub(1, std::memory_order_relaxed);
-    return std::move(node.mapped());
-  }
-
- private:
-  Entry& entry(Block* block) {
-    const auto [found, added] = entries_.try_emplace(block);
-    if (added) {
-      count_.fetch_add(1, std::memory_order_relaxed);
-    }
-    return found->second;
-  }
-
-  mutable std::mutex mutex_; // leaf
-  std::unordered_map<Block*, Entry> entries_;
-  std::atomic<std::size_t> count_{0}; ///< of entries
-};
 
 /// The pages of one call, by the blocks that they are of.
 struct Target {
@@ -137,7 +25,7 @@ struct Target {
   /// In the book before in the runtime: should the runtime fail half-way, what it took is undone all the same.
   void set(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
-      Book::get().set(block, statement, pages_of_block);
+      AdviceBook::get().set(block, statement, pages_of_block);
     }
     call(statement.first, statement.second);
   }
@@ -150,7 +38,7 @@ struct Target {
   /// From the book alone.
   void strike(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
-      Book::get().unset(block, statement, pages_of_block);
+      AdviceBook::get().unset(block, statement, pages_of_block);
     }
   }
 
@@ -164,7 +52,7 @@ struct Target {
   std::vector<Location> locations(Advice set) const {
     std::vector<Location> found;
     for (const auto& [block, pages_of_block] : by_block) {
-      for (const auto& [advice, location] : Book::get().statements(block)) {
+      for (const auto& [advice, location] : AdviceBook::get().statements(block)) {
         if (advice == set && std::ranges::find(found, location) == found.end()) {
           found.push_back(location);
         }
@@ -245,34 +133,6 @@ void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) 
     for (const Location location : *change.accessed_by) {
       target.set({Advice::kSetAccessedBy, location});
     }
-  }
-}
-
-void note_prefetch(Block* block) {
-  Book::get().note_prefetch(block);
-}
-
-bool has_prefetch(Block* block) {
-  return Book::get().has_prefetch(block);
-}
-
-bool has_advice(Block* block) {
-  return Book::get().has_advice(block);
-}
-
-void forget_hints(Block* block) noexcept {
-  if (Book::get().empty() || Context::get().forked()) {
-    return;
-  }
-  try {
-    const Entry entry = Book::get().take(block); // by name: a loop over a temporary's member outlives it
-    for (const auto& [statement, pages] : entry.advised) {
-      for (const Range& range : pages) {
-        Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
-      }
-    }
-  } catch (...) {
-    // A hint that could not be taken back: slower at worst.
   }
 }
 

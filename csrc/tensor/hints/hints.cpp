@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "tensor/hints/advice.h"
-#include "tensor/hints/ranges.h"
+#include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

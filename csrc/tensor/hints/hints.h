@@ -1,6 +1,6 @@
 // Hints about where the bytes of tensors should be. None of them changes a result.
 //
-// Every hint reaches whole pages that belong to the given tensors alone (tensor/hints/ranges.h). Tensors that
+// Every hint reaches whole pages that belong to the given tensors alone (tensor/hints/owned_bytes.h). Tensors that
 // are not managed are passed over. Where host and device may not touch managed memory at the same time
 // the runtime accepts no hints: they do nothing there, and say so once.
 #pragma once

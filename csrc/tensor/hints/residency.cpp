@@ -4,12 +4,12 @@
 
 #include <ATen/DeviceAccelerator.h>
 
-#include "tensor/dispatch/watcher.h"
-#include "tensor/hints/advice.h"
 #include "tensor/hints/hints.h"
-#include "tensor/hints/ranges.h"
+#include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/block_storage.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

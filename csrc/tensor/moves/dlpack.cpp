@@ -14,9 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/pins.h"
 #include "tensor/moves/moves.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

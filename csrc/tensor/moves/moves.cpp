@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "runtime/error.h"
-#include "tensor/dispatch/watcher.h"
+#include "tensor/dispatch/kernels.h"
 #include "tensor/hints/hints.h"
 #include "tensor/moves/operators.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/allocator_storage.h"
+#include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 #include "tensor/storage/managed_tensor.h"

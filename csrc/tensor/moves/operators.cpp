@@ -36,11 +36,6 @@ managed_copy_operator() {
   return handle;
 }
 
-const c10::TypedOperatorHandle<bool(const at::Tensor&)>& is_managed_operator() {
-  static const auto handle = find<bool(const at::Tensor&)>("torch_uvm::_is_managed");
-  return handle;
-}
-
 void register_operators() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -41,6 +41,5 @@ at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& sel
 const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator();
 const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>&
 managed_copy_operator();
-const c10::TypedOperatorHandle<bool(const at::Tensor&)>& is_managed_operator();
 
 } // namespace torch_uvm

@@ -10,8 +10,8 @@
 
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "tensor/dispatch/watcher.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -28,7 +28,7 @@ MemoryInfo memory_of(int device) {
 }
 
 struct Budgets {
-  std::mutex mutex; // before the watcher's
+  std::mutex mutex; // before that of process_engine.cpp
   std::array<std::atomic<bool>, kMaxDevices> started{}; ///< devices that have had managed memory
   std::array<std::optional<BudgetRequest>, kMaxDevices> in_force; ///< what each device's budget was made from
   std::optional<std::size_t> host_limit; ///< in force
@@ -173,10 +173,17 @@ void start_budget(int device) noexcept {
   }
 }
 
-void change_budget_options(const std::function<void()>& change) {
+void load_options(std::string_view text) {
   Budgets& budgets = Budgets::get();
   const std::lock_guard lock(budgets.mutex);
-  change();
+  Context::get().load_options(text);
+  budgets.apply_started(std::nullopt, false);
+}
+
+void set_option(std::string_view key, std::string_view value) {
+  Budgets& budgets = Budgets::get();
+  const std::lock_guard lock(budgets.mutex);
+  Context::get().set_option(key, value);
   budgets.apply_started(std::nullopt, false);
 }
 

@@ -2,9 +2,9 @@
 // another with its first managed allocation. Until then nothing is asked of a device, and "auto" is not measured.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "config/budget_request.h"
 
@@ -32,7 +32,9 @@ std::optional<std::string> budget_was_cut(int device);
 /// device that cannot say what it has free gets no budget.
 void start_budget(int device) noexcept;
 
-/// Has the option table changed, and puts what it says of budgets in force. No request for a budget comes in between.
-void change_budget_options(const std::function<void()>& change);
+/// As Context::load_options and Context::set_option; puts in force what they say of budgets. No request for a budget
+/// comes in between.
+void load_options(std::string_view text);
+void set_option(std::string_view key, std::string_view value);
 
 } // namespace torch_uvm

@@ -4,7 +4,6 @@
 
 #include "residency/engine/relocation_min.h"
 #include "runtime/error.h"
-#include "tensor/process/budgets.h"
 
 namespace torch_uvm {
 
@@ -115,11 +114,11 @@ void Context::change_options(const std::function<void(Options&)>& change) {
 }
 
 void Context::load_options(std::string_view text) {
-  change_budget_options([&] { change_options([&](Options& options) { options = parse_options(text); }); });
+  change_options([&](Options& options) { options = parse_options(text); });
 }
 
 void Context::set_option(std::string_view key, std::string_view value) {
-  change_budget_options([&] { change_options([&](Options& options) { torch_uvm::set_option(options, key, value); }); });
+  change_options([&](Options& options) { torch_uvm::set_option(options, key, value); });
 }
 
 void Context::set_emulated(const EmulatedConfig& config) {

@@ -39,6 +39,7 @@ class Context {
   CachingManagedAllocator& managed_allocator();
 
   Options options() const;
+  // What these say of budgets is what was asked for, no more; tensor/process/budgets.h puts it in force.
   /// All options at once, from the text of TORCH_UVM_CONF. \throws as change_options
   void load_options(std::string_view text);
   /// \throws InvalidArgument as torch_uvm::set_option; RuntimeFailure for an option of the runtime's
@@ -46,7 +47,6 @@ class Context {
   void set_option(std::string_view key, std::string_view value);
   void set_emulated(const EmulatedConfig& config); ///< the same, for the emulator's options together
   void set_limit(std::optional<std::size_t> bytes);
-  /// What was asked for, no more; tensor/process/budgets.h puts it in force.
   void set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single);
 
   /// The option zero_on_alloc, for every allocation to ask: one relaxed load.

@@ -24,10 +24,6 @@ Block* block_at(void* ptr) {
   return Context::get().managed_allocator().find(ptr);
 }
 
-void delete_host_tensor(void* ptr) {
-  data_by_address(ptr, cpu()); // goes back as any other managed memory
-}
-
 // What raw_allocate gave out: ours or the native allocator's, which only the address tells.
 c10::DeleterFnPtr native_deleter = nullptr;
 
@@ -36,7 +32,7 @@ void delete_raw(void* ptr) {
     return;
   }
   if (any_made.load(std::memory_order_relaxed) && block_at(ptr) != nullptr) {
-    delete_host_tensor(ptr);
+    host_tensor_deleter()(ptr);
   } else {
     native_deleter(ptr);
   }
@@ -67,7 +63,7 @@ struct HostTensorAllocator final : c10::Allocator {
     void* ptr = managed.get();
     managed.release_context();
     any_made.store(true, std::memory_order_relaxed);
-    return {ptr, ptr, &delete_host_tensor, cpu()};
+    return {ptr, ptr, host_tensor_deleter(), cpu()};
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
     // It looks simple, and must not be taken for it: copy-on-write would put a deleter of its own in the
@@ -106,10 +102,6 @@ void set_host_tensors(bool on) {
 
 bool host_tensors() {
   return host_tensors_on.load(std::memory_order_relaxed);
-}
-
-bool is_host_tensor(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_host_tensor;
 }
 
 } // namespace torch_uvm

@@ -22,8 +22,4 @@ bool host_tensors();
 /// looks at CPU allocations itself calls this first, and puts its own allocator over it.
 void install_host_tensors();
 
-/// Whether `data` is such memory. Its context is its address, as c10::Allocator::raw_allocate wants it:
-/// the block is found by the address.
-bool is_host_tensor(const c10::DataPtr& data);
-
 } // namespace torch_uvm

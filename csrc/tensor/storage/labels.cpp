@@ -6,10 +6,9 @@
 #include <mutex>
 #include <vector>
 
-#include "residency/engine/engine.h"
-#include "tensor/dispatch/watcher.h"
 #include "tensor/process/context.h"
-#include "tensor/storage/managed_storage.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/block_storage.h"
 
 namespace torch_uvm {
 namespace {
@@ -161,7 +160,7 @@ bool take_off_labels(c10::StorageImpl* storage) {
   return true;
 }
 
-std::size_t label_count(const c10::Storage& storage) {
+std::optional<std::size_t> labels_of(const c10::Storage& storage) {
   c10::intrusive_ptr<Owner> owner;
   {
     std::lock_guard lock(first_moves);
@@ -169,7 +168,7 @@ std::size_t label_count(const c10::Storage& storage) {
     if (Owner* found = owner_of(data)) {
       owner = c10::intrusive_ptr<Owner>::reclaim_copy(found);
     } else {
-      return is_managed(data) ? 1 : 0;
+      return std::nullopt;
     }
   }
   Storages keep;

@@ -9,6 +9,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <cstddef>
+#include <optional>
+
 namespace torch_uvm {
 
 /// A storage on the bytes of `storage`, labelled with `device`: the one that there is, or a new one.
@@ -20,8 +23,8 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
 /// \return whether it was the last
 bool take_off_labels(c10::StorageImpl* storage);
 
-/// How many live storages share these bytes; 1 for managed memory that was never moved, 0 for other memory.
-std::size_t label_count(const c10::Storage& storage);
+/// How many live storages share these bytes; nullopt: the memory was never moved.
+std::optional<std::size_t> labels_of(const c10::Storage& storage);
 
 /// The deleter of labelled storages.
 bool has_owner(const c10::DataPtr& data);

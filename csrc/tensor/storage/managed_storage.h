@@ -3,7 +3,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
-#include <c10/core/StorageImpl.h>
+#include <c10/core/Storage.h>
 
 #include "allocator/caching/caching_managed_allocator.h"
 
@@ -15,30 +15,28 @@ namespace torch_uvm {
 /// \throws c10::OutOfMemoryError (torch.OutOfMemoryError), with a table of where the bytes are
 c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device);
 
-/// The allocator of plain device memory, where we supply that too: on the emulated accelerator. (On
-/// CUDA plain memory is PyTorch's own.) Set once, before the first allocate_plain; never destroyed.
-void set_plain_allocator(CachingManagedAllocator* allocator);
-
 /// Plain memory of the device that `device` names, with the same error.
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device);
 
 /// By the deleter, so that it holds for whatever wraps the storage: views, detached tensors, what a
 /// checkpoint was loaded into. Zero-size storages count by their allocation, too.
 bool is_managed(const c10::DataPtr& data);
-/// Managed, and the storage alone has the block, which is its context: no second label, no copy on the host instead.
-bool is_own_block(const c10::DataPtr& data);
-bool is_plain(const c10::DataPtr& data);
+
+/// The deleter of managed memory whose context is its address, as c10::Allocator::raw_allocate wants it: the block is
+/// found by the address. CPU tensors have it (host_tensors.h).
+c10::DeleterFnPtr host_tensor_deleter();
+bool is_host_tensor(const c10::DataPtr& data);
+
+/// How many live storages share these bytes; 1 for managed memory that was never moved, 0 for other memory.
+std::size_t label_count(const c10::Storage& storage);
 
 /// The block behind a managed or plain DataPtr; nullptr for others, for empty ones, and for storages that the
 /// residency engine has on the host. Of memory from another allocator, the block that this one has it from, which is
 /// larger.
 Block* block_of(const c10::DataPtr& data);
 
-/// A DataPtr for a block that is known by its handle, as allocate_managed and allocate_plain make them.
-c10::DataPtr managed_data(Block* block, c10::Device device);
-c10::DataPtr plain_data(Block* block, c10::Device device);
-
-/// The same, of memory of which only the address is known, by searching for it; empty if it is not ours.
+/// A DataPtr for memory of which only the address is known, by searching for it, as allocate_managed and allocate_plain
+/// make them; empty if it is not ours.
 c10::DataPtr data_by_address(void* ptr, c10::Device device);
 
 /// Says that `stream`, too, uses the bytes; ignored for memory that is not ours.

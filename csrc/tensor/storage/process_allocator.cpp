@@ -4,10 +4,10 @@
 
 #include "allocator/adaptors/caching_allocator.h"
 #include "runtime/error.h"
-#include "tensor/dispatch/watcher.h"
-#include "tensor/hints/advice.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/advice_book.h"
 #include "tensor/storage/idle_allocators.h"
 
 namespace torch_uvm {

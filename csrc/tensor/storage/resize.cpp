@@ -10,7 +10,6 @@
 
 #include <mutex>
 
-#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

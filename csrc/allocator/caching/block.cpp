@@ -1,9 +1,7 @@
-#include "allocator/caching/free_index.h"
+#include "allocator/caching/block.h"
 
 #include <iterator>
 #include <utility>
-
-#include "allocator/caching/block.h"
 
 namespace torch_uvm {
 

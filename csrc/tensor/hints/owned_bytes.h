@@ -10,39 +10,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
+#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
-
-/// Bytes from `begin` to before `end`.
-struct Range {
-  std::uintptr_t begin = 0;
-  std::uintptr_t end = 0;
-
-  std::size_t bytes() const {
-    return end > begin ? end - begin : 0;
-  }
-  void* data() const {
-    return reinterpret_cast<void*>(begin);
-  }
-  bool operator==(const Range&) const = default;
-};
-
-using Ranges = std::vector<Range>; ///< sorted, none empty, none touching another, where nothing else is said
-
-/// What is left of `from` without `without`.
-Ranges difference(const Ranges& from, const Ranges& without);
-/// What of a set lies within a range; a binary search. Members may touch.
-Ranges within(const Ranges& ranges, Range range);
-/// Adds a set to another.
-void unite(Ranges& into, const Ranges& added);
-
-/// The largest whole pages within a range, and the smallest around it.
-Range rounded_inwards(Range range, std::size_t page);
-Range rounded_outwards(Range range, std::size_t page);
 
 /// A tensor has at most this many runs here. Of a tensor with more, such as every second element of many,
 /// the others are left out: they are too small to hold a page, or too many to call the runtime for.

@@ -1,0 +1,48 @@
+#include "tensor/dispatch/kernels.h"
+
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+
+namespace torch_uvm {
+
+Kernel::Kernel() {
+  if (this_thread().running != nullptr || Context::forked()) {
+    return; // the operator holds its storages
+  }
+  counted_ = true;
+  begin_unseen_kernel();
+  const Engine* const engine = engine_in_use();
+  holds_ = engine != nullptr && engine->is_awake();
+}
+
+Kernel::~Kernel() {
+  if (!counted_) {
+    return;
+  }
+  if (!frame_.held.empty()) {
+    Engine& engine = *engine_in_use();
+    const Engine::Lock lock(engine);
+    engine.end(frame_);
+  }
+  end_unseen_kernel();
+}
+
+void Kernel::use(c10::StorageImpl* storage, bool writes) {
+  if (!holds_) {
+    return;
+  }
+  Engine& engine = *engine_in_use();
+  const Engine::Lock lock(engine);
+  if (Record* const record = record_of(engine, storage)) {
+    const Engine::Operand operand{record, writes};
+    engine.begin_nested(frame_, {&operand, 1}, this_thread().stream_for(*record, *storage));
+  }
+}
+
+void Kernel::count() {
+  count_unseen_kernels();
+}
+
+} // namespace torch_uvm
