@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 
 # The floors, bottom to top; each includes only what is below it (RFC.md, "Floors").
-FLOORS = ["runtime", "allocator", "residency", "tensor", "emulated", "python"]
+FLOORS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "python"]
 
 
 def torch_version() -> tuple[int, int]:
@@ -104,7 +104,7 @@ def extension() -> Extension:
 
     def files(pattern: str) -> list[str]:
         return sorted(
-            str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / "csrc" / floor).glob(pattern)
+            str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / "csrc" / floor).rglob(pattern)
         )
 
     # NDEBUG: without it RecordFunction's inputs() asserts on every operator.

@@ -15,7 +15,7 @@ if "torch_uvm" not in sys.modules:
 from torch_uvm.allocation_iterations import find  # noqa: E402
 from torch_uvm.allocation_logs import AllocationLog  # noqa: E402
 
-_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay.h numbers them, after allocate and free
+_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay/replay.h numbers them, after allocate and free
 _FAILURE = 2  # in logs
 
 

@@ -1,9 +1,9 @@
 """Logs of allocations replayed on a GPU: on our allocators, and on PyTorch's and RMM's, side by side.
 
-One process, one loop in C++ (csrc/allocator/replay.h), one managed allocation function under one limit of
-4 GiB; refuses to start unless each card has sixteen times that free. Nothing touches the memory, so ours do
-not prefetch it either (populate:false), but in one column. Compiles for a minute, and runs for one. Needs a
-CUDA toolkit, and of this package nothing that is built.
+One process, one loop in C++ (csrc/allocator/replay/replay.h), one managed allocation function under one limit
+of 4 GiB; refuses to start unless each card has sixteen times that free. Nothing touches the memory, so ours
+do not prefetch it either (populate:false), but in one column. Compiles for a minute, and runs for one. Needs
+a CUDA toolkit, and of this package nothing that is built.
 
     python benchmarks/bench_replay_peers.py [--json FILE] [--rounds N] [--repeat N] [LOG ...]
 

@@ -29,7 +29,7 @@ FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
 PYTHON = sys.implementation.cache_tag
 # The floors whose files are the same whatever the torch: compiled once for all.
-BELOW_TORCH = ["runtime", "allocator", "residency"]
+BELOW_TORCH = ["runtime", "allocator", "config", "residency"]
 # Where the symbols are that the extension may use, and must be.
 LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"]
 FLAGS = (
@@ -179,7 +179,7 @@ def batches(floors: Iterable[str]) -> list[list[Path]]:
     together; those of csrc/cuda, which no other build compiles where there is no CUDA, each by itself."""
     found: list[list[Path]] = []
     for floor in floors:
-        files = sorted((ROOT / "csrc" / floor).glob("*.cpp"))
+        files = sorted((ROOT / "csrc" / floor).rglob("*.cpp"))
         found += [[file] for file in files] if floor == "cuda" else without_common_names(files)
     return sorted(found, key=len, reverse=True)
 

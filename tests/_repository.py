@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import graphlib
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
 # A file of text by its path within the repository.
 Files = Mapping[str, str]
 
-# Each floor may include itself and the floors below it; the two on one line do not know each other.
-STOREYS = [["runtime"], ["allocator"], ["residency"], ["tensor"], ["emulated", "cuda"], ["python"]]
-STOREY = {floor: height for height, storey in enumerate(STOREYS) for floor in storey}
-WITHOUT_TORCH = {"runtime", "allocator", "residency"}
+# Folders of csrc, bottom to top. Each may include itself and what stands on the lines before it; those on one
+# line do not know each other.
+LAYERS = [
+    ["runtime"],
+    ["runtime/emulated", "runtime/recording"],
+    ["allocator"],
+    ["allocator/caching", "allocator/arena", "allocator/plan"],
+    ["allocator/caching/pressure", "allocator/adaptors"],
+    ["allocator/replay"],
+    ["config"],
+    ["residency/policy"],
+    ["residency/trace"],
+    ["residency/engine"],
+    ["tensor/process"],
+    ["tensor/storage"],
+    ["tensor/hints", "tensor/dispatch"],
+    ["tensor/moves"],
+    ["emulated", "cuda"],
+    ["python"],
+]
+LAYER = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}
+WITHOUT_TORCH = {"runtime", "allocator", "config", "residency"}
 
 README_LINES = 180
 
@@ -20,21 +40,75 @@ def under(files: Files, *folders: str) -> dict[str, str]:
     return {path: text for path, text in files.items() if path.startswith(folders)}
 
 
-def includes(files: Files) -> Iterable[tuple[str, str, str]]:
-    """(path, its floor, what it includes) for every #include on every floor."""
-    for path, text in under(files, "csrc/").items():
+def sources(files: Files) -> dict[str, str]:
+    """The C++ files by their path within csrc."""
+    return {
+        path.removeprefix("csrc/"): text
+        for path, text in under(files, "csrc/").items()
+        if path.endswith((".h", ".cpp", ".cu", ".cuh"))
+    }
+
+
+def includes(files: Files) -> Iterable[tuple[str, str]]:
+    """(path, what it includes) for every #include; paths are within csrc."""
+    for path, text in sources(files).items():
         for included in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE):
-            yield path, path.split("/")[1], included
+            yield path, included
 
 
 def includes_that_point_up(files: Files) -> list[str]:
+    """Includes of a folder that is not below, and folders that LAYERS does not have."""
     complaints = []
-    for path, floor, included in includes(files):
-        other = included.split("/")[0]
-        if floor not in STOREY:
-            complaints.append(f"{path}: {floor} is no floor")
-        elif other in STOREY and other != floor and STOREY[other] >= STOREY[floor]:
-            complaints.append(f"{path}: includes {included}, which is not below {floor}")
+    for path, included in includes(files):
+        folder, other = (posixpath.dirname(each) for each in (path, included))
+        if folder not in LAYER:
+            complaints.append(f"{path}: {folder} is in no layer")
+        elif other in LAYER and other != folder and LAYER[other] >= LAYER[folder]:
+            complaints.append(f"{path}: includes {included}, which is not below {folder}")
+    return complaints
+
+
+def units(files: Files) -> dict[str, str]:
+    """The unit of each C++ file: a header `x.h`, its source `x.cpp`, and private headers, which define
+    classes nested in those of `x.h` (`struct X::State {`)."""
+    texts = sources(files)
+    found = {path: posixpath.splitext(path)[0] for path in texts}
+    for path, text in texts.items():
+        nested = re.search(r"^(?:struct|class) (\w+)::\w+[^;{]*\{", text, re.MULTILINE)
+        if path.endswith(".h") and nested:
+            outer = re.compile(rf"^(?:struct|class) {nested[1]}\b[^;:{{]*(?::[^;{{]*)?\{{", re.MULTILINE)
+            for other, other_text in texts.items():
+                if posixpath.dirname(other) == posixpath.dirname(path) and outer.search(other_text):
+                    found[path] = found[other]
+    return found
+
+
+def include_cycles(files: Files) -> list[str]:
+    """A cycle of units that include each other, if there is any."""
+    unit_of = units(files)
+    graph: dict[str, set[str]] = {unit: set() for unit in unit_of.values()}
+    for path, included in includes(files):
+        if included in unit_of and unit_of[included] != unit_of[path]:
+            graph[unit_of[path]].add(unit_of[included])
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" <- ".join(error.args[1])]
+    return []
+
+
+def sources_that_are_not_there(files: Files) -> list[str]:
+    """C++ files that some text names by their path, and that do not exist. In csrc and docs/paths.md, paths
+    are those within csrc."""
+    complaints = []
+    for path, text in files.items():
+        if path in ("CHANGELOG.md", "tests/test_repository.py"):  # of the past, and invented
+            continue
+        within = path == "docs/paths.md" or path.startswith("csrc/")
+        folders = "|".join(sorted({folder.split("/")[0] for folder in LAYER}))
+        for found in re.finditer(rf"(?<![\w/])(csrc/)?((?:{folders})(?:/\w+)+\.(?:h|cpp))\b", text):
+            if (found[1] or within) and f"csrc/{found[2]}" not in files:
+                complaints.append(f"{path}: names {found[0]}")
     return complaints
 
 
@@ -42,8 +116,8 @@ def torch_below_torch(files: Files) -> list[str]:
     foreign = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
     return [
         f"{path}: includes {included}"
-        for path, floor, included in includes(files)
-        if floor in WITHOUT_TORCH and foreign.match(included)
+        for path, included in includes(files)
+        if path.split("/")[0] in WITHOUT_TORCH and foreign.match(included)
     ]
 
 

@@ -36,8 +36,8 @@ MAPPERS = {
     r"\bmmap": {"runtime/host_memory.cpp"},
     r"map_host_memory": {
         "cuda/pinned_memory.cpp",
-        "runtime/emulated_runtime.cpp",
-        "runtime/recording_runtime.cpp",
+        "runtime/emulated/emulated_runtime.cpp",
+        "runtime/recording/recording_runtime.cpp",
     },
 }
 

@@ -28,6 +28,8 @@ def tracked() -> dict[str, str]:
 
 RULES = [
     rules.includes_that_point_up,
+    rules.include_cycles,
+    rules.sources_that_are_not_there,
     rules.torch_below_torch,
     rules.paths_of_a_machine,
     rules.hooks_that_disagree,
@@ -48,6 +50,10 @@ def test_managed_memory_is_allocated_in_one_place(tracked: dict[str, str]) -> No
 
 
 OTHERS = {
+    "csrc/runtime/x.h": "class X {\n  struct State;\n};\n",
+    "csrc/runtime/x.cpp": '#include "runtime/x_state.h"\n',
+    "csrc/runtime/x_state.h": '#include "runtime/x.h"\nstruct X::State {\n};\n',
+    "csrc/runtime/y.h": '#include "runtime/x.h"\n',
     "tests/test_b.py": "class TestC:\n    def test_d(self): ...\n",
     ".pre-commit-config.yaml": "[ruff==1.2]\n[mypy==3]\n",
     "tests/test_a.py": "",
@@ -57,7 +63,34 @@ OTHERS = {
 # A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
 BREACHES = [
     (rules.includes_that_point_up, "csrc/runtime/a.h", '#include "allocator/b.h"', '#include "runtime/b.h"'),
-    (rules.includes_that_point_up, "csrc/emulated/a.h", '# include "cuda/b.h"', '#include "tensor/b.h"'),
+    (
+        rules.includes_that_point_up,
+        "csrc/emulated/a.h",
+        '# include "cuda/b.h"',
+        '#include "tensor/moves/b.h"',
+    ),
+    (rules.includes_that_point_up, "csrc/allocator/a.h", '#include "allocator/plan/b.h"', ""),
+    (
+        rules.includes_that_point_up,
+        "csrc/tensor/hints/a.cpp",
+        '#include "tensor/dispatch/b.h"',
+        '#include "tensor/storage/b.h"',
+    ),
+    (rules.includes_that_point_up, "csrc/else/a.h", "#include <map>", ""),
+    (rules.include_cycles, "csrc/runtime/x.cpp", '#include "runtime/y.h"', '#include "runtime/x_state.h"'),
+    (
+        rules.include_cycles,
+        "csrc/runtime/x_state.h",
+        '#include "runtime/y.h"\nstruct X::State {\n};\n',
+        '#include "runtime/x.h"\nclass X::State final {\n};\n',
+    ),
+    (
+        rules.sources_that_are_not_there,
+        "docs/a.md",
+        "`csrc/runtime/z.h`",
+        "`csrc/runtime/x.h`, `runtime/z.h`",
+    ),
+    (rules.sources_that_are_not_there, "csrc/README.md", "`runtime/z.h`", "`runtime/x.h`, `z.h`"),
     (rules.torch_below_torch, "csrc/allocator/a.h", "#include <c10/core/Device.h>", "#include <map>"),
     (rules.torch_below_torch, "csrc/residency/a.h", "#include <torch/all.h>", "// <torch/all.h>"),
     (

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Buffer
 
-# --- switch (csrc/tensor/switch.h)
+# --- switch (csrc/tensor/process/switch.h)
 def set_enabled(on: bool) -> None: ...  # process-wide
 def is_enabled() -> bool: ...  # for the calling thread: the innermost scope, else process-wide
 
@@ -54,7 +54,7 @@ def limiting_allocator(upstream: Allocator, limit: int) -> Allocator: ...
 def counting_allocator(upstream: Allocator) -> CountingAllocator: ...
 def retrying_allocator(upstream: Allocator, callback: Callable[[int, int], bool]) -> Allocator: ...
 
-# --- options (csrc/allocator/options.h); errors are ValueError
+# --- options (csrc/config/options.h); errors are ValueError
 def load_options(text: str) -> None: ...  # all of TORCH_UVM_CONF, before first use
 def set_option(key: str, value: str) -> None: ...
 def describe_options() -> list[dict[str, str]]: ...  # key, accepted, description, default, value
@@ -63,7 +63,7 @@ def format_bytes(count: int) -> str: ...
 def set_limit(limit: int | None) -> None: ...
 def get_limit() -> int | None: ...
 
-# --- context (csrc/tensor/context.h)
+# --- context (csrc/tensor/process/context.h)
 def built_with_cuda() -> bool: ...
 def backend() -> str: ...  # "emulated", "cuda" or "none"
 def in_use() -> bool: ...  # the runtime was made: its options are fixed
@@ -92,7 +92,7 @@ def memory_snapshot() -> list[dict[str, Any]]: ...  # segments, as torch.cuda.me
 def empty_cache() -> int: ...
 def check_allocator() -> str | None: ...  # None: all is well
 
-# --- hints (csrc/tensor/hints.h); a range is an address and a count of bytes
+# --- hints (csrc/tensor/hints/hints.h); a range is an address and a count of bytes
 def has_bytes(tensor: torch.Tensor) -> bool: ...
 def residency(tensors: list[torch.Tensor]) -> dict[torch.device, int]: ...
 def byte_runs(tensor: torch.Tensor, gap: int = 0) -> list[tuple[int, int]]: ...
@@ -101,7 +101,7 @@ def range_attributes(address: int, bytes: int) -> dict[str, Any]: ...  # locatio
 def block_of(tensor: torch.Tensor) -> tuple[int, int, int] | None: ...  # address, bytes, home
 def pretend_not_concurrent(pretend: bool) -> None: ...  # as where managed memory takes no hints
 
-# --- the residency engine (csrc/residency/engine.h, csrc/tensor/budgets.h); devices are indices
+# --- the residency engine (csrc/residency/engine/engine.h, tensor/process/budgets.h); devices are indices
 def parse_budget(text: str) -> str: ...  # as it may be parsed again
 
 # None: of every device; as if nobody had ever asked
@@ -148,7 +148,7 @@ def check_residency() -> str | None: ...  # None: all is well
 def settle(tensor: torch.Tensor) -> None: ...
 def settle_storage(storage: torch.UntypedStorage) -> None: ...
 
-# --- updates that wait (csrc/tensor/deferred_updates.h)
+# --- updates that wait (csrc/tensor/dispatch/deferred_updates.h)
 class DeferredUpdate:
     def __init__(self, device: torch.device) -> None: ...
     def add(
@@ -170,17 +170,17 @@ def flush_pending(tensors: Sequence[torch.Tensor]) -> None: ...  # what uses the
 def flush_all_pending() -> None: ...
 def pending_updates() -> int: ...
 
-# --- host tensors (csrc/tensor/host_tensors.h)
+# --- host tensors (csrc/tensor/storage/host_tensors.h)
 def set_host_tensors(on: bool) -> None: ...  # process-wide; RuntimeError without a backend
 def host_tensors() -> bool: ...
 
-# --- exchange (csrc/tensor/dlpack.h, labels.h); a capsule is a DLPack one, refusals are BufferError
+# --- exchange (csrc/tensor/moves/dlpack.h, labels.h); a capsule is a DLPack one, refusals are BufferError
 def label_count(storage: torch.UntypedStorage) -> int: ...  # storages on the same bytes; 0: not managed
 def dlpack_device(capsule: object) -> tuple[int, int]: ...  # device type and index, of an unconsumed capsule
 def dlpack_export(tensor: torch.Tensor, device_id: int, versioned: bool, copied: bool) -> object: ...
 def dlpack_import(capsule: object, device: torch.device, read_only_too: bool) -> torch.Tensor: ...
 
-# --- allocations written down, and done again (csrc/allocator/allocation_log.h, replay.h)
+# --- allocations written down, and done again (csrc/allocator/replay/allocation_log.h, replay.h)
 def start_recording_allocations(path: str) -> None: ...
 def stop_recording_allocations() -> tuple[int, int, str]: ...  # rows written, rows lost, an error or ""
 def replay_allocators() -> list[str]: ...

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "access_trace.h"
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "paced_runtime.h"
-#include "residency/engine.h"
+#include "residency/engine/engine.h"
+#include "runtime/emulated/cost_profile.h"
 
 namespace play {
 

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/arena.h"
-#include "allocator/caching_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
+#include "allocator/arena/arena.h"
 #include "idle_runtime.h"
 
 namespace {

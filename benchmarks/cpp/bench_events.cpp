@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "allocator/allocation_plan.h"
-#include "allocator/caching_allocator.h"
-#include "allocator/counting_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
+#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/plan/allocation_plan.h"
 #include "idle_runtime.h"
 #include "training_steps.h"
 

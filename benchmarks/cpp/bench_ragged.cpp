@@ -17,9 +17,9 @@
 #include <string_view>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
-#include "allocator/options.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "byte_list.h"
+#include "config/options.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 

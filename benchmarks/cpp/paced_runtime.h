@@ -11,7 +11,8 @@
 #include <set>
 
 #include "idle_runtime.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/cost_profile.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 namespace play {
 

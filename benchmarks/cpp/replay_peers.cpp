@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "allocator/limiting_allocator.h"
-#include "allocator/options.h"
-#include "allocator/replay.h"
-#include "allocator/runtime_allocator.h"
+#include "allocator/adaptors/limiting_allocator.h"
+#include "allocator/adaptors/runtime_allocator.h"
+#include "allocator/replay/replay.h"
+#include "config/options.h"
 #include "cuda/cuda_runtime.h"
 #include "replay_peers.h"
 #include "runtime/bytes.h"

@@ -7,8 +7,8 @@
 
 #include "cuda/cuda_runtime.h"
 #include "cuda/delegating_allocator.h"
-#include "tensor/context.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/captures.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm::cuda {
 namespace {

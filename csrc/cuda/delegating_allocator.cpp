@@ -8,9 +8,9 @@
 
 #include "cuda/workspaces.h"
 #include "runtime/error.h"
-#include "tensor/context.h"
-#include "tensor/managed_storage.h"
-#include "tensor/switch.h"
+#include "tensor/process/context.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::cuda {
 namespace {

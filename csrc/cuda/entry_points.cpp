@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "runtime/error.h"
-#include "tensor/context.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/bytes.h"
-#include "tensor/switch.h"
+#include "tensor/process/switch.h"
 
 // As in ATen/cuda/CUDAContextLight.h, which wants the headers of cuBLAS and its relatives. Weak: which of the
 // two handles there is depends on the version, and one that lacks all of them is none of our business.

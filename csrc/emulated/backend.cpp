@@ -7,8 +7,9 @@
 #include <atomic>
 #include <mutex>
 
-#include "tensor/context.h"
-#include "tensor/managed_storage.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/block_storage.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
 namespace {

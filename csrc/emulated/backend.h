@@ -6,9 +6,9 @@
 
 #include <memory>
 
-#include "allocator/caching_managed_allocator.h"
-#include "allocator/options.h"
-#include "runtime/emulated_runtime.h"
+#include "allocator/caching/caching_managed_allocator.h"
+#include "config/options.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 namespace torch_uvm::emulated {
 

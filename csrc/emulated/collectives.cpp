@@ -34,7 +34,7 @@ void register_collectives() {}
 #include "emulated/backend.h"
 #include "emulated/fallback.h"
 #include "emulated/operands.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/regions.h"
 
 namespace torch_uvm::emulated {
 namespace {

@@ -8,8 +8,8 @@
 #include "emulated/fallback.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
-#include "tensor/managed_storage.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/kernels.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
 namespace {

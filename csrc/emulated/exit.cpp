@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "emulated/backend.h"
-#include "tensor/context.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm::emulated {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "emulated/backend.h"
-#include "tensor/managed_storage.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
 namespace {

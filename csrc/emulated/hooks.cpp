@@ -7,7 +7,7 @@
 #include "emulated/backend.h"
 #include "emulated/generator.h"
 #include "emulated/memory.h"
-#include "tensor/context.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm::emulated {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "emulated/backend.h"
 #include "runtime/error.h"
-#include "tensor/context.h"
-#include "tensor/host_tensors.h"
-#include "tensor/managed_storage.h"
-#include "tensor/switch.h"
+#include "tensor/process/context.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/host_tensors.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "emulated/backend.h"
 #include "emulated/memory.h"
-#include "tensor/managed_storage.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
 namespace {

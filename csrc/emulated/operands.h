@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/emulated_runtime.h"
-#include "tensor/watcher.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "tensor/dispatch/kernels.h"
 
 namespace torch_uvm::emulated {
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "tensor/unsaid_writes.h"
+#include "tensor/dispatch/unsaid_writes.h"
 
 namespace torch_uvm::emulated {
 namespace {

@@ -15,8 +15,8 @@
 #include "emulated/hooks.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
-#include "tensor/context.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/kernels.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm::emulated {
 

@@ -4,18 +4,18 @@
 #include <memory>
 #include <optional>
 
-#include "allocator/allocation_plan.h"
-#include "allocator/arena.h"
-#include "allocator/caching_allocator.h"
-#include "allocator/counting_allocator.h"
-#include "allocator/limiting_allocator.h"
-#include "allocator/logging_allocator.h"
-#include "allocator/pool_allocator.h"
-#include "allocator/retrying_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
+#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/adaptors/limiting_allocator.h"
+#include "allocator/adaptors/pool_allocator.h"
+#include "allocator/adaptors/retrying_allocator.h"
+#include "allocator/arena/arena.h"
+#include "allocator/plan/allocation_plan.h"
+#include "allocator/replay/logging_allocator.h"
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/idle_allocators.h"
-#include "tensor/process_allocator.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/idle_allocators.h"
+#include "tensor/storage/process_allocator.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,9 +1,9 @@
-// Bindings of csrc/tensor/budgets.h: budgets as they are asked for.
+// Bindings of csrc/tensor/process/budgets.h: budgets as they are asked for.
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/budgets.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/pins.h"
+#include "tensor/process/budgets.h"
 
 namespace torch_uvm {
 namespace {

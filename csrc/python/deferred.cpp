@@ -1,12 +1,12 @@
-// Bindings of csrc/tensor/deferred_updates.h: updates of parameters that wait for the parameters' next use.
+// Bindings of csrc/tensor/dispatch/deferred_updates.h: updates of parameters that wait for the parameters' next use.
 #include <ATen/record_function.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/deferrable.h"
-#include "tensor/deferred_updates.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/deferrable.h"
+#include "tensor/dispatch/deferred_updates.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {

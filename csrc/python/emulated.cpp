@@ -7,8 +7,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/watcher.h"
+#include "runtime/emulated/cost_profile.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/block_storage.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/dlpack.h: tensors that leave PyTorch's hands, and come back.
+// Bindings of csrc/tensor/moves/dlpack.h: tensors that leave PyTorch's hands, and come back.
 #include <ATen/DLConvertor.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "python/bindings.h"
-#include "tensor/dlpack.h"
-#include "tensor/labels.h"
-#include "tensor/resize.h"
+#include "tensor/moves/dlpack.h"
+#include "tensor/storage/managed_storage.h"
+#include "tensor/storage/resize.h"
 
 namespace torch_uvm {
 namespace {

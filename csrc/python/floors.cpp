@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "python/bindings.h"
-#include "runtime/emulated_runtime.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace torch_uvm {
 

@@ -1,13 +1,13 @@
-// Bindings of csrc/tensor/hints.h and ranges.h. The hints themselves are called as operators.
+// Bindings of csrc/tensor/hints/hints.h and owned_bytes.h. The hints themselves are called as operators.
 #include "python/bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "tensor/context.h"
-#include "tensor/hints.h"
-#include "tensor/machine.h"
-#include "tensor/managed_storage.h"
-#include "tensor/ranges.h"
+#include "tensor/hints/hints.h"
+#include "tensor/hints/owned_bytes.h"
+#include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {

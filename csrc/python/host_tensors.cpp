@@ -1,5 +1,5 @@
-// Bindings of csrc/tensor/host_tensors.h.
-#include "tensor/host_tensors.h"
+// Bindings of csrc/tensor/storage/host_tensors.h.
+#include "tensor/storage/host_tensors.h"
 
 #include <torch/csrc/utils/pybind.h>
 

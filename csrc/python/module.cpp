@@ -2,9 +2,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
+#include "tensor/dispatch/watcher.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ floors of torch_uvm.";
+  torch_uvm::register_watcher();
   torch_uvm::register_exceptions(module);
   torch_uvm::bind_allocators(module);
   torch_uvm::bind_tensor(module);

@@ -1,4 +1,4 @@
-// Where storages are made: the line of Python that the allocating thread is at, for residency/origins.h.
+// Where storages are made: the line of Python that the allocating thread is at, for residency/trace/origins.h.
 //
 // Looked for only while a report is asked for. A thread that has let go of the GIL, as an operator's has, takes it for
 // a moment, with no lock of ours held; one that has never run Python has no line. In a backward pass no line of the
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "residency/origins.h"
+#include "residency/trace/origins.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,12 +1,14 @@
-// Bindings of csrc/tensor/watcher.h: calls of compiled graphs, and captures into CUDA's graphs.
+// Bindings of csrc/tensor/dispatch/regions.h and captures.h: calls of compiled graphs, and captures into CUDA's graphs.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <set>
 
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/regions.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,4 +1,4 @@
-// Bindings of csrc/allocator/allocation_log.h and replay.h: allocations written down, and done again.
+// Bindings of csrc/allocator/replay/allocation_log.h and replay.h: allocations written down, and done again.
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "allocator/allocation_log.h"
-#include "allocator/replay.h"
+#include "allocator/replay/allocation_log.h"
+#include "allocator/replay/replay.h"
 #include "python/bindings.h"
-#include "tensor/context.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/watcher.h: budgets and the residency engine.
+// Bindings of csrc/tensor/process/process_engine.h and csrc/tensor/dispatch/pins.h: the residency engine.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "tensor/context.h"
-#include "tensor/observed_operators.h"
-#include "tensor/watcher.h"
+#include "tensor/dispatch/observed_operators.h"
+#include "tensor/dispatch/pins.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {

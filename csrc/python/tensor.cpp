@@ -7,16 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/fragmentation.h"
-#include "allocator/options.h"
+#include "allocator/caching/fragmentation.h"
+#include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
-#include "tensor/context.h"
-#include "tensor/labels.h"
-#include "tensor/managed_tensor.h"
-#include "tensor/moves.h"
-#include "tensor/operators.h"
-#include "tensor/switch.h"
+#include "tensor/moves/moves.h"
+#include "tensor/moves/operators.h"
+#include "tensor/process/budgets.h"
+#include "tensor/process/context.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/labels.h"
+#include "tensor/storage/managed_tensor.h"
 #ifdef TORCH_UVM_WITH_CUDA
 #include "cuda/cuda_build.h"
 #endif
@@ -197,11 +198,10 @@ void bind_tensor(py::module_& module) {
            py::arg("on"), py::arg("allocator").none(true), no_gil_inside)
       .def("close", &ManagedScope::close, no_gil);
 
+  module.def("load_options", [](const std::string& text) { load_options(text); }, py::arg("text"), no_gil);
   module.def(
-      "load_options", [](const std::string& text) { Context::get().load_options(text); }, py::arg("text"), no_gil);
-  module.def(
-      "set_option", [](const std::string& key, const std::string& value) { Context::get().set_option(key, value); },
-      py::arg("key"), py::arg("value"), no_gil);
+      "set_option", [](const std::string& key, const std::string& value) { set_option(key, value); }, py::arg("key"),
+      py::arg("value"), no_gil);
   module.def("describe_options", &options_list, no_gil_inside);
   module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"), keeps_gil);
   module.def("format_bytes", &format_bytes, py::arg("count"), keeps_gil);

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/managed_runtime.h"

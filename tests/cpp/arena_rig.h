@@ -1,7 +1,7 @@
 // What the tests of the arena stand on: an arena on the recording runtime, and short words for what is done to it.
 #pragma once
 
-#include "allocator/arena.h"
+#include "allocator/arena/arena.h"
 #include "allocator_face.h"
 
 namespace face {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "runtime/bytes.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 namespace emulated_helpers {
 

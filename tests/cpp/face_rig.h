@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/emulated_runtime.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace face {
 

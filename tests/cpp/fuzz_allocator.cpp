@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "fuzz_input.h"
 #include "runtime/bytes.h"
-#include "runtime/emulated_runtime.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 using namespace torch_uvm;
 

@@ -1,7 +1,7 @@
 // Fuzzer of what people write: the option table, byte counts, budgets. Whatever is accepted is shown as something that
 // is accepted, and means the same; all else is refused by InvalidArgument, and changes nothing.
-#include "allocator/budget_request.h"
-#include "allocator/options.h"
+#include "config/budget_request.h"
+#include "config/options.h"
 #include "fuzz_input.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"

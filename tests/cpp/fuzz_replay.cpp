@@ -3,11 +3,11 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/allocation_log.h"
-#include "allocator/replay.h"
+#include "allocator/replay/allocation_log.h"
+#include "allocator/replay/replay.h"
 #include "fuzz_input.h"
 #include "runtime/bytes.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 using namespace torch_uvm;
 

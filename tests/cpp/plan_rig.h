@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/allocation_plan.h"
-#include "allocator/counting_allocator.h"
+#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/plan/allocation_plan.h"
 #include "face_rig.h"
 #include "training_steps.h"
 

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching_managed_allocator.h"
+#include "allocator/caching/caching_managed_allocator.h"
 #include "harness.h"
-#include "residency/engine.h"
+#include "residency/engine/engine.h"
 #include "runtime/bytes.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace residency {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/policy.h"
+#include "residency/policy/policy.h"
 
 namespace simulator {
 

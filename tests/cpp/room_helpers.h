@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/emulated_runtime.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace contract {
 

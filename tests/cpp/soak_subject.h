@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
 #include "harness.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 #include "soak_operations.h"
 
 namespace soak {

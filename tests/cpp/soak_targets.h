@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/allocation_plan.h"
-#include "allocator/arena.h"
-#include "allocator/counting_allocator.h"
-#include "allocator/limiting_allocator.h"
-#include "allocator/pool_allocator.h"
-#include "allocator/retrying_allocator.h"
+#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/adaptors/limiting_allocator.h"
+#include "allocator/adaptors/pool_allocator.h"
+#include "allocator/adaptors/retrying_allocator.h"
+#include "allocator/arena/arena.h"
+#include "allocator/plan/allocation_plan.h"
 #include "soak_subject.h"
 
 namespace soak {

@@ -4,14 +4,14 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/caching_allocator.h"
-#include "allocator/counting_allocator.h"
-#include "allocator/limiting_allocator.h"
-#include "allocator/pool_allocator.h"
-#include "allocator/retrying_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
+#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/adaptors/limiting_allocator.h"
+#include "allocator/adaptors/pool_allocator.h"
+#include "allocator/adaptors/retrying_allocator.h"
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace {
 

@@ -16,13 +16,13 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/allocation_log.h"
-#include "allocator/caching_allocator.h"
-#include "allocator/logging_allocator.h"
+#include "allocator/adaptors/caching_allocator.h"
+#include "allocator/replay/allocation_log.h"
+#include "allocator/replay/logging_allocator.h"
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <random>
 #include <utility>
 
-#include "allocator/adaptor.h"
+#include "allocator/adaptors/adaptor.h"
 #include "plan_rig.h"
 
 using namespace plans;

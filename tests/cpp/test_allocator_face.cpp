@@ -1,5 +1,5 @@
 // Caching allocators, and one that logs, as some among others: the suite that every Allocator passes.
-#include "allocator/logging_allocator.h"
+#include "allocator/replay/logging_allocator.h"
 #include "allocator_face.h"
 
 using namespace face;

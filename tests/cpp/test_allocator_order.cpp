@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 using namespace contract;
 

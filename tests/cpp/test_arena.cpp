@@ -6,7 +6,7 @@
 #include <csignal>
 #include <limits>
 
-#include "allocator/adaptor.h"
+#include "allocator/adaptors/adaptor.h"
 #include "arena_rig.h"
 
 using namespace face;

@@ -1,5 +1,5 @@
 // What a budget may be asked for as, and what it comes to on a device.
-#include "allocator/budget_request.h"
+#include "config/budget_request.h"
 
 #include <string>
 #include <utility>

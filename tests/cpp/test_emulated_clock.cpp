@@ -4,7 +4,8 @@
 
 #include "emulated_helpers.h"
 #include "harness.h"
-#include "runtime/emulated_timeline.h"
+#include "runtime/emulated/cost_profile.h"
+#include "runtime/emulated/timeline.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;

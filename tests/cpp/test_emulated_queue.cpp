@@ -10,6 +10,7 @@
 
 #include "emulated_helpers.h"
 #include "harness.h"
+#include "runtime/emulated/cost_profile.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;

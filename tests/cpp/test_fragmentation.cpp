@@ -1,9 +1,9 @@
 // The report of what is free, and in how many pieces.
-#include "allocator/fragmentation.h"
+#include "allocator/caching/fragmentation.h"
 
-#include "allocator/ledger.h"
+#include "allocator/caching/ledger.h"
 #include "allocator_rig.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 using namespace contract;
 

@@ -13,9 +13,9 @@
 
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 #include "runtime/host_available.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 using namespace torch_uvm;
 

@@ -1,5 +1,5 @@
 // The option table: what it takes, what it refuses, and with which words.
-#include "allocator/options.h"
+#include "config/options.h"
 
 #include "harness.h"
 #include "runtime/bytes.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/origins.h"
+#include "residency/trace/origins.h"
 #include "residency_rig.h"
 
 namespace {

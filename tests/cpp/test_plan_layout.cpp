@@ -3,7 +3,7 @@
 #include <random>
 #include <string>
 
-#include "allocator/plan_layout.h"
+#include "allocator/plan/plan_layout.h"
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"

@@ -3,6 +3,7 @@
 
 #include "../../benchmarks/cpp/access_player.h"
 #include "harness.h"
+#include "runtime/emulated/cost_profile.h"
 
 namespace {
 

@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "allocator/replay.h"
-#include "allocator/runtime_allocator.h"
+#include "allocator/adaptors/runtime_allocator.h"
+#include "allocator/replay/replay.h"
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace {
 

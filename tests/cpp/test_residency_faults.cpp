@@ -7,7 +7,7 @@
 
 #include "harness.h"
 #include "residency_rig.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/plan.h"
-#include "residency/usage.h"
+#include "residency/policy/plan.h"
+#include "residency/policy/usage.h"
 
 using namespace torch_uvm;
 using namespace torch_uvm::planning;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/access_recorder.h"
+#include "residency/trace/access_recorder.h"
 #include "runtime/error.h"
 
 using namespace torch_uvm;

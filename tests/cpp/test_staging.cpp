@@ -3,11 +3,11 @@
 #include <random>
 
 #include "harness.h"
-#include "residency/staging.h"
+#include "residency/engine/staging.h"
 #include "runtime/bytes.h"
-#include "runtime/emulated_runtime.h"
+#include "runtime/emulated/emulated_runtime.h"
 #include "runtime/error.h"
-#include "runtime/recording_runtime.h"
+#include "runtime/recording/recording_runtime.h"
 
 namespace {
 

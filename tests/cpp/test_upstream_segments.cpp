@@ -1,5 +1,5 @@
 // Segments that a caching allocator takes from another allocator: aligned, waited for, not lost.
-#include "allocator/upstream_segments.h"
+#include "allocator/adaptors/upstream_segments.h"
 
 #include "allocator/size_classes.h"
 #include "face_rig.h"

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "allocator/plan_layout.h"
+#include "allocator/plan/plan_layout.h"
 #include "runtime/bytes.h"
 
 namespace steps {

@@ -1,0 +1,172 @@
+// Serving a request from what is cached, or from a new segment.
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+Block* CachingManagedAllocator::State::best_fit(const Request& request, const Lane& lane) const {
+  const std::size_t alignment = alignment_of(request);
+  Block* block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes, alignment);
+  if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
+    block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
+  }
+  // A block that stays whole is not wasted on a request much smaller than it.
+  if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
+    return nullptr;
+  }
+  return block;
+}
+
+Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& lock) {
+  const Lane& own = heap.lane(request.home, request.stream);
+  if (Block* const block = best_fit(request, own)) {
+    return take(block, request, lock);
+  }
+  if (pending_first != nullptr) {
+    poll_pending(true);
+    if (Block* const block = best_fit(request, own)) {
+      return take(block, request, lock);
+    }
+  }
+  // Only now another stream's: what it costs is an event, and that the streams wait for each other.
+  Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) {
+    Block* const fit = best_fit(request, lane);
+    return fit != nullptr && request.barred(runtime, lane.stream) ? nullptr : fit;
+  });
+  return block == nullptr ? nullptr : take(block, request, lock);
+}
+
+Block* CachingManagedAllocator::State::carve(Block* free, const Request& request) {
+  return stays_whole(free) ? heap.carve(free, free->bytes)
+                           : heap.carve_aligned(free, request.bytes, alignment_of(request));
+}
+
+Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
+  Lane& lane = heap.lane(request.home, request.stream);
+  Block* const block = carve(free, request);
+  // A request that may not wait has seen that it need not.
+  if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
+    try {
+      order_after(*block, request, lock);
+    } catch (...) {
+      heap.release(block);
+      throw;
+    }
+  }
+  return hand_out(block, request, lane);
+}
+
+void CachingManagedAllocator::State::order_after(const Block& free, const Request& request, Lock& lock) {
+  if (!free.ready) {
+    order(free.lane->stream, request.stream, free.freed_at, request.home, lock);
+    return;
+  }
+  const std::shared_ptr<const Readiness> ready = free.ready; // the lock may be let go of
+  if (runtime.query_event(ready->event)) {
+    return;
+  }
+  if (request.stream.is_host()) {
+    ledger.count(Ledger::k_num_host_waits, request.home);
+    const Unlocked unlocked(lock);
+    runtime.synchronize_event(ready->event);
+    return;
+  }
+  runtime.wait_event(request.stream, ready->event);
+}
+
+void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::uint64_t filed_at, Location home,
+                                           Lock& lock) {
+  // The host's work is over when its code has freed the block; a stream's own order is order enough.
+  if (earlier.is_host() || earlier == later || stream_order.holds(earlier, later, filed_at)) {
+    return;
+  }
+  const std::uint64_t now = heap.clock();
+  if (runtime.query_stream(earlier)) {
+    stream_order.note_done(earlier, now);
+    return;
+  }
+  if (later.is_host()) {
+    ledger.count(Ledger::k_num_host_waits, home);
+    const Unlocked unlocked(lock);
+    runtime.synchronize_stream(earlier);
+    return;
+  }
+  bool fresh = false;
+  const std::shared_ptr<const Readiness> event = stream_order.event_of(earlier, filed_at, now, fresh);
+  if (fresh) {
+    ledger.count(Ledger::k_num_events_recorded, home);
+  }
+  runtime.wait_event(later, event->event); // for what was recorded by now, whatever the event does next
+  stream_order.note_wait(earlier, later);
+}
+
+void CachingManagedAllocator::State::wait_for_exclusive_devices() {
+  for (const int device : exclusive) {
+    runtime.synchronize_device(device);
+  }
+}
+
+Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& request, Lane& lane) noexcept {
+  reserved->lane = &lane;
+  reserved->ready.reset();
+  reserved->requested = request.requested;
+  reserved->state = BlockState::kAllocated;
+  reserved->read_by_host = request.home.is_host();
+  ledger.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
+  note_allocated(reserved);
+  return reserved;
+}
+
+Block* CachingManagedAllocator::State::from_new_segment(const Request& request, std::size_t bytes, Lock& lock,
+                                                        std::optional<OutOfMemory>& refusal, bool over_cap) {
+  const Claim claim(*this, request.home, bytes, over_cap);
+  if (!claim) {
+    refusal.reset();
+    return nullptr;
+  }
+  Lane& lane = heap.lane(request.home, request.stream);
+  Heap::Slot slot;
+  heap.prepare(slot);
+  const bool populates = options.populate && managed && !request.home.is_host();
+  const SizeClass kind = request.kind == SizeClass::kMedium && shares(request.home) ? SizeClass::kLarge : request.kind;
+  void* ptr = nullptr;
+  bool populated = true;
+  try {
+    // The runtime may take milliseconds; nobody knows of this segment yet.
+    const Unlocked unlocked(lock);
+    ptr = source->allocate(bytes, request.home);
+    if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
+      source->free(ptr);
+      throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +
+                           std::to_string(kBlockAlignment) + " bytes");
+    }
+    if (populates) {
+      populated = populate(ptr, bytes, request);
+    }
+  } catch (const OutOfMemory& error) {
+    claim.refused();
+    refusal.emplace(error);
+    return nullptr;
+  }
+  if (!populated) {
+    ledger.count(Ledger::k_num_populate_failures, request.home);
+  }
+  claim.made();
+  return take(heap.add_segment(slot, ptr, bytes, request.home, kind, lane), request, lock);
+}
+
+bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {
+  try {
+    const DeviceProperties device = runtime.device_properties(request.home.index);
+    // What the device cannot hold is not sent there: a driver was seen to be busy with such a prefetch for ever.
+    if (device.concurrent_managed_access && bytes <= device.total_memory) {
+      const Stream stream = request.stream.is_host() ? Stream::default_of(request.home.index) : request.stream;
+      runtime.prefetch(ptr, bytes, request.home, stream);
+    }
+    return true;
+  } catch (...) {
+    // A hint: without it the pages come by fault, at a fraction of the rate. Counted, and gone on.
+    return false;
+  }
+}
+
+} // namespace torch_uvm

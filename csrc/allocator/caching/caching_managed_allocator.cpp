@@ -1,0 +1,369 @@
+// The public functions: what they accept, and that the mutex is held.
+#include "allocator/caching/caching_managed_allocator.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "allocator/caching/state.h"
+#include "allocator/invariants.h"
+
+namespace torch_uvm {
+
+namespace {
+
+void check_options(const AllocatorOptions& options) {
+  if (options.max_split_bytes && *options.max_split_bytes < kMediumSegment) {
+    throw InvalidArgument("max_split of " + format_bytes(*options.max_split_bytes) + "; at least " +
+                          format_bytes(kMediumSegment) + " is needed, or none");
+  }
+  if (options.segment_min_bytes && *options.segment_min_bytes < kLargeGranularity) {
+    throw InvalidArgument("segment_min of " + format_bytes(*options.segment_min_bytes) + "; at least " +
+                          format_bytes(kLargeGranularity) + " is needed, or none");
+  }
+  if (options.garbage_collection_threshold &&
+      !(*options.garbage_collection_threshold > 0 && *options.garbage_collection_threshold <= 1)) {
+    throw InvalidArgument("garbage_collection_threshold of " + std::to_string(*options.garbage_collection_threshold) +
+                          "; more than 0 and at most 1 is needed, or none");
+  }
+  if (options.roundup_power2_divisions > kMostDivisions ||
+      (options.roundup_power2_divisions != 0 && !std::has_single_bit(options.roundup_power2_divisions))) {
+    throw InvalidArgument("roundup_power2_divisions of " + std::to_string(options.roundup_power2_divisions) +
+                          "; 0 or a power of two up to " + std::to_string(kMostDivisions) + " is needed");
+  }
+}
+
+std::vector<int> exclusive_devices(const ManagedRuntime& runtime) {
+  std::vector<int> found;
+  for (int device = 0; device < runtime.device_count(); ++device) {
+    if (!runtime.device_properties(device).concurrent_managed_access) {
+      found.push_back(device);
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
+                                      AllocatorOptions options)
+    : runtime(runtime),
+      source(std::move(source)),
+      managed(this->source->is_managed()),
+      serves_host(this->source->serves(Location::host())),
+      serves_devices(this->source->serves(Location::device(0))),
+      least_shared_segment(this->source->least_shared_segment()),
+      devices(runtime.device_count()),
+      exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
+      options(options),
+      budgets(static_cast<std::size_t>(devices)),
+      ledger(devices),
+      events(runtime, devices),
+      stream_order(events),
+      heap(ledger, devices) {}
+
+void CachingManagedAllocator::State::check_location(Location home) const {
+  if (home.index >= devices || home.index < -1) {
+    throw InvalidArgument("home " + to_string(home) + "; there are the host and " + std::to_string(devices) +
+                          " devices");
+  }
+  if (home.is_host() ? !serves_host : !serves_devices) {
+    throw InvalidArgument("home " + to_string(home) + "; this allocator has " + (home.is_host() ? "device" : "host") +
+                          " memory only");
+  }
+}
+
+void CachingManagedAllocator::State::check_stream(Stream stream) const {
+  if (stream.device >= devices || stream.device < -1) {
+    throw InvalidArgument("a stream of device " + std::to_string(stream.device) + "; there are " +
+                          std::to_string(devices) + " devices");
+  }
+}
+
+void CachingManagedAllocator::State::check_not_forked() const {
+  if (in_forked_child) {
+    throw RuntimeFailure(
+        "managed memory is not available in a forked child process: it belongs to the parent. Start the process "
+        "with the spawn method to use it there");
+  }
+}
+
+CachingManagedAllocator::CachingManagedAllocator(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
+                                                 AllocatorOptions options) {
+  check_options(options);
+  state_ = std::make_unique<State>(runtime, std::move(source), options);
+}
+
+CachingManagedAllocator::~CachingManagedAllocator() {
+  if (state_->in_forked_child) {
+    return; // all of it is the parent's
+  }
+  try {
+    state_->wait_for_pending();
+  } catch (...) {
+    // The runtime fails; its memory is given back all the same, which waits on its own account.
+    while (Block* const block = state_->pending_first) {
+      block->uses.clear();
+      state_->reclaim(block);
+    }
+  }
+  state_->give_back(std::nullopt); // a segment that is in use after all is leaked: better than pulled away
+  state_->stream_order.forget();
+  state_->events.destroy_all();
+}
+
+Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
+  State& state = *state_;
+  state.check_location(home);
+  state.check_stream(stream);
+  if (bytes == 0) {
+    return nullptr;
+  }
+  std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
+  state.check_not_forked();
+  if (bytes > kLargestRequest) {
+    state.note_refused(bytes, stream);
+    state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
+  }
+  const Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  if (home.is_host() && !state.exclusive.empty()) {
+    const Unlocked unlocked(lock);
+    state.wait_for_exclusive_devices();
+  }
+  if (state.pending_first != nullptr) {
+    state.poll_pending(false);
+  }
+  if (Block* const block = state.from_cache(request, lock)) {
+    return block;
+  }
+  std::optional<OutOfMemory> refusal;
+  if (state.options.release_threshold) {
+    state.give_back_excess(home);
+  }
+  if (state.options.garbage_collection_threshold) {
+    state.collect_garbage(request, state.new_segment_bytes(request));
+  }
+  if (Block* const block = state.from_fresh_segment(request, lock, refusal)) {
+    return block;
+  }
+  return state.allocate_under_pressure(request, lock, std::move(refusal));
+}
+
+void CachingManagedAllocator::free(Block* block) noexcept {
+  if (block == nullptr) {
+    return;
+  }
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  state_->free(block);
+}
+
+void CachingManagedAllocator::free_after(Block* block, Event ready, Stream stream) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  try {
+    auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready);
+    Lane& lane = state_->heap.lane(block->lane->home, stream);
+    block->uses.clear();
+    block->lane = &lane;
+    block->ready = std::move(readiness);
+  } catch (...) { // no memory to remember it with
+    try {
+      state_->runtime.synchronize_event(ready);
+    } catch (...) {
+      // The device has failed, which its next user will be told.
+    }
+    state_->events.give(stream, ready);
+  }
+  state_->free(block);
+}
+
+Event CachingManagedAllocator::record_event(Stream stream) {
+  state_->check_stream(stream);
+  const std::lock_guard lock(state_->mutex);
+  return state_->events.record(stream);
+}
+
+void CachingManagedAllocator::give_event(Stream stream, Event event) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->events.give(stream, event);
+}
+
+namespace {
+
+void check_allocated(const Block* block) {
+  if (block == nullptr || block->state != BlockState::kAllocated) {
+    throw InvalidArgument("a block that is not allocated");
+  }
+}
+
+/// Besides the block's own stream; the host's work needs no record.
+void add_use(Block* block, Stream stream) {
+  if (!stream.is_host() && std::ranges::find(block->uses, stream, &Use::stream) == block->uses.end()) {
+    block->uses.push_back(Use{stream, nullptr});
+  }
+}
+
+} // namespace
+
+void CachingManagedAllocator::record_stream(Block* block, Stream stream) {
+  state_->check_stream(stream);
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  check_allocated(block);
+  if (stream != block->lane->stream) {
+    add_use(block, stream);
+  }
+}
+
+void CachingManagedAllocator::set_home(Block* block, Location home, Stream stream) {
+  State& state = *state_;
+  state.check_location(home);
+  state.check_stream(stream);
+  const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
+  check_allocated(block);
+  if (!state.managed && home != block->lane->home) {
+    throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->lane->home) +
+                          "; only managed memory moves");
+  }
+  Lane& lane = state.heap.lane(home, stream);
+  if (stream != block->lane->stream) {
+    add_use(block, block->lane->stream);
+  }
+  // What was queued on the new stream comes before the block's next use in its own order.
+  std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });
+  state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
+  block->lane = &lane;
+  block->read_by_host = block->read_by_host || home.is_host();
+}
+
+void CachingManagedAllocator::hand_over(Block* block, Stream stream) {
+  State& state = *state_;
+  state.check_stream(stream);
+  const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
+  check_allocated(block);
+  block->lane = &state.heap.lane(block->lane->home, stream);
+  block->uses.clear();
+}
+
+Block* CachingManagedAllocator::find(const void* ptr) const {
+  const std::lock_guard lock(state_->mutex);
+  Block* const block = state_->heap.find(reinterpret_cast<std::uintptr_t>(ptr));
+  return block != nullptr && block->state == BlockState::kAllocated ? block : nullptr;
+}
+
+// Size and place of a block are fixed while a caller has it: no lock is needed to read them.
+
+void* CachingManagedAllocator::data(const Block* block) const {
+  return block == nullptr ? nullptr : reinterpret_cast<void*>(block->address);
+}
+
+std::size_t CachingManagedAllocator::bytes(const Block* block) const {
+  return block == nullptr ? 0 : block->bytes;
+}
+
+std::size_t CachingManagedAllocator::requested_bytes(const Block* block) const {
+  return block == nullptr ? 0 : block->requested;
+}
+
+void CachingManagedAllocator::set_tag(Block* block, void* tag) noexcept {
+  block->tag = tag;
+}
+
+void* CachingManagedAllocator::tag(const Block* block) const noexcept {
+  return block->tag;
+}
+
+Location CachingManagedAllocator::home(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  return block->lane->home;
+}
+
+Stream CachingManagedAllocator::stream(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  return block->lane->stream;
+}
+
+std::vector<Stream> CachingManagedAllocator::streams(const Block* block) const {
+  const std::lock_guard lock(state_->mutex);
+  check_allocated(block);
+  std::vector<Stream> streams;
+  if (!block->lane->stream.is_host()) {
+    streams.push_back(block->lane->stream);
+  }
+  for (const Use& use : block->uses) {
+    streams.push_back(use.stream);
+  }
+  return streams;
+}
+
+std::size_t CachingManagedAllocator::empty_cache() {
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  if (state_->in_forked_child) {
+    return 0;
+  }
+  state_->wait_for_pending();
+  state_->stream_order.forget();
+  return state_->give_back(std::nullopt);
+}
+
+Statistics CachingManagedAllocator::statistics(std::optional<Location> home) const {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  return state_->ledger.statistics(home);
+}
+
+void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->ledger.reset_peak(home);
+}
+
+void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Location> home) {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->ledger.reset_accumulated(home);
+}
+
+void CachingManagedAllocator::set_room_maker(RoomMaker* room_maker) {
+  const std::lock_guard lock(state_->mutex);
+  state_->room_maker = room_maker;
+}
+
+void CachingManagedAllocator::set_observer(AllocationObserver* observer) {
+  const std::lock_guard lock(state_->mutex);
+  state_->observer = state_->in_forked_child ? nullptr : observer;
+}
+
+AllocatorOptions CachingManagedAllocator::options() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->options;
+}
+
+void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
+  check_options(options);
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  state_->options = options;
+  for (int home = -1; home < state_->devices && options.release_threshold && !state_->in_forked_child; ++home) {
+    state_->give_back_excess(Location{home});
+  }
+}
+
+std::optional<std::string> CachingManagedAllocator::check() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->check();
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,68 @@
+// The allocator's part of a fork.
+#include <algorithm>
+#include <exception>
+
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+void CachingManagedAllocator::State::finish_work_on(const Block& block, std::vector<Stream>& finished) noexcept {
+  const auto finish = [&](Stream stream) {
+    if (stream.is_host() || std::ranges::find(finished, stream) != finished.end()) {
+      return;
+    }
+    try {
+      finished.push_back(stream);
+      runtime.synchronize_stream(stream);
+    } catch (const std::exception&) {
+      // One that is captured cannot be waited for; the child gets what is there.
+    }
+  };
+  finish(block.lane->stream);
+  for (const Use& use : block.uses) {
+    finish(use.stream);
+  }
+}
+
+void CachingManagedAllocator::before_fork() {
+  State& state = *state_;
+  state.mutex.lock();
+  if (!state.managed || state.in_forked_child) {
+    return; // nothing that a child lacks: a child's own memory is ordinary
+  }
+  std::vector<Stream> finished;
+  for (const auto& [address, segment] : state.heap.segments()) {
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->state == BlockState::kAllocated && block->read_by_host) {
+        state.finish_work_on(*block, finished); // a copy of what is being written would be torn
+        state.fork_copies.plan({block->address, block->address + block->bytes}, {address, address + segment.bytes});
+      }
+    }
+  }
+  if (!state.fork_copies.empty()) {
+    try {
+      state.wait_for_exclusive_devices();
+    } catch (const std::exception&) {
+      // As above.
+    }
+    state.available_to_child = state.runtime.host_memory_available(); // asked before its lock is held
+  }
+}
+
+void CachingManagedAllocator::copy_for_child() noexcept {
+  state_->fork_copies.make(state_->available_to_child);
+}
+
+void CachingManagedAllocator::after_fork_in_parent() noexcept {
+  state_->fork_copies.drop();
+  state_->mutex.unlock();
+}
+
+void CachingManagedAllocator::after_fork_in_child() noexcept {
+  state_->fork_copies.move_into_place();
+  state_->in_forked_child = true;
+  state_->observer = nullptr;
+  state_->mutex.unlock();
+}
+
+} // namespace torch_uvm

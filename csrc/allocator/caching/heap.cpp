@@ -1,0 +1,318 @@
+#include "allocator/caching/heap.h"
+
+namespace torch_uvm {
+
+namespace {
+
+/// Puts `block` in front of `next` in the chain of a segment.
+void link_before(Block* block, Block* next) {
+  block->before = next->before;
+  block->after = next;
+  (next->before != nullptr ? next->before->after : next->segment->first) = block;
+  next->before = block;
+}
+
+void unlink(Block* block) {
+  (block->before != nullptr ? block->before->after : block->segment->first) = block->after;
+  if (block->after != nullptr) {
+    block->after->before = block->before;
+  }
+}
+
+} // namespace
+
+void BlockPool::grow() {
+  constexpr std::size_t kSlab = 64;
+  slabs_.reserve(slabs_.size() + 1);
+  auto slab = std::make_unique<Block[]>(kSlab);
+  for (std::size_t i = 0; i < kSlab; ++i) {
+    slab[i].entry = FreeIndex::make_entry();
+  }
+  for (std::size_t i = kSlab; i-- > 0;) { // the lowest address is handed out first
+    give(&slab[i]);
+  }
+  slabs_.push_back(std::move(slab));
+}
+
+Lane& Heap::look_up_lane(Location home, Stream stream) {
+  const auto [found, fresh] = lanes_.try_emplace({home, stream});
+  if (fresh) {
+    found->second.home = home;
+    found->second.stream = stream;
+  }
+  last_lane_ = &found->second;
+  return found->second;
+}
+
+void Heap::count_pieces(const Segment& segment, int sign) noexcept {
+  for (const Block* block = segment.first; block != nullptr; block = block->after) {
+    if (block->state == BlockState::kFree) {
+      ledger_.split_changed(block->lane->home, pool_of(block), sign, sign * as_signed(block->bytes));
+    }
+  }
+}
+
+void Heap::append_unused(Segment& segment) noexcept {
+  Unused& list = unused_of(segment);
+  segment.unused_since = clock_;
+  segment.unused_before = list.newest;
+  segment.unused_after = nullptr;
+  (list.newest != nullptr ? list.newest->unused_after : list.oldest) = &segment;
+  list.newest = &segment;
+  list.bytes += segment.bytes;
+}
+
+void Heap::remove_unused(Segment& segment) noexcept {
+  Unused& list = unused_of(segment);
+  (segment.unused_before != nullptr ? segment.unused_before->unused_after : list.oldest) = segment.unused_after;
+  (segment.unused_after != nullptr ? segment.unused_after->unused_before : list.newest) = segment.unused_before;
+  list.bytes -= segment.bytes;
+}
+
+Block* Heap::carve(Block* free, std::size_t bytes) {
+  Segment& segment = *free->segment;
+  Block* taken = free;
+  if (free->bytes == bytes) {
+    index_of(free).erase(free);
+    if (segment.used != 0) {
+      ledger_.split_changed(free->lane->home, pool_of(free), -1, -as_signed(bytes));
+    }
+  } else {
+    // The free block stays what is filed and shrinks: most often its place in the index is the same.
+    taken = pool_.take();
+    taken->address = free->address;
+    taken->bytes = bytes;
+    taken->segment = free->segment;
+    taken->lane = free->lane;
+    taken->ready = free->ready;
+    taken->freed_at = free->freed_at;
+    link_before(taken, free);
+    free->address += bytes;
+    free->bytes -= bytes;
+    index_of(free).update(free);
+    if (segment.used != 0) {
+      ledger_.split_changed(free->lane->home, pool_of(free), 0, -as_signed(bytes));
+    }
+  }
+  taken->state = BlockState::kReserved;
+  if (segment.used++ == 0) {
+    remove_unused(segment);
+    count_pieces(segment, 1);
+  }
+  return taken;
+}
+
+Block* Heap::carve_aligned(Block* free, std::size_t bytes, std::size_t alignment) {
+  const std::size_t skipped = round_up(free->address, alignment) - free->address;
+  if (skipped == 0) {
+    return carve(free, bytes);
+  }
+  Block* const front = carve(free, skipped); // what is left is in `free`
+  try {
+    Block* const taken = carve(free, bytes);
+    release(front);
+    return taken;
+  } catch (...) {
+    release(front);
+    throw;
+  }
+}
+
+void Heap::release(Block* block) noexcept {
+  Segment& segment = *block->segment;
+  block->requested = 0;
+  block->freed_at = ++clock_;
+  const auto alike = [block](const Block* other) {
+    return other != nullptr && other->state == BlockState::kFree && other->lane == block->lane &&
+           other->ready == block->ready;
+  };
+  Block* const before = alike(block->before) ? block->before : nullptr;
+  Block* const after = alike(block->after) ? block->after : nullptr;
+  if (--segment.used == 0) {
+    append_unused(segment);
+    count_pieces(segment, -1);
+  } else {
+    ledger_.split_changed(block->lane->home, pool_of(block), 1 - (before != nullptr) - (after != nullptr),
+                          as_signed(block->bytes));
+  }
+  if (before != nullptr) {
+    before->bytes += block->bytes;
+    before->freed_at = clock_;
+    unlink(block);
+    pool_.give(block);
+    if (after != nullptr) {
+      before->bytes += after->bytes;
+      index_of(after).erase(after);
+      unlink(after);
+      pool_.give(after);
+    }
+    index_of(before).update(before);
+  } else if (after != nullptr) {
+    after->address = block->address;
+    after->bytes += block->bytes;
+    after->freed_at = clock_;
+    unlink(block);
+    pool_.give(block);
+    index_of(after).update(after);
+  } else {
+    block->state = BlockState::kFree;
+    index_of(block).insert(block);
+  }
+}
+
+namespace {
+
+/// Tells of each window over free neighbours that is as short as holds the request, by address, until `tell` says that
+/// it is enough.
+template <typename Tell>
+void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
+  for (const auto& [address, segment] : segments) {
+    if (segment_home && segment.home != *segment_home) {
+      continue;
+    }
+    Heap::Run window;
+    for (Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->state != BlockState::kFree) {
+        window = Heap::Run{};
+        continue;
+      }
+      if (window.first == nullptr) {
+        window.first = block;
+      }
+      window.last = block;
+      window.bytes += block->bytes;
+      while (window.bytes - window.first->bytes >= bytes) {
+        window.bytes -= window.first->bytes;
+        window.first = window.first->after;
+      }
+      if (window.bytes >= bytes && tell(window)) {
+        return;
+      }
+    }
+  }
+}
+
+} // namespace
+
+std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Location> segment_home) const {
+  std::optional<Run> best;
+  each_run(segments_, bytes, segment_home, [&best](const Run& run) {
+    if (!best || run.bytes < best->bytes) {
+      best = run;
+    }
+    return false;
+  });
+  return best;
+}
+
+std::optional<Heap::Run> Heap::first_run(std::size_t bytes, std::optional<Location> segment_home) const {
+  std::optional<Run> first;
+  each_run(segments_, bytes, segment_home, [&first](const Run& run) {
+    first = run;
+    return true;
+  });
+  return first;
+}
+
+Block* Heap::carve_run(const Run& run, std::size_t bytes) {
+  if (run.first == run.last) {
+    return carve(run.first, bytes);
+  }
+  Segment& segment = *run.first->segment;
+  const bool counted = segment.used != 0;
+  const auto take_out = [&](Block* block) {
+    index_of(block).erase(block);
+    if (counted) {
+      ledger_.split_changed(block->lane->home, pool_of(block), -1, -as_signed(block->bytes));
+    }
+  };
+  Block* const taken = run.first;
+  take_out(taken);
+  while (taken->after != run.last) {
+    Block* const middle = taken->after;
+    take_out(middle);
+    taken->bytes += middle->bytes;
+    unlink(middle);
+    pool_.give(middle);
+  }
+  Block* const last = run.last;
+  const std::size_t needed = bytes - taken->bytes; // the window is as short as can be: at least 1
+  if (last->bytes == needed) {
+    take_out(last);
+    unlink(last);
+    pool_.give(last);
+  } else {
+    last->address += needed;
+    last->bytes -= needed;
+    index_of(last).update(last);
+    if (counted) {
+      ledger_.split_changed(last->lane->home, pool_of(last), 0, -as_signed(needed));
+    }
+  }
+  taken->bytes = bytes;
+  taken->state = BlockState::kReserved;
+  if (segment.used++ == 0) {
+    remove_unused(segment);
+    count_pieces(segment, 1);
+  }
+  return taken;
+}
+
+void Heap::prepare(Slot& slot) {
+  Segments scratch;
+  scratch.try_emplace(0);
+  slot.node_ = scratch.extract(scratch.begin());
+  slot.block_ = pool_.take();
+  slot.pool_ = &pool_;
+}
+
+Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind, Lane& lane) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  slot.node_.key() = address;
+  Segment& segment = segments_.insert(std::move(slot.node_)).position->second;
+  Block* const block = std::exchange(slot.block_, nullptr);
+  segment = Segment{address, bytes, home, kind, block, 0};
+  block->address = address;
+  block->bytes = bytes;
+  block->requested = 0;
+  block->segment = &segment;
+  block->before = block->after = nullptr;
+  block->lane = &lane;
+  block->state = BlockState::kFree;
+  block->freed_at = ++clock_;
+  index_of(block).insert(block);
+  append_unused(segment);
+  ledger_.segment_made(home, pool_kind(kind), bytes);
+  return block;
+}
+
+Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexcept {
+  Segment& segment = position->second;
+  remove_unused(segment);
+  for (Block* block = segment.first; block != nullptr;) {
+    Block* const next = block->after;
+    index_of(block).erase(block);
+    pool_.give(block);
+    block = next;
+  }
+  ledger_.segment_given_back(segment.home, pool_kind(segment.size_class), segment.bytes);
+  return segments_.erase(position);
+}
+
+Block* Heap::find(std::uintptr_t address) const noexcept {
+  auto position = segments_.upper_bound(address);
+  if (position == segments_.begin()) {
+    return nullptr;
+  }
+  const Segment& segment = (--position)->second;
+  if (address - segment.address >= segment.bytes) {
+    return nullptr;
+  }
+  Block* block = segment.first;
+  while (address - block->address >= block->bytes) {
+    block = block->after;
+  }
+  return block;
+}
+
+} // namespace torch_uvm

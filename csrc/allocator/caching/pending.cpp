@@ -1,0 +1,142 @@
+// Freeing, and blocks that were freed while work of other streams may still touch them.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+void CachingManagedAllocator::State::append_pending(Block* block) noexcept {
+  block->pending_before = pending_last;
+  block->pending_after = nullptr;
+  (pending_last != nullptr ? pending_last->pending_after : pending_first) = block;
+  pending_last = block;
+}
+
+void CachingManagedAllocator::State::remove_pending(Block* block) noexcept {
+  (block->pending_before != nullptr ? block->pending_before->pending_after : pending_first) = block->pending_after;
+  (block->pending_after != nullptr ? block->pending_after->pending_before : pending_last) = block->pending_before;
+  if (unrecorded_first == block) {
+    unrecorded_first = block->pending_after;
+  }
+  block->pending_before = block->pending_after = nullptr;
+}
+
+void CachingManagedAllocator::State::free(Block* block) noexcept {
+  if (block->state != BlockState::kAllocated) {
+    // Going on would hand the same bytes to two owners.
+    std::fprintf(stderr, "torch_uvm: a block was freed that is not allocated (freed twice?)\n");
+    std::abort();
+  }
+  block->tag = nullptr;
+  note_freed(block);
+  const Location home = block->lane->home;
+  const PoolKind kind = pool_kind(block->segment->size_class);
+  if (block->uses.empty() || in_forked_child) { // the child has no device work, and nobody will reuse it there
+    block->uses.clear();
+    ledger.freed(home, kind, block->bytes, block->requested);
+    const Segment& segment = *block->segment;
+    heap.release(block);
+    if (segment.used == 0 && options.release_threshold && !in_forked_child) {
+      give_back_excess(segment.home);
+    }
+    return;
+  }
+  ledger.freed_pending(home, kind, block->bytes, block->requested);
+  block->state = BlockState::kPending;
+  append_pending(block);
+  if (unrecorded_first == nullptr) {
+    unrecorded_first = block;
+  }
+  if (cap_of(home) || !managed) {
+    record_pending(); // memory is short there: what is recorded later is reached later
+  }
+}
+
+void CachingManagedAllocator::State::record_pending() noexcept {
+  // Of a few streams at most. Their event; none: what they had queued is done; or the runtime failed.
+  struct Seen {
+    Stream stream;
+    std::shared_ptr<const Readiness> event;
+    bool done = false;
+  };
+  std::vector<Seen> seen;
+  for (Block* block = std::exchange(unrecorded_first, nullptr); block != nullptr;) {
+    Block* const next = block->pending_after;
+    std::erase_if(block->uses, [&](Use& use) {
+      auto found = std::ranges::find(seen, use.stream, &Seen::stream);
+      if (found == seen.end()) {
+        try {
+          found = seen.insert(found, Seen{use.stream, nullptr});
+          if (!(found->done = runtime.query_stream(use.stream))) {
+            found->event = stream_order.record(use.stream, heap.clock());
+            ledger.count(Ledger::k_num_events_recorded, block->lane->home);
+          }
+        } catch (...) {
+          // Without an event nobody can tell when it is over: the block waits for its device to be synchronised.
+          if (found == seen.end()) {
+            return false;
+          }
+        }
+      }
+      use.event = found->event;
+      return found->done;
+    });
+    if (block->uses.empty()) {
+      reclaim(block);
+    }
+    block = next;
+  }
+}
+
+void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
+  remove_pending(block);
+  ledger.reclaimed(block->lane->home, pool_kind(block->segment->size_class), block->bytes);
+  heap.release(block); // a segment that this leaves unused is given back at the next look, not from under its caller
+}
+
+void CachingManagedAllocator::State::poll_pending(bool all) {
+  if (unrecorded_first != nullptr) {
+    record_pending();
+  }
+  for (Block* block = pending_first; block != nullptr;) {
+    Block* const next = block->pending_after;
+    std::vector<Use>& uses = block->uses;
+    while (!uses.empty() && uses.back().event && runtime.query_event(uses.back().event->event)) {
+      uses.pop_back();
+    }
+    if (uses.empty()) {
+      reclaim(block);
+    } else if (!all) {
+      return;
+    }
+    block = next;
+  }
+}
+
+void CachingManagedAllocator::State::wait_for_pending() {
+  if (pending_first == nullptr) {
+    return;
+  }
+  ledger.count(Ledger::k_num_sync_all_streams);
+  if (unrecorded_first != nullptr) {
+    record_pending();
+  }
+  while (pending_first != nullptr) {
+    std::vector<Use>& uses = pending_first->uses;
+    while (!uses.empty()) {
+      const Use& use = uses.back();
+      if (use.event) {
+        runtime.synchronize_event(use.event->event);
+      } else {
+        runtime.synchronize_device(use.stream.device);
+      }
+      uses.pop_back();
+    }
+    reclaim(pending_first);
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,239 @@
+// What bounds the segments of a device: the engine's budget. Its bytes are claimed before the source is asked.
+#include <algorithm>
+#include <vector>
+
+#include "allocator/caching/state.h"
+#include "allocator/invariants.h"
+
+namespace torch_uvm {
+CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::size_t bytes, bool over_cap)
+    : state_(state),
+      home_(home),
+      bytes_(bytes),
+      budget_(home.is_host() ? nullptr : &state.budgets[static_cast<std::size_t>(home.index)]) {
+  if (budget_ == nullptr) {
+    return;
+  }
+  if (budget_->cap) {
+    const std::size_t taken = state.taken(home.index);
+    over_ = taken > *budget_->cap || bytes > *budget_->cap - taken;
+    if (over_ && !over_cap) {
+      granted_ = false;
+      return;
+    }
+    budget_->most = over_ ? std::max(budget_->most, taken + bytes) : budget_->most;
+  }
+  budget_->under_way += bytes;
+}
+
+CachingManagedAllocator::State::Claim::~Claim() {
+  if (granted_ && budget_ != nullptr) {
+    budget_->under_way -= bytes_;
+    state_.claim_ended.notify_all();
+  }
+}
+
+void CachingManagedAllocator::State::Claim::made() const noexcept {
+  if (budget_ != nullptr) {
+    budget_->refused = false;
+  }
+  if (over_) {
+    state_.ledger.count(Ledger::k_num_over_cap, home_);
+  }
+}
+
+void CachingManagedAllocator::State::Claim::refused() const noexcept {
+  if (budget_ != nullptr) {
+    budget_->refused = true;
+  }
+}
+
+void CachingManagedAllocator::State::check_device(int device) const {
+  if (device < 0 || device >= devices) {
+    throw InvalidArgument("device " + std::to_string(device) + "; there are " + std::to_string(devices) + " devices");
+  }
+}
+
+Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& lock,
+                                                  std::optional<OutOfMemory>& refusal) {
+  if (Block* const block = from_cache(request, lock)) {
+    return block;
+  }
+  if (Block* const block = from_shared_segment(request, lock, refusal)) {
+    return block;
+  }
+  return merged_within_cap(request, lock, refusal);
+}
+
+Block* CachingManagedAllocator::State::from_shared_segment(const Request& request, Lock& lock,
+                                                           std::optional<OutOfMemory>& refusal) {
+  const std::size_t own = round_up(request.bytes, kLargeGranularity);
+  for (std::size_t bytes = new_segment_bytes(request);; bytes = round_up(bytes / 2, kLargeGranularity)) {
+    if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
+      return block;
+    }
+    if (!refusal || bytes / 2 < own) {
+      return nullptr;
+    }
+  }
+}
+
+Block* CachingManagedAllocator::State::merged_within_cap(const Request& request, Lock& lock,
+                                                         std::optional<OutOfMemory>& refusal) {
+  if (Block* const block = from_run(request, lock)) {
+    return block;
+  }
+  const std::size_t own = round_up(request.bytes, kLargeGranularity);
+  if (!fit_under_cap(request, own)) {
+    return nullptr;
+  }
+  return from_new_segment(request, own, lock, refusal);
+}
+
+void CachingManagedAllocator::State::wait_for_claims(const Request& request, Lock& lock) {
+  const DeviceCap& budget = budgets[static_cast<std::size_t>(request.home.index)];
+  claim_ended.wait(lock, [&budget] { return budget.under_way == 0; });
+}
+
+bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
+  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
+  RoomMaker* const door = room_maker;
+  if (door == nullptr) {
+    return !hard;
+  }
+  const Unlocked unlocked(lock);
+  return door->may_exceed(request.bytes, request.home) || !hard;
+}
+
+OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) const {
+  return OutOfMemory(OutOfMemory::Cause::kBudget, request.bytes,
+                     "The budget of " + to_string(request.home) + " is " +
+                         format_bytes(cap_of(request.home).value_or(0)) + ", of which segments take " +
+                         format_bytes(taken(request.home.index)) + ", and nothing more could be given up");
+}
+
+bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::size_t bytes) {
+  const int device = request.home.index;
+  const auto& cap = cap_of(request.home);
+  if (!cap || taken(device) + bytes <= *cap) {
+    return true;
+  }
+  const std::size_t excess = taken(device) + bytes - *cap;
+  Heap::Segments& segments = heap.segments();
+  std::vector<Heap::Segments::iterator> unused;
+  std::size_t free = 0;
+  for (auto segment = segments.begin(); segment != segments.end(); ++segment) {
+    if (segment->second.used == 0 && segment->second.home == request.home) {
+      unused.push_back(segment);
+      free += segment->second.bytes;
+    }
+  }
+  if (free < excess || (!request.may_wait && !streams_are_idle(device))) {
+    return false;
+  }
+  // The smallest that is enough alone, else the largest and on.
+  std::ranges::sort(unused, {}, [](const auto& segment) { return segment->second.bytes; });
+  const auto alone =
+      std::ranges::lower_bound(unused, excess, {}, [](const auto& segment) { return segment->second.bytes; });
+  if (alone != unused.end()) {
+    give_back(*alone);
+    return true;
+  }
+  for (std::size_t freed = 0; freed < excess; unused.pop_back()) {
+    freed += unused.back()->second.bytes;
+    give_back(unused.back());
+  }
+  return true;
+}
+
+bool CachingManagedAllocator::State::streams_are_idle(int device) {
+  std::vector<Stream> idle;
+  for (const auto& [address, segment] : heap.segments()) {
+    for (const Block* block = segment.first; segment.home == Location::device(device) && block != nullptr;
+         block = block->after) {
+      const Stream stream = block->lane->stream;
+      if (stream.is_host() || std::ranges::find(idle, stream) != idle.end()) {
+        continue;
+      }
+      if (!runtime.query_stream(stream)) {
+        return false;
+      }
+      idle.push_back(stream);
+    }
+  }
+  return true;
+}
+
+void CachingManagedAllocator::State::give_back_above_cap(int device) noexcept {
+  const auto& cap = cap_of(Location::device(device));
+  Heap::Segments& segments = heap.segments();
+  for (auto segment = segments.begin(); segment != segments.end() && cap && taken(device) > *cap;) {
+    if (segment->second.used == 0 && segment->second.home == Location::device(device)) {
+      segment = give_back(segment);
+    } else {
+      ++segment;
+    }
+  }
+}
+
+void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> bytes, bool hard) {
+  State& state = *state_;
+  state.check_device(device);
+  const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
+  DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
+  budget.cap = bytes;
+  budget.hard = hard;
+  budget.most = std::max(bytes.value_or(0), state.taken(device));
+  if (state.in_forked_child) {
+    return;
+  }
+  state.give_back_above_cap(device);
+  if (bytes && state.taken(device) > *bytes) {
+    state.wait_for_pending();
+    state.give_back_above_cap(device);
+  }
+}
+
+std::optional<std::size_t> CachingManagedAllocator::cap(int device) const {
+  state_->check_device(device);
+  const std::lock_guard lock(state_->mutex);
+  return state_->budgets[static_cast<std::size_t>(device)].cap;
+}
+
+CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_peak(int device) {
+  state_->check_device(device);
+  const Location home = Location::device(device);
+  const std::lock_guard lock(state_->mutex);
+  const auto most = static_cast<std::size_t>(state_->ledger.take_allocated_peak(home));
+  return {most, static_cast<std::size_t>(state_->ledger.allocated_bytes(home)),
+          state_->ledger.allocation_changes(home)};
+}
+
+std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noexcept {
+  return state_->ledger.allocation_changes(Location::device(device));
+}
+
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {
+  State& state = *state_;
+  state.check_location(home);
+  state.check_stream(stream);
+  if (bytes == 0) {
+    return nullptr;
+  }
+  std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
+  state.check_not_forked();
+  if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
+    return nullptr; // devices that exclude the host are always waited for
+  }
+  Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  request.may_wait = false;
+  if (state.pending_first != nullptr) {
+    state.poll_pending(false);
+  }
+  std::optional<OutOfMemory> refusal;
+  return state.within_cap(request, lock, refusal);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,245 @@
+// Which blocks to give up, so that a request finds room in one piece.
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// What giving up some blocks costs, in the order in which it matters.
+struct Price {
+  double cost = 0;
+  std::size_t allocated = 0; ///< bytes that somebody would lose
+  std::size_t pending = 0; ///< bytes that the host would wait for
+  std::size_t bytes = 0;
+
+  friend bool operator<(const Price& left, const Price& right) {
+    return std::tie(left.cost, left.allocated, left.pending, left.bytes) <
+           std::tie(right.cost, right.allocated, right.pending, right.bytes);
+  }
+  void add(const Price& other) {
+    cost += other.cost, allocated += other.allocated, pending += other.pending, bytes += other.bytes;
+  }
+  void take_away(const Price& other) {
+    allocated -= other.allocated, pending -= other.pending, bytes -= other.bytes;
+    cost = allocated == 0 ? 0 : cost - other.cost; // no rounding error is left behind
+  }
+};
+
+using Cost = std::function<double(void*, std::size_t)>;
+
+Price price_of(const Block& block, const Cost& cost) {
+  switch (block.state) {
+    case BlockState::kFree:
+      return {0, 0, 0, block.bytes};
+    case BlockState::kPending:
+      return {0, 0, block.bytes, block.bytes};
+    case BlockState::kReserved:
+      return {kNever, 0, 0, block.bytes};
+    case BlockState::kAllocated:
+      break;
+  }
+  const double price = cost(block.tag, block.bytes);
+  return {price < kNever ? std::max(price, 0.0) : kNever, block.bytes, 0, block.bytes};
+}
+
+/// Blocks first to last of one segment, both included.
+struct Window {
+  const Block* first = nullptr;
+  const Block* last = nullptr;
+  Price price;
+};
+
+/// A segment all of whose blocks may be given up.
+struct Candidate {
+  const Segment* segment = nullptr;
+  Price price;
+
+  double density() const {
+    return price.cost / static_cast<double>(segment->bytes);
+  }
+};
+
+void add_tags(const Block* first, const Block* last, std::vector<void*>& tags) {
+  for (const Block* block = first;; block = block->after) {
+    if (block->state == BlockState::kAllocated) {
+      tags.push_back(block->tag);
+    }
+    if (block == last) {
+      return;
+    }
+  }
+}
+
+void check_bytes_of_run(std::size_t bytes) {
+  if (bytes == 0 || bytes > kLargestRequest) {
+    throw InvalidArgument("a run of " + std::to_string(bytes) + " bytes; at least 1 and at most " +
+                          std::to_string(kLargestRequest));
+  }
+}
+
+/// Walks a segment once: the cheapest window of at least `bytes` in it, if that is better than `best`.
+/// \return the price of all its blocks
+Price walk(const Segment& segment, std::size_t bytes, const Cost& cost, std::optional<Window>& best) {
+  Price all;
+  Window window;
+  std::vector<Price> prices; // of the blocks of the window, and of those that it has left behind
+  std::size_t first = 0; // the window's first among them
+  for (const Block* block = segment.first; block != nullptr; block = block->after) {
+    const Price price = price_of(*block, cost);
+    all.add(price);
+    if (price.cost == kNever) {
+      window = Window{};
+      prices.clear();
+      first = 0;
+      continue;
+    }
+    if (window.first == nullptr) {
+      window.first = block;
+    }
+    window.last = block;
+    window.price.add(price);
+    prices.push_back(price);
+    while (window.price.bytes - prices[first].bytes >= bytes) {
+      window.price.take_away(prices[first++]);
+      window.first = window.first->after;
+    }
+    if (window.price.bytes >= bytes && (!best || window.price < best->price)) {
+      best = window;
+    }
+  }
+  return all;
+}
+
+/// Segments that together have at least `bytes`, at twice the least cost at most: in order of what a byte costs, each
+/// the last of a set that it completes, or a part of the sets to come if it is not enough.
+std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::size_t bytes) {
+  std::ranges::sort(candidates, [](const Candidate& left, const Candidate& right) {
+    return std::tuple(left.density(), left.price.allocated, left.price.pending) <
+           std::tuple(right.density(), right.price.allocated, right.price.pending);
+  });
+  std::vector<Candidate> partial;
+  std::size_t covered = 0;
+  double spent = 0;
+  std::vector<Candidate> best;
+  double least = kNever;
+  for (const Candidate& candidate : candidates) {
+    if (covered + candidate.segment->bytes < bytes) {
+      partial.push_back(candidate);
+      covered += candidate.segment->bytes;
+      spent += candidate.price.cost;
+    } else if (spent + candidate.price.cost < least) {
+      least = spent + candidate.price.cost;
+      best = partial;
+      best.push_back(candidate);
+    }
+  }
+  // The dearest that the others can do without.
+  std::size_t total = 0;
+  for (const Candidate& candidate : best) {
+    total += candidate.segment->bytes;
+  }
+  std::ranges::sort(best, std::greater{}, [](const Candidate& candidate) { return candidate.price.cost; });
+  std::erase_if(best, [&](const Candidate& candidate) {
+    const bool spare = total - candidate.segment->bytes >= bytes;
+    total -= spare ? candidate.segment->bytes : 0;
+    return spare;
+  });
+  return best;
+}
+
+} // namespace
+
+std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::size_t bytes, int device,
+                                                                        const Cost& cost) const {
+  const State& state = *state_;
+  state.check_device(device);
+  check_bytes_of_run(bytes);
+  const std::lock_guard lock(state.mutex);
+  const Location home = Location::device(device);
+  const std::size_t needed = state.bytes_for(bytes, home);
+  std::optional<Window> best;
+  std::vector<Candidate> candidates;
+  for (const auto& [address, segment] : state.heap.segments()) {
+    if (segment.home != home) {
+      continue;
+    }
+    const Price all = walk(segment, needed, cost, best);
+    if (all.cost < kNever) {
+      candidates.push_back({&segment, all});
+    }
+  }
+  // A new segment: within the cap, or where the source has refused, in place of others of its size.
+  const DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
+  const std::size_t own = round_up(needed, kLargeGranularity);
+  std::size_t wanting = own;
+  if (budget.cap && !budget.refused) {
+    const std::size_t taken = state.taken(device);
+    wanting = taken + own > *budget.cap ? taken + own - *budget.cap : 0;
+  }
+  std::size_t unused = 0;
+  for (const Candidate& candidate : candidates) {
+    unused += candidate.segment->used == 0 ? candidate.segment->bytes : 0;
+  }
+  std::vector<void*> tags;
+  if (unused >= wanting) {
+    return tags;
+  }
+  if (best) {
+    add_tags(best->first, best->last, tags);
+    return tags;
+  }
+  if (budget.cap && own > *budget.cap) {
+    return std::nullopt;
+  }
+  std::vector<Candidate> cover = cheapest_cover(std::move(candidates), wanting);
+  if (cover.empty()) {
+    return std::nullopt;
+  }
+  std::ranges::sort(cover, {}, [](const Candidate& candidate) { return candidate.segment->address; });
+  for (const Candidate& candidate : cover) {
+    const Block* last = candidate.segment->first;
+    while (last->after != nullptr) {
+      last = last->after;
+    }
+    add_tags(candidate.segment->first, last, tags);
+  }
+  return tags;
+}
+
+std::optional<std::vector<void*>> CachingManagedAllocator::lowest_run(std::size_t bytes, int device,
+                                                                      const Cost& cost) const {
+  const State& state = *state_;
+  state.check_device(device);
+  check_bytes_of_run(bytes);
+  const std::lock_guard lock(state.mutex);
+  const Location home = Location::device(device);
+  const std::size_t needed = state.bytes_for(bytes, home);
+  for (const auto& [address, segment] : state.heap.segments()) {
+    const Block* first = nullptr; // of the neighbours looked at, none of which has to stay
+    std::size_t found = 0;
+    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
+      if (price_of(*block, cost).cost == kNever) {
+        first = nullptr;
+        found = 0;
+        continue;
+      }
+      first = first == nullptr ? block : first;
+      found += block->bytes;
+      if (found >= needed) {
+        std::vector<void*> tags;
+        add_tags(first, block, tags);
+        return tags;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace torch_uvm

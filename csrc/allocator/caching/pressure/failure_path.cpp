@@ -1,0 +1,227 @@
+// What is done before OutOfMemory is raised, in order of what it costs: wait for pending frees, give back
+// cached segments, merge free neighbours of other streams and homes, ask the door, try it all again.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <limits>
+
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
+                                                               std::optional<OutOfMemory> refusal) {
+  ledger.count(Ledger::k_num_alloc_retries, request.home);
+  if (cap_of(request.home) && budgets[static_cast<std::size_t>(request.home.index)].under_way != 0) {
+    wait_for_claims(request, lock); // the new segment may have room for this request, too
+    if (Block* const block = within_cap(request, lock, refusal)) {
+      return block;
+    }
+  }
+  // What a cap refuses comes from the door before the host waits for it: that is an order of streams and a copy.
+  if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
+                                                            : retry(request, lock, refusal)) {
+    return block;
+  }
+  if (Block* const block = ask_the_door(request, lock, refusal)) {
+    return block;
+  }
+  if (cap_of(request.home)) {
+    if (Block* const block = retry(request, lock, refusal)) { // waits, this time
+      return block;
+    }
+    if (!refusal && may_exceed_cap(request, lock)) {
+      give_back(request.home); // what is idle is not reserved besides
+      if (Block* const block =
+              from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
+        return block;
+      }
+    }
+  }
+  note_refused(request.requested, request.stream);
+  std::string explanation;
+  if (RoomMaker* const door = room_maker) {
+    const Unlocked unlocked(lock);
+    explanation = door->explain(request.bytes, request.home);
+  }
+  raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request), explanation);
+}
+
+Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock& lock,
+                                                    std::optional<OutOfMemory>& refusal) {
+  // What it frees another thread may take first; but a door that always says yes must not keep us for ever.
+  constexpr int kRounds = 16;
+  for (int round = 0; round < kRounds; ++round) {
+    RoomMaker* const door = room_maker;
+    if (door == nullptr) {
+      return nullptr;
+    }
+    {
+      const Unlocked unlocked(lock); // it will free blocks, of this allocator too
+      if (!door->make_room(request.bytes, request.home, request.stream)) {
+        return nullptr;
+      }
+    }
+    if (Block* const block = retry(request, lock, refusal)) {
+      return block;
+    }
+  }
+  return nullptr;
+}
+
+Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal) {
+  if (cap_of(request.home)) {
+    if (Block* const block = within_cap(request, lock, refusal)) {
+      return block;
+    }
+    if (!refusal) {
+      if (pending_first == nullptr) {
+        return nullptr; // other homes' caches are none of its business
+      }
+      wait_for_pending();
+      return within_cap(request, lock, refusal);
+    }
+  }
+  wait_for_pending();
+  if (Block* const block = from_cache(request, lock)) {
+    return block;
+  }
+  // Managed memory of all homes is under one limit and backed by one host; a device's own memory is not.
+  give_back(managed ? std::nullopt : std::optional(request.home));
+  if (Block* const block = from_fresh_segment(request, lock, refusal)) {
+    return block;
+  }
+  return from_run(request, lock);
+}
+
+Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
+  // Under a cap: what other homes' segments hold would come on top of it.
+  const bool any_home = managed && !cap_of(request.home);
+  const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
+  // Most small blocks are never moved out of the way of larger ones: where there is no room for segments of their own,
+  // they lie together, so that larger ones find neighbours elsewhere.
+  const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
+  const auto run = together ? heap.first_run(request.bytes, segment_home) : heap.best_run(request.bytes, segment_home);
+  if (!run) {
+    return nullptr;
+  }
+  for (const Block* block = run->first; !request.may_wait; block = block->after) {
+    if (request.barred(runtime, block->lane->stream)) {
+      return nullptr;
+    }
+    if (block == run->last) {
+      break;
+    }
+  }
+  Lane& lane = heap.lane(request.home, request.stream);
+  // Ordered before anything is merged, and with the lock held where the host waits: the run must stay.
+  for (const Block* block = run->first;; block = block->after) {
+    const Stream earlier = block->lane->stream;
+    if (!earlier.is_host() && earlier != request.stream) {
+      if (request.stream.is_host()) {
+        if (request.may_wait && !runtime.query_stream(earlier)) {
+          ledger.count(Ledger::k_num_host_waits, request.home);
+          runtime.synchronize_stream(earlier);
+        }
+      } else {
+        order_after(*block, request, lock); // waits on no host: the lock is kept
+      }
+    }
+    if (block == run->last) {
+      break;
+    }
+  }
+  const std::size_t bytes = stays_whole(run->last) ? run->bytes : request.bytes;
+  return hand_out(heap.carve_run(*run, bytes), request, lane);
+}
+
+std::size_t CachingManagedAllocator::State::give_back(std::optional<Location> home) noexcept {
+  std::size_t bytes = 0;
+  Heap::Segments& segments = heap.segments();
+  for (auto position = segments.begin(); position != segments.end();) {
+    const Segment& segment = position->second;
+    if (segment.used != 0 || (home && segment.home != *home)) {
+      ++position;
+      continue;
+    }
+    bytes += segment.bytes;
+    position = give_back(position);
+  }
+  return bytes;
+}
+
+Heap::Segments::iterator CachingManagedAllocator::State::give_back(Heap::Segments::iterator segment) noexcept {
+  void* const ptr = reinterpret_cast<void*>(segment->first);
+  if (const Location home = segment->second.home; !home.is_host()) {
+    budgets[static_cast<std::size_t>(home.index)].refused = false;
+  }
+  const auto next = heap.remove_segment(segment);
+  source->free(ptr); // waits for what its streams have still queued
+  return next;
+}
+
+std::string CachingManagedAllocator::State::where_the_bytes_are() const {
+  std::string table;
+  const auto row = [&table](const char* name, const std::array<std::string, 5>& cells) {
+    std::array<char, 128> line{};
+    std::snprintf(line.data(), line.size(), "  %-10s%14s%14s%14s%14s%20s\n", name, cells[0].c_str(), cells[1].c_str(),
+                  cells[2].c_str(), cells[3].c_str(), cells[4].c_str());
+    table += line.data();
+  };
+  row("home", {"allocated", "pending", "cached", "reserved", "largest free block"});
+  const auto account = [&](const char* name, std::optional<Location> home) {
+    std::size_t cached = 0;
+    std::size_t largest = 0;
+    for (const auto& [address, segment] : heap.segments()) {
+      for (const Block* block = segment.first; block != nullptr; block = block->after) {
+        if (block->state == BlockState::kFree && (!home || block->lane->home == *home)) {
+          cached += block->bytes;
+          largest = std::max(largest, block->bytes);
+        }
+      }
+    }
+    const Statistics now = ledger.statistics(home);
+    const std::int64_t allocated = now.allocated_bytes[0].current;
+    row(name, {format_bytes(static_cast<std::size_t>(allocated)),
+               format_bytes(static_cast<std::size_t>(now.active_bytes[0].current - allocated)), format_bytes(cached),
+               format_bytes(static_cast<std::size_t>(now.reserved_bytes[0].current)), format_bytes(largest)});
+  };
+  account("all", std::nullopt);
+  account("host", Location::host());
+  for (int device = 0; device < devices; ++device) {
+    account(to_string(Location::device(device)).c_str(), Location::device(device));
+  }
+  for (int device = 0; device < devices; ++device) {
+    if (const auto& cap = cap_of(Location::device(device))) {
+      table += "  budget of " + to_string(Location::device(device)) + ": " + format_bytes(*cap) +
+               ", of which segments take " + format_bytes(taken(device)) + "\n";
+    }
+  }
+  const std::optional<std::size_t> limit = runtime.limit();
+  table += "  managed memory of the process: " + format_bytes(runtime.managed_bytes()) + " reserved, limit " +
+           (limit ? format_bytes(*limit) : "none");
+  try {
+    const std::size_t available = runtime.host_memory_available();
+    if (available != std::numeric_limits<std::size_t>::max()) { // which means that the system does not say
+      table += "; the host has " + format_bytes(available) + " available";
+    }
+  } catch (const RuntimeFailure&) {
+    // The table explains a failure; it must not become another one.
+  }
+  return table;
+}
+
+void CachingManagedAllocator::State::raise(std::size_t requested, Location home, const OutOfMemory& refusal,
+                                           const std::string& explanation) {
+  ledger.count(Ledger::k_num_ooms, home);
+  const char* const remedy = managed && refusal.cause == OutOfMemory::Cause::kLimit
+                                 ? "To raise the limit: torch_uvm.set_limit(...), `python -m torch_uvm run --limit`, "
+                                   "TORCH_UVM_CONF=limit:...\n"
+                                 : "";
+  throw OutOfMemory(refusal.cause, requested,
+                    "out of memory: " + format_bytes(requested) + " (" + std::to_string(requested) + " bytes) for " +
+                        to_string(home) + ". " + refusal.what() + ".\n" + remedy + explanation +
+                        "Where the bytes are:\n" + where_the_bytes_are());
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,215 @@
+// New places for blocks that are in the way of a large request.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "allocator/caching/state.h"
+#include "allocator/invariants.h"
+
+namespace torch_uvm {
+
+namespace {
+
+using Cost = std::function<double(void*, std::size_t)>;
+using Consent = std::function<bool(void*)>;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr std::size_t kMostTried = 256; // windows whose blocks did not find places: the others are dearer still
+
+/// Neighbours, first to last, that together have the bytes.
+struct Window {
+  Block* first = nullptr;
+  Block* last = nullptr;
+  double cost = 0;
+  std::size_t allocated = 0; ///< bytes that have to find a place
+  std::size_t free = 0;
+};
+
+/// The windows of a segment that are as short as can be.
+void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<Window>& windows) {
+  Window window;
+  std::vector<double> costs; // of the blocks from the window's first on
+  std::size_t front = 0;
+  for (Block* block = segment.first; block != nullptr; block = block->after) {
+    const bool free = block->state == BlockState::kFree;
+    const bool may_move = block->state == BlockState::kAllocated && block->lane->home == segment.home;
+    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kNever;
+    if (price == kNever) {
+      window = Window{};
+      costs.clear();
+      front = 0;
+      continue;
+    }
+    if (window.first == nullptr) {
+      window.first = block;
+    }
+    window.last = block;
+    window.cost += price;
+    (free ? window.free : window.allocated) += block->bytes;
+    costs.push_back(price);
+    while (window.allocated + window.free - window.first->bytes >= bytes) {
+      window.cost -= costs[front++];
+      (window.first->state == BlockState::kFree ? window.free : window.allocated) -= window.first->bytes;
+      window.first = window.first->after;
+    }
+    const std::size_t all = window.allocated + window.free; // where they do without the last, there was one without
+    if (all >= bytes && all - window.last->bytes < bytes && window.allocated > 0) {
+      windows.push_back(window);
+    }
+  }
+}
+
+} // namespace
+
+/// All or nothing: blocks reserved outside of a window for those in it.
+class CachingManagedAllocator::State::Places {
+ public:
+  Places(State& state, int device, Stream stream) : state_(state), home_(Location::device(device)), stream_(stream) {}
+  ~Places() {
+    give_back();
+  }
+  Places(const Places&) = delete;
+  Places& operator=(const Places&) = delete;
+
+  /// \return false: not all have found one, or an owner refuses, and nothing has changed
+  bool find(const Window& window, std::size_t bytes, const Consent& claim, Lock& lock) {
+    std::vector<Block*> leaving;
+    std::size_t passed = 0;
+    for (Block* block = window.first;;) {
+      Block* const next = block == window.last ? nullptr : block->after;
+      if (block->state == BlockState::kAllocated) {
+        leaving.push_back(block);
+        passed += block->bytes;
+      } else {
+        // Not a place for what leaves; but what the window does not need of its last block may be one.
+        const std::size_t hidden = next == nullptr ? std::min(block->bytes, bytes - passed) : block->bytes;
+        hidden_.reserve(hidden_.size() + 1);
+        hidden_.push_back(state_.heap.carve(block, hidden));
+        passed += hidden;
+      }
+      if (next == nullptr) {
+        break;
+      }
+      block = next;
+    }
+    std::ranges::stable_sort(leaving, std::greater{}, &Block::bytes);
+    found_.reserve(leaving.size());
+    for (Block* const from : leaving) {
+      Request request(from->requested, state_.bytes_for(from->requested, home_), home_, stream_);
+      request.may_wait = false;
+      request.aligned = false; // give_back could not restore what an alignment has split
+      Block* const free = place(request);
+      if (free == nullptr) {
+        give_back();
+        return false;
+      }
+      Block* const to = state_.carve(free, request);
+      found_.push_back({from->tag, from, to, from->lane->stream, false});
+      if (to->lane->stream != stream_) {
+        state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
+      }
+    }
+    if (!std::ranges::all_of(found_, [&](const Move& move) { return claim(move.tag); })) {
+      give_back();
+      return false;
+    }
+    return true;
+  }
+
+  /// The blocks have moved, as far as the books go; what they leave is reserved.
+  std::vector<Move> take() {
+    Lane& lane = state_.heap.lane(home_, stream_);
+    for (Move& move : found_) {
+      const PoolKind pool = pool_kind(move.from->segment->size_class);
+      state_.ledger.freed(move.from->lane->home, pool, move.from->bytes, move.from->requested);
+      state_.note_freed(move.from);
+      const Request request(move.from->requested, state_.bytes_for(move.from->requested, home_), home_, stream_);
+      state_.hand_out(move.to, request, lane);
+      move.to->uses.swap(move.from->uses);
+      move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == stream_; }) != 0;
+      move.to->read_by_host = move.from->read_by_host;
+      move.from->state = BlockState::kReserved;
+      move.from->tag = nullptr;
+    }
+    std::vector<Move> moves;
+    moves.swap(found_);
+    return moves;
+  }
+
+ private:
+  Block* place(const Request& request) const {
+    const Lane& own = state_.heap.lane(home_, stream_);
+    if (Block* const block = state_.best_fit(request, own)) {
+      return block;
+    }
+    return state_.heap.best_of_home(home_, &own, [&](const Lane& lane) { return state_.best_fit(request, lane); });
+  }
+
+  /// In the reverse order, so that every free block is again the one that it was: windows point at them.
+  void give_back() noexcept {
+    for (; !found_.empty(); found_.pop_back()) {
+      state_.heap.release(found_.back().to);
+    }
+    for (; !hidden_.empty(); hidden_.pop_back()) {
+      state_.heap.release(hidden_.back());
+    }
+  }
+
+  State& state_;
+  const Location home_;
+  const Stream stream_;
+  std::vector<Block*> hidden_;
+  std::vector<Move> found_;
+};
+
+std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::size_t bytes, int device, Stream stream,
+                                                                           const Cost& cost, const Consent& claim) {
+  State& state = *state_;
+  state.check_device(device);
+  state.check_stream(stream);
+  std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
+  const std::size_t needed = state.bytes_for(bytes, Location::device(device));
+  std::vector<Window> windows;
+  for (const auto& [address, segment] : state.heap.segments()) {
+    if (segment.home == Location::device(device) && segment.bytes >= needed) {
+      add_windows(segment, needed, cost, windows);
+    }
+  }
+  const std::size_t tried = std::min(windows.size(), kMostTried);
+  std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Window::cost);
+  State::Places places(state, device, stream);
+  for (std::size_t at = 0; at < tried; ++at) {
+    if (places.find(windows[at], needed, claim, lock)) {
+      return places.take();
+    }
+  }
+  return {};
+}
+
+void CachingManagedAllocator::leave(const Move& move) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  move.from->lane = move.to->lane;
+  state_->heap.release(move.from);
+}
+
+void CachingManagedAllocator::stay(const Move& move) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  const PoolKind pool = pool_kind(move.to->segment->size_class);
+  state_->ledger.freed(move.to->lane->home, pool, move.to->bytes, move.to->requested);
+  state_->note_freed(move.to);
+  state_->ledger.allocated(move.from->lane->home, pool_kind(move.from->segment->size_class), move.from->bytes,
+                           move.from->requested);
+  state_->note_allocated(move.from);
+  move.from->state = BlockState::kAllocated;
+  if (move.recorded) {
+    move.to->uses.push_back({move.to->lane->stream, nullptr}); // where there has been room for it before
+  }
+  move.from->uses.swap(move.to->uses);
+  move.from->tag = move.tag;
+  state_->heap.release(move.to);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,57 @@
+// The allocator's segments, blocks and levels, as data.
+#include "allocator/caching/state.h"
+
+namespace torch_uvm {
+
+namespace {
+
+BlockInfo::State state_of(const Block& block) {
+  switch (block.state) {
+    case BlockState::kFree:
+    case BlockState::kReserved: // about to be handed out, and not counted as anybody's yet
+      return BlockInfo::State::kFree;
+    case BlockState::kPending:
+      return BlockInfo::State::kPendingFree;
+    case BlockState::kAllocated:
+      break;
+  }
+  return BlockInfo::State::kAllocated;
+}
+
+} // namespace
+
+std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<SegmentInfo> snapshot;
+  snapshot.reserve(state_->heap.segments().size());
+  for (const auto& [address, segment] : state_->heap.segments()) {
+    SegmentInfo& info = snapshot.emplace_back();
+    info.address = address;
+    info.bytes = segment.bytes;
+    info.home = segment.home;
+    info.kind = pool_kind(segment.size_class);
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      const BlockInfo::State state = state_of(*block);
+      info.blocks.push_back(
+          BlockInfo{block->address, block->bytes, block->requested, state, block->lane->home, block->lane->stream});
+      if (state != BlockInfo::State::kFree) {
+        info.active_bytes += block->bytes;
+      }
+      if (state == BlockInfo::State::kAllocated) {
+        info.allocated_bytes += block->bytes;
+        info.requested_bytes += block->requested;
+      }
+    }
+  }
+  return snapshot;
+}
+
+Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  return state_->ledger.levels(home);
+}
+
+} // namespace torch_uvm

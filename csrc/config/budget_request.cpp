@@ -1,0 +1,107 @@
+#include "config/budget_request.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstdio>
+
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+
+namespace {
+
+bool is_word(std::string_view text, std::string_view word) {
+  return std::ranges::equal(text, word, {}, [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(kSpaces);
+  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
+/// "80%" for "0.8"; empty for what is no figure between 0 and 1.
+std::string as_share(std::string_view text) {
+  double share = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share, std::chars_format::fixed);
+  if (error != std::errc() || end != text.data() + text.size() || !(share > 0.0 && share < 1.0)) {
+    return {};
+  }
+  std::array<char, 32> percent{};
+  std::snprintf(percent.data(), percent.size(), "%g%%", 100 * share);
+  return percent.data();
+}
+
+/// What libraries and PyTorch's own allocator will want besides: a twentieth, but half a gigabyte at least, and of
+/// a small device no more than a sixteenth.
+std::size_t reserve_of(std::size_t total) {
+  return std::min(std::max(total / 20, 512 * MiB), total / 16);
+}
+
+} // namespace
+
+BudgetRequest parse_budget(std::string_view text) {
+  const std::string_view word = trim(text);
+  if (is_word(word, "auto")) {
+    return {BudgetRequest::Kind::kAuto};
+  }
+  if (is_word(word, "none")) {
+    return {BudgetRequest::Kind::kNone};
+  }
+  if (word.ends_with('%')) {
+    const std::string_view number = trim(word.substr(0, word.size() - 1));
+    double percent = 0.0;
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), percent, std::chars_format::fixed);
+    if (error != std::errc() || end != number.data() + number.size() || !(percent > 0.0 && percent <= 100.0)) {
+      throw InvalidArgument("\"" + std::string(text) + "\" is no share from more than 0% to 100%");
+    }
+    return {BudgetRequest::Kind::kShare, 0, percent};
+  }
+  if (const std::string share = as_share(word); !share.empty()) {
+    throw InvalidArgument("\"" + std::string(text) + "\" is a fraction of a byte; did you mean " + share + "?");
+  }
+  const std::size_t bytes = parse_bytes(word);
+  if (bytes == 0) {
+    throw InvalidArgument("a budget of 0 bytes leaves nothing to work with; none is for no budget");
+  }
+  return {BudgetRequest::Kind::kBytes, bytes};
+}
+
+std::string show_budget(const BudgetRequest& request) {
+  switch (request.kind) {
+    case BudgetRequest::Kind::kAuto:
+      return "auto";
+    case BudgetRequest::Kind::kNone:
+      return "none";
+    case BudgetRequest::Kind::kBytes:
+      return exact_bytes(request.bytes);
+    case BudgetRequest::Kind::kShare:
+      break;
+  }
+  std::array<char, 512> text{}; // more than the longest double in fixed form
+  const auto [end, error] =
+      std::to_chars(text.data(), text.data() + text.size(), request.percent, std::chars_format::fixed);
+  return std::string(text.data(), end) + "%";
+}
+
+std::optional<Budget> resolve_budget(const BudgetRequest& request, MemoryInfo memory) {
+  switch (request.kind) {
+    case BudgetRequest::Kind::kAuto: {
+      const std::size_t reserve = std::min(reserve_of(memory.total), memory.free / 2);
+      return Budget{memory.free - reserve, false};
+    }
+    case BudgetRequest::Kind::kNone:
+      return std::nullopt;
+    case BudgetRequest::Kind::kBytes:
+      return Budget{std::min(request.bytes, memory.total), true};
+    case BudgetRequest::Kind::kShare:
+      break;
+  }
+  return Budget{static_cast<std::size_t>(static_cast<double>(memory.total) * (request.percent / 100.0)), true};
+}
+
+} // namespace torch_uvm

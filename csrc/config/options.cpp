@@ -1,0 +1,342 @@
+#include "config/options.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cctype>
+#include <charconv>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "allocator/size_classes.h"
+#include "runtime/bytes.h"
+#include "runtime/emulated/cost_profile.h"
+
+namespace torch_uvm {
+
+namespace {
+
+constexpr std::string_view kNone = "none";
+constexpr std::string_view kAuto = "auto";
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(kSpaces);
+  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
+// Readers of one value. They throw InvalidArgument, or say by false that the text is none of theirs.
+
+bool read_bool(std::string_view text, bool& value) {
+  const std::string word = lower(text);
+  if (word == "true" || word == "1" || word == "on") {
+    value = true;
+    return true;
+  }
+  if (word == "false" || word == "0" || word == "off") {
+    value = false;
+    return true;
+  }
+  return false;
+}
+
+template <typename Number>
+bool read_number(std::string_view text, Number& value) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return false;
+  }
+  value = number;
+  return true;
+}
+
+bool read_bytes_or_none(std::string_view text, std::optional<std::size_t>& value) {
+  value = lower(text) == kNone ? std::nullopt : std::optional(parse_bytes(text));
+  return true;
+}
+
+bool read_bytes_or_auto(std::string_view text, std::optional<std::size_t>& value) {
+  value = lower(text) == kAuto ? std::nullopt : std::optional(parse_bytes(text));
+  return true;
+}
+
+std::string show(const std::optional<std::size_t>& bytes) {
+  return bytes ? exact_bytes(*bytes) : std::string(kNone);
+}
+
+bool read_share_or_none(std::string_view text, std::optional<double>& value) {
+  if (lower(text) == kNone) {
+    value = std::nullopt;
+    return true;
+  }
+  return read_number(text, value.emplace()) && *value > 0.0 && *value <= 1.0;
+}
+
+std::string show_share(const std::optional<double>& share) {
+  if (!share) {
+    return std::string(kNone);
+  }
+  std::array<char, 32> text{};
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), *share);
+  return std::string(text.data(), end);
+}
+
+std::string profile_names() {
+  std::string names;
+  for (const std::string& name : CostProfile::names()) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+struct Row {
+  std::string_view key;
+  std::string (*accepted)();
+  std::string_view description;
+  std::string (*get)(const Options&);
+  bool (*set)(Options&, std::string_view); ///< false, or InvalidArgument: not acceptable
+};
+
+// clang-format off
+constexpr std::array kTable{
+    Row{"limit",
+        [] { return std::string("bytes such as 4GiB, or none"); },
+        "the most managed memory, over all homes; none: what the host has available",
+        [](const Options& o) { return show(o.limit); },
+        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.limit); }},
+    Row{"budget",
+        [] { return std::string(kBudgetForms); },
+        "device-resident managed memory, for each device; auto: what it has free, none: as the driver has it",
+        [](const Options& o) { return show_budget(o.budget.value_or(BudgetRequest())); },
+        [](Options& o, std::string_view text) {
+          o.budget = parse_budget(text);
+          o.device_budgets.clear();
+          return true;
+        }},
+    Row{"host_limit",
+        [] { return std::string("bytes such as 64GiB, or none"); },
+        "the most pinned host memory for what is not on its device; none: what the host has available",
+        [](const Options& o) { return show(o.host_limit); },
+        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
+    Row{"staging",
+        [] { return std::string("bytes such as 8MiB, or auto"); },
+        "plain device memory in each of the four slots that copies to and from the host go through; 0: they are direct",
+        [](const Options& o) { return o.staging ? exact_bytes(*o.staging) : std::string(kAuto); },
+        [](Options& o, std::string_view text) { return read_bytes_or_auto(text, o.staging); }},
+    Row{"relocation_min",
+        [] { return std::string("bytes such as 256KiB, at least 1"); },
+        "storages of fewer bytes stay on their device, whatever its budget",
+        [](const Options& o) { return exact_bytes(o.relocation_min); },
+        [](Options& o, std::string_view text) {
+          o.relocation_min = parse_bytes(text);
+          return o.relocation_min > 0;
+        }},
+    Row{"optimizer",
+        [] { return std::string("in_place, deferred"); },
+        "when an optimizer's step updates large parameters that have a budget: at once, or each at its next use",
+        [](const Options& o) { return std::string(o.deferred_optimizers ? "deferred" : "in_place"); },
+        [](Options& o, std::string_view text) {
+          o.deferred_optimizers = lower(text) == "deferred";
+          return o.deferred_optimizers || lower(text) == "in_place";
+        }},
+    Row{"populate",
+        [] { return std::string("true, false, 1, 0, on, off"); },
+        "prefetch a fresh segment to its device",
+        [](const Options& o) { return std::string(o.allocator.populate ? "true" : "false"); },
+        [](Options& o, std::string_view text) { return read_bool(text, o.allocator.populate); }},
+    Row{"max_split",
+        [] { return "bytes of at least " + exact_bytes(kMediumSegment) + ", or none"; },
+        "cached blocks larger than this are never split",
+        [](const Options& o) { return show(o.allocator.max_split_bytes); },
+        [](Options& o, std::string_view text) {
+          return read_bytes_or_none(text, o.allocator.max_split_bytes) &&
+                 o.allocator.max_split_bytes.value_or(kMediumSegment) >= kMediumSegment;
+        }},
+    Row{"segment_min",
+        [] { return "bytes of at least " + exact_bytes(kLargeGranularity) + ", or none"; },
+        "the least bytes of a segment that requests above 1 MiB share; none: those from 10 MiB on have their own",
+        [](const Options& o) { return show(o.allocator.segment_min_bytes); },
+        [](Options& o, std::string_view text) {
+          return read_bytes_or_none(text, o.allocator.segment_min_bytes) &&
+                 o.allocator.segment_min_bytes.value_or(kLargeGranularity) >= kLargeGranularity;
+        }},
+    Row{"segment_max",
+        [] { return std::string("bytes such as 128MiB"); },
+        "what it grows to, as an eighth of what is reserved; a larger request has a segment of its own",
+        [](const Options& o) { return exact_bytes(o.allocator.segment_max_bytes); },
+        [](Options& o, std::string_view text) {
+          o.allocator.segment_max_bytes = parse_bytes(text);
+          return true;
+        }},
+    Row{"roundup_power2_divisions",
+        [] { return "0, 1, 2, 4, ... " + std::to_string(kMostDivisions); },
+        "sizes are rounded up in steps of that part of a power of two, as in PyTorch; 0: they are not",
+        [](const Options& o) { return std::to_string(o.allocator.roundup_power2_divisions); },
+        [](Options& o, std::string_view text) {
+          std::size_t& divisions = o.allocator.roundup_power2_divisions;
+          return read_number(text, divisions) &&
+                 (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMostDivisions));
+        }},
+    Row{"release_threshold",
+        [] { return std::string("bytes such as 1GiB, or none"); },
+        "free segments of a home are given back beyond that many bytes; none: they are kept until they are needed",
+        [](const Options& o) { return show(o.allocator.release_threshold); },
+        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.allocator.release_threshold); }},
+    Row{"garbage_collection_threshold",
+        [] { return std::string("more than 0 up to 1, or none"); },
+        "beyond that share of the limit or budget, the segments unused for longest are given back first",
+        [](const Options& o) { return show_share(o.allocator.garbage_collection_threshold); },
+        [](Options& o, std::string_view text) {
+          return read_share_or_none(text, o.allocator.garbage_collection_threshold);
+        }},
+    Row{"zero_on_alloc",
+        [] { return std::string("true, false, 1, 0, on, off"); },
+        "zero the managed memory of every new tensor, so that none sees what another one left",
+        [](const Options& o) { return std::string(o.zero_on_alloc ? "true" : "false"); },
+        [](Options& o, std::string_view text) { return read_bool(text, o.zero_on_alloc); }},
+    Row{"emulated_devices",
+        [] { return "1 to " + std::to_string(EmulatedConfig::kMaxDevices); },
+        "devices of the emulated accelerator",
+        [](const Options& o) { return std::to_string(o.emulated.devices); },
+        [](Options& o, std::string_view text) {
+          return read_number(text, o.emulated.devices) && o.emulated.devices >= 1 &&
+                 o.emulated.devices <= EmulatedConfig::kMaxDevices;
+        }},
+    Row{"emulated_memory",
+        [] { return "bytes of at least " + exact_bytes(EmulatedConfig::kMinMemory); },
+        "memory of each emulated device",
+        [](const Options& o) { return exact_bytes(o.emulated.memory); },
+        [](Options& o, std::string_view text) {
+          o.emulated.memory = parse_bytes(text);
+          return o.emulated.memory >= EmulatedConfig::kMinMemory;
+        }},
+    Row{"emulated_profile",
+        [] { return profile_names(); },
+        "costs that the emulated device's clock uses",
+        [](const Options& o) { return o.emulated.profile; },
+        [](Options& o, std::string_view text) {
+          o.emulated.profile = CostProfile::named(text).name;
+          return true;
+        }},
+    Row{"emulated_schedule_seed",
+        [] { return "0 to " + std::to_string(std::numeric_limits<std::uint64_t>::max()) + ", or none"; },
+        "delay emulated queued work by chance, with this seed",
+        [](const Options& o) {
+          return o.emulated.schedule_seed ? std::to_string(*o.emulated.schedule_seed) : std::string(kNone);
+        },
+        [](Options& o, std::string_view text) {
+          if (lower(text) == kNone) {
+            o.emulated.schedule_seed = std::nullopt;
+            return true;
+          }
+          return read_number(text, o.emulated.schedule_seed.emplace());
+        }},
+    Row{"cuda_segments",
+        [] { return std::string("malloc, pool"); },
+        "where CUDA's segments come from: cudaMallocManaged, or a memory pool of the driver (CUDA 13)",
+        [](const Options& o) { return std::string(o.cuda.pool_segments ? "pool" : "malloc"); },
+        [](Options& o, std::string_view text) {
+          o.cuda.pool_segments = lower(text) == "pool";
+          return o.cuda.pool_segments || lower(text) == "malloc";
+        }},
+};
+// clang-format on
+
+/// Letters to insert, delete or replace to get from one word to the other.
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= from.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= to.size(); ++j) {
+      const std::size_t replaced = diagonal + (from[i - 1] != to[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+const Row& find_row(std::string_view key) {
+  const auto found = std::ranges::find(kTable, key, &Row::key);
+  if (found != kTable.end()) {
+    return *found;
+  }
+  const auto nearest = std::ranges::min_element(
+      kTable, {}, [key, wanted = lower(key)](const Row& row) { return edit_distance(wanted, row.key); });
+  std::string message = "unknown option \"" + std::string(key) + "\"; ";
+  // A third of the letters wrong is a typo; more is another word.
+  if (edit_distance(lower(key), nearest->key) <= nearest->key.size() / 3) {
+    message += "did you mean " + std::string(nearest->key) + "? ";
+  }
+  message += "The options are ";
+  for (const Row& row : kTable) {
+    message += (&row == kTable.data() ? "" : ", ") + std::string(row.key);
+  }
+  throw InvalidArgument(message);
+}
+
+} // namespace
+
+void set_option(Options& options, std::string_view key, std::string_view value) {
+  const Row& row = find_row(key);
+  Options changed = options;
+  std::string why;
+  bool accepted = false;
+  try {
+    accepted = row.set(changed, value);
+  } catch (const InvalidArgument& error) {
+    why = std::string(" (") + error.what() + ")";
+  }
+  if (!accepted) {
+    throw InvalidArgument("option " + std::string(key) + ": \"" + std::string(value) + "\" is not accepted; it takes " +
+                          row.accepted() + why);
+  }
+  options = std::move(changed);
+}
+
+Options parse_options(std::string_view text) {
+  Options options;
+  if (trim(text).empty()) {
+    return options;
+  }
+  std::vector<std::string_view> given;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    const std::string_view part = trim(text.substr(start, end - start));
+    start = end + 1;
+    const std::size_t colon = part.find(':');
+    if (part.empty() || colon == part.npos) {
+      throw InvalidArgument((part.empty() ? "an empty part" : "\"" + std::string(part) + "\" has no colon") +
+                            std::string(" in the options \"") + std::string(text) +
+                            "\"; they are written key:value,key:value");
+    }
+    const std::string_view key = trim(part.substr(0, colon));
+    set_option(options, key, trim(part.substr(colon + 1)));
+    if (std::ranges::find(given, key) != given.end()) {
+      throw InvalidArgument("option " + std::string(key) + " is given twice in \"" + std::string(text) + "\"");
+    }
+    given.push_back(key);
+  }
+  return options;
+}
+
+std::vector<OptionInfo> describe_options(const Options& options) {
+  const Options defaults;
+  std::vector<OptionInfo> rows;
+  for (const Row& row : kTable) {
+    rows.push_back(OptionInfo{std::string(row.key), row.accepted(), std::string(row.description), row.get(defaults),
+                              row.get(options)});
+  }
+  return rows;
+}
+
+} // namespace torch_uvm

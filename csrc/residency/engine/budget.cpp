@@ -1,0 +1,323 @@
+// How a device comes within its budget, and what it may not do without.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "residency/engine/engine.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Of a budget, what plans leave free: blocks do not tile it without a gap.
+constexpr std::size_t kReserveShare = 64;
+
+/// Operators between the first two tries to come back within a soft budget; then twice as many each time.
+constexpr std::uint64_t kFirstShrinkPause = 512;
+
+/// How long a budget that is lifted waits for operators that use storages on the host.
+constexpr std::chrono::seconds kLongestWait{30};
+
+constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
+
+// Staging: on an H200 two slots of 8 to 32 MiB for each direction hide 90 to 97 % of the copies behind kernels, of 4
+// MiB 40 to 80 % (benchmarks/copy_overlap.py).
+constexpr std::size_t kSlotShare = 256; ///< of a budget, one of four slots
+constexpr std::size_t kLargestSlot = 16 * MiB;
+constexpr std::size_t kSlotGranularity = 64 * KiB;
+constexpr std::size_t kSmallestSlot = 1 * MiB; ///< where less would be there copies are direct
+constexpr std::size_t kMostStagedShare = 8; ///< of a budget, all slots, however large they are asked to be
+
+/// Of a budget, what the driver may take beyond it where that is how it takes memory, and what may be left unused so
+/// that it does not.
+constexpr std::size_t kBeyondShare = 32;
+constexpr std::size_t kUnusedShare = 16;
+
+} // namespace
+
+std::size_t Engine::cap_within(int device, std::size_t budget, std::size_t staged) const {
+  const std::size_t cap = budget - staged, step = runtime_.device_properties(device).managed_step;
+  const std::size_t whole = round_down(cap, step);
+  const bool is_near = round_up(cap, step) - cap <= budget / kBeyondShare;
+  return is_near || cap - whole > budget / kUnusedShare ? cap : whole;
+}
+
+std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
+  if (staging_) {
+    return round_down(std::min(*staging_, budget / kMostStagedShare / (2 * Staging::kSlots)), kSlotGranularity);
+  }
+  const std::size_t slot = round_down(std::min(budget / kSlotShare, kLargestSlot), kSlotGranularity);
+  return slot < kSmallestSlot || runtime_.device_properties(device).managed_copies_overlap ? 0 : slot;
+}
+
+void Engine::make_streams(int index, bool stages) {
+  Device& device = of(index);
+  std::vector<Stream> made;
+  try {
+    const auto make = [&] {
+      made.push_back(runtime_.create_stream(index, kMostUrgent));
+      return made.back();
+    };
+    const bool first = device.fetches.is_host();
+    const Stream fetches = first ? make() : device.fetches;
+    const Stream write_backs = first ? make() : device.write_backs;
+    if (stages && !device.incoming) {
+      auto incoming = std::make_unique<Staging>(runtime_, Staging::Direction::kToDevice, make());
+      device.outgoing = std::make_unique<Staging>(runtime_, Staging::Direction::kToHost, make());
+      device.incoming = std::move(incoming);
+    }
+    device.fetches = fetches;
+    device.write_backs = write_backs;
+  } catch (...) {
+    std::ranges::for_each(made, [this](Stream stream) { runtime_.destroy_stream(stream); });
+    throw;
+  }
+}
+
+std::size_t Engine::stage(Device& device, std::size_t slot_bytes) noexcept {
+  if (device.incoming) {
+    device.incoming->resize(slot_bytes);
+    device.outgoing->resize(slot_bytes);
+  }
+  return 2 * Staging::kSlots * slot_bytes;
+}
+
+void Engine::set_staging(std::optional<std::size_t> slot_bytes) {
+  const Lock lock(*this);
+  staging_ = slot_bytes;
+}
+
+void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+  if (device < 0 || device >= static_cast<int>(devices_.size())) {
+    throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
+                          std::to_string(devices_.size()) + " devices");
+  }
+  Lock lock(*this);
+  Device& changed = of(device);
+  const std::size_t slot = bytes ? slot_bytes(device, *bytes) : 0;
+  if (bytes) {
+    make_streams(device, slot != 0);
+  }
+  if (bytes && !changed.policy) {
+    changed.policy = std::make_unique<Policy>();
+  }
+  if (!bytes && changed.budget) {
+    memory_.set_cap(device, std::nullopt, false);
+    try {
+      bring_back(device, lock);
+    } catch (...) {
+      memory_.set_cap(device, changed.cap, changed.hard);
+      throw;
+    }
+  }
+  const std::size_t staged = stage(changed, slot);
+  changed.cap = bytes ? cap_within(device, *bytes, staged) : 0;
+  if (bytes) {
+    PolicyOptions options;
+    options.budget = changed.cap;
+    options.reserve = changed.cap / kReserveShare;
+    changed.policy->set_options(options);
+    memory_.set_room_maker(this);
+  }
+  memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
+  const bool watched = changed.budget && !changed.asleep;
+  changed.budget = bytes;
+  changed.hard = hard;
+  changed.asleep = bytes && !hard && !watched;
+  note_awake(); // before unseen operators are counted: one that comes later is seen, or sees this
+  changed.settled = !bytes || (watched ? changed.settled : allocated_bytes(device) == 0);
+  if (bytes) {
+    shrink(device);
+  }
+  changed.asleep = bytes && !hard && (!watched || is_brought_back(device, lock));
+  changed.quiet = Quiet{};
+  take_allocated_peak(device); // what there was before does not count
+  changed.excess = false;
+  changed.next_shrink = changed.shrink_pause = 0;
+  if (!changed.settled && !changed.asleep && !may_run_unseen(changed)) {
+    note_settled(device);
+  }
+  note_awake();
+}
+
+void Engine::note_awake() {
+  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
+               std::memory_order_release);
+  const auto rests = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
+  sleepers_.store(static_cast<int>(std::ranges::count_if(devices_, rests)), std::memory_order_relaxed);
+  unsettled_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.settled; }),
+                   std::memory_order_relaxed);
+}
+
+void Engine::bring_back(int device, Lock& lock) {
+  const Stream fetches = of(device).fetches;
+  const auto began = std::chrono::steady_clock::now();
+  for (bool waits = true; waits;) {
+    waits = false;
+    for (const auto& [id, record] : records_) {
+      if (record->device != device || record->captured != 0) {
+        continue;
+      }
+      if (record->points_at == Side::kHost && !address_may_change(*record, Mover::kOperator)) {
+        waits = true;
+        continue;
+      }
+      if (!bring_to_device(*record, fetches)) {
+        if (is_fixed(*record)) {
+          continue; // it is being freed
+        }
+        throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
+                          "no room on " + to_string(Location::device(device)) + " to bring back " +
+                              format_bytes(record->bytes) + " that are on the host; the budget stays");
+      }
+      use_on_device(*record, fetches, false);
+    }
+    if (waits && std::chrono::steady_clock::now() - began > kLongestWait) {
+      throw RuntimeFailure("an operator uses managed memory on the host and does not end; the budget of " +
+                           to_string(Location::device(device)) + " stays");
+    }
+    if (waits) {
+      lock.wait_for_a_block();
+    }
+  }
+  runtime_.synchronize_stream(of(device).write_backs);
+  runtime_.synchronize_stream(fetches);
+  if (of(device).outgoing) {
+    runtime_.synchronize_stream(of(device).outgoing->link());
+  }
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
+      drop_host_copy(*record); // writes to the device copy will not be seen
+    }
+  }
+}
+
+bool Engine::is_brought_back(int device, Lock& lock) {
+  std::size_t missing = 0;
+  for (const auto& [id, record] : records_) {
+    if (record->device != device || record->points_at == Side::kDevice) {
+      continue;
+    }
+    if (!address_may_change(*record, Mover::kOperator)) {
+      return false;
+    }
+    missing += record->device_block == nullptr ? record->bytes : 0;
+  }
+  if (allocated_bytes(device) + missing > of(device).cap) {
+    return false;
+  }
+  try {
+    bring_back(device, lock);
+    return true;
+  } catch (...) {
+    return false; // it does not lie so that it fits, or the runtime fails: then it is fetched when it is used
+  }
+}
+
+void Engine::shrink(int device) {
+  const auto over = [&] {
+    return static_cast<std::size_t>(memory_.statistics(Location::device(device)).reserved_bytes[0].current) >
+           of(device).cap;
+  };
+  if (!over()) {
+    return;
+  }
+  memory_.empty_cache();
+  if (!over()) {
+    return;
+  }
+  give_up_all(device, Stream::host());
+  memory_.empty_cache();
+}
+
+std::optional<std::size_t> Engine::budget(int device) const {
+  const std::lock_guard lock(mutex_);
+  return devices_.at(static_cast<std::size_t>(device)).budget;
+}
+
+void Engine::set_host_limit(std::optional<std::size_t> bytes) {
+  host_source_->set_limit(bytes);
+  if (bytes && host_source_->bytes() > *bytes) {
+    host_memory_->empty_cache(); // the cache would serve requests without asking the source, and so the limit
+  }
+}
+
+bool Engine::may_exceed(std::size_t bytes, Location home) {
+  if (home.is_host()) {
+    return true;
+  }
+  const Lock lock(*this);
+  Device& device = of(home.index);
+  if (!device.budget) {
+    return true;
+  }
+  if (!device.settled || !device.hard) {
+    device.exceeded = device.hard; // nothing can be given up yet; a soft budget is kept again later (keep_again)
+    ++statistics_.over_budget;
+    return true;
+  }
+  std::size_t used = 0; // by operators that run, which cannot do without
+  std::size_t evictable = 0; // none, where the host takes no more copies
+  std::size_t known = 0;
+  for (const auto& [id, record] : records_) {
+    if (record->device == home.index && record->device_block != nullptr) {
+      known += record->bytes;
+      if (record->in_use != 0) {
+        used += record->bytes;
+      } else if (address_may_change(*record, Mover::kOperator) && !is_fixed(*record) && !host_refused_) {
+        evictable += record->bytes;
+      }
+    }
+  }
+  const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+  if (device.regions != 0 || device.running != 0) {
+    used += allocated - std::min(allocated, known); // what operators that run have made so far has no record
+  }
+  // Made while nobody watched, and not used since: it could be given up if it were known.
+  evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
+  const std::size_t stays = allocated - std::min(allocated, evictable);
+  // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
+  if (stays + bytes > device.cap && used + bytes <= device.cap) {
+    return false;
+  }
+  device.exceeded = true;
+  ++statistics_.over_budget;
+  return true;
+}
+
+void Engine::keep_again(int index) {
+  Device& device = of(index);
+  if (operators_ < device.next_shrink) {
+    return;
+  }
+  // What was there when the engine woke, or the budget came, becomes known as operators use it: tried now and then,
+  // ever more rarely, since it empties the device and waits for it.
+  shrink(index);
+  const Levels now = memory_.levels(Location::device(index));
+  device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > device.cap;
+  device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
+  device.next_shrink = operators_ + device.shrink_pause;
+}
+
+void Engine::give_back_excess(const Frame& frame, int device) {
+  const auto over = [&] {
+    return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
+  };
+  const auto again = [&] { memory_.set_cap(device, of(device).cap, of(device).hard); };
+  again();
+  if (!over()) {
+    return;
+  }
+  for (const auto& [id, bytes] : frame.births) {
+    if (Record* const record = find(id); record != nullptr && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record, Stream::host());
+    }
+  }
+  again();
+  if (over()) {
+    shrink(device);
+  }
+}
+
+} // namespace torch_uvm

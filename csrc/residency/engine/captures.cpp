@@ -1,0 +1,102 @@
+// Graphs: what was captured keeps its address, on the device or on the host, for as long as the graph lives.
+#include <algorithm>
+
+#include "residency/engine/engine.h"
+
+namespace torch_uvm {
+
+std::uint64_t Engine::begin_capture() {
+  const Lock lock(*this);
+  captures_.emplace(next_capture_, Capture{});
+  open_captures_.fetch_add(1, std::memory_order_relaxed);
+  return next_capture_++;
+}
+
+void Engine::end_capture(std::uint64_t capture) noexcept {
+  const Lock lock(*this);
+  const auto found = captures_.find(capture);
+  if (found != captures_.end() && found->second.open) {
+    found->second.open = false;
+    open_captures_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void Engine::hold_address(Record& record) {
+  if (!of(record.device).policy) {
+    of(record.device).policy = std::make_unique<Policy>(); // there may be a budget by the time that it is let go of
+  }
+  announce(record);
+  if (record.held == 0) {
+    of(record.device).policy->hold(record.id, true);
+  }
+  ++record.held;
+  ++record.captured;
+}
+
+void Engine::captured(std::span<const Operand> operands) noexcept {
+  for (const Operand& operand : operands) {
+    Record& record = *operand.record;
+    try {
+      wait_here(record); // the capture must not hold an order that is there only once
+      if (record.fetching()) {
+        abandon_fetch(record); // what the graph writes on the host would not be in it
+      }
+      mark_use(record, operand.writes);
+      if (!has_open_captures() && record.captured == 0) {
+        hold_address(record); // nobody says when this graph ends
+      }
+      for (auto& [id, capture] : captures_) {
+        if (capture.open && capture.held.insert(record.id).second) {
+          hold_address(record); // two captures at once: it is not known whose it is
+        }
+      }
+    } catch (...) {
+      ++record.held; // no memory for the books: for ever, then
+      ++record.captured;
+      ++failures_;
+    }
+  }
+}
+
+void Engine::replayed(std::uint64_t capture, Stream stream) {
+  const Lock lock(*this);
+  const auto found = captures_.find(capture);
+  if (found != captures_.end() && std::ranges::find(found->second.streams, stream) == found->second.streams.end()) {
+    found->second.streams.push_back(stream);
+  }
+}
+
+void Engine::release_capture(std::uint64_t capture) noexcept {
+  end_capture(capture);
+  const Lock lock(*this);
+  const auto found = captures_.find(capture);
+  if (found == captures_.end()) {
+    return;
+  }
+  for (const StorageId id : found->second.held) {
+    Record* const record = find(id);
+    if (record == nullptr) {
+      continue; // freed before the graph was
+    }
+    try {
+      // The last launch may be under way: whoever takes or copies the bytes comes after it.
+      std::vector<Stream>& streams = record->points_at == Side::kDevice ? record->streams : record->in_place_streams;
+      for (const Stream stream : found->second.streams) {
+        if (std::ranges::find(streams, stream) == streams.end()) {
+          streams.push_back(stream);
+        }
+        if (record->points_at == Side::kHost) {
+          host_memory_->record_stream(record->host_block, stream);
+        }
+      }
+    } catch (...) {
+      ++failures_;
+      continue; // it stays where it is, which is never wrong
+    }
+    --record->captured;
+    release(record);
+  }
+  captures_.erase(found);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,321 @@
+// Records from their first sight to their end, what users ask for, and figures. What operators do is in operators.cpp,
+// how bytes travel in relocation.cpp.
+#include "residency/engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "allocator/invariants.h"
+#include "allocator/segment_source.h"
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+
+namespace torch_uvm {
+
+double Engine::now_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Engine::Lock::~Lock() {
+  walk_if_due([this] { return engine_.check_records(); }); // the allocators walk on their own account
+  release();
+}
+
+void Engine::Lock::release() {
+  if (engine_.kept_.empty()) {
+    lock_.unlock();
+    return;
+  }
+  std::vector<void*> kept;
+  kept.swap(engine_.kept_);
+  lock_.unlock();
+  for (void* const storage : kept) {
+    engine_.door_.let_go(storage); // may be the last to know it, and then `died` is called
+  }
+}
+
+void Engine::Lock::wait_for_a_block() {
+  release(); // what it keeps may be what is waited for
+  lock_.lock();
+  engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
+}
+
+Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door)
+    : runtime_(runtime),
+      memory_(memory),
+      door_(door),
+      devices_(static_cast<std::size_t>(runtime.device_count())),
+      events_(runtime, runtime.device_count()),
+      transfers_(runtime) {
+  auto source = std::make_unique<PinnedSegmentSource>(runtime);
+  host_source_ = source.get();
+  host_memory_ = std::make_unique<CachingManagedAllocator>(runtime, std::move(source));
+}
+
+Record* Engine::adopt(Block* block, int device, void* storage) {
+  auto record = std::make_unique<Record>();
+  record->id = next_id_++;
+  record->device = device;
+  record->bytes = memory_.requested_bytes(block);
+  record->storage = storage;
+  record->device_block = block;
+  record->origin = Origins::get().asked() ? Origins::get().take(block) : 0;
+  Record* const adopted = record.get();
+  records_[adopted->id] = adopted;
+  memory_.set_tag(block, record.release());
+  return adopted;
+}
+
+Record* Engine::find(StorageId id) const {
+  Record* const* const found = records_.find(id);
+  return found == nullptr ? nullptr : *found;
+}
+
+void Engine::wait(Stream stream, Event event) {
+  runtime_.wait_event(stream, event);
+}
+
+bool Engine::reached(Event& event) noexcept {
+  try {
+    return !event || runtime_.query_event(event);
+  } catch (...) {
+    return false; // then it is waited for, and what fails there is said there
+  }
+}
+
+void Engine::give_event(int device, Event& event) noexcept {
+  if (event) {
+    events_.give(Stream::default_of(device), event);
+    event = Event{};
+  }
+}
+
+void Engine::give_block_ready(Record& record) noexcept {
+  if (record.block_ready) {
+    memory_.give_event(Stream::default_of(record.device), record.block_ready);
+    record.block_ready = Event{};
+  }
+}
+
+void Engine::free_if_dead(Record* record) noexcept {
+  if (record->dead && record->in_use == 0) {
+    door_.forget(*record);
+    delete record;
+  }
+}
+
+void Engine::died(Record* record) noexcept {
+  const Lock lock(*this);
+  if (record->device_block != nullptr && !record->fetching()) {
+    leaving_.fetch_add(1, std::memory_order_relaxed);
+  }
+  bury(record);
+}
+
+void Engine::outlived(Block* block) noexcept {
+  const Lock lock(*this);
+  auto* const record = static_cast<Record*>(memory_.tag(block));
+  if (record != nullptr && door_.is_going(*record)) {
+    bury(record);
+  }
+}
+
+void Engine::bury(Record* record) noexcept {
+  if (record->fetching()) {
+    abandon_fetch(*record);
+  }
+  if (record->device_block != nullptr) {
+    memory_.set_tag(record->device_block, nullptr); // the caller frees it, and others may look at it before
+    record->device_block = nullptr;
+  }
+  if (record->host_block != nullptr) {
+    drop_host_copy(*record);
+  }
+  give_event(record->device, record->device_ready);
+  record->dead = true;
+  records_.erase(record->id);
+  if (record->origin != 0 && Origins::get().asked()) {
+    Origins::get().gone(record->origin, record->bytes);
+  }
+  try {
+    if (record->announced) {
+      of(record->device).policy->died(record->id);
+    }
+  } catch (...) {
+    ++failures_;
+  }
+  if (recorder_ && record->announced) {
+    recorder_->death(record->id);
+  }
+  free_if_dead(record);
+}
+
+void Engine::freed() noexcept {
+  leaving_.fetch_sub(1, std::memory_order_relaxed);
+  freed_.notify_all();
+}
+
+void Engine::settle(Record* record) {
+  Event waited;
+  const std::size_t bytes = record->bytes;
+  {
+    const Lock lock(*this);
+    if (record->fetching()) {
+      abandon_fetch(*record);
+    }
+    record->retiring = false;
+    if (record->points_at == Side::kDevice) {
+      record->host_valid = false;
+      waited = record->device_ready;
+    } else {
+      waited = record->host_ready;
+    }
+    if (reached(waited)) {
+      return;
+    }
+    ++record->in_use; // stays while the host waits
+  }
+  const double began = now_us();
+  try {
+    runtime_.synchronize_event(waited);
+  } catch (...) {
+    const Lock lock(*this);
+    --record->in_use;
+    free_if_dead(record);
+    throw;
+  }
+  const Lock lock(*this);
+  --record->in_use;
+  free_if_dead(record);
+  ++statistics_.waited.count;
+  statistics_.waited.bytes += static_cast<std::int64_t>(bytes);
+  statistics_.waited.ms += (now_us() - began) / 1e3;
+}
+
+bool Engine::hold(Record* record, Stream stream) {
+  announce(*record);
+  if (record->points_at == Side::kHost && record->captured == 0) {
+    if (!address_may_change(*record, Mover::kOperator)) {
+      return false;
+    }
+    if (!bring_to_device(*record, stream)) {
+      throw no_room_to_hold(*record);
+    }
+    use_on_device(*record, stream, false);
+  }
+  if (record->held == 0) {
+    of(record->device).policy->hold(record->id, true);
+  }
+  ++record->held;
+  record->retiring = false;
+  return true;
+}
+
+OutOfMemory Engine::no_room_to_hold(const Record& wanted) const {
+  std::size_t pinned = 0, used = 0;
+  for (const auto& [id, record] : records_) {
+    if (record->device == wanted.device && record->device_block != nullptr) {
+      (record->held != 0 ? pinned : used) += record->held != 0 || record->in_use != 0 ? record->bytes : 0;
+    }
+  }
+  const std::string device = to_string(Location::device(wanted.device));
+  const std::optional<std::size_t> budget = devices_[static_cast<std::size_t>(wanted.device)].budget;
+  return OutOfMemory(OutOfMemory::Cause::kBudget, wanted.bytes,
+                     "no room to keep " + format_bytes(wanted.bytes) + " on " + device + ": its budget is " +
+                         (budget ? format_bytes(*budget) : "none") + ", " + format_bytes(pinned) +
+                         " are pinned there and operators that run use " + format_bytes(used) +
+                         "; unpin tensors or raise the budget");
+}
+
+void Engine::release(Record* record) noexcept {
+  if (record->held != 0 && --record->held == 0) {
+    try {
+      of(record->device).policy->hold(record->id, false);
+    } catch (...) {
+      ++failures_;
+    }
+  }
+}
+
+void Engine::mark_step() {
+  const Lock lock(*this);
+  for (Device& device : devices_) {
+    if (device.budget) {
+      device.policy->mark_step();
+    }
+  }
+  if (recorder_) {
+    recorder_->mark_step();
+  }
+}
+
+void Engine::start_recording(const std::string& path) {
+  wake_resting();
+  const Lock lock(*this);
+  if (recorder_) {
+    throw InvalidArgument("accesses are being recorded already; stop that first");
+  }
+  std::vector<std::size_t> budgets;
+  for (const Device& device : devices_) {
+    budgets.push_back(device.budget.value_or(0));
+  }
+  if (!is_awake()) {
+    throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
+  }
+  recorder_ = std::make_unique<AccessRecorder>(path, budgets);
+  for (const auto& [id, record] : records_) {
+    if (record->announced) {
+      recorder_->storage(id, record->device, record->bytes, record->points_at == Side::kDevice);
+    }
+  }
+}
+
+void Engine::stop_recording() {
+  std::string error;
+  {
+    const Lock lock(*this);
+    if (!recorder_) {
+      return;
+    }
+    transfers_.end_recording(statistics_);
+    error = recorder_->close();
+    recorder_.reset();
+  }
+  if (!error.empty()) {
+    throw RuntimeFailure(error);
+  }
+}
+
+ResidencyStatistics Engine::statistics() {
+  const Lock lock(*this);
+  transfers_.collect(statistics_);
+  ResidencyStatistics now = statistics_;
+  for (int index = 0; index < static_cast<int>(devices_.size()); ++index) {
+    if (const Device& device = of(index); device.policy) {
+      const Policy::Counters counters = device.policy->counters();
+      now.plan_hits += static_cast<std::int64_t>(counters.plan_hits);
+      now.plan_misses += static_cast<std::int64_t>(counters.plan_misses);
+      const Stat reserved = memory_.statistics(Location::device(index)).reserved_bytes[0];
+      const auto staged =
+          static_cast<std::int64_t>(device.incoming ? device.incoming->bytes() + device.outgoing->bytes() : 0);
+      now.device_bytes[index] = reserved.current + staged;
+      now.peak_device_bytes[index] = reserved.peak + staged;
+    }
+  }
+  now.plan_hits -= hits_at_reset_;
+  now.plan_misses -= misses_at_reset_;
+  now.host_bytes = host_memory_->statistics(std::nullopt).reserved_bytes[0].current;
+  now.records = static_cast<std::int64_t>(records_.size());
+  now.failures = failures_;
+  return now;
+}
+
+void Engine::reset_statistics() {
+  const ResidencyStatistics now = statistics();
+  const Lock lock(*this);
+  hits_at_reset_ += now.plan_hits;
+  misses_at_reset_ += now.plan_misses;
+  statistics_ = {};
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,106 @@
+// What an out-of-memory error says of the operator that runs, of what is pinned, and of the figures that would do.
+#include <algorithm>
+
+#include "residency/engine/engine.h"
+#include "runtime/bytes.h"
+
+namespace torch_uvm {
+namespace {
+
+/// A segment of a large request is a multiple of it.
+constexpr std::size_t kSegmentStep = 2 * MiB;
+
+} // namespace
+
+Engine::Staying Engine::staying(int device, std::span<Record* const> held) const {
+  Staying found;
+  std::size_t known = 0;
+  for (const auto& [id, record] : records_) {
+    if (record->device != device) {
+      continue;
+    }
+    const bool is_operand = std::ranges::find(held, record) != held.end();
+    const std::size_t bytes = record->device_block == nullptr ? 0 : memory_.bytes(record->device_block);
+    known += bytes;
+    if (record->held != 0) {
+      found.pinned += bytes;
+    } else if (is_operand) {
+      found.operands += bytes == 0 ? record->bytes : bytes;
+    } else if (record->in_use != 0 || is_fixed(*record)) {
+      found.others += bytes;
+    }
+  }
+  const auto allocated = static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]);
+  found.unknown = allocated - std::min(allocated, known);
+  return found;
+}
+
+std::size_t Engine::budget_for(int device, std::size_t bytes) const {
+  std::size_t budget = round_up(bytes, kSegmentStep);
+  for (;;) {
+    const std::size_t cap = cap_within(device, budget, 2 * Staging::kSlots * slot_bytes(device, budget));
+    if (cap >= bytes) {
+      return budget;
+    }
+    budget += round_up(bytes - cap, kSegmentStep);
+  }
+}
+
+std::string Engine::explain(std::size_t bytes, Location home) noexcept {
+  try {
+    if (home.is_host()) {
+      return {};
+    }
+    const Lock lock(*this);
+    const Device& device = of(home.index);
+    if (!device.budget) {
+      return {};
+    }
+    const StorageDoor::RunningOperator op = door_.running();
+    const Staying now = staying(home.index, op.held);
+    std::string said;
+    if (op.name != nullptr) {
+      said +=
+          "The operator " + std::string(op.name) + " needs " + format_bytes(now.operands + bytes) + " on the device";
+      said += now.operands == 0 ? ".\n"
+                                : ": " + format_bytes(now.operands) + " of operands and results, and this request.\n";
+    }
+    if (now.pinned != 0) {
+      said += "Pinned there by keep_resident, exports and graph captures: " + format_bytes(now.pinned) + ".\n";
+    }
+    if (now.others + now.unknown != 0) {
+      said += "Cannot be moved, as it is below 256 KiB, has several labels or is in use: " +
+              format_bytes(now.others + now.unknown) + ".\n";
+    }
+    if (device.hard) {
+      std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
+      if (host_refused_) { // so does what could leave
+        stays = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+        for (const Record* const record : op.held) {
+          stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
+        }
+      }
+      const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kSegmentStep));
+      if (budget > *device.budget) {
+        const std::string text = exact_bytes(budget);
+        said += "The smallest budget that would do: " + text + " (torch_uvm.set_budget(\"" + text +
+                "\"), `python -m torch_uvm run --budget " + text + "`).\n";
+      }
+    }
+    const std::optional<std::size_t> host_limit = host_source_->limit();
+    if (host_refused_ && host_limit) {
+      said += "Nothing more can leave the device: pinned host memory is at its limit, " +
+              format_bytes(host_source_->bytes()) + " of " + format_bytes(*host_limit) +
+              ". To raise it: torch_uvm.set_host_limit(...), `python -m torch_uvm run --host-limit`, "
+              "TORCH_UVM_CONF=host_limit:...\n";
+    } else if (host_refused_) {
+      said += "Nothing more can leave the device: the host has no more memory to pin beside " +
+              format_bytes(host_source_->bytes()) + ".\n";
+    }
+    return said;
+  } catch (...) {
+    return {}; // no memory for it: the error says what the allocator knows
+  }
+}
+
+} // namespace torch_uvm

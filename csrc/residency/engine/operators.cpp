@@ -1,0 +1,467 @@
+// What operators do to records, and what the policy has done about it. How bytes travel is in relocation.cpp.
+#include <algorithm>
+#include <cmath>
+
+#include "residency/engine/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Operators between two looks for room for the next fetch, while there is none.
+constexpr unsigned kLongestPause = 31;
+
+/// Operators ahead that a fetch is asked for that no plan has: room was short where the plan had some, and what is
+/// fetched early takes more of it; what is fetched late waits behind what was asked for ahead. In modelled time 64 to
+/// 256 do alike, 32 worse where much is asked for ahead.
+constexpr double kSoon = 128;
+
+/// Of a budget, what may be fetched and not used yet: a link is busy with less, and memory that is full throughout has
+/// no place for what is born large. In modelled time a fifth to a third do alike; without a bound steps take up to a
+/// third longer, with a tenth the link stands still.
+constexpr std::size_t kAheadShare = 4;
+
+} // namespace
+
+void Engine::announce(Record& record) {
+  if (!record.announced) {
+    record.announced = true;
+    of(record.device).policy->created(record.id, record.bytes);
+    if (recorder_) {
+      recorder_->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
+    }
+  }
+}
+
+void Engine::take(Frame& frame, Record* record) {
+  record->operand = frame.held.size();
+  frame.held.push_back(record);
+  ++record->in_use;
+}
+
+std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
+  if (std::ranges::all_of(frame.held, [device](const Record* record) { return record->device == device; })) {
+    return accesses_;
+  }
+  told_.clear();
+  for (const Record* const record : frame.held) {
+    if (record->device == device) {
+      told_.push_back(accesses_[record->operand]);
+    }
+  }
+  return told_;
+}
+
+void Engine::note_begin(Frame& frame, const Operator& op) {
+  if (frame.device < 0) {
+    return;
+  }
+  Device& device = of(frame.device);
+  frame.counted = true;
+  if (device.running++ != 0) {
+    device.quiet.overlap = operators_;
+  }
+  if (!device.settled && !device.asleep) {
+    settle_down(frame.device, op.surely_outermost);
+  }
+}
+
+void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+                   const std::vector<Stream>& streams) noexcept {
+  try {
+    ++operators_;
+    accesses_.clear();
+    for (const Operand& operand : operands) {
+      Record& record = *operand.record;
+      if (record.last_use == operators_) { // it comes twice
+        accesses_[record.operand].writes |= operand.writes;
+        continue;
+      }
+      announce(record);
+      record.last_use = operators_;
+      accesses_.push_back({record.id, operand.writes}); // in the order of what the frame holds
+      take(frame, &record);
+    }
+    frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
+    note_begin(frame, op);
+    std::span<const std::size_t> births;
+    std::size_t guess = 0;
+    if (frame.device >= 0) {
+      Device& device = of(frame.device);
+      frame.region = op.region;
+      device.regions += op.region ? 1 : 0;
+      frame.planned = true;
+      device.last_stream = streams[static_cast<std::size_t>(frame.device)];
+      const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
+      if (decision.forget) {
+        forget_fetches(device);
+      }
+      births = decision.births;
+      guess = decision.guess;
+      begin_workspace(frame.device);
+      if (recorder_) {
+        recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
+      }
+    }
+    for (std::size_t index = 0; index < frame.held.size(); ++index) {
+      mark_use(*frame.held[index], accesses_[index].writes);
+      // What a collective used last stays where it is while this operator begins, too.
+      frame.held[index]->collective = frame.held[index]->collective || op.collective;
+    }
+    no_room_ahead_ = false;
+    const std::int64_t in_place_before = statistics_.used_in_place.count;
+    bool wanted_in_place = false;
+    const auto provide = [&](Record& record) {
+      const bool writes = accesses_[record.operand].writes;
+      const Stream stream = streams[static_cast<std::size_t>(record.device)];
+      try {
+        if (record.points_at == Side::kHost && better_in_place(record, op)) {
+          wanted_in_place = true;
+          use_in_place(record, stream, writes);
+        } else {
+          use_on_device(record, stream, writes);
+        }
+      } catch (...) {
+        without_the_runtime(record, stream, writes);
+      }
+    };
+    beginning_ = &frame;
+    for (Record* const record : frame.held) {
+      provide(*record);
+    }
+    // A guess moves operands out of the way; what else lies there leaves only if the operator asks for so much.
+    if (births.empty() && guess != 0 && of(frame.device).hard && !cheapest_run(guess, frame.device, Need::kNow)) {
+      births = {&guess, 1};
+    }
+    if (!births.empty()) {
+      std::vector<Record*> left;
+      prepare_room(frame, births, of(frame.device).last_stream, left);
+      for (Record* const record : left) {
+        provide(*record);
+      }
+    }
+    beginning_ = nullptr;
+    for (Record* const record : frame.held) {
+      record->collective = op.collective;
+    }
+    if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
+      ++statistics_.over_budget;
+    }
+  } catch (...) { // no memory for the books
+    beginning_ = nullptr;
+    for (const Operand& operand : operands) {
+      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+    }
+  }
+}
+
+void Engine::without_the_books(Record& record, Stream stream, bool writes) noexcept {
+  without_the_runtime(record, stream, writes);
+  if (record.in_use == 0) {
+    fix(record); // nobody knows for how long it is in use
+  }
+}
+
+void Engine::without_the_runtime(Record& record, Stream stream, bool writes) noexcept {
+  ++failures_;
+  wait_here(record);
+  if (record.fetching() && writes) {
+    abandon_fetch(record);
+  }
+  mark_use(record, writes);
+  try { // what comes after the operator has to wait for it all the same
+    if (record.points_at == Side::kDevice) {
+      add_stream(record.streams, stream);
+    } else {
+      add_stream(record.in_place_streams, stream);
+      host_memory_->record_stream(record.host_block, stream);
+    }
+  } catch (...) { // no memory for it
+    fix(record);
+  }
+}
+
+void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
+                          const std::vector<Stream>& streams) noexcept {
+  try {
+    for (const Operand& operand : operands) {
+      Record& record = *operand.record;
+      if (!frame.holds(record)) { // another thread's operator that has it may end first
+        announce(record);
+        take(frame, &record);
+        mark_use(record, operand.writes);
+        try {
+          use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+        } catch (...) {
+          without_the_runtime(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+        }
+      } else if (operand.writes) {
+        record.host_valid = record.host_valid && record.points_at == Side::kHost;
+        record.retiring = false;
+      }
+    }
+  } catch (...) {
+    for (const Operand& operand : operands) {
+      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+    }
+  }
+}
+
+bool Engine::better_in_place(Record& record, const Operator& op) {
+  Device& device = of(record.device);
+  if (record.captured != 0 || device.policy->use_in_place(record.id)) {
+    return true;
+  }
+  if (!op.in_place_ok || record.fetching()) {
+    return false;
+  }
+  // Unplanned: what is used once is not worth giving something up for.
+  const bool tries = !no_room_ahead_;
+  no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
+  return no_room_ahead_;
+}
+
+void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
+  if (record.points_at == Side::kHost) {
+    use_in_place(record, stream, writes);
+  } else {
+    use_on_device(record, stream, writes);
+  }
+}
+
+void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
+  try {
+    take(frame, record);
+    record->last_use = operators_;
+    record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
+    record->announced = true; // as a birth, at the end
+    frame.births.emplace_back(record->id, record->bytes);
+  } catch (...) {
+    ++failures_;
+  }
+}
+
+void Engine::end(Frame& frame) noexcept {
+  if (frame.counted) {
+    frame.counted = false;
+    --of(frame.device).running;
+  }
+  try {
+    if (frame.region) {
+      --of(frame.device).regions;
+    }
+    let_go(frame);
+    std::erase_if(frame.births, [this](const auto& birth) { return find(birth.first) == nullptr; });
+    const int device = frame.device >= 0      ? frame.device
+                       : frame.births.empty() ? -1
+                                              : find(frame.births.front().first)->device;
+    std::erase_if(frame.births, [&](const auto& birth) {
+      Record* const record = find(birth.first);
+      if (record->device == device) {
+        return false;
+      }
+      record->announced = false; // a copy from another device: its own has a policy of its own
+      announce(*record);
+      return true;
+    });
+    if (device < 0 || !watches(device)) {
+      return;
+    }
+    if (!frame.planned) { // nothing went in, something came out: a factory
+      of(device).policy->begin(frame.key, {}, false);
+    }
+    const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // of a factory nobody noted the begin
+    if (recorder_) {
+      for (const auto& [id, bytes] : frame.births) {
+        recorder_->birth(id, device, bytes);
+      }
+      recorder_->resident(device,
+                          static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
+    }
+    const Decision& decision = of(device).policy->end(frame.births, workspace);
+    if (of(device).settled) {
+      follow(decision, device);
+    }
+    if (evicts_after_operators_) {
+      evict_everything(device);
+    }
+    if (of(device).exceeded) {
+      of(device).exceeded = false;
+      give_back_excess(frame, device);
+    }
+    if (of(device).excess && of(device).settled) {
+      keep_again(device);
+    }
+    if (frame.planned) {
+      rest_if_quiet(device);
+    }
+  } catch (...) {
+    ++failures_;
+  }
+}
+
+void Engine::evict_after_operators(bool on) {
+  {
+    const Lock lock(*this);
+    evicts_after_operators_ = on;
+  }
+  if (on) {
+    wake_resting();
+  }
+}
+
+void Engine::evict_everything(int device) {
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
+      evict(*record, of(device).last_stream);
+    }
+  }
+}
+
+void Engine::used_unseen(Record& record, Stream stream) noexcept {
+  without_the_books(record, stream, /*writes=*/true); // for all that is known
+}
+
+void Engine::let_go(Frame& frame) noexcept {
+  for (Record* const record : frame.held) {
+    --record->in_use;
+    try {
+      if (!record->dead) {
+        door_.watch_for_writes(*record, kept_);
+      }
+    } catch (...) { // no memory to have it watched with: no other copy may be taken for the newest
+      ++failures_;
+      mark_use(*record, true);
+      if (record->fetching()) {
+        abandon_fetch(*record);
+      }
+      fix(*record);
+    }
+    free_if_dead(record);
+  }
+  frame.held.clear();
+}
+
+// What an operator has on the device besides its operands and births, at most: what is fetched and given up for it
+// while it runs is none of it.
+
+std::int64_t Engine::take_allocated_peak(int device) {
+  Allocated& known = of(device).allocated;
+  std::size_t most = known.bytes;
+  if (known.changes != memory_.allocation_changes(device)) {
+    const CachingManagedAllocator::AllocatedPeak peak = memory_.take_allocated_peak(device);
+    known = {peak.now, peak.changes};
+    most = peak.most;
+  }
+  return static_cast<std::int64_t>(most);
+}
+
+void Engine::begin_workspace(int device) {
+  take_allocated_peak(device);
+  of(device).workspace = {};
+}
+
+void Engine::note_workspace(int device, std::int64_t bytes) {
+  Workspace& workspace = of(device).workspace;
+  const std::int64_t peak = take_allocated_peak(device);
+  note_level(of(device), static_cast<std::size_t>(peak));
+  // Called after the change: of what was given up, the peak before it is known too late by as much.
+  workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
+  workspace.ours += bytes;
+}
+
+std::size_t Engine::end_workspace(int device) {
+  note_workspace(device, 0);
+  const Workspace& workspace = of(device).workspace;
+  const std::int64_t now = take_allocated_peak(device) - workspace.ours;
+  return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
+}
+
+void Engine::follow(const Decision& decision, int index) {
+  Device& device = of(index);
+  if (decision.forget) {
+    forget_fetches(device);
+  }
+  for (const StorageId id : decision.retire) {
+    Record* const record = find(id);
+    if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
+      continue;
+    }
+    reclaim(*record);
+    if (record->host_valid || start_write_back(*record)) {
+      record->retiring = true;
+      record->retirement = ++device.retirements;
+      device.retired.push_back({id, record->retirement});
+    }
+  }
+  give_up_read(index);
+  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
+  queue_unforeseen_fetches(index);
+  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+}
+
+void Engine::forget_fetches(Device& device) noexcept {
+  device.pending.clear();
+  device.fetched_ahead = 0;
+  ++device.fetch_round;
+}
+
+void Engine::no_longer_ahead(const Record& record) noexcept {
+  Device& device = of(record.device);
+  device.fetched_ahead -= record.fetch_round == device.fetch_round ? record.bytes : 0;
+}
+
+void Engine::start_pending_fetches(int index, bool changed) {
+  Device& device = of(index);
+  if (changed) {
+    device.pause = 0;
+  } else if (device.pause > 0) {
+    --device.pause; // to look for room costs more than an operator: not after each
+    return;
+  }
+  while (!device.pending.empty()) {
+    Record* const record = find(device.pending.front());
+    // What a collective was given on the host may be written there still, in the order of a stream that nobody knows.
+    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching() &&
+                        record->captured == 0 && !record->collective;
+    if (wanted && device.fetched_ahead != 0 && device.fetched_ahead + record->bytes > device.cap / kAheadShare) {
+      return; // one that is used, or given up, makes room for it
+    }
+    if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
+      device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
+      device.pause = device.next_pause;
+      return; // no room yet; or a running operator uses it on the host
+    }
+    device.next_pause = 0;
+    device.pending.pop_front();
+  }
+}
+
+void Engine::fetch_again(const Record& record) {
+  Device& device = of(record.device);
+  const double next = device.policy->next_use_on_device(record.id);
+  if (std::isfinite(next)) {
+    device.unforeseen.emplace(operators_ + static_cast<std::uint64_t>(std::max(next - kSoon, 0.0)), record.id);
+  }
+}
+
+void Engine::queue_unforeseen_fetches(int index) {
+  Device& device = of(index);
+  const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
+  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {
+    const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
+    const Record* const record = find(id);
+    const double next = next_use(id); // the plan may be another one by now
+    if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
+      continue;
+    }
+    if (next > kSoon) {
+      fetch_again(*record);
+      continue;
+    }
+    const auto later = std::ranges::find_if(device.pending, [&](StorageId other) { return next_use(other) > next; });
+    device.pending.insert(later, id);
+    device.pause = 0;
+  }
+}
+
+} // namespace torch_uvm

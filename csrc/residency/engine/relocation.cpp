@@ -1,0 +1,325 @@
+// How bytes travel: write-backs, fetches, and what operators do to them. What gives way to what is in room.cpp.
+#include <algorithm>
+#include <utility>
+
+#include "residency/engine/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Or nullptr: copies go directly.
+Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
+  return staging && staging->is_ready() ? staging.get() : nullptr;
+}
+
+} // namespace
+
+bool Engine::is_unread(const Record& record) const {
+  return beginning_ != nullptr && record.operand < beginning_->held.size() &&
+         beginning_->held[record.operand] == &record;
+}
+
+bool Engine::claim_address(Record& record, Mover mover) {
+  if (!address_may_change(record, mover)) {
+    return false;
+  }
+  if (!door_.keep(record, kept_)) {
+    fix(record); // other tensors have its bytes too, or it is being freed
+    return false;
+  }
+  return true;
+}
+
+void Engine::order(const std::vector<Stream>& earlier, Stream later) {
+  for (const Stream stream : earlier) {
+    if (stream != later && !runtime_.query_stream(stream)) {
+      Event event = events_.record(stream);
+      try {
+        wait(later, event);
+      } catch (...) {
+        give_event(stream.device, event);
+        throw;
+      }
+      give_event(stream.device, event);
+    }
+  }
+}
+
+Block* Engine::host_block(std::size_t bytes, Stream stream) {
+  if (Block* const block = host_memory_->try_allocate(bytes, Location::host(), stream)) {
+    return block;
+  }
+  try {
+    return host_memory_->allocate(bytes, Location::host(), stream);
+  } catch (const OutOfMemory&) {
+    // Copies that only spare a write-back are the first to go.
+    for (const auto& [id, record] : records_) {
+      if (record->host_block != nullptr && record->points_at == Side::kDevice && !record->retiring) {
+        drop_host_copy(*record);
+      }
+    }
+  }
+  try {
+    return host_memory_->allocate(bytes, Location::host(), stream);
+  } catch (const OutOfMemory&) {
+    return nullptr;
+  }
+}
+
+bool Engine::start_write_back(Record& record) {
+  const Stream stream = of(record.device).write_backs;
+  Staging* const staging = ready(of(record.device).outgoing);
+  const Stream link = staging != nullptr ? staging->link() : stream;
+  if (record.host_block == nullptr) {
+    record.host_block = host_block(record.bytes, link);
+    host_refused_ = record.host_block == nullptr;
+    if (host_refused_) {
+      return false;
+    }
+  }
+  host_memory_->record_stream(record.host_block, link);
+  if (!reached(record.host_ready)) {
+    wait(link, record.host_ready); // of one that went another way
+  }
+  for (const Stream used : memory_.streams(record.device_block)) {
+    add_stream(record.streams, used);
+  }
+  order(record.streams, stream);
+  record.written_back_after = record.streams;
+  try {
+    transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block),
+                    memory_.data(record.device_block), record.bytes, stream, staging);
+    give_event(record.device, record.host_ready);
+    record.host_ready = events_.record(link);
+  } catch (...) {
+    drop_host_copy(record); // part of the copy may still be queued, and the next one may go another way
+    throw;
+  }
+  give_block_ready(record);
+  record.block_ready = memory_.record_event(stream); // with which it is given up
+  record.write_back = ++of(record.device).write_backs_started;
+  record.host_valid = true;
+  record.streams.clear();
+  record.in_place_streams.clear();
+  note_move(TransferKind::kWriteBack, record);
+  return true;
+}
+
+bool Engine::give_up_device_copy(Record& record, Stream taker) {
+  if (!claim_address(record, Mover::kEngine)) {
+    return false;
+  }
+  Block* const block = record.device_block;
+  const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
+    return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
+  });
+  const bool after_its_copy =
+      record.block_ready && !used_since && (!is_read(record) || taker == of(record.device).fetches);
+  if (!after_its_copy) {
+    const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
+    if (!is_read(record) && next != of(record.device).write_backs) {
+      wait(next, was_read(record));
+    }
+    // Then there are those that have used it since the write-back began, and those that a user has named since.
+    order(record.streams, next);
+    for (const Stream used : memory_.streams(block)) {
+      if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end() &&
+          std::ranges::find(record.streams, used) == record.streams.end()) {
+        order({used}, next);
+      }
+    }
+    memory_.hand_over(block, next);
+  }
+  memory_.set_tag(block, nullptr);
+  record.device_block = nullptr;
+  record.retiring = false;
+  record.points_at = Side::kHost;
+  record.streams.clear();
+  give_event(record.device, record.device_ready);
+  door_.point_at_host(record, host_memory_->data(record.host_block));
+  const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
+  if (after_its_copy) { // who takes it waits for that, and for nothing else that is queued
+    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
+  } else {
+    memory_.free(block);
+  }
+  note_workspace(record.device, -bytes);
+  return true;
+}
+
+void Engine::reclaim(Record& record) {
+  if (door_.reclaim(record, kept_)) {
+    record.host_valid = false;
+    record.retiring = false;
+  }
+}
+
+bool Engine::evict(Record& record, Stream taker) {
+  if (record.fetching()) {
+    abandon_fetch(record);
+    fetch_again(record);
+    return true;
+  }
+  reclaim(record);
+  const bool clean = record.host_valid && !record.retiring;
+  const bool planned = record.retiring;
+  if (!record.host_valid && !start_write_back(record)) {
+    return false;
+  }
+  if (!give_up_device_copy(record, taker)) {
+    return false;
+  }
+  if (clean) {
+    ++statistics_.dropped_clean.count;
+    statistics_.dropped_clean.bytes += static_cast<std::int64_t>(record.bytes);
+    note_move(TransferKind::kDrop, record);
+  }
+  if (!planned) {
+    fetch_again(record);
+  }
+  return true;
+}
+
+bool Engine::start_fetch(Record& record, Need need, Stream stream) {
+  Block* const block = room_for(record.bytes, record.device, need, stream);
+  if (block == nullptr) {
+    return false;
+  }
+  // What an operator waits for would keep its slot until the operators before it are over, from fetches ahead.
+  Staging* const staging = stream == of(record.device).fetches ? ready(of(record.device).incoming) : nullptr;
+  const Stream link = staging != nullptr ? staging->link() : stream;
+  try {
+    host_memory_->record_stream(record.host_block, link);
+    if (!reached(record.host_ready)) {
+      wait(link, record.host_ready);
+    }
+    order(record.in_place_streams, link);
+    transfers_.copy(Transfers::Kind::kFetch, memory_.data(block), host_memory_->data(record.host_block), record.bytes,
+                    stream, staging);
+    record.device_ready = events_.record(stream);
+  } catch (...) {
+    memory_.free(block);
+    throw;
+  }
+  record.device_block = block;
+  record.fetch_round = of(record.device).fetch_round;
+  of(record.device).fetched_ahead += record.bytes;
+  memory_.set_tag(block, &record);
+  note_workspace(record.device, static_cast<std::int64_t>(memory_.bytes(block)));
+  record.streams.assign(1, stream);
+  note_move(TransferKind::kFetch, record);
+  return true;
+}
+
+void Engine::abandon_fetch(Record& record) noexcept {
+  // Its block follows the fetch's stream, so that its next owner comes after the copy.
+  memory_.set_tag(record.device_block, nullptr);
+  memory_.free(record.device_block);
+  record.device_block = nullptr;
+  no_longer_ahead(record);
+  // The peak is left as it is: what is abandoned is used in place, which is rare.
+  record.streams.clear();
+  give_event(record.device, record.device_ready);
+}
+
+void Engine::mark_use(Record& record, bool writes) noexcept {
+  if (record.points_at == Side::kDevice) {
+    record.host_valid = record.host_valid && !writes;
+    record.retiring = false; // it is used again: what a write-back has read is kept only if it stays true
+  }
+}
+
+void Engine::wait_here(Record& record) noexcept {
+  for (const Event event : {record.host_ready, record.device_ready}) {
+    try {
+      if (event) {
+        runtime_.synchronize_event(event);
+      }
+    } catch (...) {
+      ++failures_; // the device itself has failed, which the operator will say
+    }
+  }
+}
+
+bool Engine::bring_to_device(Record& record, Stream stream) {
+  if (record.points_at == Side::kDevice) {
+    return true;
+  }
+  if (!address_may_change(record, Mover::kOperator) ||
+      (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream))) {
+    return false;
+  }
+  if (!claim_address(record, Mover::kOperator)) {
+    abandon_fetch(record);
+    return false;
+  }
+  door_.point_at_device(record, record.device_block);
+  record.points_at = Side::kDevice;
+  no_longer_ahead(record);
+  return true;
+}
+
+void Engine::use_on_device(Record& record, Stream stream, bool writes) {
+  if (!bring_to_device(record, stream)) {
+    use_in_place(record, stream, writes);
+    return;
+  }
+  mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
+  if (reached(record.device_ready)) {
+    give_event(record.device, record.device_ready); // a question costs a call of the driver each time
+  } else {
+    wait(stream, record.device_ready);
+  }
+  if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
+    memory_.hand_over(record.device_block, stream); // it has waited for the fetch, and nobody else has used it
+    record.streams.clear();
+  }
+  add_stream(record.streams, stream);
+}
+
+void Engine::use_in_place(Record& record, Stream stream, bool writes) {
+  if (record.points_at == Side::kDevice) {
+    use_on_device(record, stream, writes);
+    return;
+  }
+  if (record.fetching()) {
+    if (!writes) {
+      // The fetch reads what the operator reads.
+    } else {
+      wait(stream, record.device_ready); // the copy reads the bytes that are to be written
+      abandon_fetch(record);
+    }
+  }
+  if (!reached(record.host_ready)) {
+    wait(stream, record.host_ready);
+  }
+  host_memory_->record_stream(record.host_block, stream);
+  add_stream(record.in_place_streams, stream);
+  ++statistics_.used_in_place.count;
+  statistics_.used_in_place.bytes += static_cast<std::int64_t>(record.bytes);
+  note_move(TransferKind::kInPlace, record);
+}
+
+void Engine::note_move(TransferKind kind, const Record& record) noexcept {
+  if (recorder_) {
+    const std::uint64_t number = recorder_->transfer(kind, record.id, record.bytes, now_us());
+    if (kind == TransferKind::kFetch || kind == TransferKind::kWriteBack) {
+      transfers_.record_latest(*recorder_, number);
+    }
+  }
+  if (Origins::get().asked()) {
+    Origins::get().moved(kind, record.origin, record.bytes);
+  }
+}
+
+void Engine::drop_host_copy(Record& record) noexcept {
+  host_memory_->free(record.host_block);
+  record.host_block = nullptr;
+  record.host_valid = false;
+  record.retiring = false;
+  record.in_place_streams.clear();
+  give_event(record.device, record.host_ready);
+  give_block_ready(record);
+}
+
+} // namespace torch_uvm

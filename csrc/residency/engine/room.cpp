@@ -1,0 +1,423 @@
+// What gives way to a request: what is on its way out, what is needed last; and what is in the way moves aside.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "residency/engine/engine.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Of giving up a byte. What nobody has planned to leave is waited for when it comes back, and what is dirty now, too;
+/// to that comes one for what is used next at once, and ever less for what is used later.
+constexpr double kByteReady = 0.001;
+constexpr double kByteUnderWay = 0.05; // its copy is queued already
+constexpr double kCleanByte = 0.5;
+constexpr double kDirtyByte = 1;
+constexpr double kIdleByte = 0.002; // once, for good: what is needed comes back, and leaves again, in each step
+constexpr double kFetchedByte = 8; // for nothing, and once more; only where it is the last resort
+
+/// Of a block, what may be left over for it to count as just large enough.
+constexpr std::size_t kSlackShare = 8;
+
+/// Of what leaves for a small request, where it lies the lowest: larger ones go where they cost the least.
+constexpr std::size_t kMostForSmall = 32 * MiB;
+
+/// Of moving a block aside, relative to one that nothing is copied to or from.
+constexpr double kUnderWay = 16;
+
+/// A request is tried again this often: each time its neighbours may have been taken by another thread.
+constexpr int kTries = 8;
+
+/// ... and waits this often for what other threads are about to free, a moment each: long enough for a thread that was
+/// interrupted in the midst of that. Not for ever: it may want the GIL, which the request may hold.
+constexpr int kMoments = 64;
+
+} // namespace
+
+double Engine::cost_of(const Record& record, Need need) {
+  // Operands of the operator that begins are needed now: they leave by make_one_leave only.
+  if (!of(record.device).settled || record.device_block == nullptr ||
+      !record.address_may_change(Mover::kEngine, 0, operators_)) {
+    return kNever;
+  }
+  const auto bytes = static_cast<double>(record.bytes);
+  if (record.fetching()) { // about to be used, but not by the operator that cannot do without room
+    if (need == Need::kAhead) {
+      return kNever;
+    }
+    return bytes * (kFetchedByte + soonness(record));
+  }
+  if (record.retiring) {
+    const Device& device = of(record.device);
+    if (record.write_back <= device.write_backs_read) {
+      return bytes * kByteReady;
+    }
+    // Those that were started first are done first.
+    const auto turn = static_cast<double>(record.write_back - device.write_backs_read);
+    return bytes * kByteUnderWay * (1 + turn / static_cast<double>(device.write_backs_started));
+  }
+  if (need == Need::kAhead) {
+    return kNever;
+  }
+  const double leaves = record.host_valid ? kCleanByte : kDirtyByte;
+  return bytes * (is_idle(record) ? kIdleByte * leaves : leaves + soonness(record));
+}
+
+bool Engine::is_idle(const Record& record) const {
+  const Policy& policy = *devices_[static_cast<std::size_t>(record.device)].policy;
+  const std::uint64_t step = policy.step_length();
+  return step != 0 && operators_ - record.last_use > step && !std::isfinite(policy.next_use(record.id));
+}
+
+double Engine::soonness(const Record& record) {
+  const double next = of(record.device).policy->next_use(record.id);
+  // Nothing known: what was used long ago will not be used soon.
+  const double distance = std::isfinite(next) ? next : static_cast<double>(operators_ - record.last_use);
+  return 1.0 / (1.0 + distance);
+}
+
+bool Engine::is_read(Record& record) {
+  // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
+  std::uint64_t& done = of(record.device).write_backs_read;
+  if (record.write_back > done && reached(was_read(record))) {
+    done = record.write_back;
+  }
+  return record.write_back <= done;
+}
+
+Record* Engine::retiring(const Device::Retirement& retirement) const {
+  Record* const record = find(retirement.storage);
+  return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
+}
+
+void Engine::give_up_read(int index) {
+  Device& device = of(index);
+  while (!device.retired.empty()) {
+    Record* const record = retiring(device.retired.front());
+    if (record != nullptr && record->in_use == 0) {
+      if (!is_read(*record)) {
+        return;
+      }
+      if (std::isfinite(cost_of(*record, Need::kAhead))) {
+        give_up_device_copy(*record, device.last_stream);
+      }
+    }
+    device.retired.pop_front();
+  }
+}
+
+bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
+  // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
+  for (const Device::Retirement& each : of(index).retired) {
+    Record* const record = retiring(each);
+    if (record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
+      const std::size_t leaves = memory_.bytes(record->device_block);
+      if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
+        return give_up_device_copy(*record, taker);
+      }
+    }
+  }
+  return false;
+}
+
+std::size_t Engine::unused(int index) const {
+  const Levels now = memory_.levels(Location::device(index));
+  const auto large = static_cast<std::size_t>(PoolKind::kLarge), all = static_cast<std::size_t>(PoolKind::kAll);
+  const auto cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].cap);
+  const std::int64_t to_come = std::max<std::int64_t>(cap - now.reserved_bytes[all], 0);
+  return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large] + to_come);
+}
+
+double Engine::price_of(const std::vector<Record*>& victims, Need need) {
+  double price = 0;
+  for (const Record* const victim : victims) {
+    price += cost_of(*victim, need);
+  }
+  return price;
+}
+
+std::vector<Record*> Engine::cheapest_bytes(std::size_t bytes, int device, Need need) {
+  struct Candidate {
+    double price_of_byte;
+    Record* record;
+  };
+  std::vector<Candidate> candidates;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->device_block != nullptr) {
+      if (const double cost = cost_of(*record, need); std::isfinite(cost)) {
+        candidates.push_back({cost / static_cast<double>(record->bytes), record});
+      }
+    }
+  }
+  std::ranges::sort(candidates, [](const Candidate& left, const Candidate& right) {
+    return left.price_of_byte != right.price_of_byte ? left.price_of_byte < right.price_of_byte
+                                                     : left.record->id < right.record->id;
+  });
+  std::vector<Record*> victims;
+  std::size_t found = 0;
+  for (const Candidate& candidate : candidates) {
+    if (found >= bytes) {
+      break;
+    }
+    victims.push_back(candidate.record);
+    found += candidate.record->bytes;
+  }
+  if (found < bytes) {
+    return {};
+  }
+  // What the dearest have made unnecessary, the dearest first.
+  for (std::size_t at = victims.size(); at-- > 0;) {
+    if (found - victims[at]->bytes >= bytes) {
+      found -= victims[at]->bytes;
+      victims.erase(victims.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  }
+  return victims;
+}
+
+bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
+  return std::ranges::all_of(victims, [&](Record* victim) { return evict(*victim, taker); });
+}
+
+bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
+  if (try_repeatedly_to_give_up(bytes, device, need, taker)) {
+    return true;
+  }
+  // What kept bytes in place may be gone by now: looked at before its time where there is no other way.
+  return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_give_up(bytes, device, need, taker);
+}
+
+bool Engine::try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
+  for (int tries = 0; tries < kTries; ++tries) {
+    found_fixed_ = false;
+    if (try_to_give_up(bytes, device, need, taker)) {
+      return true;
+    }
+    if (!found_fixed_) {
+      break; // else: not counting on what turned out to stay
+    }
+  }
+  return false;
+}
+
+bool Engine::forget_fixed(int device) {
+  bool forgotten = false;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && is_fixed(*record)) {
+      record->fixed_until = operators_;
+      forgotten = true;
+    }
+  }
+  return forgotten;
+}
+
+bool Engine::give_up_lowest(std::size_t bytes, int device, Stream taker) {
+  const auto run = memory_.lowest_run(bytes, device, [&](void* tag, std::size_t block_bytes) {
+    const auto* const record = static_cast<const Record*>(tag);
+    return record == nullptr || record->fetching() || block_bytes > kMostForSmall ? kNever
+                                                                                  : cost_of(*record, Need::kNow);
+  });
+  if (!run) {
+    return false;
+  }
+  std::vector<Record*> victims;
+  for (void* const tag : *run) {
+    victims.push_back(static_cast<Record*>(tag));
+  }
+  return evict_all(victims, taker);
+}
+
+bool Engine::give_up_all(int device, Stream taker) {
+  bool any = false;
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
+      if (evict(*record, taker)) {
+        any = true;
+      } else if (host_refused_) {
+        break; // it will refuse others, too
+      }
+    }
+  }
+  return any;
+}
+
+bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
+  // What the engine does not know stays where it comes to lie: all of it together, or it would cut memory into pieces
+  // that large storages do not fit into.
+  if (bytes < relocation_min() && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
+    return true;
+  }
+  if (give_up_alike(bytes, device, taker)) {
+    return true;
+  }
+  if (need == Need::kAhead && unused(device) < bytes && of(device).retired.empty()) {
+    return false; // nothing is on its way out
+  }
+  std::optional<std::vector<Record*>> run = cheapest_run(bytes, device, need);
+  // With no room to spare there are not places for all that is in the way.
+  for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
+    const std::size_t wanting = bytes + spare - std::min(unused(device), bytes + spare);
+    const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
+    if ((wanting > 0 && scattered.empty()) || (run && price_of(*run, need) <= price_of(scattered, need))) {
+      break;
+    }
+    if (!evict_all(scattered, taker)) {
+      return false;
+    }
+    // What moves is the compute's: a stream of copies would make it wait for all of them.
+    if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
+      return true;
+    }
+    run = cheapest_run(bytes, device, need);
+  }
+  return run && evict_all(*run, taker);
+}
+
+std::optional<std::vector<Record*>> Engine::cheapest_run(std::size_t bytes, int device, Need need) {
+  const auto tags = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
+    return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
+  });
+  if (!tags) {
+    return std::nullopt;
+  }
+  std::vector<Record*> run;
+  for (void* const tag : *tags) {
+    run.push_back(static_cast<Record*>(tag));
+  }
+  return run;
+}
+
+bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
+  if (!of(device).settled) {
+    return false;
+  }
+  const auto cost = [&](void* tag, std::size_t block_bytes) {
+    if (tag == nullptr) {
+      return kNever;
+    }
+    const Record& record = *static_cast<Record*>(tag);
+    if (!address_may_change(record, Mover::kEngine)) {
+      return kNever;
+    }
+    const bool under_way = record.fetching() || record.retiring;
+    return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
+  };
+  // The pointer shows the host's copy while the device's is fetched: then no address changes, and the engine alone
+  // frees the block.
+  const auto claim = [&](void* tag) {
+    Record& record = *static_cast<Record*>(tag);
+    return record.fetching() || claim_address(record, Mover::kEngine);
+  };
+  const auto moves = memory_.vacate(bytes, device, taker, cost, claim);
+  std::size_t at = 0;
+  try {
+    for (; at < moves.size(); ++at) {
+      move(moves[at], taker);
+    }
+  } catch (...) {
+    for (; at < moves.size(); ++at) {
+      memory_.stay(moves[at]);
+    }
+    throw;
+  }
+  return !moves.empty();
+}
+
+void Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
+  Record& record = *static_cast<Record*>(move.tag);
+  std::vector<Stream> users = memory_.streams(move.to);
+  users.insert(users.end(), record.streams.begin(), record.streams.end());
+  users.push_back(move.earlier);
+  // Of its fetch, that one, and not those that are queued behind it.
+  std::erase_if(
+      users, [&](Stream used) { return used.is_host() || (used == of(record.device).fetches && record.device_ready); });
+  order(users, taker);
+  for (Event* const event : {&record.device_ready, &was_read(record)}) { // what fills the old place, or reads it
+    if (!reached(*event)) {
+      wait(taker, *event);
+    }
+  }
+  runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
+  const Event moved = events_.record(taker);
+  give_event(record.device, record.device_ready);
+  record.device_ready = moved;
+  record.streams.assign(1, taker);
+  record.device_block = move.to;
+  memory_.set_tag(move.to, &record);
+  if (record.points_at == Side::kDevice) {
+    door_.point_at_device(record, move.to);
+  }
+  memory_.leave(move);
+  ++statistics_.moved.count;
+  statistics_.moved.bytes += static_cast<std::int64_t>(record.bytes);
+}
+
+bool Engine::something_goes(int device) const {
+  if (leaving_.load(std::memory_order_relaxed) != 0) {
+    return true;
+  }
+  for (const auto& [id, record] : records_) {
+    if (record->device == device && record->device_block != nullptr && door_.is_going(*record)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Block* Engine::room_for(std::size_t bytes, int device, Need need, Stream stream) {
+  for (int tries = 0; tries < kTries; ++tries) {
+    if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
+      return block;
+    }
+    if (!give_up_run(bytes, device, need, stream)) {
+      return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
+  if (home.is_host()) {
+    return false;
+  }
+  bool wakes = false;
+  bool made = false;
+  try {
+    Lock lock(*this);
+    Device& device = of(home.index);
+    if (!device.budget) {
+      return false;
+    }
+    if (device.asleep) {
+      // What is there becomes known as operators use it: as a rule there is nothing yet to give up.
+      device.asleep = false;
+      device.settled = false; // what runs now has begun unseen
+      note_awake();
+      wakes = true;
+    }
+    const double began = now_us();
+    made = give_up_run(bytes, home.index, Need::kNow, stream);
+    for (int moment = 0; !made && moment < kMoments && device.budget && something_goes(home.index); ++moment) {
+      lock.wait_for_a_block();
+      made = give_up_run(bytes, home.index, Need::kNow, stream);
+    }
+    if (!made && device.hard) {
+      made = give_up_all(home.index, stream); // then idle segments make way for one of the request's own
+    }
+    ++statistics_.made_room.count;
+    statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
+    statistics_.made_room.ms += (now_us() - began) / 1e3;
+    device.excess = device.excess || (!made && !device.hard);
+  } catch (...) {
+    made = false; // the runtime fails: the allocator says what is missing
+  }
+  if (wakes) {
+    door_.wake();
+  }
+  return made;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,125 @@
+#include "residency/engine/transfers.h"
+
+#include <algorithm>
+
+namespace torch_uvm {
+
+Event Transfers::timed_event(Stream stream) {
+  const auto device = static_cast<std::size_t>(stream.device);
+  if (device >= unused_.size()) {
+    unused_.resize(device + 1);
+  }
+  Event event;
+  if (unused_[device].empty()) {
+    event = runtime_.create_event(stream.device, /*timing=*/true);
+  } else {
+    event = unused_[device].back();
+    unused_[device].pop_back();
+  }
+  try {
+    runtime_.record_event(event, stream);
+  } catch (...) {
+    give(stream.device, event);
+    throw;
+  }
+  return event;
+}
+
+void Transfers::give(int device, Event event) noexcept {
+  try {
+    unused_[static_cast<std::size_t>(device)].push_back(event);
+  } catch (...) {
+    runtime_.destroy_event(event);
+  }
+}
+
+void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
+  read_times(kReadAtOnce, counted_);
+  ++copies_;
+  const bool times = timed_.size() < kMostTimed;
+  const Stream first = staging != nullptr ? staging->begin(stream) : stream;
+  const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
+  const Event begin = times ? timed_event(first) : Event{};
+  try {
+    if (staging != nullptr) {
+      staging->copy(dst, src, bytes, stream);
+    } else {
+      runtime_.copy_async(dst, src, bytes, stream);
+    }
+  } catch (...) {
+    if (times) {
+      give(stream.device, begin);
+    }
+    throw;
+  }
+  if (times) {
+    time(kind, begin, last);
+  }
+  ResidencyStatistics::Traffic& traffic = kind == Kind::kFetch ? counted_.fetched : counted_.written_back;
+  ++traffic.count;
+  traffic.bytes += static_cast<std::int64_t>(bytes);
+}
+
+void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
+  Event end;
+  try {
+    end = timed_event(stream);
+    timed_.push_back({kind, stream.device, begin, end, copies_});
+  } catch (...) { // the copy is queued all the same, and is not timed
+    give(stream.device, begin);
+    if (end) {
+      give(stream.device, end);
+    }
+  }
+}
+
+void Transfers::record_latest(AccessRecorder& recorder, std::uint64_t number) noexcept {
+  if (!timed_.empty() && timed_.back().copy == copies_) {
+    timed_.back().recorder = &recorder;
+    timed_.back().transfer = number;
+  }
+}
+
+void Transfers::end_recording(ResidencyStatistics& statistics) noexcept {
+  collect(statistics);
+  for (Timed& timed : timed_) {
+    timed.recorder = nullptr;
+  }
+}
+
+void Transfers::collect(ResidencyStatistics& statistics) noexcept {
+  if (&statistics != &counted_) {
+    for (auto traffic : {&ResidencyStatistics::fetched, &ResidencyStatistics::written_back}) {
+      (statistics.*traffic).count += (counted_.*traffic).count;
+      (statistics.*traffic).bytes += (counted_.*traffic).bytes;
+      (statistics.*traffic).ms += (counted_.*traffic).ms;
+      counted_.*traffic = {};
+    }
+  }
+  read_times(timed_.size(), statistics);
+}
+
+void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) noexcept {
+  // In the order of their making, which is nearly that of their ends: two streams a device.
+  for (std::size_t left = std::min(most, timed_.size()); left > 0; --left) {
+    const Timed timed = timed_.front();
+    timed_.pop_front();
+    try {
+      if (!runtime_.query_event(timed.end)) {
+        timed_.push_back(timed); // the room is there: it was just taken from the front
+        continue;
+      }
+      const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
+      (timed.kind == Kind::kFetch ? statistics.fetched : statistics.written_back).ms += ms;
+      if (timed.recorder != nullptr) {
+        timed.recorder->took(timed.transfer, 1e3 * ms);
+      }
+    } catch (...) {
+      // The copy itself has failed, or nothing is known of it: not timed.
+    }
+    give(timed.device, timed.begin);
+    give(timed.device, timed.end);
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,130 @@
+#include "residency/policy/operator_log.h"
+
+#include <algorithm>
+
+#include "residency/policy/flat_map.h"
+
+namespace torch_uvm::planning {
+
+namespace {
+
+constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ULL; // odd: no power of it is 0
+constexpr std::uint64_t kShortestEvidence = 16; ///< operators that have to repeat, however short the step
+constexpr std::size_t kLargestSeen = 1 << 18;
+
+std::uint64_t power(std::uint64_t base, std::uint64_t exponent) {
+  std::uint64_t result = 1;
+  for (; exponent != 0; exponent >>= 1, base *= base) {
+    if (exponent & 1) {
+      result *= base;
+    }
+  }
+  return result;
+}
+
+} // namespace
+
+OperatorLog::OperatorLog() : seen_(1 << 10) {
+  operators_.push({}); // number 0: what was there before the first
+}
+
+void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok) {
+  const std::uint64_t number = operators_.end();
+  std::uint64_t signature = mix_bits(key + operands.size());
+  std::uint64_t sizes = 0;
+  since_operand_ = 0;
+  const std::uint64_t first_access = accesses_.end();
+  for (const Operand& operand : operands) {
+    const std::uint64_t distance = operand.last_use == 0 ? 0 : number - operand.last_use;
+    signature = mix_bits(signature ^ (2 * distance + (operand.access.writes ? 1 : 0)));
+    sizes = mix_bits(sizes ^ operand.access.bytes);
+    since_operand_ = std::max(since_operand_, distance);
+    accesses_.push(operand.access);
+  }
+  const LoggedOperator& before = operators_[number - 1];
+  operators_.push({key, before.order * kBase + signature, before.sizes * kBase + sizes, first_access, births_.end(),
+                   deaths_.end(), 0, in_place_ok});
+
+  if (seen_.size() < kLargestSeen && number - operators_.first() > seen_.size()) {
+    std::vector<Seen> larger(2 * seen_.size());
+    for (const Seen& seen : seen_) {
+      larger[seen.signature & (larger.size() - 1)] = seen;
+    }
+    seen_.swap(larger);
+  }
+  Seen& seen = seen_[signature & (seen_.size() - 1)];
+  since_same_ = seen.signature == signature && seen.number != 0 ? number - seen.number : 0;
+  seen = {signature, number};
+  forget_the_oldest();
+}
+
+void OperatorLog::forget_the_oldest() {
+  const auto too_many = [this] {
+    const std::uint64_t kept = operators_.end() - operators_.first();
+    return kept > 2 * kLongestStep + 1 || (kept > 2 && accesses_.end() - accesses_.first() > kMostAccesses);
+  };
+  while (too_many()) {
+    const std::uint64_t first = operators_.first() + 1;
+    operators_.drop_before(first);
+    accesses_.drop_before(operators_[first].accesses);
+    births_.drop_before(operators_[first].births);
+    deaths_.drop_before(operators_[first].deaths);
+  }
+}
+
+bool OperatorLog::equal_laps(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const {
+  const std::uint64_t end = latest();
+  if (operators == 0 || end < operators_.first() + operators + span) {
+    return false;
+  }
+  const std::uint64_t factor = power(kBase, span);
+  const std::uint64_t last = operators_[end].*hash - operators_[end - span].*hash * factor;
+  const std::uint64_t before = operators_[end - operators].*hash - operators_[end - operators - span].*hash * factor;
+  return last == before;
+}
+
+bool OperatorLog::may_repeat(std::uint64_t operators) const {
+  if (operators == refused_ && latest() < refused_until_) {
+    return false;
+  }
+  return operators <= kLongestStep &&
+         equal_laps(operators, std::max(operators, kShortestEvidence), &LoggedOperator::order);
+}
+
+std::uint64_t OperatorLog::candidate() const {
+  if (may_repeat(since_same_)) {
+    return since_same_;
+  }
+  return since_operand_ != since_same_ && may_repeat(since_operand_) ? since_operand_ : 0;
+}
+
+bool OperatorLog::sizes_repeat(std::uint64_t operators) const {
+  return equal_laps(operators, operators, &LoggedOperator::sizes);
+}
+
+bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive) {
+  // A few differences are let pass: what lives longer than a step without being a parameter (running averages).
+  std::uint64_t different = 0;
+  for (std::uint64_t back = 0; back < operators; ++back) {
+    const std::uint64_t number = latest() - back;
+    std::uint64_t other = operators_[number - operators].accesses;
+    bool differs = false;
+    accesses_of(number, [&](const LoggedAccess& access) {
+      const LoggedAccess& counterpart = accesses_[other++];
+      // Storages that differ are the step's own: born less than a step ago. What was only found there may be a layer's
+      // parameter, seen for the first time, or a batch; of batches, the one before is gone as a rule.
+      const auto is_own = [&] {
+        return number - access.birth <= operators && !(access.found && is_alive(counterpart.storage));
+      };
+      differs |= access.storage != counterpart.storage && !is_own();
+    });
+    if (differs && 32 * ++different > operators) {
+      refused_ = operators;
+      refused_until_ = number + 2 * operators;
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace torch_uvm::planning

@@ -1,0 +1,150 @@
+#include "residency/policy/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "residency/policy/usage.h"
+
+namespace torch_uvm::planning {
+
+namespace {
+
+constexpr std::uint32_t kFarthestRoom = 4; // operators looked ahead for what is born; more changed nothing
+
+/// Bytes that are on the device during each operator, without fetches ahead.
+std::vector<std::size_t> base_usage(const Plan& plan) {
+  const Lap& lap = plan.lap;
+  const std::uint32_t size = lap.size();
+  std::vector<std::int64_t> change(size + 1, 0);
+  std::vector<std::size_t> usage(size, 0);
+  const auto add = [&](std::uint32_t begin, std::uint32_t count, std::size_t bytes) {
+    for (std::uint32_t rest = count; rest > 0;) {
+      const std::uint32_t here = std::min(rest, size - begin);
+      change[begin] += static_cast<std::int64_t>(bytes);
+      change[begin + here] -= static_cast<std::int64_t>(bytes);
+      begin = 0;
+      rest -= here;
+    }
+  };
+  for (std::uint32_t event = 0; event < lap.events.size(); ++event) {
+    const Event& it = lap.events[event];
+    const Part& part = lap.parts[it.part];
+    if (part.held || plan.in_place[event]) {
+      continue;
+    }
+    if (plan.leaves[event] || it.distance == 0) {
+      add(it.op, 1, part.bytes);
+    } else if (it.next != kNone) {
+      add(it.op, it.distance, part.bytes); // its next use counts for itself
+    } else {
+      // Until it dies; what never dies is replaced by the next lap's.
+      add(it.op, it.distance == kNone ? size : it.distance + 1, part.bytes);
+    }
+  }
+  std::int64_t level = 0;
+  for (std::uint32_t op = 0; op < size; ++op) {
+    level += change[op];
+    usage[op] = static_cast<std::size_t>(level) + lap.ops[op].workspace;
+  }
+  return usage;
+}
+
+void add_rooms(Plan& plan, const PolicyOptions& options) {
+  const Lap& lap = plan.lap;
+  const std::uint32_t size = lap.size();
+  std::vector<std::int64_t> born(size, 0), died(size, 0);
+  for (const Event& event : lap.events) {
+    if (event.birth && !lap.parts[event.part].held) {
+      born[event.op] += static_cast<std::int64_t>(lap.parts[event.part].bytes);
+    }
+  }
+  for (std::uint32_t op = 0; op < size; ++op) {
+    for (const std::uint32_t part : lap.deaths[op]) {
+      died[op] += static_cast<std::int64_t>(lap.parts[part].bytes);
+    }
+  }
+  const auto enough = static_cast<std::int64_t>(options.link_bytes_per_ms);
+  plan.room.resize(size);
+  plan.own_room.resize(size);
+  for (std::uint32_t op = 0; op < size; ++op) {
+    plan.own_room[op] = static_cast<std::size_t>(born[op]) + lap.ops[op].workspace;
+    std::int64_t level = 0, most = 0, sum = 0;
+    for (std::uint32_t ahead = 1; ahead <= std::min(kFarthestRoom, size) && sum < enough; ++ahead) {
+      const std::uint32_t then = (op + ahead) % size;
+      most = std::max(most, level + born[then] + static_cast<std::int64_t>(lap.ops[then].workspace));
+      level += born[then] - died[then];
+      sum += born[then];
+    }
+    plan.room[op] = static_cast<std::size_t>(most);
+  }
+}
+
+} // namespace
+
+void schedule(Plan& plan, const PolicyOptions& options, std::size_t capacity) {
+  const Lap& lap = plan.lap;
+  const std::uint32_t size = lap.size();
+  Usage usage(base_usage(plan));
+  std::vector<std::vector<Fetch>> asked(size); // after each operator
+  std::vector<std::uint32_t> returning; // events after which a part leaves, and comes back
+  for (std::uint32_t event = 0; event < lap.events.size(); ++event) {
+    const std::uint32_t next = lap.events[event].next;
+    if (plan.leaves[event] && next != kNone && !plan.in_place[next]) {
+      returning.push_back(event);
+    }
+  }
+  std::stable_sort(returning.begin(), returning.end(), [&](std::uint32_t left, std::uint32_t right) {
+    return lap.events[lap.events[left].next].op < lap.events[lap.events[right].next].op;
+  });
+  plan.fetches.clear();
+  for (const std::uint32_t event : returning) {
+    const Event& it = lap.events[event];
+    const auto bytes = static_cast<std::int64_t>(lap.parts[it.part].bytes);
+    const std::uint32_t need = lap.events[it.next].op;
+    const std::uint32_t between = it.distance - 1;
+    const std::uint32_t ahead = usage.fits_before(need, between, static_cast<std::int64_t>(capacity) - bytes);
+    usage.add((need + size - ahead) % size, ahead, bytes);
+    if (ahead == between && !plan.in_place[event]) {
+      plan.leaves[event] = false;
+      continue;
+    }
+    const std::uint32_t issue = (need + 2 * size - ahead - 1) % size;
+    plan.fetches.push_back({it.part, issue, need});
+    asked[issue].push_back(plan.fetches.back());
+  }
+  plan.fetch = {};
+  plan.retire = {};
+  for (std::uint32_t op = 0; op < size; ++op) {
+    // They were found in order of need from the lap's start; what is needed in the next lap comes after.
+    std::stable_sort(asked[op].begin(), asked[op].end(), [&](const Fetch& left, const Fetch& right) {
+      return (left.need + size - op - 1) % size < (right.need + size - op - 1) % size;
+    });
+    for (const Fetch& fetch : asked[op]) {
+      plan.fetch.push(fetch.part);
+    }
+    plan.fetch.close_list();
+    for (std::uint32_t event = lap.event_begin[op]; event < lap.event_begin[op + 1]; ++event) {
+      if (plan.leaves[event] && !plan.in_place[event]) {
+        plan.retire.push(lap.events[event].part);
+      }
+    }
+    plan.retire.close_list();
+  }
+  add_rooms(plan, options);
+}
+
+Plan make_plan(Lap lap, const PolicyOptions& options) {
+  Plan plan;
+  plan.lap = std::move(lap);
+  std::size_t capacity = options.budget > options.reserve ? options.budget - options.reserve : 0;
+  for (const Part& part : plan.lap.parts) {
+    if (part.held) {
+      capacity -= std::min(capacity, part.bytes);
+    }
+  }
+  choose_what_leaves(plan, options, capacity);
+  schedule(plan, options, capacity);
+  return plan;
+}
+
+} // namespace torch_uvm::planning

@@ -1,0 +1,221 @@
+#include "residency/policy/policy.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "residency/policy/policy_state.h"
+
+namespace torch_uvm {
+
+using namespace planning;
+
+namespace {
+
+constexpr double kNoUse = std::numeric_limits<double>::infinity();
+
+} // namespace
+
+Policy::Policy(PolicyOptions options) : state_(std::make_unique<State>()) {
+  state_->options = options;
+}
+
+Policy::~Policy() = default;
+
+void Policy::set_options(const PolicyOptions& options) {
+  state_->options = options;
+  ++state_->options_version;
+  state_->next_planning = 0; // what has not proved itself was planned for something else
+}
+
+void Policy::created(StorageId storage, std::size_t bytes) {
+  if (StorageState* known = state_->storages.find(storage)) {
+    known->bytes = bytes;
+  } else {
+    state_->born_now(storage, bytes, /*found=*/true);
+  }
+}
+
+void Policy::died(StorageId storage) {
+  State& it = *state_;
+  if (const StorageState* known = it.storages.find(storage)) {
+    it.log.death(storage);
+    it.follower.died(*known);
+    it.storages.erase(storage);
+  }
+}
+
+void Policy::hold(StorageId storage, bool held) {
+  if (StorageState* known = state_->storages.find(storage)) {
+    known->held = held;
+  }
+}
+
+void Policy::State::see(std::span<const Access> accesses) {
+  const std::uint64_t number = log.latest() + 1;
+  const std::size_t known = storages.size();
+  operands.clear();
+  seen.clear();
+  for (const Access& access : accesses) {
+    StorageState* state = storages.find(access.storage);
+    if (state == nullptr) {
+      state = &born_now(access.storage, 0, /*found=*/true);
+    }
+    if (state->last_use == number) {
+      operands[state->operand].access.writes |= access.writes;
+      continue;
+    }
+    operands.push_back({{access.storage, state->birth, state->bytes, access.writes, state->found}, state->last_use});
+    seen.push_back({access.storage, state});
+    state->operand = static_cast<std::uint32_t>(operands.size() - 1);
+    state->last_use = number;
+  }
+  if (storages.size() != known) { // a new one may have moved the others
+    for (SeenOperand& operand : seen) {
+      operand.state = storages.find(operand.storage);
+    }
+  }
+}
+
+void Policy::State::expect_results(OperatorKey key) {
+  kind = key;
+  for (const Operand& operand : operands) {
+    kind = mix_bits(kind ^ operand.access.bytes);
+  }
+  if (const auto found = results.find(kind); found != results.end()) {
+    decision.births = found->second;
+  }
+  if (names.insert(key).second) {
+    decision.guess = largest_result;
+  }
+}
+
+const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok) {
+  State& it = *state_;
+  it.consider_planning();
+  it.see(accesses);
+  it.log.begin(key, it.operands, in_place_ok);
+  it.in_place_ok = in_place_ok;
+  it.born = 0;
+  const Follower::Step step = it.follower.begin(key, it.seen, it.log.latest());
+  it.counters.following = it.follower.matched();
+  ++(it.counters.following ? it.counters.plan_hits : it.counters.plan_misses);
+  if (step == Follower::Step::kFoundAgain) {
+    ++it.counters.resynchronised;
+    it.catch_up = it.forget = true;
+  } else if (step == Follower::Step::kLost) {
+    it.forget = true;
+  }
+  it.decision.fetch.clear();
+  it.decision.retire.clear();
+  it.decision.forget = false;
+  it.decision.room = 0;
+  it.decision.births.clear();
+  it.decision.guess = 0;
+  if (it.counters.following) {
+    const Plan& plan = it.follower.current()->plan;
+    const std::uint32_t position = it.follower.position();
+    it.decision.room = plan.own_room[position];
+    for (const Event& event : plan.lap.at(position)) {
+      if (event.birth) {
+        it.decision.births.push_back(plan.lap.parts[event.part].bytes);
+      }
+    }
+  } else {
+    it.expect_results(key);
+  }
+  return it.decision;
+}
+
+const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> births, std::size_t workspace) {
+  State& it = *state_;
+  it.log.workspace(workspace);
+  for (const auto& [storage, bytes] : births) {
+    it.born_now(storage, bytes, /*found=*/false);
+  }
+  if (!it.counters.following && !births.empty()) {
+    if (it.results.size() >= State::kMaxResults) {
+      it.results.clear();
+    }
+    std::vector<std::size_t>& sizes = it.results[it.kind];
+    sizes.clear();
+    for (const auto& [storage, bytes] : births) {
+      sizes.push_back(bytes);
+      it.largest_result = std::max(it.largest_result, bytes);
+    }
+  }
+  it.decision.fetch.clear();
+  it.decision.retire.clear();
+  it.decision.births.clear();
+  it.decision.room = 0;
+  it.decision.forget = it.forget;
+  it.forget = false;
+  if (it.follower.matched()) {
+    it.advise();
+  }
+  return it.decision;
+}
+
+void Policy::mark_step() {
+  state_->end_marked_step();
+}
+
+std::optional<NextUse> Policy::State::next_use(StorageId storage) const {
+  const StorageState* state = storages.find(storage);
+  const KnownPlan* known = follower.current();
+  const std::uint32_t part = state == nullptr ? kNone : follower.part_of(storage, *state);
+  if (part == kNone || known->plan.lap.events_of[part].empty()) {
+    return std::nullopt;
+  }
+  const Lap& lap = known->plan.lap;
+  const std::vector<std::uint32_t>& events = lap.events_of[part];
+  const std::uint32_t position = follower.position(), size = lap.size();
+  const std::uint32_t first = lap.events[events.front()].op;
+  const auto since_first = [&](std::uint32_t op) { return (op + size - first) % size; };
+  const auto next = std::upper_bound(
+      events.begin(), events.end(), since_first(position),
+      [&](std::uint32_t value, std::uint32_t event) { return value < since_first(lap.events[event].op); });
+  if (next == events.end() && lap.parts[part].birth != kNone) {
+    return std::nullopt;
+  }
+  const std::uint32_t event = next == events.end() ? events.front() : *next;
+  const std::uint32_t op = lap.events[event].op;
+  return NextUse{op > position ? op - position : op + size - position, known->plan.in_place[event]};
+}
+
+double Policy::next_use(StorageId storage) const {
+  const std::optional<NextUse> next = state_->next_use(storage);
+  return next ? next->ahead : kNoUse;
+}
+
+double Policy::next_use_on_device(StorageId storage) const {
+  const std::optional<NextUse> next = state_->next_use(storage);
+  return next && !next->in_place ? next->ahead : kNoUse;
+}
+
+std::uint64_t Policy::last_use(StorageId storage) const {
+  const StorageState* state = state_->storages.find(storage);
+  return state == nullptr ? 0 : std::max(state->last_use, state->birth);
+}
+
+bool Policy::use_in_place(StorageId storage) const {
+  const State& it = *state_;
+  const StorageState* state = it.storages.find(storage);
+  if (state == nullptr || state->last_use != it.log.latest() || !it.in_place_ok || !it.options.in_place) {
+    return false;
+  }
+  if (!it.follower.matched()) {
+    return true; // without a plan a fetch is likely to throw out what is needed sooner
+  }
+  const KnownPlan& known = *it.follower.current();
+  return known.plan.in_place[known.plan.lap.event_begin[it.follower.position()] + state->operand];
+}
+
+Policy::Counters Policy::counters() const {
+  return state_->counters;
+}
+
+std::uint64_t Policy::step_length() const {
+  return state_->follower.matched() ? state_->follower.current()->plan.lap.size() : 0;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,32 @@
+// The counters of an emulated runtime: a row a device, and one for what no device does.
+#pragma once
+
+#include <vector>
+
+#include "runtime/emulated/model.h"
+#include "runtime/location.h"
+
+namespace torch_uvm::emulated {
+
+/// Not thread-safe: guarded by the runtime's mutex.
+class CounterTable {
+ public:
+  explicit CounterTable(int devices) : rows_(static_cast<std::size_t>(devices) + 1) {}
+
+  EmulatedCounters& of(Location location) {
+    return rows_[location.is_host() ? rows_.size() - 1 : static_cast<std::size_t>(location.index)];
+  }
+  EmulatedCounters& of(int device) {
+    return rows_[static_cast<std::size_t>(device)];
+  }
+  const EmulatedCounters& of(int device) const {
+    return rows_[static_cast<std::size_t>(device)];
+  }
+  EmulatedCounters total() const;
+  void reset();
+
+ private:
+  std::vector<EmulatedCounters> rows_;
+};
+
+} // namespace torch_uvm::emulated

@@ -1,0 +1,216 @@
+// Allocations, places and eviction; the rules of touches are in emulated_touch.cpp, hints in emulated_hints.cpp.
+#include "runtime/emulated/pages.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "runtime/bytes.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+void unlink(LruNode& node) {
+  node.previous->next = node.next;
+  node.next->previous = node.previous;
+  node.previous = nullptr;
+  node.next = nullptr;
+}
+
+void link_last(LruNode& ends, LruNode& node) {
+  node.previous = ends.previous;
+  node.next = &ends;
+  ends.previous->next = &node;
+  ends.previous = &node;
+}
+
+} // namespace
+
+PageTable::PageTable(int devices, std::size_t device_bytes, CounterTable& counters)
+    : counters_(counters), device_bytes_(device_bytes) {
+  for (int device = 0; device < devices; ++device) {
+    devices_.push_back(std::make_unique<Device>());
+    LruNode& ends = devices_.back()->ends;
+    ends.previous = &ends;
+    ends.next = &ends;
+  }
+}
+
+void PageTable::add(void* base, std::size_t bytes, Location home) {
+  ManagedAllocation allocation;
+  allocation.base = reinterpret_cast<std::uintptr_t>(base);
+  allocation.bytes = bytes;
+  allocation.home = home;
+  allocation.page_count = (bytes - 1) / kPageBytes + 1;
+  allocation.pages = std::make_unique<Page[]>(allocation.page_count);
+  allocation.nodes.resize(devices_.size());
+  allocations_.emplace(allocation.base, std::move(allocation));
+  managed_bytes_ += bytes;
+}
+
+void PageTable::remove(void* base) noexcept {
+  const auto found = allocations_.find(reinterpret_cast<std::uintptr_t>(base));
+  if (found == allocations_.end()) {
+    return;
+  }
+  ManagedAllocation& allocation = found->second;
+  for (std::size_t index = 0; index < allocation.page_count; ++index) {
+    for (std::uint64_t left = allocation.pages[index].devices; left != 0; left &= left - 1) {
+      displace(allocation, index, std::countr_zero(left));
+    }
+  }
+  managed_bytes_ -= allocation.bytes;
+  last_found_ = nullptr;
+  allocations_.erase(found);
+}
+
+ManagedAllocation* PageTable::find(const void* ptr) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  // Tensors share segments, so the next question is mostly about the same one.
+  if (last_found_ != nullptr && address - last_found_->base < last_found_->bytes) {
+    return last_found_;
+  }
+  const auto next = allocations_.upper_bound(address);
+  if (next == allocations_.begin()) {
+    return nullptr;
+  }
+  const ManagedAllocation& allocation = std::prev(next)->second;
+  if (address - allocation.base >= allocation.bytes) {
+    return nullptr;
+  }
+  last_found_ = const_cast<ManagedAllocation*>(&allocation);
+  return last_found_;
+}
+
+ManagedAllocation& PageTable::require(const void* ptr, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  ManagedAllocation* allocation = find(ptr);
+  if (allocation != nullptr && bytes > 0 && bytes <= allocation->bytes - (address - allocation->base)) {
+    return *allocation;
+  }
+  std::ostringstream message;
+  message << "range of " << bytes << " bytes at " << ptr << " is not within one managed allocation; ";
+  if (bytes == 0) {
+    message << "at least 1 byte is needed";
+  } else if (allocation != nullptr) {
+    message << "the one there has " << allocation->bytes << " bytes from " << reinterpret_cast<void*>(allocation->base);
+  } else {
+    message << "there is none at that address, of " << allocations_.size();
+  }
+  throw InvalidArgument(message.str());
+}
+
+std::size_t PageTable::Span::bytes_in(std::size_t page) const {
+  return std::min(end, (page + 1) * kPageBytes) - std::max(begin, page * kPageBytes);
+}
+
+PageTable::Span PageTable::span_of(const ManagedAllocation& allocation, const void* ptr, std::size_t bytes) {
+  const std::size_t begin = reinterpret_cast<std::uintptr_t>(ptr) - allocation.base;
+  return {begin / kPageBytes, (begin + bytes - 1) / kPageBytes, begin, begin + bytes};
+}
+
+// --- capacity -----------------------------------------------------------------------------------------
+
+std::size_t PageTable::capacity(int device) const {
+  return (device_bytes_ - plain_bytes(device)) / kPageBytes;
+}
+
+bool PageTable::make_room(int device, Traffic& traffic) {
+  const std::size_t most = capacity(device);
+  if (most == 0) {
+    return false;
+  }
+  while (devices_[static_cast<std::size_t>(device)]->pages >= most) {
+    evict_one(device, traffic);
+  }
+  return true;
+}
+
+void PageTable::evict_one(int device, Traffic& traffic) {
+  Device& owner = *devices_[static_cast<std::size_t>(device)];
+  LruNode& node = *owner.ends.next;
+  Page& page = *node.page;
+  EmulatedCounters& counters = counters_.of(device);
+  unlink(node);
+  --owner.pages;
+  page.devices &= ~bit(device);
+  if (!page.untouched() || page.discarded) {
+    ++counters.dropped_pages; // there is another copy, or nobody wants this one
+    return;
+  }
+  page.host = true;
+  ++counters.evicted_pages;
+  counters.bytes_to_host += kPageBytes;
+  traffic.written_back += kPageBytes;
+}
+
+void PageTable::reserve_plain(int device, std::size_t bytes, Traffic& traffic) {
+  Device& owner = *devices_[static_cast<std::size_t>(device)];
+  if (bytes > device_bytes_ - owner.plain_bytes) {
+    throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
+                      "device " + std::to_string(device) + " out of memory: " + format_bytes(bytes) + " asked for, " +
+                          format_bytes(owner.plain_bytes) + " of " + format_bytes(device_bytes_) + " in use");
+  }
+  owner.plain_bytes += bytes;
+  while (owner.pages > capacity(device)) {
+    evict_one(device, traffic);
+  }
+}
+
+void PageTable::release_plain(int device, std::size_t bytes) noexcept {
+  devices_[static_cast<std::size_t>(device)]->plain_bytes -= bytes;
+}
+
+void PageTable::reset_peaks() {
+  for (const auto& device : devices_) {
+    device->peak_pages = device->pages;
+  }
+}
+
+// --- places ---------------------------------------------------------------------------------------------
+
+void PageTable::place(ManagedAllocation& allocation, std::size_t index, int device) {
+  auto& nodes = allocation.nodes[static_cast<std::size_t>(device)];
+  if (!nodes) {
+    nodes = std::make_unique<LruNode[]>(allocation.page_count);
+    for (std::size_t i = 0; i < allocation.page_count; ++i) {
+      nodes[i].page = &allocation.pages[i];
+    }
+  }
+  Device& owner = *devices_[static_cast<std::size_t>(device)];
+  link_last(owner.ends, nodes[index]);
+  ++owner.pages;
+  owner.peak_pages = std::max(owner.peak_pages, owner.pages);
+  allocation.pages[index].devices |= bit(device);
+}
+
+void PageTable::displace(ManagedAllocation& allocation, std::size_t index, int device) {
+  unlink(allocation.nodes[static_cast<std::size_t>(device)][index]);
+  --devices_[static_cast<std::size_t>(device)]->pages;
+  allocation.pages[index].devices &= ~bit(device);
+}
+
+void PageTable::used_now(ManagedAllocation& allocation, std::size_t index, int device) {
+  LruNode& node = allocation.nodes[static_cast<std::size_t>(device)][index];
+  LruNode& ends = devices_[static_cast<std::size_t>(device)]->ends;
+  if (ends.previous != &node) {
+    unlink(node);
+    link_last(ends, node);
+  }
+}
+
+void PageTable::keep_only(ManagedAllocation& allocation, std::size_t index, Location place) {
+  Page& page = allocation.pages[index];
+  const std::uint64_t kept = place.is_host() ? 0 : bit(place.index);
+  for (std::uint64_t left = page.devices & ~kept; left != 0; left &= left - 1) {
+    const int device = std::countr_zero(left);
+    displace(allocation, index, device);
+    ++counters_.of(device).dropped_pages;
+  }
+  if (page.host && !place.is_host()) {
+    page.host = false;
+    ++counters_.of(Location::host()).dropped_pages;
+  }
+}
+
+} // namespace torch_uvm::emulated

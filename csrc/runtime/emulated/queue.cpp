@@ -1,0 +1,463 @@
+#include "runtime/emulated/queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <system_error>
+
+#include "runtime/bytes.h"
+
+namespace torch_uvm::emulated {
+namespace {
+
+// Waking a worker costs more than copying this much.
+constexpr std::size_t kCopyAtOnceBytes = 64 * KiB;
+
+// Seeded schedule: how likely things are, as one in so many.
+constexpr unsigned kHeld = 2;
+constexpr unsigned kStopTicking = 2;
+constexpr unsigned kReleasedWhenAsked = 8;
+
+bool overlap(const void* left, std::size_t left_bytes, const void* right, std::size_t right_bytes) {
+  const auto a = reinterpret_cast<std::uintptr_t>(left);
+  const auto b = reinterpret_cast<std::uintptr_t>(right);
+  return a < b + right_bytes && b < a + left_bytes;
+}
+
+bool ready(const StreamState& stream) {
+  const Operation& first = stream.operations.front();
+  return first.kind != Operation::Kind::kWait || first.mark->reached;
+}
+
+} // namespace
+
+bool Operation::uses(const void* range, std::size_t range_bytes) const {
+  return (ptr != nullptr && overlap(ptr, bytes, range, range_bytes)) ||
+         (source != nullptr && overlap(source, bytes, range, range_bytes));
+}
+
+void Operation::write() const noexcept {
+  if (kind == Kind::kCopy) {
+    std::memmove(ptr, source, bytes);
+  } else if (kind == Kind::kZero) {
+    std::memset(ptr, 0, bytes);
+  }
+}
+
+EmulatedQueue::EmulatedQueue(int devices, std::optional<std::uint64_t> seed, std::mutex& mutex, Account account)
+    : mutex_(mutex),
+      account_(std::move(account)),
+      devices_(static_cast<std::size_t>(devices)),
+      work_(std::make_unique<std::condition_variable>()),
+      progress_(std::make_unique<std::condition_variable>()) {
+  if (seed) {
+    generator_.emplace(*seed);
+  }
+  for (std::size_t device = 0; device < devices_.size(); ++device) {
+    auto stream = std::make_shared<StreamState>();
+    stream->device = static_cast<int>(device);
+    devices_[device].streams.push_back(std::move(stream));
+  }
+}
+
+void EmulatedQueue::stop() {
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+    work_->notify_all();
+  }
+  for (Device& device : devices_) {
+    if (device.worker) {
+      device.worker->join();
+      device.worker.reset();
+    }
+    // Marks hold streams and queued waits hold marks: without this they would keep each other alive.
+    for (const auto& stream : device.streams) {
+      stream->operations.clear();
+    }
+  }
+}
+
+// --- streams and events -----------------------------------------------------------------------------------
+
+Stream EmulatedQueue::create_stream(int device) {
+  auto stream = std::make_shared<StreamState>();
+  stream->device = device;
+  void* handle = reinterpret_cast<void*>(++next_handle_ * sizeof(void*));
+  created_streams_.emplace(handle, stream);
+  devices_[static_cast<std::size_t>(device)].streams.push_back(std::move(stream));
+  return Stream{device, handle};
+}
+
+void EmulatedQueue::destroy_stream(Stream stream) noexcept {
+  const auto found = created_streams_.find(stream.handle);
+  if (found == created_streams_.end() || found->second->device != stream.device) {
+    return;
+  }
+  // What is queued is still done; then the device forgets the stream.
+  const std::shared_ptr<StreamState> state = found->second;
+  created_streams_.erase(found);
+  state->destroyed = true;
+  if (idle(*state)) {
+    std::erase(devices_[static_cast<std::size_t>(state->device)].streams, state);
+  }
+}
+
+const std::shared_ptr<StreamState>& EmulatedQueue::stream(Stream stream) const {
+  if (stream.device >= 0 && static_cast<std::size_t>(stream.device) < devices_.size()) {
+    if (stream.handle == nullptr) {
+      return devices_[static_cast<std::size_t>(stream.device)].streams.front();
+    }
+    const auto found = created_streams_.find(stream.handle);
+    if (found != created_streams_.end() && found->second->device == stream.device) {
+      return found->second;
+    }
+  }
+  std::ostringstream message;
+  if (stream.is_host()) {
+    message << "the host has no stream; a stream of one of " << devices_.size() << " devices is needed";
+  } else {
+    message << "stream " << stream.handle << " of device " << stream.device << " does not exist; there are "
+            << devices_.size() << " devices, with a default stream each, and " << created_streams_.size()
+            << " other streams";
+  }
+  throw InvalidArgument(message.str());
+}
+
+Event EmulatedQueue::create_event(int device, bool timing) {
+  void* handle = reinterpret_cast<void*>(++next_handle_ * sizeof(void*));
+  events_.emplace(handle, EventState{device, timing, nullptr});
+  return Event{handle};
+}
+
+void EmulatedQueue::destroy_event(Event event) noexcept {
+  events_.erase(event.handle);
+}
+
+EventState& EmulatedQueue::event(Event event) {
+  const auto found = events_.find(event.handle);
+  if (found == events_.end()) {
+    std::ostringstream message;
+    message << "event " << event.handle << " does not exist; there are " << events_.size() << " events";
+    throw InvalidArgument(message.str());
+  }
+  return found->second;
+}
+
+// --- queueing ---------------------------------------------------------------------------------------------
+
+void EmulatedQueue::enqueue(StreamState& stream, Operation operation) {
+  using Kind = Operation::Kind;
+  operation.sequence = ++next_sequence_;
+  if (generator_) {
+    operation.held = chance(kHeld);
+    if (operation.kind == Kind::kRecord) {
+      operation.mark->position = stream.queued + 1;
+    }
+    stream.operations.push_back(std::move(operation));
+    ++stream.queued;
+    tick();
+    return;
+  }
+
+  const bool was_idle = idle(stream);
+  if (over_at_once(stream, operation)) {
+    account_(stream, operation);
+    operation.write();
+    if (operation.kind == Kind::kRecord) {
+      operation.mark->reached = true;
+    }
+    return;
+  }
+  start_worker(stream.device); // first, because it may fail
+  account_(stream, operation);
+  if (operation.kind == Kind::kRecord) {
+    operation.mark->position = stream.queued + 1;
+  }
+  stream.operations.push_back(std::move(operation));
+  ++stream.queued;
+  if (was_idle) {
+    work_->notify_all(); // else the worker comes to it by itself
+  }
+}
+
+bool EmulatedQueue::over_at_once(const StreamState& stream, const Operation& operation) {
+  switch (operation.kind) {
+    case Operation::Kind::kPrefetch:
+    case Operation::Kind::kDiscard:
+      return true; // there are no bytes to copy
+    case Operation::Kind::kCopy:
+    case Operation::Kind::kZero:
+      return idle(stream) && operation.bytes <= kCopyAtOnceBytes;
+    case Operation::Kind::kRecord:
+      return idle(stream);
+    case Operation::Kind::kWait:
+      break;
+  }
+  return operation.mark->reached;
+}
+
+void EmulatedQueue::start_worker(int device) {
+  std::unique_ptr<std::thread>& worker = devices_[static_cast<std::size_t>(device)].worker;
+  if (worker) {
+    return;
+  }
+  try {
+    worker = std::make_unique<std::thread>([this, device] { work(device); });
+  } catch (const std::system_error& error) {
+    throw RuntimeFailure("emulated device " + std::to_string(device) +
+                         " needs a worker thread, and gets none: " + error.what());
+  }
+}
+
+void EmulatedQueue::record(EventState& event, const std::shared_ptr<StreamState>& stream, double queued_us) {
+  const auto mark = std::make_shared<Mark>();
+  mark->stream = stream;
+  Operation operation;
+  operation.kind = Operation::Kind::kRecord;
+  operation.mark = mark;
+  operation.queued_us = queued_us;
+  enqueue(*stream, std::move(operation));
+  event.mark = mark; // only now: nobody waits for what could not be queued
+}
+
+void EmulatedQueue::wait_for(StreamState& stream, const EventState& event, double queued_us) {
+  if (!event.mark) {
+    return; // never recorded: nothing to wait for
+  }
+  Operation operation;
+  operation.kind = Operation::Kind::kWait;
+  operation.mark = event.mark;
+  operation.queued_us = queued_us;
+  enqueue(stream, std::move(operation));
+}
+
+void EmulatedQueue::finish_first(StreamState& stream) {
+  if (stream.operations.front().kind == Operation::Kind::kRecord) {
+    stream.operations.front().mark->reached = true;
+  }
+  stream.operations.pop_front();
+  ++stream.done;
+  if (stream.destroyed && idle(stream)) {
+    auto& streams = devices_[static_cast<std::size_t>(stream.device)].streams;
+    std::erase_if(streams, [&](const auto& each) { return each.get() == &stream; });
+  }
+}
+
+// --- the default schedule: workers ------------------------------------------------------------------------
+
+StreamState* EmulatedQueue::next_ready(int device) {
+  StreamState* next = nullptr;
+  const Device& on = devices_[static_cast<std::size_t>(device)];
+  if (on.held) {
+    return nullptr;
+  }
+  for (const auto& stream : on.streams) {
+    if (!idle(*stream) && ready(*stream) &&
+        (next == nullptr || stream->operations.front().sequence < next->operations.front().sequence)) {
+      next = stream.get();
+    }
+  }
+  return next;
+}
+
+void EmulatedQueue::work(int device) {
+  Lock lock(mutex_);
+  while (true) {
+    StreamState* stream = nullptr;
+    work_->wait(lock, [&] { return stopping_ || (stream = next_ready(device)) != nullptr; });
+    if (stopping_) {
+      return;
+    }
+    const Operation::Kind kind = stream->operations.front().kind;
+    if (stream->operations.front().writes()) {
+      // The first operation stays where it is until it is done, so nobody else touches it: a deque keeps
+      // its elements in place when others are added at its end.
+      const Operation& first = stream->operations.front();
+      stream->running = true;
+      lock.unlock();
+      first.write();
+      lock.lock();
+      stream->running = false;
+    }
+    finish_first(*stream); // may be the end of the stream
+    progress_->notify_all();
+    if (kind == Operation::Kind::kRecord) {
+      work_->notify_all(); // another device may wait for it
+    }
+  }
+}
+
+// --- the seeded schedule ----------------------------------------------------------------------------------
+
+bool EmulatedQueue::chance(unsigned one_in) {
+  return (*generator_)() % one_in == 0;
+}
+
+void EmulatedQueue::perform_first(StreamState& stream) {
+  const Operation& operation = stream.operations.front();
+  account_(stream, operation);
+  operation.write();
+  finish_first(stream);
+}
+
+void EmulatedQueue::tick() {
+  if (!generator_) {
+    return;
+  }
+  std::vector<StreamState*> choices;
+  while (!chance(kStopTicking)) {
+    choices.clear();
+    for (const Device& device : devices_) {
+      for (const auto& stream : device.streams) {
+        if (!idle(*stream) && !stream->operations.front().held && ready(*stream)) {
+          choices.push_back(stream.get());
+        }
+      }
+    }
+    if (choices.empty()) {
+      return;
+    }
+    perform_first(*choices[(*generator_)() % choices.size()]);
+  }
+}
+
+void EmulatedQueue::tick_for(StreamState& stream) {
+  if (!generator_ || idle(stream)) {
+    return;
+  }
+  // A program that polls must get on at last. What it polls may be held up by another stream.
+  StreamState* at = &stream;
+  while (!idle(*at) && !ready(*at)) {
+    at->operations.front().held = false;
+    at = at->operations.front().mark->stream.get();
+  }
+  if (!idle(*at) && chance(kReleasedWhenAsked)) {
+    at->operations.front().held = false;
+  }
+  tick();
+}
+
+// A wait names a mark that was recorded before it, so the recursion ends.
+void EmulatedQueue::force(StreamState& stream, std::uint64_t position) {
+  while (stream.done < position) {
+    if (!ready(stream)) {
+      const std::shared_ptr<Mark> mark = stream.operations.front().mark;
+      force(*mark->stream, mark->position);
+    }
+    perform_first(stream);
+  }
+}
+
+// --- waiting ----------------------------------------------------------------------------------------------
+
+void EmulatedQueue::complete(Lock& lock, const std::shared_ptr<StreamState>& stream, std::uint64_t position) {
+  const std::shared_ptr<StreamState> kept = stream; // it may be destroyed meanwhile
+  if (generator_) {
+    force(*kept, position);
+    return;
+  }
+  ++waiters_;
+  progress_->notify_all(); // `await_waiter` may wait for this
+  progress_->wait(lock, [&] { return kept->done >= position; });
+  --waiters_;
+}
+
+void EmulatedQueue::drain(Lock& lock, const std::shared_ptr<StreamState>& stream) {
+  if (!idle(*stream)) {
+    complete(lock, stream, stream->queued);
+  }
+}
+
+void EmulatedQueue::drain_device(Lock& lock, int device) {
+  const auto streams = devices_[static_cast<std::size_t>(device)].streams; // others come and go while we wait
+  for (const auto& stream : streams) {
+    drain(lock, stream);
+  }
+}
+
+void EmulatedQueue::reach(Lock& lock, const std::shared_ptr<Mark>& mark) {
+  if (mark && !mark->reached) {
+    complete(lock, mark->stream, mark->position);
+  }
+}
+
+void EmulatedQueue::drain_range(Lock& lock, const void* ptr, std::size_t bytes) {
+  std::vector<std::pair<std::shared_ptr<StreamState>, std::uint64_t>> uses;
+  for (const Device& device : devices_) {
+    for (const auto& stream : device.streams) {
+      std::uint64_t position = stream->done;
+      std::uint64_t last = 0;
+      for (const Operation& operation : stream->operations) {
+        ++position;
+        if (operation.uses(ptr, bytes)) {
+          last = position;
+        }
+      }
+      if (last != 0) {
+        uses.emplace_back(stream, last);
+      }
+    }
+  }
+  for (const auto& [stream, position] : uses) {
+    complete(lock, stream, position);
+  }
+}
+
+std::size_t EmulatedQueue::pending() const {
+  std::size_t pending = 0;
+  for (const Device& device : devices_) {
+    for (const auto& stream : device.streams) {
+      pending += stream->operations.size();
+    }
+  }
+  return pending;
+}
+
+void EmulatedQueue::hold(int device, bool held) {
+  devices_[static_cast<std::size_t>(device)].held = held;
+  work_->notify_all();
+}
+
+void EmulatedQueue::await_waiter(Lock& lock) {
+  progress_->wait(lock, [&] { return waiters_ != 0; });
+}
+
+// --- fork -------------------------------------------------------------------------------------------------
+
+void EmulatedQueue::before_fork(Lock& lock) {
+  if (generator_) {
+    return; // nothing is half done
+  }
+  for (std::size_t device = 0; device < devices_.size(); ++device) {
+    drain_device(lock, static_cast<int>(device));
+  }
+  // Another thread may have queued more while this one waited: a copy must not be torn by the fork.
+  progress_->wait(lock, [&] {
+    return std::none_of(devices_.begin(), devices_.end(), [](const Device& device) {
+      return std::any_of(device.streams.begin(), device.streams.end(), [](const auto& each) { return each->running; });
+    });
+  });
+}
+
+void EmulatedQueue::after_fork_in_child() {
+  waiters_ = 0;
+  for (Device& device : devices_) {
+    device.held = false;
+    static_cast<void>(device.worker.release()); // leaked on purpose: its thread does not exist here
+    const auto streams = device.streams;
+    for (const auto& stream : streams) {
+      while (!idle(*stream)) {
+        finish_first(*stream); // dropped, but nobody shall wait for it for ever
+      }
+    }
+  }
+  // Leaked on purpose: they count waiters that do not exist here.
+  static_cast<void>(work_.release());
+  static_cast<void>(progress_.release());
+  work_ = std::make_unique<std::condition_variable>();
+  progress_ = std::make_unique<std::condition_variable>();
+}
+
+} // namespace torch_uvm::emulated

@@ -1,0 +1,67 @@
+// What an EmulatedRuntime consists of. Private to its two source files.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "runtime/emulated/clock.h"
+#include "runtime/emulated/counters.h"
+#include "runtime/emulated/emulated_runtime.h"
+#include "runtime/emulated/pages.h"
+#include "runtime/emulated/queue.h"
+#include "runtime/emulated/timeline.h"
+#include "runtime/failing_calls.h"
+
+namespace torch_uvm {
+
+struct EmulatedRuntime::State {
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// Pinned host memory, or plain memory of a device.
+  struct PlainAllocation {
+    std::uintptr_t base = 0;
+    std::size_t bytes = 0;
+    int device = -1; ///< -1: pinned
+    std::size_t reserved = 0; ///< of the device's capacity
+  };
+
+  explicit State(const EmulatedConfig& config);
+  ~State();
+
+  /// A call that can be made to fail. With the mutex held. \throws if it is its turn
+  void call(std::string_view name, std::size_t bytes = 0) {
+    if (failing.counts(name)) {
+      FailingCalls::raise("emulated", name, bytes);
+    }
+  }
+  void check_device(int device) const;
+  void check_location(Location location) const;
+  const PlainAllocation* find_plain(const void* ptr) const;
+  void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
+  void* add_plain(std::size_t bytes, int device, std::size_t reserved);
+  void free_plain(void* ptr, bool pinned);
+  /// A copy's range must not run over the end of an allocation that it begins in.
+  void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
+
+  /// The queue's callback: pages, clocks and counters for one operation.
+  void account(emulated::StreamState& stream, const emulated::Operation& operation);
+  void account_copy(emulated::StreamState& stream, const emulated::Operation& operation);
+
+  // Points of the timelines: of one device; of the one that used memory and those it came from; of all.
+  void sample(int device, double time_us);
+  void sample(Location user, const emulated::Traffic& traffic, double time_us);
+  void sample_all();
+
+  const EmulatedConfig config;
+  mutable std::mutex mutex;
+  emulated::CounterTable counters;
+  emulated::PageTable pages;
+  emulated::EmulatedClock clock;
+  std::vector<emulated::Timeline> timelines;
+  std::map<std::uintptr_t, PlainAllocation> plain;
+  FailingCalls failing;
+  emulated::EmulatedQueue queue; // last: its workers end before the rest goes
+};
+
+} // namespace torch_uvm

@@ -1,0 +1,88 @@
+#include "tensor/dispatch/deferrable.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/labels.h"
+
+namespace torch_uvm {
+namespace {
+
+/// Under a mode of PyTorch's the calls mean something else, or are somebody else's to see.
+bool is_plain_thread() {
+  const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_ - c10::default_included_set;
+  return modes.empty() && !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() && tensor.layout() == c10::kStrided && !tensor.is_meta() &&
+         !tensor.key_set().has_any(c10::python_ks) && !tensor.is_complex() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor._is_zerotensor() && !tensor.is_inference() && tensor.is_non_overlapping_and_dense();
+}
+
+bool alike(const at::Tensor& left, const at::Tensor& right) {
+  return left.dtype() == right.dtype() && left.device() == right.device() && left.sizes() == right.sizes() &&
+         left.strides() == right.strides();
+}
+
+/// Whether what is written has its bytes for itself; gradients may share theirs.
+bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
+  constexpr std::size_t kGradients = 1;
+  std::unordered_set<const c10::StorageImpl*> written;
+  for (std::size_t list = 0; list < operands.size(); ++list) {
+    for (const at::Tensor& tensor : operands[list]) {
+      if (list != kGradients && !written.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+        return false;
+      }
+    }
+  }
+  return std::ranges::none_of(operands[kGradients], [&](const at::Tensor& gradient) {
+    return written.contains(gradient.storage().unsafeGetStorageImpl());
+  });
+}
+
+/// The engine's to move. Whoever holds an address must find the update's result there.
+bool is_movable(Engine& engine, const at::Tensor& tensor) {
+  if (tensor.device().is_cpu() || has_owner(tensor.storage().data_ptr())) {
+    return false;
+  }
+  const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
+  return record != nullptr && record->held == 0;
+}
+
+} // namespace
+
+std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& operands) {
+  std::vector<std::size_t> found;
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::get().forked() || !is_plain_thread()) {
+    return found;
+  }
+  const std::vector<at::Tensor>& parameters = operands.front();
+  for (const std::vector<at::Tensor>& list : operands) {
+    for (std::size_t index = 0; index < list.size(); ++index) {
+      if (!is_plain(list[index]) || !alike(list[index], parameters[index])) {
+        return found;
+      }
+    }
+  }
+  if (!apart(operands)) {
+    return found;
+  }
+  const Engine::Lock lock(*engine);
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    if (std::ranges::all_of(operands, [&](const auto& list) { return is_movable(*engine, list[index]); })) {
+      found.push_back(index);
+    }
+  }
+  return found;
+}
+
+} // namespace torch_uvm

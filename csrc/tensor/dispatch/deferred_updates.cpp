@@ -1,0 +1,422 @@
+#include "tensor/dispatch/deferred_updates.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "tensor/process/context.h"
+
+namespace torch_uvm {
+
+namespace {
+
+struct Pending {
+  std::unique_ptr<DeferredUpdate> update;
+  std::uint64_t number = 0;
+  bool running = false;
+  bool done = false;
+  bool failed = false; ///< its tensors refuse their use
+};
+using Shared = std::shared_ptr<Pending>;
+
+/// A storage that an update has written, on a stream.
+struct Written {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage; // so that its address stands for no other
+  c10::Stream stream;
+};
+
+// Of the table below, apart from it: asked for every operator.
+std::atomic<std::size_t> pending_updates{0};
+std::atomic<bool> any_written{false};
+
+struct Table {
+  std::mutex mutex;
+  std::condition_variable finished;
+  std::unordered_map<const c10::StorageImpl*, std::vector<Shared>> by_storage;
+  std::uint64_t numbered = 0;
+  std::unordered_map<const c10::StorageImpl*, Written> written;
+  std::size_t most_written = 64; ///< before those that are gone are looked for
+  /// Of all that were ever written, if it is one: then the thread that has it current need not look further.
+  std::atomic<c10::DeviceType> written_type{c10::DeviceType::CPU};
+  std::atomic<int> written_device{0};
+  std::atomic<c10::StreamId> written_stream{0};
+  std::atomic<bool> several_streams{false};
+
+  static Table& get() {
+    static auto* table = new Table(); // leaked: what is pending when the process ends nobody looks at
+    return *table;
+  }
+};
+
+thread_local bool running = false;
+
+std::string what(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "for reasons it did not tell";
+  }
+}
+
+/// Has whoever takes the address of a storage told why not, as a kernel does.
+void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcept {
+  for (const DeferredUpdate::Access& access : pending.update->accesses()) {
+    if (access.writes) {
+      const_cast<c10::StorageImpl*>(access.storage)
+          ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+              "an update that an optimizer's step had deferred failed: " + what(error));
+    }
+  }
+}
+
+/// Before torch 2.13 there is no way back.
+template <typename Storage>
+void accept_use(Storage* storage) {
+  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
+    storage->clear_data_ptr_access_error_msg_();
+  }
+}
+
+void accept_use(const Pending& pending) {
+  for (const DeferredUpdate::Access& access : pending.update->accesses()) {
+    if (access.writes) {
+      accept_use(const_cast<c10::StorageImpl*>(access.storage));
+    }
+  }
+}
+
+void forget(Table& table, const Shared& pending) {
+  for (const DeferredUpdate::Access& access : pending->update->accesses()) {
+    const auto found = table.by_storage.find(access.storage);
+    if (found == table.by_storage.end()) {
+      continue; // it never came to be filed
+    }
+    std::erase(found->second, pending);
+    if (found->second.empty()) {
+      table.by_storage.erase(found);
+    }
+  }
+}
+
+/// \param gone entries to let go of without the mutex: theirs may be the last word on a storage with a Python object
+void note_written(Table& table, const DeferredUpdate& update, std::vector<Written>& gone) {
+  if (table.written.size() >= table.most_written) {
+    std::erase_if(table.written, [&](auto& entry) {
+      const bool expired = entry.second.storage.expired();
+      if (expired) {
+        gone.push_back(std::move(entry.second));
+      }
+      return expired;
+    });
+    table.most_written = 2 * table.written.size() + 64;
+  }
+  for (const DeferredUpdate::Access& access : update.accesses()) {
+    if (access.writes) {
+      const auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          const_cast<c10::StorageImpl*>(access.storage)); // which the update keeps
+      table.written.insert_or_assign(access.storage,
+                                     Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream()});
+    }
+  }
+  const c10::Stream stream = update.stream();
+  if (table.written_type == c10::DeviceType::CPU) {
+    table.written_device = stream.device_index();
+    table.written_stream = stream.id();
+    table.written_type = stream.device_type();
+  } else if (table.written_device != stream.device_index() || table.written_stream != stream.id()) {
+    table.several_streams = true;
+  }
+  any_written.store(true, std::memory_order_relaxed);
+}
+
+/// Runs it, or waits for the thread that does. \throws what it throws
+void run(const Shared& pending) {
+  Table& table = Table::get();
+  {
+    std::unique_lock lock(table.mutex);
+    table.finished.wait(lock, [&] { return !pending->running; });
+    if (pending->done) {
+      return;
+    }
+    pending->running = true;
+  }
+  std::exception_ptr error;
+  running = true;
+  if (std::exchange(pending->failed, false)) {
+    accept_use(*pending);
+  }
+  try {
+    pending->update->run();
+  } catch (...) {
+    error = std::current_exception();
+    pending->failed = true;
+    refuse_use(*pending, error);
+  }
+  running = false;
+  std::vector<Written> gone;
+  std::optional<c10::Stream> unnoted;
+  std::unique_ptr<DeferredUpdate> done; // goes without the mutex, and when nobody waits any more: it may be the last
+                                        // to hold a storage with a Python object
+  {
+    const std::lock_guard lock(table.mutex);
+    pending->running = false;
+    if (!error) {
+      pending->done = true;
+      forget(table, pending);
+      done = std::move(pending->update);
+      pending_updates.fetch_sub(1, std::memory_order_relaxed);
+      try {
+        note_written(table, *done, gone);
+      } catch (const std::exception&) { // no memory for it: nobody has to wait for what is over
+        unnoted = done->stream();
+      }
+    }
+  }
+  if (unnoted) {
+    try {
+      c10::impl::VirtualGuardImpl(unnoted->device_type()).synchronizeStream(*unnoted);
+    } catch (...) {
+      error = std::current_exception(); // what is wrong with the device
+    }
+  }
+  table.finished.notify_all();
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+/// In order; all are tried. \throws the first error
+void run(std::vector<Shared>& found) {
+  std::ranges::sort(found, {}, [](const Shared& pending) { return pending->number; });
+  found.erase(std::ranges::unique(found).begin(), found.end());
+  std::exception_ptr error;
+  for (const Shared& pending : found) {
+    try {
+      run(pending);
+    } catch (...) {
+      error = error ? error : std::current_exception();
+    }
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+/// With the mutex held.
+void collect(const Table& table, const c10::StorageImpl* storage, bool writes, std::vector<Shared>& found) {
+  const auto known = table.by_storage.find(storage);
+  if (known == table.by_storage.end()) {
+    return;
+  }
+  for (const Shared& pending : known->second) {
+    const std::vector<DeferredUpdate::Access>& accesses = pending->update->accesses();
+    if (writes || std::ranges::find(accesses, storage, &DeferredUpdate::Access::storage)->writes) {
+      found.push_back(pending);
+    }
+  }
+}
+
+void collect_all(const Table& table, std::vector<Shared>& found) {
+  for (const auto& [storage, pending] : table.by_storage) {
+    found.insert(found.end(), pending.begin(), pending.end());
+  }
+}
+
+void collect(const Table& table, const at::Tensor& tensor, bool writes, std::vector<Shared>& found) {
+  if (!tensor.defined()) {
+    return;
+  }
+  if (tensor.has_storage()) {
+    collect(table, tensor.storage().unsafeGetStorageImpl(), writes, found);
+  } else {
+    collect_all(table, found); // functorch's wrapper of nobody knows what: within it no operator is seen
+  }
+}
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (!element.isTensor() && !element.isNone() && !element.isList()) {
+        return; // a list of numbers
+      }
+      for_each_tensor(element, visit);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      for_each_tensor(element, visit);
+    }
+  }
+}
+
+} // namespace
+
+bool has_deferred_updates() noexcept {
+  return pending_updates.load(std::memory_order_relaxed) != 0;
+}
+
+std::size_t deferred_updates() {
+  return pending_updates.load(std::memory_order_relaxed);
+}
+
+bool runs_deferred_update() noexcept {
+  return running;
+}
+
+void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
+  Table& table = Table::get();
+  const std::lock_guard lock(table.mutex);
+  for (std::unique_ptr<DeferredUpdate>& update : updates) {
+    const auto pending = std::make_shared<Pending>();
+    pending->update = std::move(update);
+    pending->number = ++table.numbered;
+    try {
+      for (const DeferredUpdate::Access& access : pending->update->accesses()) {
+        table.by_storage[access.storage].push_back(pending);
+      }
+    } catch (...) { // no memory for it: as if the step had been interrupted before it
+      forget(table, pending);
+      throw;
+    }
+    pending_updates.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
+                                 c10::function_ref<bool(std::size_t)> writes) noexcept {
+  if (running) {
+    return; // their own operators
+  }
+  try {
+    std::vector<Shared> found;
+    {
+      Table& table = Table::get();
+      const std::lock_guard lock(table.mutex);
+      for (std::size_t index = 0; index < inputs.size(); ++index) {
+        for_each_tensor(inputs[index], [&](const at::Tensor& tensor) { collect(table, tensor, writes(index), found); });
+      }
+    }
+    run(found);
+  } catch (...) {
+    // The tensors say so when the operator comes to use them.
+  }
+}
+
+namespace {
+
+/// Whether the calling thread's current stream is the one that all updates have run on.
+bool is_the_one_stream(const Table& table) {
+  if (table.several_streams) {
+    return false;
+  }
+  const c10::Device device(table.written_type, static_cast<c10::DeviceIndex>(table.written_device));
+  return current_stream(device).id() == table.written_stream;
+}
+
+} // namespace
+
+void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
+  try {
+    if (!any_written.load(std::memory_order_relaxed)) {
+      return;
+    }
+    Table& table = Table::get();
+    if (is_the_one_stream(table)) {
+      return;
+    }
+    c10::SmallVector<c10::Stream, 2> streams;
+    {
+      const std::lock_guard lock(table.mutex);
+      for (const c10::IValue& input : inputs) {
+        for_each_tensor(input, [&](const at::Tensor& tensor) {
+          const bool known = tensor.defined() && tensor.has_storage();
+          const auto found = known ? table.written.find(tensor.storage().unsafeGetStorageImpl()) : table.written.end();
+          if (found != table.written.end() && std::ranges::find(streams, found->second.stream) == streams.end()) {
+            streams.push_back(found->second.stream);
+          }
+        });
+      }
+    }
+    for (const c10::Stream earlier : streams) {
+      const c10::Stream now = current_stream(earlier.device());
+      if (now != earlier) {
+        wait_for(earlier, now);
+      }
+    }
+  } catch (...) {
+    // No event could be had. What is wrong with the device the operator itself will say.
+  }
+}
+
+namespace {
+
+void run_deferred_updates_of(const c10::StorageImpl* storage) {
+  if (!has_deferred_updates() || running || Context::get().forked()) {
+    return;
+  }
+  std::vector<Shared> found;
+  {
+    Table& table = Table::get();
+    const std::lock_guard lock(table.mutex);
+    collect(table, storage, /*writes=*/true, found);
+  }
+  run(found);
+}
+
+} // namespace
+
+void run_deferred_updates_of(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage()) {
+    run_deferred_updates_of(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+void finish_deferred_updates_of(c10::StorageImpl* storage) {
+  run_deferred_updates_of(storage);
+  Table& table = Table::get();
+  if (!any_written.load(std::memory_order_relaxed) || running || Context::get().forked()) {
+    return;
+  }
+  std::optional<c10::Stream> stream;
+  {
+    const std::lock_guard lock(table.mutex);
+    if (const auto found = table.written.find(storage); found != table.written.end()) {
+      stream = found->second.stream;
+      table.written.erase(found); // whoever comes after this comes after the host
+      any_written.store(!table.written.empty(), std::memory_order_relaxed);
+    }
+  }
+  if (stream) {
+    c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
+  }
+}
+
+void finish_deferred_updates_of(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage()) {
+    finish_deferred_updates_of(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+void run_deferred_updates() {
+  if (!has_deferred_updates() || running || Context::get().forked()) {
+    return;
+  }
+  std::vector<Shared> found;
+  {
+    Table& table = Table::get();
+    const std::lock_guard lock(table.mutex);
+    collect_all(table, found);
+  }
+  run(found);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,51 @@
+#include "tensor/dispatch/kernels.h"
+
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+
+namespace torch_uvm {
+
+Kernel::Kernel() {
+  if (Context::forked()) {
+    return;
+  }
+  counted_ = true;
+  begin_kernel();
+  const Engine* const engine = engine_in_use();
+  holds_ = engine != nullptr && engine->is_awake();
+}
+
+Kernel::~Kernel() {
+  if (!counted_) {
+    return;
+  }
+  if (!frame_.held.empty()) {
+    Engine& engine = *engine_in_use();
+    const Engine::Lock lock(engine);
+    engine.end(frame_);
+  }
+  end_kernel();
+}
+
+void Kernel::use(c10::StorageImpl* storage, bool writes) {
+  if (!holds_) {
+    return;
+  }
+  Engine& engine = *engine_in_use();
+  const Engine::Lock lock(engine);
+  Record* const record = record_of(engine, storage);
+  ThreadState& mine = this_thread();
+  // The thread's operator holds it, unless the budget was off when an operator within that one began.
+  if (record != nullptr && (mine.running == nullptr || !mine.running->holds(*record))) {
+    const Engine::Operand operand{record, writes};
+    engine.begin_nested(frame_, {&operand, 1}, mine.stream_for(*record, *storage));
+  }
+}
+
+void Kernel::count() {
+  count_kernels();
+}
+
+} // namespace torch_uvm

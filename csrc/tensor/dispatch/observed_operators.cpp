@@ -1,0 +1,75 @@
+#include "tensor/dispatch/observed_operators.h"
+
+#include <ATen/core/function_schema.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "residency/policy/flat_map.h"
+#include "tensor/dispatch/unsaid_writes.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr std::array<std::string_view, 3> kUsesEachByteOnce = {"aten::_fused_", "aten::_foreach_", "aten::embedding"};
+
+} // namespace
+
+ObservedOperator::ObservedOperator(const at::RecordFunction& function)
+    : ObservedOperator(function.name(), function.overload_name()) {
+  if (const std::optional<c10::FunctionSchema> schema = function.operator_schema()) {
+    read(*schema);
+  }
+}
+
+ObservedOperator::ObservedOperator(const c10::FunctionSchema& schema)
+    : ObservedOperator(schema.name(), schema.overload_name()) {
+  read(schema);
+}
+
+ObservedOperator::ObservedOperator(std::string name, std::string overload)
+    : name_(std::move(name)), overload_(std::move(overload)), key_(std::hash<std::string>{}(name_ + "." + overload_)) {}
+
+void ObservedOperator::read(const c10::FunctionSchema& schema) {
+  transparent_ = std::ranges::any_of(schema.returns(), [](const c10::Argument& returned) {
+    return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
+  });
+  if (name_ == "torch_uvm::move") {
+    transparent_ = false; // an alias as well, but the other label has the device's copy
+  }
+  collective_ = name_.starts_with("c10d");
+  for (const c10::Argument& argument : schema.arguments()) {
+    // A collective writes to what it takes, and its schema does not say so.
+    const bool unsaid = collective_ || writes_unsaid(name_, argument.name());
+    writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));
+  }
+  in_place_ok_ =
+      std::ranges::any_of(kUsesEachByteOnce, [&](std::string_view prefix) { return name_.starts_with(prefix); });
+}
+
+bool ObservedOperator::is(const char* name, const char* overload) const {
+  return std::strcmp(name_.c_str(), name) == 0 && std::strcmp(overload_.c_str(), overload) == 0;
+}
+
+const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function) {
+  const char* const name = function.name();
+  const char* const overload = function.overload_name();
+  Slot& slot = slots_[mix_bits(reinterpret_cast<std::uintptr_t>(name)) & (kSlots - 1)];
+  if (slot.name == name && slot.op->is(name, overload)) {
+    return *slot.op;
+  }
+  auto found = known_.find(name);
+  if (found == known_.end() || !found->second.is(name, overload)) {
+    found = known_.insert_or_assign(name, ObservedOperator(function)).first;
+  }
+  slot = {name, &found->second};
+  return found->second;
+}
+
+} // namespace torch_uvm

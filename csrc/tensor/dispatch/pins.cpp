@@ -1,0 +1,89 @@
+#include "tensor/dispatch/pins.h"
+
+#include <chrono>
+
+#include "runtime/bytes.h"
+#include "runtime/error.h"
+#include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/operand_walk.h"
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/labels.h"
+
+namespace torch_uvm {
+namespace {
+
+/// How long a pin waits for another thread's operator that uses the storage on the host.
+constexpr std::chrono::seconds kLongestWait{30};
+
+} // namespace
+
+void settle(const at::Tensor& tensor) {
+  finish_deferred_updates_of(tensor);
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
+    return;
+  }
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(*engine);
+    record = find_record(*engine, tensor);
+  }
+  if (record != nullptr) {
+    engine->settle(record); // the tensor keeps it
+  }
+}
+
+void keep_resident(const at::Tensor& tensor, bool keep) {
+  if (keep) {
+    finish_deferred_updates_of(tensor);
+  }
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return;
+  }
+  const auto began = std::chrono::steady_clock::now();
+  Engine::Lock lock(*engine);
+  for (;;) {
+    Record* const record = find_record(*engine, tensor, /*asleep=*/keep);
+    if (record == nullptr) {
+      return;
+    }
+    if (!keep) {
+      engine->release(record);
+      return;
+    }
+    const Stream stream = current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl()));
+    if (engine->hold(record, stream)) {
+      return;
+    }
+    const Engine::Frame* const own = this_thread().running;
+    const bool waits_for_itself = own != nullptr && own->holds(*record);
+    if (waits_for_itself || std::chrono::steady_clock::now() - began > kLongestWait) {
+      throw OutOfMemory(OutOfMemory::Cause::kBudget, record->bytes,
+                        "no room to keep " + format_bytes(record->bytes) + " on " +
+                            to_string(Location::device(record->device)) +
+                            ": an operator that has not ended uses them on the host");
+    }
+    lock.wait_for_a_block();
+  }
+}
+
+void make_known(const std::vector<at::Tensor>& tensors) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return;
+  }
+  const Engine::Lock lock(*engine);
+  for (const at::Tensor& tensor : tensors) {
+    c10::StorageImpl* const storage = accelerators_storage(tensor);
+    // Labels are taken off by operators: other threads may use these tensors, and read their pointers.
+    if (storage != nullptr && !has_owner(storage->_mutable_data_ptr_no_checks())) {
+      record_of(*engine, storage);
+    }
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,122 @@
+#include "tensor/dispatch/regions.h"
+
+#include <vector>
+
+#include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+
+namespace torch_uvm {
+namespace {
+
+/// New ones have their first operand, or their maker.
+void note_births(Engine& engine, Engine::Frame& frame, std::span<c10::StorageImpl* const> storages) {
+  for (c10::StorageImpl* const storage : storages) {
+    bool made = false;
+    Record* const record = record_of(engine, storage, &made);
+    if (made) {
+      engine.born(frame, record, this_thread().stream_for(*record, *storage));
+    }
+  }
+}
+
+} // namespace
+
+Region::Region(bool seen) : seen_(seen) {
+  if (seen) {
+    this_thread().running = &frame_;
+  } else {
+    engine_in_use()->begin_unseen_graph();
+  }
+}
+
+Region::~Region() {
+  leave({});
+}
+
+std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> inputs) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return nullptr;
+  }
+  if (!engine->is_awake()) {
+    return std::unique_ptr<Region>(new Region(/*seen=*/false)); // a device may wake before the call ends
+  }
+  ThreadState& mine = this_thread();
+  const Engine::Lock lock(*engine);
+  mine.operands.clear();
+  mine.streams.clear();
+  for (const Input& input : inputs) {
+    if (Record* const record = record_of(*engine, input.storage)) {
+      mine.operands.push_back({record, input.writes});
+      mine.streams.ask(device_of(*record, *input.storage));
+    }
+  }
+  if (is_capturing()) {
+    engine->captured(mine.operands);
+    return nullptr;
+  }
+  if (mine.running != nullptr) {
+    engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
+    return nullptr;
+  }
+  std::unique_ptr<Region> region(new Region(/*seen=*/true));
+  region->frame_.key = key;
+  Engine::Operator op;
+  op.key = key;
+  op.name = "compiled graph";
+  op.region = true;
+  region->frame_.name = op.name;
+  engine->begin(region->frame_, op, mine.operands, mine.streams.get());
+  return region;
+}
+
+void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
+  if (!open_) {
+    return;
+  }
+  open_ = false;
+  Engine* const engine = engine_in_use();
+  if (!seen_) {
+    engine->end_unseen_graph();
+    return;
+  }
+  this_thread().running = nullptr;
+  if (Context::forked()) {
+    return;
+  }
+  const Engine::Lock lock(*engine);
+  try {
+    note_births(*engine, frame_, outputs);
+  } catch (...) {
+    // As in after_operator.
+  }
+  engine->end(frame_);
+}
+
+WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
+    return;
+  }
+  frame_.held.reserve(tensors.size());
+  const Engine::Lock lock(*engine);
+  for (const at::Tensor& tensor : tensors) {
+    if (Record* const record = find_record(*engine, tensor)) {
+      frame_.held.push_back(record);
+      ++record->in_use;
+    }
+  }
+}
+
+WorkUnderWay::~WorkUnderWay() {
+  if (!frame_.held.empty() && !Context::forked()) {
+    Engine& engine = *engine_in_use();
+    const Engine::Lock lock(engine);
+    engine.end(frame_);
+  }
+}
+
+} // namespace torch_uvm

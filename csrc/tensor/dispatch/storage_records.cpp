@@ -1,0 +1,206 @@
+#include "tensor/dispatch/storage_records.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "residency/engine/relocation_min.h"
+#include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/operand_walk.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/block_storage.h"
+#include "tensor/storage/labels.h"
+
+namespace torch_uvm {
+namespace {
+
+using Strong = c10::intrusive_ptr<c10::StorageImpl>;
+using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+/// A storage that is kept (see StorageDoor::keep); what has no owner is still there, with nothing in it.
+c10::StorageImpl* storage_of(const Record& record) {
+  return static_cast<c10::StorageImpl*>(record.storage);
+}
+
+/// The record has a weak reference.
+Strong lock(const Record& record) {
+  return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage_of(record)));
+}
+
+/// What PyTorch calls before code gets a pointer to write through, from torch 2.13 on.
+[[maybe_unused]] void before_mutable_access(c10::StorageImpl* storage) {
+  if (this_thread().running != nullptr) {
+    return; // an operator's kernel: its schema says what it writes
+  }
+  finish_deferred_updates_of(storage);
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return;
+  }
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(*engine);
+    record = record_of(*engine, storage);
+  }
+  if (record != nullptr) {
+    engine->settle(record);
+  }
+}
+
+/// The old pointer goes without its memory.
+void replace(const Record& record, c10::DataPtr data) noexcept {
+  c10::StorageImpl* const storage = storage_of(record);
+  storage->_mutable_data_ptr_no_checks().release_context();
+  storage->set_data_ptr_noswap(std::move(data));
+}
+
+#if __has_include(<c10/core/StorageMaterializer.h>) // from torch 2.13 on
+constexpr bool kTellsOfWrites = true;
+
+bool is_armed(const c10::StorageImpl* storage) {
+  return storage->has_materializer();
+}
+void arm(c10::StorageImpl* storage) {
+  if (!is_armed(storage)) {
+    storage->set_materializer(&before_mutable_access);
+  }
+}
+#else
+constexpr bool kTellsOfWrites = false;
+
+bool is_armed(const c10::StorageImpl* /*storage*/) {
+  return false;
+}
+void arm(c10::StorageImpl* /*storage*/) {}
+#endif
+
+/// What a device's storage has, be it the only one that has it or not.
+Block* own_block(const c10::DataPtr& data) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  return is_own_block(bytes) && !data.device().is_cpu() ? static_cast<Block*>(bytes.get_context()) : nullptr;
+}
+
+} // namespace
+
+bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
+  kept.reserve(kept.size() + 1);
+  Strong storage = lock(record);
+  if (!storage) {
+    return false;
+  }
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  // Advice is about the pages of a block: a storage that has any stays there.
+  const bool its_own =
+      record.points_at == Side::kHost
+          ? is_on_host(data) && data.get_context() == &record
+          : is_own_block(data) && data.get_context() == record.device_block && !has_advice(record.device_block);
+  kept.push_back(storage.release()); // in any case: it may have no other owner by now, and the mutex is held
+  return its_own;
+}
+
+void StorageRecords::let_go(void* kept) noexcept {
+  Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
+}
+
+bool StorageRecords::reclaim(const Record& record, std::vector<void*>& kept) {
+  kept.reserve(kept.size() + 1);
+  Strong storage = lock(record);
+  if (!storage) {
+    return false;
+  }
+  const bool reclaimed = has_owner(storage->_mutable_data_ptr_no_checks()) && take_off_labels(storage.get());
+  kept.push_back(storage.release());
+  return reclaimed;
+}
+
+bool StorageRecords::is_going(const Record& record) const {
+  return c10::raw::weak_intrusive_ptr::use_count(storage_of(record)) == 0;
+}
+
+void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
+  const c10::Device label = storage_of(record)->device();
+  forget_hints(static_cast<Block*>(storage_of(record)->_mutable_data_ptr_no_checks().get_context()));
+  replace(record, host_data(record, ptr, label));
+}
+
+void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
+  const c10::Device label = storage_of(record)->device();
+  if (const c10::DataPtr& data = storage_of(record)->_mutable_data_ptr_no_checks(); is_own_block(data)) {
+    forget_hints(static_cast<Block*>(data.get_context())); // it moves from one block to another
+  }
+  replace(record, managed_data(block, label));
+}
+
+void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) {
+  // Only where a write that goes unseen would be lost: there is a copy that would be taken for the newest.
+  // Where it was only read since then, it still is.
+  if (kTellsOfWrites && record.host_block != nullptr && !is_armed(storage_of(record)) && keep(record, kept)) {
+    arm(storage_of(record));
+  }
+}
+
+void StorageRecords::wake() noexcept {
+  watch_operators();
+}
+
+std::optional<int> StorageRecords::running_kernels() const noexcept {
+  return torch_uvm::running_kernels();
+}
+
+StorageDoor::RunningOperator StorageRecords::running() const noexcept {
+  const Engine::Frame* const frame = this_thread().running;
+  return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->held};
+}
+
+void StorageRecords::forget(Record& record) noexcept {
+  c10::raw::weak_intrusive_ptr::decref(storage_of(record));
+  record.storage = nullptr;
+}
+
+Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
+  const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  if (is_own_block(data)) { // most; one of no bytes has no block
+    auto* const block = static_cast<Block*>(data.get_context());
+    return block == nullptr || data.device().is_cpu() ? nullptr : engine.record_on(block);
+  }
+  if (is_on_host(data)) {
+    return static_cast<Record*>(data.get_context());
+  }
+  Block* const block = own_block(data);
+  Record* const record = block == nullptr ? nullptr : engine.record_on(block);
+  return record != nullptr && has_owner(data) && storage_of(*record) != storage ? nullptr : record;
+}
+
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
+  if (Record* const record = known_record_of(engine, storage)) {
+    return record;
+  }
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  Block* const block = own_block(data);
+  if (block == nullptr || storage->nbytes() < relocation_min()) {
+    return nullptr;
+  }
+  const int device = data.device().index();
+  const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));
+  if (!watched || (has_owner(data) && !take_off_labels(storage))) {
+    return nullptr;
+  }
+  Weak weak(Strong::reclaim_copy(storage));
+  Record* const record = engine.adopt(block, device, storage);
+  weak.release(); // the record's, until StorageRecords::forget
+  if (made != nullptr) {
+    *made = true;
+  }
+  return record;
+}
+
+/// What there is of a tensor's storage, under the engine's lock.
+Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep) {
+  c10::StorageImpl* const storage = accelerators_storage(tensor);
+  return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);
+}
+
+} // namespace torch_uvm

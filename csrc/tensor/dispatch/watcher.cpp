@@ -1,0 +1,239 @@
+#include "tensor/dispatch/watcher.h"
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <optional>
+
+#include "residency/engine/relocation_min.h"
+#include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/observed_operators.h"
+#include "tensor/dispatch/operand_walk.h"
+#include "tensor/dispatch/storage_records.h"
+#include "tensor/dispatch/thread_state.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+
+namespace torch_uvm {
+namespace {
+
+/// What `inspect` has found. With the engine's lock held.
+void look_up(ThreadState& mine, Engine& engine, const ObservedOperator& op) {
+  mine.operands.clear();
+  mine.streams.clear();
+  for (const Named& named : mine.named) {
+    if (Record* const record = record_of(engine, named.storage)) {
+      mine.operands.push_back({record, op.writes(named.input)});
+      mine.streams.ask(device_of(*record, *named.storage));
+    }
+  }
+}
+
+/// Whether this thread runs the kernel of an operator, as far as PyTorch tells: below autograd, autograd is excluded.
+/// In inference mode it is throughout.
+bool may_be_nested() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
+}
+
+struct Inputs {
+  bool accelerator = false; ///< any tensor of a device
+  bool wrapper = false; ///< one that has no storage: what is within the operator is what touches bytes
+};
+
+Inputs inspect(ThreadState& mine, const at::RecordFunction& function) {
+  Inputs found;
+  mine.named.clear();
+  const auto inputs = function.inputs();
+  for (std::size_t index = 0; index < inputs.size(); ++index) {
+    for_each_tensor(inputs[index], [&](const at::Tensor& tensor) {
+      if (is_accelerators(tensor)) {
+        found.accelerator = true;
+        if (c10::StorageImpl* const storage = accelerators_storage(tensor)) {
+          mine.named.push_back({storage, index});
+        } else {
+          found.wrapper = true;
+        }
+      }
+    });
+  }
+  return found;
+}
+
+/// There was no memory to look the operands up with. The operator finds them where they are, complete.
+void without_the_books(Engine& engine, const at::RecordFunction& function) noexcept {
+  const auto note = [&](const at::Tensor& tensor) {
+    c10::StorageImpl* const storage = accelerators_storage(tensor);
+    Record* const record = storage == nullptr ? nullptr : known_record_of(engine, storage);
+    if (record == nullptr) {
+      return;
+    }
+    Stream stream = Stream::host();
+    try {
+      stream = current_stream_of(device_of(*record, *storage));
+    } catch (...) {
+      // The device cannot tell: the operator, which asks it too, will raise.
+    }
+    engine.used_unseen(*record, stream);
+  };
+  try {
+    const Engine::Lock lock(engine);
+    for (const c10::IValue& value : function.inputs()) {
+      for_each_tensor(value, note);
+    }
+  } catch (...) {
+    // No memory to walk a list of operands: it has none of ours that could be told.
+  }
+}
+
+std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
+  Engine* const engine = engine_in_use();
+  const bool deferred = has_deferred_updates() && !runs_deferred_update();
+  if (engine == nullptr || Context::forked()) {
+    return nullptr;
+  }
+  if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {
+    if (!has_deferred_updates()) {
+      watch_operators(); // no longer
+    }
+    return nullptr;
+  }
+  ThreadState& mine = this_thread();
+  try {
+    Inputs inputs;
+    const bool nested = mine.running != nullptr && !deferred;
+    if (nested) { // most of what an operator calls has nothing to do with a device: that is found out first
+      inputs = inspect(mine, function);
+      if (!inputs.accelerator || inputs.wrapper) {
+        return nullptr;
+      }
+    }
+    const ObservedOperator& op = mine.known.of(function);
+    if (op.is_transparent()) {
+      return nullptr;
+    }
+    if (deferred) {
+      engine->stay_awake(); // who waits for an update is seen by its operators
+      run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
+    }
+    if (!nested) {
+      inputs = inspect(mine, function);
+      if (inputs.wrapper) {
+        return nullptr;
+      }
+    }
+    if (inputs.accelerator && (mine.running == nullptr || engine->has_open_captures()) && is_capturing()) {
+      const Engine::Lock lock(*engine);
+      look_up(mine, *engine, op);
+      engine->captured(mine.operands);
+      return nullptr;
+    }
+    if (!engine->is_awake()) {
+      return nullptr;
+    }
+    if (mine.running != nullptr) {
+      if (inputs.accelerator) { // what it alone names may be given up for what it allocates
+        const Engine::Lock lock(*engine);
+        look_up(mine, *engine, op);
+        engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
+        for (const Engine::Operand& operand : mine.operands) {
+          operand.record->collective = operand.record->collective || op.is_collective();
+        }
+      }
+      return nullptr;
+    }
+    mine.begin_outermost(function, op);
+    if (inputs.accelerator) {
+      wait_for_deferred_updates(function.inputs());
+      const Engine::Lock lock(*engine);
+      look_up(mine, *engine, op);
+      engine->begin(mine.frame,
+                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
+                     /*region=*/false, !engine->is_unsettled() || !may_be_nested()},
+                    mine.operands, mine.streams.get());
+    }
+    return nullptr;
+  } catch (...) {
+    if (mine.outermost == &function) {
+      mine.end_outermost();
+    }
+    without_the_books(*engine, function);
+    return nullptr;
+  }
+}
+
+void after_operator(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
+  Engine* const engine = engine_in_use();
+  ThreadState& mine = this_thread();
+  Engine::Frame* const frame = mine.running;
+  if (engine == nullptr || frame == nullptr) {
+    return;
+  }
+  const bool is_outermost = mine.outermost == &function;
+  {
+    std::optional<Engine::Lock> lock; // one for all there is to say, and none where there is nothing
+    try {
+      for (const c10::IValue& value : function.outputs()) {
+        for_each_tensor(value, [&](const at::Tensor& tensor) {
+          c10::StorageImpl* const storage = accelerators_storage(tensor);
+          if (storage == nullptr || storage->nbytes() < relocation_min()) {
+            return;
+          }
+          if (!lock) {
+            lock.emplace(*engine);
+          }
+          bool made = false;
+          Record* const record = record_of(*engine, storage, &made);
+          if (made) {
+            engine->born(*frame, record, mine.stream_for(*record, *storage));
+          }
+        });
+      }
+    } catch (...) {
+      // A storage that is not noticed here is noticed as somebody's operand.
+    }
+    if (is_outermost && (!frame->held.empty() || !frame->births.empty())) {
+      if (!lock) {
+        lock.emplace(*engine);
+      }
+      engine->end(*frame);
+    }
+  }
+  if (is_outermost) {
+    mine.end_outermost();
+  }
+}
+
+class Watcher final : public OperatorWatch {
+ public:
+  StorageDoor& storages() override {
+    return storages_;
+  }
+  void watch(bool on) override {
+    if (on && callback_ == at::INVALID_CALLBACK_HANDLE) {
+      callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&before_operator, &after_operator)
+                                            .needsInputs(true)
+                                            .needsOutputs(true)
+                                            .scopes({at::RecordScope::FUNCTION}));
+    } else if (!on && callback_ != at::INVALID_CALLBACK_HANDLE) {
+      at::removeCallback(callback_);
+      callback_ = at::INVALID_CALLBACK_HANDLE;
+    }
+  }
+  bool is_needed() const noexcept override {
+    return has_deferred_updates();
+  }
+
+ private:
+  StorageRecords storages_;
+  at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+};
+
+} // namespace
+
+void register_watcher() {
+  static auto* watcher = new Watcher(); // leaked, as the engine is: storages outlive every static destructor
+  register_operator_watch(*watcher);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,139 @@
+#include "tensor/hints/advice.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/error.h"
+#include "tensor/hints/owned_bytes.h"
+#include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/allocator_storage.h"
+#include "tensor/storage/labels.h"
+
+namespace torch_uvm {
+namespace {
+
+/// The pages of one call, by the blocks that they are of.
+struct Target {
+  ManagedRuntime& runtime;
+  Ranges pages;
+  std::vector<std::pair<Block*, Ranges>> by_block;
+
+  /// In the book before in the runtime: should the runtime fail half-way, what it took is undone all the same.
+  void set(Statement statement) const {
+    for (const auto& [block, pages_of_block] : by_block) {
+      AdviceBook::get().set(block, statement, pages_of_block);
+    }
+    call(statement.first, statement.second);
+  }
+
+  void unset(Statement statement) const {
+    call(undoing(statement.first), statement.second);
+    strike(statement);
+  }
+
+  /// From the book alone.
+  void strike(Statement statement) const {
+    for (const auto& [block, pages_of_block] : by_block) {
+      AdviceBook::get().unset(block, statement, pages_of_block);
+    }
+  }
+
+  void call(Advice advice, Location location) const {
+    for (const Range& range : pages) {
+      runtime.advise(range.data(), range.bytes(), advice, location);
+    }
+  }
+
+  /// What the book has of one kind on these blocks.
+  std::vector<Location> locations(Advice set) const {
+    std::vector<Location> found;
+    for (const auto& [block, pages_of_block] : by_block) {
+      for (const auto& [advice, location] : AdviceBook::get().statements(block)) {
+        if (advice == set && std::ranges::find(found, location) == found.end()) {
+          found.push_back(location);
+        }
+      }
+    }
+    return found;
+  }
+};
+
+Target target_of(const std::vector<at::Tensor>& tensors) {
+  Target target{Context::get().runtime(), {}, {}};
+  const std::size_t page = Machine::get().page_bytes;
+  const std::vector<Owned> owned = owned_bytes(tensors, page);
+  target.pages = page_ranges(owned, page);
+  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  for (const Owned& one : owned) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(one.block));
+    const Range around = rounded_outwards({begin, begin + allocator.bytes(one.block)}, page);
+    if (Ranges pages = within(target.pages, around); !pages.empty()) {
+      target.by_block.emplace_back(one.block, std::move(pages));
+    }
+  }
+  return target;
+}
+
+void check(Location location) {
+  const int devices = Context::get().runtime().device_count();
+  TORCH_CHECK_VALUE(location.index >= -1 && location.index < devices, "advice about device ", location.index,
+                    "; there are the CPU and ", devices, " devices, from 0");
+}
+
+/// The runtime takes a device for all advice, even where it means nothing.
+constexpr Location kAny = Location::device(0);
+
+} // namespace
+
+void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) {
+  if (change.preferred_location && *change.preferred_location) {
+    check(**change.preferred_location);
+  }
+  for (const Location location : change.accessed_by.value_or(std::vector<Location>{})) {
+    check(location);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        !tensor.has_storage() || !is_from_allocator(data_behind_labels(tensor.storage().data_ptr())),
+        "advice about a tensor in the memory of an allocator that was chosen for it: it would stay on the "
+        "pages for the tensors after it; accepted: managed tensors made outside of such a scope");
+  }
+  if (!Machine::get().takes_hints()) {
+    return;
+  }
+  const Target target = target_of(tensors);
+  if (change.read_mostly) {
+    const Statement read_mostly{Advice::kSetReadMostly, kAny};
+    *change.read_mostly ? target.set(read_mostly) : target.unset(read_mostly);
+  }
+  if (change.preferred_location) {
+    // Of a page's preferred location the runtime forgets the earlier one by itself; the book does not.
+    const std::optional<Location> preferred = *change.preferred_location;
+    for (const Location earlier : target.locations(Advice::kSetPreferredLocation)) {
+      if (earlier != preferred) {
+        target.strike({Advice::kSetPreferredLocation, earlier});
+      }
+    }
+    if (preferred) {
+      target.set({Advice::kSetPreferredLocation, *preferred});
+    } else {
+      target.call(Advice::kUnsetPreferredLocation, kAny);
+    }
+  }
+  if (change.accessed_by) {
+    for (const Location earlier : target.locations(Advice::kSetAccessedBy)) {
+      if (std::ranges::find(*change.accessed_by, earlier) == change.accessed_by->end()) {
+        target.unset({Advice::kSetAccessedBy, earlier});
+      }
+    }
+    for (const Location location : *change.accessed_by) {
+      target.set({Advice::kSetAccessedBy, location});
+    }
+  }
+}
+
+} // namespace torch_uvm

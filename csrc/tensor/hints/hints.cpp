@@ -1,0 +1,190 @@
+#include "tensor/hints/hints.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tensor/hints/owned_bytes.h"
+#include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/managed_storage.h"
+
+namespace torch_uvm {
+namespace {
+
+/// The accelerator whose memory the runtime manages.
+c10::DeviceType accelerator_type() {
+  return at::getAccelerator(/*checked=*/true).value();
+}
+
+Stream current_stream(int device) {
+  const c10::impl::VirtualGuardImpl guard(accelerator_type());
+  const c10::Device meant(accelerator_type(), static_cast<c10::DeviceIndex>(device));
+  return Stream{device, guard.getStreamNativeHandle(guard.getStream(meant))};
+}
+
+int current_device() {
+  return c10::impl::VirtualGuardImpl(accelerator_type()).getDevice().index();
+}
+
+/// The device that most likely has a block's bytes: its home, its label's, or else the current one.
+int device_of(Block* block, const at::Tensor& tensor) {
+  const Location home = Context::get().managed_allocator().home(block);
+  return !home.is_host() ? home.index : tensor.device().is_cpu() ? current_device() : tensor.device().index();
+}
+
+Location location_of(c10::Device device) {
+  if (device.is_cpu()) {
+    return Location::host();
+  }
+  TORCH_CHECK_VALUE(device.type() == accelerator_type(), "a hint about ", device, "; accepted: the CPU and ",
+                    c10::Device(accelerator_type()));
+  const int index = device.has_index() ? device.index() : current_device();
+  const int devices = Context::get().runtime().device_count();
+  TORCH_CHECK_VALUE(index < devices, "a hint about ", device, "; there are ", devices, " devices, from 0");
+  return Location::device(index);
+}
+
+Block* managed_block(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr())
+             ? block_of(tensor.storage().data_ptr())
+             : nullptr;
+}
+
+/// Waits on the host for what is queued on a stream now.
+void wait_for(Stream stream) {
+  ManagedRuntime& runtime = Context::get().runtime();
+  const struct Owned {
+    ManagedRuntime& runtime;
+    Event event;
+    ~Owned() {
+      runtime.destroy_event(event);
+    }
+  } owned{runtime, runtime.create_event(stream.device, /*timing=*/false)};
+  runtime.record_event(owned.event, stream);
+  runtime.synchronize_event(owned.event);
+}
+
+/// What goes to one place on one stream, and so in common calls.
+struct Journey {
+  Location to;
+  Stream stream;
+  std::vector<at::Tensor> tensors;
+};
+
+void add_to(std::vector<Journey>& journeys, Location to, Stream stream, const at::Tensor& tensor) {
+  const auto same = std::ranges::find_if(
+      journeys, [&](const Journey& journey) { return journey.to == to && journey.stream == stream; });
+  Journey& journey = same == journeys.end() ? journeys.emplace_back(Journey{to, stream, {}}) : *same;
+  journey.tensors.push_back(tensor);
+}
+
+/// Whether all of a block is given, and most of it in pages that moved.
+bool moved(const Owned& owned, const Ranges& pages) {
+  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(owned.block));
+  const Range all{begin, begin + allocator.bytes(owned.block)};
+  std::size_t bytes = 0;
+  for (const Range& range : within(pages, all)) {
+    bytes += range.bytes();
+  }
+  const bool whole = owned.bytes == Ranges{all} && bytes > all.bytes() / 2;
+  if (bytes != 0 && !whole) {
+    note_prefetch(owned.block);
+  }
+  return whole;
+}
+
+/// Queues the prefetches of one journey. \return the blocks that moved as a whole
+std::vector<Block*> start(const Journey& journey) {
+  if (!Machine::get().takes_hints(journey.to.is_host() ? journey.stream.device : journey.to.index)) {
+    return {};
+  }
+  const std::size_t page = Machine::get().page_bytes;
+  const std::vector<Owned> owned = owned_bytes(journey.tensors, page);
+  const Ranges pages = page_ranges(owned, page);
+  for (const Range& range : pages) {
+    Context::get().runtime().prefetch(range.data(), range.bytes(), journey.to, journey.stream);
+  }
+  std::vector<Block*> whole;
+  for (const Owned& one : owned) {
+    if (moved(one, pages)) {
+      whole.push_back(one.block);
+    }
+  }
+  return whole;
+}
+
+} // namespace
+
+void prefetch_range_of(const at::Tensor& tensor, Location to, Stream stream) {
+  start({to, stream, {tensor}});
+}
+
+void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device> device, std::optional<Stream> stream) {
+  const std::optional<Location> common = device ? std::optional(location_of(*device)) : std::nullopt;
+  if (Context::get().forked()) {
+    return; // the pages are the parent's, and a current stream is more than CUDA tells a child
+  }
+  std::vector<Journey> journeys;
+  for (const at::Tensor& tensor : tensors) {
+    Block* const block = managed_block(tensor);
+    if (block == nullptr || tensor.numel() == 0) {
+      continue;
+    }
+    const Location to = common ? *common : location_of(tensor.device());
+    const int driver = to.is_host() ? device_of(block, tensor) : to.index;
+    add_to(journeys, to, stream ? *stream : current_stream(driver), tensor);
+  }
+  CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  for (const Journey& journey : journeys) {
+    for (Block* const block : start(journey)) {
+      // The stream stays: who waits for the block's work waits for that stream's. One that only the host
+      // has used is ordered by the stream that its pages travel on.
+      const Stream owner = allocator.stream(block);
+      allocator.set_home(block, journey.to, owner.is_host() && !journey.to.is_host() ? journey.stream : owner);
+    }
+  }
+}
+
+void discard(const std::vector<at::Tensor>& tensors) {
+  if (Context::get().forked()) {
+    return;
+  }
+  std::vector<Journey> journeys; // to who writes next: the CPU's label, which waits, or the device's
+  for (const at::Tensor& tensor : tensors) {
+    if (Block* const block = managed_block(tensor); block != nullptr && tensor.numel() != 0) {
+      const bool host = tensor.device().is_cpu();
+      const int device = host ? device_of(block, tensor) : tensor.device().index();
+      add_to(journeys, host ? Location::host() : Location::device(device), current_stream(device), tensor);
+    }
+  }
+  ManagedRuntime& runtime = Context::get().runtime();
+  for (const Journey& journey : journeys) {
+    if (!Machine::get().takes_hints(journey.stream.device)) {
+      continue;
+    }
+    // No gap is covered: what is in one is somebody's contents.
+    const std::vector<Owned> owned = owned_bytes(journey.tensors);
+    const Ranges pages = page_ranges(owned, Machine::get().page_bytes);
+    for (const Range& range : pages) {
+      runtime.discard_before(journey.to, range.data(), range.bytes(), journey.stream);
+    }
+    if (pages.empty()) {
+      continue;
+    }
+    if (journey.to.is_host()) {
+      wait_for(journey.stream); // the host writes next, and no stream orders that
+      continue;
+    }
+    // Not after the block is another's.
+    for (const Owned& one : owned) {
+      Context::get().managed_allocator().record_stream(one.block, journey.stream);
+    }
+  }
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,140 @@
+#include "tensor/hints/owned_bytes.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <map>
+
+#include "allocator/caching/block.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/allocator_storage.h"
+#include "tensor/storage/labels.h"
+#include "tensor/storage/managed_storage.h"
+
+namespace torch_uvm {
+namespace {
+
+struct Dimension {
+  std::size_t stride = 0; ///< bytes
+  std::size_t size = 0;
+};
+
+/// Runs of `run` bytes, one for each position in the dimensions: none of them closes the gaps.
+struct Grid {
+  std::size_t run = 0;
+  std::size_t count = 1; ///< or kMostRuns + 1, where there are more than that many
+  c10::SmallVector<Dimension, 8> dimensions; ///< smallest stride first
+};
+
+Grid grid_of(const at::Tensor& tensor, std::size_t gap) {
+  Grid grid;
+  const std::size_t itemsize = tensor.itemsize();
+  auto& dimensions = grid.dimensions;
+  for (std::int64_t index = 0; index < tensor.dim(); ++index) {
+    if (tensor.size(index) > 1 && tensor.stride(index) != 0) { // others reach nothing more
+      dimensions.push_back(
+          {static_cast<std::size_t>(tensor.stride(index)) * itemsize, static_cast<std::size_t>(tensor.size(index))});
+    }
+  }
+  std::ranges::sort(dimensions, {}, &Dimension::stride);
+  // While what is reached is one run, a dimension whose steps leave no gap makes a longer one of it.
+  grid.run = itemsize;
+  auto outer = dimensions.begin();
+  for (; outer != dimensions.end() && outer->stride < grid.run + std::max<std::size_t>(gap, 1); ++outer) {
+    grid.run += (outer->size - 1) * outer->stride;
+  }
+  dimensions.erase(dimensions.begin(), outer);
+  for (const Dimension& dimension : dimensions) {
+    grid.count = std::min(grid.count * std::min(dimension.size, kMostRuns + 1), kMostRuns + 1);
+  }
+  return grid;
+}
+
+} // namespace
+
+Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
+  if (tensor.numel() == 0) {
+    return {};
+  }
+  const Grid grid = grid_of(tensor, gap);
+  const auto storage = reinterpret_cast<std::uintptr_t>(tensor.storage().data());
+  const Range all{storage, storage + tensor.storage().nbytes()};
+  std::uintptr_t begin = storage + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+  c10::SmallVector<std::size_t, 8> position(grid.dimensions.size(), 0);
+  const std::size_t count = std::min(grid.count, kMostRuns);
+  Ranges runs;
+  runs.reserve(count);
+  for (std::size_t made = 0; made < count; ++made) {
+    // A storage can be made smaller under a tensor.
+    runs.push_back({std::max(begin, all.begin), std::min(begin + grid.run, all.end)});
+    for (std::size_t index = 0; index < position.size(); ++index) {
+      const Dimension& dimension = grid.dimensions[index];
+      begin += dimension.stride;
+      if (++position[index] < dimension.size) {
+        break;
+      }
+      begin -= dimension.stride * dimension.size;
+      position[index] = 0;
+    }
+  }
+  normalise(runs); // overlapping windows are neither sorted nor apart
+  return runs;
+}
+
+bool has_too_many_runs(const at::Tensor& tensor) {
+  return tensor.numel() != 0 && grid_of(tensor, 0).count > kMostRuns;
+}
+
+std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size_t gap) {
+  std::map<std::uintptr_t, Owned> by_address;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !is_managed(tensor.storage().data_ptr())) {
+      continue;
+    }
+    Block* const block = block_of(tensor.storage().data_ptr());
+    Ranges runs = runs_of(tensor, gap);
+    if (block == nullptr || runs.empty()) {
+      continue;
+    }
+    const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(tensor.storage().data()) + tensor.storage().nbytes();
+    if (runs.back().end == end && !is_from_allocator(data_behind_labels(tensor.storage().data_ptr()))) {
+      runs.back().end = block->address + block->bytes; // the padding is nobody's
+    }
+    Owned& owned = by_address[block->address];
+    owned.block = block;
+    owned.bytes.insert(owned.bytes.end(), runs.begin(), runs.end());
+  }
+  std::vector<Owned> all;
+  all.reserve(by_address.size());
+  for (auto& [address, owned] : by_address) {
+    normalise(owned.bytes);
+    all.push_back(std::move(owned));
+  }
+  return all;
+}
+
+Ranges page_ranges(const std::vector<Owned>& owned, std::size_t page) {
+  Ranges pages;
+  Ranges joined; // of one segment
+  const Segment* segment = nullptr;
+  const auto finish = [&] {
+    normalise(joined);
+    for (const Range& range : joined) {
+      if (const Range whole = rounded_inwards(range, page); whole.bytes() != 0) {
+        pages.push_back(whole);
+      }
+    }
+    joined.clear();
+  };
+  for (const Owned& one : owned) {
+    if (one.block->segment != segment) { // fixed while somebody has the block
+      finish();
+      segment = one.block->segment;
+    }
+    joined.insert(joined.end(), one.bytes.begin(), one.bytes.end());
+  }
+  finish();
+  return pages;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,154 @@
+// Where the library last put the bytes of tensors.
+#include <algorithm>
+#include <map>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "tensor/hints/hints.h"
+#include "tensor/hints/owned_bytes.h"
+#include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/block_storage.h"
+#include "tensor/storage/managed_storage.h"
+
+namespace torch_uvm {
+namespace {
+
+using Places = std::vector<std::pair<c10::Device, std::size_t>>;
+
+void add(Places& places, c10::Device device, std::size_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  const auto found = std::ranges::find(places, device, &Places::value_type::first);
+  found == places.end() ? void(places.emplace_back(device, bytes)) : void(found->second += bytes);
+}
+
+constexpr std::size_t kCoarse = std::size_t{64} << 10; ///< gaps that are covered where runs are too many
+
+/// All of one storage's bytes that were asked about.
+struct Asked {
+  const at::Tensor* first = nullptr;
+  Ranges runs;
+  std::size_t reached = 0; ///< 0: what the runs say
+};
+
+using ByLocation = std::map<Location, std::size_t>;
+
+/// By the last prefetch of each page; of a page that has none, by the home of its block.
+void look_up(Range range, std::size_t page, Location home, ByLocation& places) {
+  const RangeAttributes attributes = Context::get().runtime().range_attributes(range.data(), range.bytes());
+  const std::uintptr_t middle = (range.begin + range.bytes() / 2) / page * page;
+  if (attributes.last_prefetch) {
+    places[*attributes.last_prefetch] += range.bytes();
+  } else if (attributes.uniform || rounded_outwards(range, page).bytes() <= page) {
+    places[home] += range.bytes();
+  } else {
+    const std::uintptr_t cut = middle > range.begin ? middle : range.begin / page * page + page;
+    look_up({range.begin, cut}, page, home, places);
+    look_up({cut, range.end}, page, home, places);
+  }
+}
+
+ByLocation places_of(Block* block, const Ranges& runs) {
+  ByLocation places;
+  const Location home = Context::get().managed_allocator().home(block);
+  // A home is newer than what an earlier tenant of the pages had prefetched.
+  const bool prefetched = has_prefetch(block);
+  for (const Range& run : runs) {
+    if (prefetched) {
+      look_up(run, Machine::get().page_bytes, home, places);
+    } else {
+      places[home] += run.bytes();
+    }
+  }
+  return places;
+}
+
+/// Brings the sum to `total`, by shares: the runs of some tensors are too many to be looked at one by one.
+void scale(ByLocation& places, std::size_t total) {
+  std::size_t sum = 0;
+  for (const auto& [place, bytes] : places) {
+    sum += bytes;
+  }
+  std::size_t left = total;
+  for (auto& [place, bytes] : places) {
+    bytes =
+        static_cast<std::size_t>(static_cast<double>(total) * static_cast<double>(bytes) / static_cast<double>(sum));
+    bytes = std::min(bytes, left);
+    left -= bytes;
+  }
+  if (!places.empty()) {
+    std::ranges::max_element(places, {}, &ByLocation::value_type::second)->second += left;
+  }
+}
+
+/// The bytes that a tensor's elements have, where no two share theirs.
+std::size_t distinct_bytes(const at::Tensor& tensor) {
+  std::size_t elements = 1;
+  for (std::int64_t index = 0; index < tensor.dim(); ++index) {
+    elements *= tensor.stride(index) == 0 ? 1 : static_cast<std::size_t>(tensor.size(index));
+  }
+  return elements * tensor.itemsize();
+}
+
+std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) {
+  std::map<const void*, std::vector<const at::Tensor*>> grouped; // labels of one block have one address
+  for (const at::Tensor& tensor : tensors) {
+    if (has_bytes(tensor) && tensor.numel() != 0) {
+      grouped[tensor.storage().data()].push_back(&tensor);
+    }
+  }
+  std::map<const void*, Asked> asked;
+  for (const auto& [address, members] : grouped) {
+    Asked& one = asked[address];
+    one.first = members.front();
+    const bool too_many = std::ranges::any_of(members, [](const at::Tensor* t) { return has_too_many_runs(*t); });
+    for (const at::Tensor* tensor : members) {
+      unite(one.runs, runs_of(*tensor, too_many ? kCoarse : 0));
+      one.reached += too_many ? distinct_bytes(*tensor) : 0;
+    }
+    one.reached = std::min<std::size_t>(one.reached, one.first->storage().nbytes());
+  }
+  return asked;
+}
+
+} // namespace
+
+bool has_bytes(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
+         !tensor.storage().device().is_meta() && (tensor.storage().nbytes() == 0 || tensor.storage().data() != nullptr);
+}
+
+Places residency(const std::vector<at::Tensor>& tensors) {
+  Places places;
+  for (const auto& [address, asked] : by_storage(tensors)) {
+    Block* const block = Context::get().forked() || !is_managed(asked.first->storage().data_ptr())
+                             ? nullptr
+                             : block_of(asked.first->storage().data_ptr());
+    if (block == nullptr) {
+      std::size_t bytes = asked.reached;
+      for (const Range& run : asked.runs) {
+        bytes += asked.reached == 0 ? run.bytes() : 0;
+      }
+      const bool on_host = is_on_host(asked.first->storage().data_ptr());
+      add(places, on_host ? c10::Device(c10::DeviceType::CPU) : asked.first->device(), bytes);
+      continue;
+    }
+    ByLocation found = places_of(block, asked.runs);
+    if (asked.reached != 0) {
+      scale(found, asked.reached);
+    }
+    for (const auto& [place, bytes] : found) {
+      add(places,
+          place.is_host()
+              ? c10::Device(c10::DeviceType::CPU)
+              : c10::Device(at::getAccelerator(/*checked=*/true).value(), static_cast<c10::DeviceIndex>(place.index)),
+          bytes);
+    }
+  }
+  return places;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,179 @@
+// The kernel of a move: the waiting that its contract asks for, and the other label.
+#include "tensor/moves/moves.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/error.h"
+#include "tensor/dispatch/kernels.h"
+#include "tensor/hints/hints.h"
+#include "tensor/moves/operators.h"
+#include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/allocator_storage.h"
+#include "tensor/storage/block_storage.h"
+#include "tensor/storage/labels.h"
+#include "tensor/storage/managed_storage.h"
+#include "tensor/storage/managed_tensor.h"
+
+namespace torch_uvm {
+namespace {
+
+/// The stream that is current on a device, as the runtime knows it.
+Stream current_stream(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return Stream{device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+}
+
+/// An event that is given back when its scope ends.
+class RecordedEvent {
+ public:
+  explicit RecordedEvent(Stream stream)
+      : runtime_(Context::get().runtime()), event_(runtime_.create_event(stream.device, /*timing=*/false)) {
+    try {
+      runtime_.record_event(event_, stream);
+    } catch (...) {
+      runtime_.destroy_event(event_);
+      throw;
+    }
+  }
+  RecordedEvent(const RecordedEvent&) = delete;
+  RecordedEvent& operator=(const RecordedEvent&) = delete;
+  ~RecordedEvent() {
+    runtime_.destroy_event(event_);
+  }
+  Event get() const {
+    return event_;
+  }
+
+ private:
+  ManagedRuntime& runtime_;
+  const Event event_;
+};
+
+/// The streams with queued work that may touch the block: those that the allocator was told of, and the
+/// current one of the device that the bytes are labelled with.
+std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
+  Context& context = Context::get();
+  const c10::Device label = data.device();
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  std::vector<Stream> streams =
+      is_from_allocator(bytes) ? allocator_streams(bytes) : context.managed_allocator().streams(block);
+  if (!label.is_cpu()) {
+    const Stream current = current_stream(label);
+    if (std::ranges::find(streams, current) == streams.end()) {
+      streams.push_back(current);
+    }
+  }
+  std::erase_if(streams, [&](Stream stream) { return context.runtime().query_stream(stream); });
+  return streams;
+}
+
+void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
+  const c10::DataPtr& data = self.storage().data_ptr();
+  Block* block = block_of(data);
+  if (block == nullptr || self.numel() == 0) {
+    return;
+  }
+  ManagedRuntime& runtime = Context::get().runtime();
+  CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  const bool shares_block = is_from_allocator(data_behind_labels(data)); // with others, which have not moved
+  if (to.is_cpu()) {
+    // By an event each: what others queue there meanwhile is not waited for.
+    if (!non_blocking) {
+      for (const Stream stream : busy_streams(block, data)) {
+        runtime.synchronize_event(RecordedEvent(stream).get());
+      }
+      // Where the host may not touch managed memory while a device works, on whatever.
+      for (const int device : Machine::get().exclusive_devices()) {
+        runtime.synchronize_device(device);
+      }
+    }
+    // The current stream of the old label may still be at work on them, and is not always the block's.
+    if (non_blocking && !self.device().is_cpu()) {
+      record_stream(data, current_stream(self.device()));
+    }
+    if (!shares_block) {
+      allocator.set_home(block, Location::host(), Stream::host());
+    }
+    return;
+  }
+  const Stream stream = current_stream(to);
+  for (const Stream earlier : busy_streams(block, data)) {
+    if (earlier != stream) {
+      runtime.wait_event(stream, RecordedEvent(earlier).get());
+    }
+  }
+  prefetch_range_of(self, Location::device(to.index()), stream);
+  if (shares_block) {
+    record_stream(data, stream);
+  } else {
+    allocator.set_home(block, Location::device(to.index()), stream);
+  }
+}
+
+} // namespace
+
+c10::Device resolve_device(c10::Device device, const char* what) {
+  if (device.is_cpu()) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  const std::optional<c10::DeviceType> accelerator = at::getAccelerator();
+  TORCH_CHECK_VALUE(accelerator && device.type() == *accelerator, what, " to ", device,
+                    "; accepted: the CPU and the accelerator");
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (!device.has_index()) {
+    return guard.getDevice();
+  }
+  TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < guard.deviceCount(), what, " to ", device,
+                    "; accepted: ", accelerator.value(), ":0 to ", accelerator.value(), ":", guard.deviceCount() - 1,
+                    ", and the CPU");
+  return device;
+}
+
+at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking) {
+  TORCH_CHECK_VALUE(
+      is_managed(self),
+      "a move of a tensor that is not managed; torch_uvm.to(t, device, managed=True) makes a managed copy");
+  TORCH_CHECK(!Context::get().forked(),
+              "a move in a forked process: its devices belong to the parent, and it has the bytes of CPU labels only");
+  const c10::Device device = resolve_device(to, "a move");
+  Kernel kernel;
+  kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
+  // As this operator's operand it was brought to its device, if there was room.
+  TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(self.storage().data_ptr()), "a move of ", self.nbytes(),
+                   " bytes that the budget of ", self.device(), " has no room for now: they are on the host");
+  try {
+    synchronise(self, device, non_blocking);
+  } catch (const InvalidArgument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+  c10::Allocator* allocator = device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type());
+  const c10::DispatchKey key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  // As PyTorch's views: of a normal tensor a normal one, in inference mode, too.
+  const c10::InferenceMode as_it_is(self.is_inference());
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(with_label(self.storage(), device, allocator),
+                                                             c10::DispatchKeySet(key), self.dtype());
+  c10::TensorImpl* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(self.storage_offset());
+  impl->set_sizes_and_strides(self.sizes(), self.strides());
+  impl->_set_conj(self.is_conj());
+  impl->_set_neg(self.is_neg());
+  if (!self.is_inference()) {
+    impl->set_version_counter(self.unsafeGetTensorImpl()->version_counter());
+  }
+  return view;
+}
+
+at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking) {
+  return move_operator().call(self, device, non_blocking);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,151 @@
+// What autograd is told of moves and managed copies: nodes and views, as PyTorch's own operators have them.
+//
+// Why no torch::autograd::Function: it refuses under torch.func's transforms. A kernel that makes a node,
+// and hands on to the next key, is what they expect.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/real.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tensor/moves/move_views.h"
+#include "tensor/moves/moves.h"
+#include "tensor/moves/operators.h"
+#include "tensor/storage/managed_tensor.h"
+
+namespace torch_uvm {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// Nodes are held by an intrusive_ptr from torch 2.12 on, by a shared_ptr before.
+template <class T, class... Arguments>
+auto make_node(Arguments&&... arguments) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+    return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
+  } else {
+    return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* node) { deleteNode(node); });
+  }
+}
+
+/// Whether writing to one tensor cannot be seen through another; unknown for wrappers, whose writes are
+/// not in place anyway.
+bool has_bytes_to_itself(const at::Tensor& tensor) {
+  return !tensor.has_storage() || (tensor.use_count() == 1 && tensor.storage().use_count() == 1);
+}
+
+/// The gradient goes back to where the tensor was.
+struct MoveBackward final : Node {
+  explicit MoveBackward(c10::Device device) : device(device) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined() || gradient.device() == device || !should_compute_output(0)) {
+      return {gradient};
+    }
+    // Who else holds the gradient (a hook, another input of the same sum) must not find it accumulated
+    // into through the other label.
+    if (is_managed(gradient) && has_bytes_to_itself(gradient)) {
+      return {move(gradient, device, /*non_blocking=*/false)};
+    }
+    return {gradient.to(device)};
+  }
+  std::string name() const override {
+    return "torch_uvm::MoveBackward";
+  }
+
+  const c10::Device device;
+};
+
+/// The gradient goes back to where the tensor was, in its dtype.
+struct ManagedCopyBackward final : Node {
+  explicit ManagedCopyBackward(const at::Tensor& self) : device(self.device()), dtype(self.scalar_type()) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined() || !should_compute_output(0)) {
+      return {gradient};
+    }
+    if (gradient.is_complex() && !c10::isComplexType(dtype)) {
+      gradient = at::real(gradient);
+    }
+    return {gradient.to(device, dtype)};
+  }
+  std::string name() const override {
+    return "torch_uvm::ManagedCopyBackward";
+  }
+
+  const c10::Device device;
+  const c10::ScalarType dtype;
+};
+
+} // namespace
+
+at::Tensor move_for_module(const at::Tensor& self, c10::Device device, bool non_blocking) {
+  if (torch::autograd::compute_requires_grad(self) || torch::autograd::isFwGradDefined(self)) {
+    return move(self, device, non_blocking);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return move(self, device, non_blocking);
+}
+
+at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
+  const bool requires_grad = torch::autograd::compute_requires_grad(self);
+  const bool has_tangent = torch::autograd::isFwGradDefined(self);
+  at::Tensor moved;
+  {
+    const at::AutoDispatchBelowAutograd below;
+    moved = move_operator().redispatch(keys & c10::after_autograd_keyset, self, device, non_blocking);
+  }
+  if (requires_grad) {
+    auto node = make_node<MoveBackward>(self.device());
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    torch::autograd::set_history(moved, node);
+  }
+  if (has_tangent) {
+    const at::Tensor tangent = self._fw_grad(/*level=*/0);
+    // A copy would go stale, silently, when the tensor is written to through its other label.
+    TORCH_CHECK_VALUE(is_managed(tangent),
+                      "a move of a managed tensor whose tangent is not managed; make it so: "
+                      "tangent.to(tangent.device, managed=True), or run under torch_uvm.enabled()");
+    moved._set_fw_grad(move(tangent, device, non_blocking), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return moved;
+}
+
+at::Tensor move_view(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
+  at::Tensor moved;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    moved = move_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, device, non_blocking);
+  }
+  return as_moved_view(self, moved);
+}
+
+at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
+                                 c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format) {
+  const bool differentiable = torch::autograd::isDifferentiableType(dtype);
+  const bool requires_grad = differentiable && torch::autograd::compute_requires_grad(self);
+  const bool has_tangent = differentiable && torch::autograd::isFwGradDefined(self);
+  at::Tensor copy;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    copy = managed_copy_operator().redispatch(keys & c10::after_autograd_keyset, self, device, dtype, non_blocking,
+                                              memory_format);
+  }
+  if (requires_grad) {
+    auto node = make_node<ManagedCopyBackward>(self);
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    torch::autograd::set_history(copy, node);
+  }
+  if (has_tangent) {
+    copy._set_fw_grad(managed_copy(self._fw_grad(/*level=*/0), device, dtype, non_blocking, memory_format), /*level=*/0,
+                      /*is_inplace_op=*/false);
+  }
+  return copy;
+}
+
+} // namespace torch_uvm

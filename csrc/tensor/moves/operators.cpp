@@ -1,0 +1,64 @@
+#include "tensor/moves/operators.h"
+
+#include <torch/library.h>
+
+#include <mutex>
+
+#include "tensor/storage/managed_tensor.h"
+
+namespace torch_uvm {
+namespace {
+
+constexpr auto kMove = "torch_uvm::move";
+constexpr auto kManagedCopy = "torch_uvm::managed_copy";
+
+/// Leaked: deregistering at exit would race with what still runs then.
+torch::Library& implementations(c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "torch_uvm", key, __FILE__, __LINE__);
+}
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
+}
+
+} // namespace
+
+const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator() {
+  static const auto handle = find<at::Tensor(const at::Tensor&, c10::Device, bool)>(kMove);
+  return handle;
+}
+
+const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>&
+managed_copy_operator() {
+  static const auto handle =
+      find<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>(kManagedCopy);
+  return handle;
+}
+
+void register_operators() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    auto& definitions = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
+    definitions.def("move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)");
+    definitions.def("_is_managed(Tensor self) -> bool");
+    definitions.def(
+        "managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking, "
+        "MemoryFormat memory_format) -> Tensor");
+    for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
+      implementations(key).impl("move", TORCH_FN(move_kernel)).impl("managed_copy", TORCH_FN(managed_copy_kernel));
+    }
+    implementations(c10::DispatchKey::ADInplaceOrView).impl("move", TORCH_FN(move_view));
+    implementations(c10::DispatchKey::Autograd)
+        .impl("move", TORCH_FN(move_autograd))
+        .impl("managed_copy", TORCH_FN(managed_copy_autograd));
+    // Whatever is below grad's wrappers; vmap's are taken off by is_managed itself.
+    constexpr bool (*managed)(const at::Tensor&) = &is_managed;
+    for (const c10::DispatchKey key :
+         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::FuncTorchBatched}) {
+      implementations(key).impl("_is_managed", managed);
+    }
+  });
+}
+
+} // namespace torch_uvm

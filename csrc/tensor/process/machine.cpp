@@ -1,0 +1,67 @@
+#include "tensor/process/machine.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "tensor/process/context.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<bool> pretending{false};
+
+} // namespace
+
+void Machine::pretend_not_concurrent(bool pretend) {
+  pretending.store(pretend);
+}
+
+const Machine& Machine::get() {
+  static const auto* machine = [] {
+    auto* made = new Machine(); // leaked: a block may be freed after every static destructor
+    const ManagedRuntime& runtime = Context::get().runtime();
+    for (int device = 0; device < runtime.device_count(); ++device) {
+      const DeviceProperties properties = runtime.device_properties(device);
+      made->page_bytes = std::max(made->page_bytes, properties.page_bytes);
+      made->concurrent.push_back(properties.concurrent_managed_access);
+    }
+    return made;
+  }();
+  return *machine;
+}
+
+bool Machine::takes_hints(int device) const {
+  if (Context::get().forked()) {
+    return false; // the pages are the parent's
+  }
+  if (concurrent.at(static_cast<std::size_t>(device)) && !pretending.load(std::memory_order_relaxed)) {
+    return true;
+  }
+  TORCH_WARN_ONCE(
+      "torch_uvm: hints about managed memory do nothing here (said once), and results are the same: device ", device,
+      " cannot touch it at the same time as the host; `python -m torch_uvm info` says more");
+  return false;
+}
+
+std::vector<int> Machine::exclusive_devices() const {
+  std::vector<int> found;
+  for (std::size_t device = 0; device < concurrent.size(); ++device) {
+    if (!concurrent[device] || pretending.load(std::memory_order_relaxed)) {
+      found.push_back(static_cast<int>(device));
+    }
+  }
+  return found;
+}
+
+bool Machine::takes_hints() const {
+  for (std::size_t device = 0; device < concurrent.size(); ++device) {
+    if (!takes_hints(static_cast<int>(device))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,128 @@
+#include "tensor/process/process_engine.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "residency/engine/relocation_min.h"
+#include "tensor/process/context.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<Engine*> the_engine{nullptr};
+std::atomic<OperatorWatch*> the_watch{nullptr};
+std::mutex engine_making; // and of when the watch comes and goes; before every other lock of ours
+
+void watch(bool on) {
+  the_watch.load()->watch(on);
+}
+
+void watch_while_needed(const Engine& engine) {
+  watch(engine.is_awake() || engine.has_open_captures() || the_watch.load()->is_needed());
+}
+
+Engine& engine_made() {
+  if (Engine* const engine = the_engine.load(std::memory_order_acquire)) {
+    return *engine;
+  }
+  Context& context = Context::get();
+  // Leaked: storages outlive every static destructor.
+  the_engine.store(new Engine(context.runtime(), context.managed_allocator(), the_watch.load()->storages()),
+                   std::memory_order_release);
+  return *the_engine.load(std::memory_order_acquire);
+}
+
+} // namespace
+
+void register_operator_watch(OperatorWatch& watch) {
+  the_watch.store(&watch);
+}
+
+Engine* engine_in_use() {
+  return the_engine.load(std::memory_order_acquire);
+}
+
+void watch_operators() noexcept {
+  try {
+    const std::lock_guard lock(engine_making);
+    if (const Engine* const engine = engine_in_use()) {
+      watch_while_needed(*engine);
+    }
+  } catch (...) {
+    // No memory for it: residency stays the driver's.
+  }
+}
+
+void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+  const std::lock_guard lock(engine_making);
+  if (!bytes && engine_in_use() == nullptr) {
+    return;
+  }
+  Engine& engine = engine_made();
+  watch(true); // before a cap is there that only the engine can keep
+  engine.set_budget(device, bytes, hard);
+  watch_while_needed(engine);
+}
+
+void set_host_limit(std::optional<std::size_t> bytes) {
+  const std::lock_guard lock(engine_making);
+  engine_made().set_host_limit(bytes);
+}
+
+void set_staging(std::optional<std::size_t> slot_bytes) {
+  const std::lock_guard lock(engine_making);
+  engine_made().set_staging(slot_bytes);
+}
+
+void evict_after_operators(bool on) {
+  const std::lock_guard lock(engine_making);
+  engine_made().evict_after_operators(on);
+}
+
+std::uint64_t begin_engine_capture() {
+  const std::lock_guard lock(engine_making);
+  const std::uint64_t capture = engine_made().begin_capture();
+  watch(true);
+  return capture;
+}
+
+void end_engine_capture(std::uint64_t capture) noexcept {
+  const std::lock_guard lock(engine_making);
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && !Context::forked()) {
+    engine->end_capture(capture);
+    watch_while_needed(*engine);
+  }
+}
+
+void note_allocation(int device, std::size_t bytes) {
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && engine->has_sleepers() && bytes >= relocation_min()) {
+    engine->note_allocation(device);
+  }
+}
+
+bool forget_record(Block* block) {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || block == nullptr || Context::forked()) {
+    return false; // a child has the parent's records, and the mutex as a thread of the parent may have left it
+  }
+  void* const record = Context::get().managed_allocator().tag(block);
+  if (record != nullptr) {
+    engine->died(static_cast<Record*>(record));
+  }
+  return record != nullptr;
+}
+
+void note_freed() noexcept {
+  engine_in_use()->freed();
+}
+
+void forget_outlived(Block* block) {
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr && block != nullptr && !Context::forked()) {
+    engine->outlived(block);
+  }
+}
+
+} // namespace torch_uvm

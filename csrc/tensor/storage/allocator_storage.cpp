@@ -1,0 +1,145 @@
+#include "tensor/storage/allocator_storage.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/error.h"
+#include "tensor/process/context.h"
+#include "tensor/storage/profiler_report.h"
+
+namespace torch_uvm {
+namespace {
+
+struct Given {
+  std::shared_ptr<Allocator> allocator;
+  Allocation allocation;
+  Location home;
+  std::vector<Stream> streams; ///< the first: the one that it was allocated for
+};
+
+/// By address, in parts: threads allocate at once.
+class Registry {
+ public:
+  void add(Given* given) {
+    Part& part = of(given->allocation.ptr);
+    const std::lock_guard lock(part.mutex);
+    part.given.emplace(given->allocation.ptr, given);
+  }
+  void remove(const Given& given) {
+    Part& part = of(given.allocation.ptr);
+    const std::lock_guard lock(part.mutex);
+    part.given.erase(given.allocation.ptr);
+  }
+  Given* find(void* ptr) {
+    Part& part = of(ptr);
+    const std::lock_guard lock(part.mutex);
+    const auto found = part.given.find(ptr);
+    return found == part.given.end() ? nullptr : found->second;
+  }
+  void add_stream(Given& given, Stream stream) {
+    const std::lock_guard lock(of(given.allocation.ptr).mutex);
+    if (std::ranges::find(given.streams, stream) == given.streams.end()) {
+      given.streams.push_back(stream);
+    }
+  }
+  std::vector<Stream> streams(const Given& given) {
+    const std::lock_guard lock(of(given.allocation.ptr).mutex);
+    return given.streams;
+  }
+
+ private:
+  struct Part {
+    std::mutex mutex; // leaf: nothing is called with it held
+    std::unordered_map<void*, Given*> given;
+  };
+  Part& of(void* ptr) {
+    return parts_[(reinterpret_cast<std::uintptr_t>(ptr) / kAllocationAlignment) % parts_.size()];
+  }
+  std::array<Part, 16> parts_;
+};
+
+Registry& registry() {
+  static auto* all = new Registry(); // leaked: storages outlive every static destructor
+  return *all;
+}
+
+void report(void* ptr, std::int64_t change, Location home) {
+  if (c10::memoryProfilingEnabled()) {
+    report_to_profiler(Context::get().managed_allocator(), ptr, change, home);
+  }
+}
+
+void delete_given(void* context) {
+  if (Context::get().forked()) {
+    return; // the parent's
+  }
+  const std::unique_ptr<Given> given(static_cast<Given*>(context));
+  registry().remove(*given); // before the address may be somebody else's
+  given->allocator->free(given->allocation);
+  try {
+    report(given->allocation.ptr, -static_cast<std::int64_t>(given->allocation.bytes), given->home);
+  } catch (const std::exception&) {
+    // Nothing to be done about it where memory is freed.
+  }
+}
+
+Given& given_of(const c10::DataPtr& data) {
+  return *static_cast<Given*>(data.get_context());
+}
+
+} // namespace
+
+c10::DataPtr allocate_from(const std::shared_ptr<Allocator>& allocator, std::size_t bytes, Location home, Stream stream,
+                           c10::Device device) {
+  Allocation allocation;
+  try {
+    allocation = allocator->allocate(bytes, home, stream);
+  } catch (const OutOfMemory& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  } catch (const InvalidArgument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+  if (!allocation) {
+    return {nullptr, device};
+  }
+  std::unique_ptr<Given> given;
+  try {
+    given = std::make_unique<Given>(Given{allocator, allocation, home, {stream}});
+    registry().add(given.get());
+  } catch (...) {
+    allocator->free(allocation);
+    throw;
+  }
+  c10::DataPtr data(allocation.ptr, given.release(), &delete_given, device);
+  report(allocation.ptr, static_cast<std::int64_t>(bytes), home);
+  return data;
+}
+
+bool is_from_allocator(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_given;
+}
+
+c10::DataPtr allocator_data_at(void* ptr, c10::Device device) {
+  Given* const given = registry().find(ptr);
+  return given == nullptr ? c10::DataPtr() : c10::DataPtr(ptr, given, &delete_given, device);
+}
+
+void record_allocator_stream(const c10::DataPtr& data, Stream stream) {
+  Given& given = given_of(data);
+  registry().add_stream(given, stream);
+  given.allocator->record_stream(given.allocation, stream);
+}
+
+std::vector<Stream> allocator_streams(const c10::DataPtr& data) {
+  std::vector<Stream> streams = registry().streams(given_of(data));
+  std::erase_if(streams, [](Stream stream) { return stream.is_host(); });
+  return streams;
+}
+
+} // namespace torch_uvm

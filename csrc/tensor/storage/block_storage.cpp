@@ -1,0 +1,90 @@
+#include "tensor/storage/block_storage.h"
+
+#include <atomic>
+#include <exception>
+
+#include "residency/trace/origins.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/advice_book.h"
+#include "tensor/storage/profiler_report.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<CachingManagedAllocator*> the_plain_allocator{nullptr};
+
+void free(CachingManagedAllocator& allocator, Block* block) {
+  if (!c10::memoryProfilingEnabled()) {
+    allocator.free(block);
+    return;
+  }
+  void* const ptr = allocator.data(block);
+  const auto bytes = static_cast<std::int64_t>(allocator.bytes(block));
+  const Location home = allocator.home(block);
+  allocator.free(block);
+  try {
+    report_to_profiler(allocator, ptr, -bytes, home);
+  } catch (const std::exception&) {
+    // Nothing to be done about it where memory is freed.
+  }
+}
+
+void delete_managed(void* block) {
+  const bool known = forget_record(static_cast<Block*>(block));
+  if (!known && Origins::get().asked() && !Context::get().forked()) {
+    Origins::get().gone(block);
+  }
+  forget_hints(static_cast<Block*>(block));
+  free(Context::get().managed_allocator(), static_cast<Block*>(block));
+  if (known) {
+    note_freed();
+  }
+}
+
+void delete_plain(void* block) {
+  free(*plain_allocator(), static_cast<Block*>(block));
+}
+
+void delete_evicted(void* record) {
+  if (Context::get().forked()) {
+    return;
+  }
+  engine_in_use()->died(static_cast<Record*>(record));
+}
+
+} // namespace
+
+void set_plain_allocator(CachingManagedAllocator* allocator) {
+  the_plain_allocator.store(allocator);
+}
+
+CachingManagedAllocator* plain_allocator() {
+  return the_plain_allocator.load();
+}
+
+c10::DataPtr managed_data(Block* block, c10::Device device) {
+  return {block == nullptr ? nullptr : Context::get().managed_allocator().data(block), block, &delete_managed, device};
+}
+
+c10::DataPtr plain_data(Block* block, c10::Device device) {
+  return {block == nullptr ? nullptr : plain_allocator()->data(block), block, &delete_plain, device};
+}
+
+c10::DataPtr host_data(Record& record, void* ptr, c10::Device device) {
+  return {ptr, &record, &delete_evicted, device};
+}
+
+bool is_own_block(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_managed;
+}
+
+bool is_plain(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_plain;
+}
+
+bool is_on_host(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_evicted;
+}
+
+} // namespace torch_uvm

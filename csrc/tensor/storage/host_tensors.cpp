@@ -1,0 +1,107 @@
+#include "tensor/storage/host_tensors.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "tensor/process/context.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/managed_storage.h"
+
+namespace torch_uvm {
+namespace {
+
+std::atomic<bool> host_tensors_on{false};
+std::atomic<bool> any_made{false}; // until then no address can be one of ours
+
+c10::Device cpu() {
+  return c10::Device(c10::DeviceType::CPU);
+}
+
+Block* block_at(void* ptr) {
+  return Context::get().managed_allocator().find(ptr);
+}
+
+// What raw_allocate gave out: ours or the native allocator's, which only the address tells.
+c10::DeleterFnPtr native_deleter = nullptr;
+
+void delete_raw(void* ptr) {
+  if (ptr == nullptr) {
+    return;
+  }
+  if (any_made.load(std::memory_order_relaxed) && block_at(ptr) != nullptr) {
+    host_tensor_deleter()(ptr);
+  } else {
+    native_deleter(ptr);
+  }
+}
+
+struct HostTensorAllocator final : c10::Allocator {
+  explicit HostTensorAllocator(c10::Allocator* native) : native(native) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (!host_tensors_on.load(std::memory_order_relaxed) || bytes < kHostTensorBytes || !managed_enabled() ||
+        Context::get().forked()) {
+      return native->allocate(bytes);
+    }
+    c10::DataPtr managed;
+    try {
+      managed = allocate_managed(bytes, Location::host(), Stream::host(), cpu());
+    } catch (const c10::OutOfMemoryError& error) {
+      // The script asked for a CPU tensor, and would have got one: being managed is what it loses.
+      TORCH_WARN_ONCE(
+          "torch_uvm: a CPU tensor gets ordinary memory, as there is no managed memory for it (said once); raise the "
+          "limit, or leave host_tensors off: ",
+          error.what_without_backtrace());
+      return native->allocate(bytes);
+    }
+    if (block_of(managed) == nullptr) {
+      return managed; // forked meanwhile: ordinary memory
+    }
+    void* ptr = managed.get();
+    managed.release_context();
+    any_made.store(true, std::memory_order_relaxed);
+    return {ptr, ptr, host_tensor_deleter(), cpu()};
+  }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    // It looks simple, and must not be taken for it: copy-on-write would put a deleter of its own in the
+    // place of ours, and nobody would know the memory any more.
+    return !is_host_tensor(data) && native->is_simple_data_ptr(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &delete_raw;
+  }
+  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
+    native->copy_data(dst, src, bytes);
+  }
+
+  c10::Allocator* const native;
+};
+
+} // namespace
+
+void install_host_tensors() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    c10::Allocator* native = c10::GetCPUAllocator();
+    native_deleter = native->raw_deleter();
+    c10::SetCPUAllocator(new HostTensorAllocator(native), /*priority=*/1); // leaked, never uninstalled
+  });
+}
+
+void set_host_tensors(bool on) {
+  if (on) {
+    TORCH_CHECK(Context::get().backend_name() != "none",
+                "host tensors are managed memory, and there is no device here to manage memory for");
+    install_host_tensors();
+  }
+  host_tensors_on.store(on, std::memory_order_relaxed);
+}
+
+bool host_tensors() {
+  return host_tensors_on.load(std::memory_order_relaxed);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,179 @@
+#include "tensor/storage/labels.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/storage/block_storage.h"
+
+namespace torch_uvm {
+namespace {
+
+using Storages = std::vector<c10::intrusive_ptr<c10::StorageImpl>>;
+
+struct Owner;
+Owner* owner_of(const c10::DataPtr& data);
+
+struct Owner final : c10::intrusive_ptr_target {
+  explicit Owner(c10::DataPtr data, bool resizable) : data(std::move(data)), resizable(resizable) {}
+
+  c10::DataPtr data; ///< frees the block
+  const bool resizable; ///< what the first storage was before it was shared
+  std::mutex mutex; // leaf
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> labels;
+
+  /// The live storages. Dead ones are forgotten, and those whose bytes PyTorch has replaced by others:
+  /// share_memory_(), a resize, another storage's bytes swapped in. With the mutex held, but `keep` outlives
+  /// that: a storage that only this call kept alive comes back here when it is let go.
+  /// \param known one that is on these bytes, listed or not: it may have come by them in such a swap
+  std::vector<c10::StorageImpl*> live(Storages& keep, c10::StorageImpl* known = nullptr) {
+    std::vector<c10::StorageImpl*> storages;
+    std::erase_if(labels, [&](const auto& label) {
+      keep.push_back(label.lock());
+      c10::StorageImpl* storage = keep.back().get();
+      if (storage == nullptr || owner_of(storage->_mutable_data_ptr_no_checks()) != this) {
+        return true;
+      }
+      storages.push_back(storage);
+      return false;
+    });
+    if (known != nullptr && std::find(storages.begin(), storages.end(), known) == storages.end()) {
+      list(known);
+      storages.push_back(known);
+    }
+    return storages;
+  }
+
+  void list(c10::StorageImpl* storage) {
+    labels.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
+};
+
+void release_owner(void* pointer);
+
+Owner* owner_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &release_owner ? static_cast<Owner*>(data.get_context()) : nullptr;
+}
+
+void release_owner(void* pointer) {
+  auto* owner = static_cast<Owner*>(pointer);
+  Storages keep;
+  {
+    std::lock_guard lock(owner->mutex);
+    const auto live = owner->live(keep);
+    if (live.size() == 1) {
+      live.front()->set_resizable(owner->resizable); // the last one may grow again
+    }
+  }
+  if (is_own_block(owner->data) && c10::raw::intrusive_ptr::use_count(owner) > 1) {
+    forget_outlived(static_cast<Block*>(owner->data.get_context()));
+  }
+  c10::raw::intrusive_ptr::decref(owner);
+}
+
+c10::DataPtr labelled(Owner* owner, c10::Device device) {
+  c10::raw::intrusive_ptr::incref(owner);
+  return {owner->data.get(), owner, &release_owner, device};
+}
+
+/// The same bytes to be freed the same way; what is left frees nothing.
+c10::DataPtr take_over(c10::DataPtr& data, c10::Device device) {
+  c10::DataPtr taken(data.get(), data.get_context(), data.get_deleter(), device);
+  data.release_context(); // and shows them still: another thread may be reading
+  return taken;
+}
+
+// Two threads may move one tensor for the first time. Taken after the engine's, if both are.
+std::mutex first_moves;
+
+/// Kept: the storage may be one of its own again before the caller is done.
+c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
+  std::lock_guard lock(first_moves);
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  if (Owner* owner = owner_of(data)) {
+    return c10::intrusive_ptr<Owner>::reclaim_copy(owner);
+  }
+  const c10::Device device = data.device();
+  auto owner = c10::make_intrusive<Owner>(take_over(data, device), storage->resizable());
+  owner->list(storage);
+  storage->set_data_ptr_noswap(labelled(owner.get(), device));
+  return owner;
+}
+
+/// With the engine's lock held: on other threads it may look at the storage meanwhile.
+c10::intrusive_ptr<Owner> make_owner_for_all(c10::StorageImpl* storage) {
+  Engine* const engine = Context::forked() ? nullptr : engine_in_use();
+  if (engine == nullptr) {
+    return make_owner(storage);
+  }
+  const Engine::Lock lock(*engine);
+  return make_owner(storage);
+}
+
+} // namespace
+
+bool has_owner(const c10::DataPtr& data) {
+  return data.get_deleter() == &release_owner;
+}
+
+const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
+  const Owner* owner = owner_of(data);
+  return owner == nullptr ? data : owner->data;
+}
+
+c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  const c10::intrusive_ptr<Owner> owner = make_owner_for_all(impl);
+  Storages keep;
+  std::lock_guard lock(owner->mutex);
+  const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);
+  for (c10::StorageImpl* storage_there : live) {
+    if (storage_there->device() == device) {
+      return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_there));
+    }
+  }
+  auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
+                                                    labelled(owner.get(), device), allocator, /*resizable=*/false);
+  owner->list(made.get());
+  // Growing one would leave the others with the old bytes, or over-run them.
+  for (c10::StorageImpl* storage_there : live) {
+    storage_there->set_resizable(false);
+  }
+  return c10::Storage(std::move(made));
+}
+
+bool take_off_labels(c10::StorageImpl* storage) {
+  const std::lock_guard lock(first_moves);
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  Owner* const owner = owner_of(data);
+  if (owner == nullptr || c10::raw::intrusive_ptr::use_count(owner) != 1) {
+    return false;
+  }
+  c10::DataPtr bytes = take_over(owner->data, data.device());
+  data.release_context();
+  storage->set_data_ptr_noswap(std::move(bytes));
+  c10::raw::intrusive_ptr::decref(owner);
+  return true;
+}
+
+std::optional<std::size_t> labels_of(const c10::Storage& storage) {
+  c10::intrusive_ptr<Owner> owner;
+  {
+    std::lock_guard lock(first_moves);
+    const c10::DataPtr& data = storage.data_ptr();
+    if (Owner* found = owner_of(data)) {
+      owner = c10::intrusive_ptr<Owner>::reclaim_copy(found);
+    } else {
+      return std::nullopt;
+    }
+  }
+  Storages keep;
+  std::lock_guard lock(owner->mutex);
+  return owner->live(keep, storage.unsafeGetStorageImpl()).size();
+}
+
+} // namespace torch_uvm

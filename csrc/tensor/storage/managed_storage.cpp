@@ -1,0 +1,154 @@
+#include "tensor/storage/managed_storage.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <memory>
+
+#include "residency/engine/relocation_min.h"
+#include "residency/trace/origins.h"
+#include "tensor/process/budgets.h"
+#include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
+#include "tensor/process/switch.h"
+#include "tensor/storage/allocator_storage.h"
+#include "tensor/storage/block_storage.h"
+#include "tensor/storage/idle_allocators.h"
+#include "tensor/storage/labels.h"
+#include "tensor/storage/profiler_report.h"
+
+namespace torch_uvm {
+namespace {
+
+/// What an error of plain memory says last; the Python package says the same of CUDA's (out_of_memory.py).
+constexpr const char* kPlainHint =
+    "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
+
+/// \param data_of what makes a DataPtr of the block
+/// \param hint of an error, at its end
+c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
+                      c10::Device device, c10::DataPtr (*data_of)(Block*, c10::Device), const char* hint = "") {
+  Block* block = nullptr;
+  try {
+    block = with_idle_memory([&] { return allocator.allocate(bytes, home, stream); });
+  } catch (const OutOfMemory& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), hint);
+  }
+  c10::DataPtr data = data_of(block, device);
+  if (block != nullptr && c10::memoryProfilingEnabled()) {
+    report_to_profiler(allocator, data.get(), static_cast<std::int64_t>(allocator.bytes(block)), home);
+  }
+  return data;
+}
+
+/// Before the stream's own work on it; the host has waited already for those that may still touch it.
+void zero(void* ptr, std::size_t bytes, Stream stream) {
+  if (ptr == nullptr) {
+    return;
+  }
+  if (stream.is_host()) {
+    std::memset(ptr, 0, bytes);
+  } else {
+    Context::get().runtime().zero_async(ptr, bytes, stream);
+  }
+}
+
+void delete_host_tensor(void* ptr) {
+  data_by_address(ptr, c10::Device(c10::DeviceType::CPU)); // goes back as any other managed memory
+}
+
+} // namespace
+
+c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device) {
+  Context& context = Context::get();
+  if (context.forked()) {
+    TORCH_CHECK(device.is_cpu(), "managed memory for ", device,
+                " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
+    return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  }
+  if (!home.is_host()) {
+    start_budget(home.index);
+  }
+  const std::shared_ptr<Allocator> chosen = current_allocator();
+  // No bytes are nobody's: the storage is managed all the same, which its deleter says.
+  c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
+                          ? allocate_from(chosen, bytes, home, stream, device)
+                          : allocate(context.managed_allocator(), bytes, home, stream, device, &managed_data);
+  if (bytes >= relocation_min() && Origins::get().asked() && is_own_block(data)) {
+    Origins::get().made(data.get_context(), bytes);
+  }
+  if (context.zeroes_allocations()) {
+    zero(data.get(), bytes, stream);
+  }
+  if (!home.is_host()) {
+    note_allocation(home.index, bytes);
+  }
+  return data;
+}
+
+c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {
+  TORCH_CHECK(!Context::get().forked(), "memory of ", device,
+              " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
+  return allocate(*plain_allocator(), bytes, Location::device(device.index()), stream, device, &plain_data, kPlainHint);
+}
+
+c10::DeleterFnPtr host_tensor_deleter() {
+  return &delete_host_tensor;
+}
+
+bool is_host_tensor(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_host_tensor;
+}
+
+bool is_managed(const c10::DataPtr& data) {
+  // Read once: the engine may relocate the storage on another thread, which replaces one deleter of ours by another.
+  const c10::DataPtr seen(nullptr, nullptr, data.get_deleter(), c10::Device(c10::DeviceType::CPU));
+  return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen);
+}
+
+std::size_t label_count(const c10::Storage& storage) {
+  return labels_of(storage).value_or(is_managed(storage.data_ptr()) ? 1 : 0);
+}
+
+Block* block_of(const c10::DataPtr& data) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (is_on_host(bytes)) {
+    return nullptr;
+  }
+  if (is_host_tensor(bytes) || is_from_allocator(bytes)) {
+    return Context::get().managed_allocator().find(bytes.get());
+  }
+  return is_own_block(bytes) || is_plain(bytes) ? static_cast<Block*>(bytes.get_context()) : nullptr;
+}
+
+c10::DataPtr data_by_address(void* ptr, c10::Device device) {
+  if (ptr != nullptr && Context::get().in_use()) {
+    if (c10::DataPtr data = allocator_data_at(ptr, device)) { // first: its block is the allocator's
+      return data;
+    }
+    if (Block* block = Context::get().managed_allocator().find(ptr)) {
+      return managed_data(block, device);
+    }
+    CachingManagedAllocator* plain = plain_allocator();
+    if (Block* block = plain == nullptr ? nullptr : plain->find(ptr)) {
+      return plain_data(block, device);
+    }
+  }
+  return {};
+}
+
+void record_stream(const c10::DataPtr& data, Stream stream) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (is_from_allocator(bytes)) {
+    record_allocator_stream(bytes, stream);
+    return;
+  }
+  Block* block = block_of(data);
+  if (block == nullptr) {
+    return;
+  }
+  (is_managed(data) ? Context::get().managed_allocator() : *plain_allocator()).record_stream(block, stream);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,69 @@
+#include "tensor/storage/ranges.h"
+
+#include <algorithm>
+
+namespace torch_uvm {
+
+void normalise(Ranges& ranges) {
+  std::erase_if(ranges, [](const Range& range) { return range.bytes() == 0; });
+  if (!std::ranges::is_sorted(ranges, {}, &Range::begin)) {
+    std::ranges::sort(ranges, {}, &Range::begin);
+  }
+  std::size_t kept = 0;
+  for (std::size_t index = 1; index < ranges.size(); ++index) {
+    if (ranges[index].begin <= ranges[kept].end) {
+      ranges[kept].end = std::max(ranges[kept].end, ranges[index].end);
+    } else {
+      ranges[++kept] = ranges[index];
+    }
+  }
+  if (!ranges.empty()) {
+    ranges.resize(kept + 1);
+  }
+}
+
+Ranges within(const Ranges& ranges, Range range) {
+  Ranges inside;
+  for (auto next = std::ranges::upper_bound(ranges, range.begin, {}, &Range::end);
+       next != ranges.end() && next->begin < range.end; ++next) {
+    inside.push_back({std::max(next->begin, range.begin), std::min(next->end, range.end)});
+  }
+  return inside;
+}
+
+Ranges difference(const Ranges& from, const Ranges& without) {
+  Ranges left;
+  auto next = without.begin();
+  for (const Range& range : from) {
+    std::uintptr_t begin = range.begin;
+    while (next != without.end() && next->end <= begin) {
+      ++next;
+    }
+    for (auto cut = next; cut != without.end() && cut->begin < range.end; ++cut) {
+      if (cut->begin > begin) {
+        left.push_back({begin, cut->begin});
+      }
+      begin = std::max(begin, cut->end);
+    }
+    if (begin < range.end) {
+      left.push_back({begin, range.end});
+    }
+  }
+  return left;
+}
+
+void unite(Ranges& into, const Ranges& added) {
+  into.insert(into.end(), added.begin(), added.end());
+  normalise(into);
+}
+
+Range rounded_inwards(Range range, std::size_t page) {
+  const std::uintptr_t begin = (range.begin + page - 1) / page * page;
+  return {begin, std::max(begin, range.end / page * page)};
+}
+
+Range rounded_outwards(Range range, std::size_t page) {
+  return {range.begin / page * page, (range.end + page - 1) / page * page};
+}
+
+} // namespace torch_uvm
