@@ -77,7 +77,7 @@ class TestTheEngine:
                 kept[index] = kept[index] * 1.5
             torch_uvm.step()
         # Besides, of calls that an earlier test made fail in this process.
-        watched = [it for it in lines if "are watched" in it]
+        watched = [it for it in lines if "are observed" in it]
         reached = [it for it in lines if "budget is reached" in it]
         assert len(watched) == len(reached) == 1
         assert all(it.startswith("INFO ") for it in watched + reached)
@@ -92,13 +92,13 @@ class TestTheEngine:
         assert [level for level, _ in said] == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
         for level, message in said:
             if level == logging.WARNING:
-                assert "said once" in message and ("raise" in message or "lower" in message)
+                assert "logged once" in message and ("raise" in message or "lower" in message)
         assert seen.new(stats | {"plan_hits": 5, "over_budget": 9}) == []
         assert [it for _, it in seen.new(stats | {"plan_hits": 5})] == [
-            "operators are no longer watched: steps repeat and fit the budget"
+            "operators are no longer observed: steps repeat and fit the budget"
         ]
         assert [it for _, it in seen.new(stats | {"plan_hits": 6})] == [
-            "operators are watched: memory is short, or was so far"
+            "operators are observed: memory is short, or was until now"
         ]
 
     def test_is_not_asked_where_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:

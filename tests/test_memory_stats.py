@@ -244,7 +244,7 @@ class TestSummary:
             x.add_(1)
         stats = torch_uvm.residency_stats()
         summary = torch_uvm.memory_summary()
-        assert "budget of device 0: 8.00 MiB (asked for: 8MiB); reserved" in summary
+        assert "budget of device 0: 8.00 MiB (requested: 8MiB); reserved" in summary
         pinned = _C.format_bytes(stats["host_bytes"])
         assert f"pinned host memory: {pinned}; host limit: 96.00 MiB" in summary
         rows = {line[:29].strip(): line[29:].split() for line in summary.splitlines()}

@@ -138,7 +138,7 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{printable(path)}, line {number + 1}: "
-                f"{_NO_TRACE if number == 0 else 'no text'}; it is not UTF-8 ({error.reason})"
+                f"{_NO_TRACE if number == 0 else 'not text'}; it is not UTF-8 ({error.reason})"
             ) from None
         except ValueError as error:  # of json, ours
             raise ValueError(f"{printable(path)}, line {max(number, 1)}: {error}") from None
@@ -148,7 +148,8 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
 
 
 _NO_TRACE = (
-    "this is no trace of accesses: its first line is no header; torch_uvm.record_accesses(path) writes traces"
+    "this is not a trace of accesses: its first line is not a header; "
+    "torch_uvm.record_accesses(path) writes traces"
 )
 
 
@@ -161,7 +162,7 @@ class _Reader:
         try:
             record = json.loads(text)
         except ValueError as error:
-            what = _NO_TRACE if first else f"no record: {error}"
+            what = _NO_TRACE if first else f"not a record: {error}"
             raise ValueError(f"{what}; the line begins with {excerpt(text[:40])}") from None
         if first and (not isinstance(record, dict) or next(iter(record), None) != "format"):
             raise ValueError(f"{_NO_TRACE}; the line is {excerpt(record)}")
@@ -227,13 +228,13 @@ class _Reader:
     def _live(self, value: object) -> int:
         number = _name(value)
         if number not in self.live:
-            raise ValueError(f"storage {number} was not told of, or is dead")
+            raise ValueError(f"storage {number} is unknown, or was freed")
         return number
 
     def _birth(self, record: dict[str, Any]) -> None:
         number = _name(record["birth"])
         if number in self.trace.storages:
-            raise ValueError(f"storage {number} is born a second time")
+            raise ValueError(f"storage {number} is created a second time")
         self._add(number, record, True)
         if self.trace.operators:
             self.trace.operators[-1].births.append(number)
@@ -252,7 +253,7 @@ class _Reader:
             raise ValueError(f"transfer {excerpt(kind)}; accepted: {', '.join(TRANSFERS)}")
         number = _name(record["storage"])
         if number not in self.trace.storages:
-            raise ValueError(f"storage {number} was not told of")
+            raise ValueError(f"storage {number} is unknown")
         count = _count(record["bytes"], "bytes")
         operators = len(self.trace.operators)
         self.trace.transfers.append(Transfer(kind, number, count, _time(record["time"]), operators))
@@ -260,7 +261,7 @@ class _Reader:
     def _took(self, record: dict[str, Any]) -> None:
         number = _count(record["took"], "took", 2**64 - 1)
         if number >= len(self.trace.transfers):
-            raise ValueError(f"transfer {number} was not told of; there are {len(self.trace.transfers)}")
+            raise ValueError(f"transfer {number} is unknown; there are {len(self.trace.transfers)}")
         took = _time(record["us"])
         self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=took)
 

@@ -31,9 +31,11 @@ class StepMessages:
             operators = stats["plan_hits"] + stats["plan_misses"]
             watched = operators > self._operators
             if watched and not self._watched:
-                new.append((logging.INFO, "operators are watched: memory is short, or was so far"))
+                new.append((logging.INFO, "operators are observed: memory is short, or was until now"))
             elif self._watched and operators == self._operators:
-                new.append((logging.INFO, "operators are no longer watched: steps repeat and fit the budget"))
+                new.append(
+                    (logging.INFO, "operators are no longer observed: steps repeat and fit the budget")
+                )
             self._operators, self._watched = operators, watched  # smaller after a reset
             for key, message in _ONCE.items():
                 if _count(stats, key) > 0 and key not in self._said:
@@ -43,16 +45,16 @@ class StepMessages:
 
 
 _ONCE = {
-    "written_back": (logging.INFO, "the budget is reached: tensors leave their device for the host"),
-    "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (said once)"),
+    "written_back": (logging.INFO, "the budget is reached: tensors are evicted to the host"),
+    "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (logged once)"),
     "over_budget": (
         logging.WARNING,
-        "the operands of an operator alone exceed the budget (said once; residency_stats()['over_budget'] "
+        "the operands of an operator alone exceed the budget (logged once; residency_stats()['over_budget'] "
         "counts): raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
     ),
     "failures": (
         logging.WARNING,
-        "a call of the runtime failed in the residency engine, which did without (said once; "
+        "a call of the runtime failed in the residency engine; results are correct (logged once; "
         "residency_stats()['failures'] counts): free memory on this machine, or lower the limits",
     ),
 }
@@ -67,7 +69,7 @@ def _count(stats: dict[str, Any], key: str) -> int:
 
 
 def step_ended() -> None:
-    """Logs what changed since the last step. If nobody listens, it only checks the log's level."""
+    """Logs what changed since the last step, if the log's level is INFO or lower."""
     if log.isEnabledFor(logging.INFO):
         for level, message in _messages.new(_C.residency_stats()):
             log.log(level, message)

@@ -23,7 +23,7 @@ def has_gpu() -> bool:
 
 
 def expect_cuda() -> None:
-    """Installs the allocator, or, while CUDA is not initialised, has it installed by the initialisation."""
+    """Installs the allocator: now, or when CUDA is initialised."""
     global _expected
     with _lock:
         if not _expected:

@@ -36,11 +36,11 @@ def environment() -> dict[str, str]:
 
 
 def driver() -> dict[str, Any]:
-    """The driver, where there is one and somebody says.
+    """The NVIDIA driver.
 
     Returns:
-        ``nvidia``: the kernel driver's version, such as "580.65.06". ``cuda``: the latest CUDA that it runs,
-        such as "13.0". None where it is not known.
+        ``nvidia``: the kernel driver's version, such as "580.65.06". ``cuda``: the latest CUDA that it
+            supports, such as "13.0". None if unknown.
     """
     nvidia = None
     if _NVIDIA.exists():
@@ -75,15 +75,16 @@ def _rate(
 
 
 def link() -> dict[str, Any]:
-    """Copies of ordinary memory, pinned on the host, between it and the current device: under a second, and
-    128 MiB of memory at most, none of it managed.
+    """Measures copies of ordinary pinned memory between the host and the current device.
+
+    It takes less than a second and at most 128 MiB of memory, none of it managed.
 
     Returns:
-        ``device``; ``bytes`` of one copy; ``to_device`` and ``to_host`` in GB/s (10^9 bytes a second);
-        ``modelled``: by the emulated accelerator's clock, so that it says nothing of this machine.
+        ``device``; ``bytes`` of one copy; ``to_device`` and ``to_host`` in GB/s (10^9 bytes per second);
+        ``modelled``: measured by the emulated accelerator's clock, so not about this machine.
 
     Raises:
-        RuntimeError: there is no accelerator that copies can be measured on, or no memory for it.
+        RuntimeError: there is no accelerator to measure copies on, or no memory for it.
     """
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type not in ("cuda", "emu"):

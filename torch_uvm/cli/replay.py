@@ -227,8 +227,8 @@ def main(argv: Sequence[str]) -> int:
     """Replays a log on each allocator.
 
     Returns:
-        0 if an allocator replayed all of it (the table says which did not), else 1; errors in what was
-        asked for exit with 2.
+        0 if an allocator replayed all of it (the table shows which did not), else 1; a usage error exits
+        with 2.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)

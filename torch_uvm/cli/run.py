@@ -1,8 +1,8 @@
 """`python -m torch_uvm run`: a script or module as python runs it, with managed memory on.
 
-The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, its exit status and its tracebacks as
-if torch_uvm were not there. The switch and the options are passed on in the environment, so that processes
-it starts (workers, the ranks of torchrun) have them, too.
+The program gets its own `__main__`, `sys.argv` and `sys.path[0]`; its exit status and tracebacks are those
+of a run without torch_uvm. The environment passes the switch and the options on to the processes that it
+starts (workers, the ranks of torchrun).
 """
 
 from __future__ import annotations

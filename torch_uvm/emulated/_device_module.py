@@ -186,7 +186,7 @@ class _EventType(type):
 class Event(torch.Event, metaclass=_EventType):
     """An event of an `emu` device.
 
-    What is made is a torch.Event: streams and other events take no subclass of it.
+    The object is a torch.Event: streams and other events accept no subclass of it.
     """
 
     def __new__(  # type: ignore[misc]
@@ -296,7 +296,7 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
         generator.set_state(state)
 
 
-# --- memory: plain and managed together, as torch.accelerator has it
+# --- memory: plain and managed together, as in torch.accelerator
 
 
 def memory_stats(device: _Device = None) -> dict[str, Any]:

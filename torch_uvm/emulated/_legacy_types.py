@@ -23,7 +23,7 @@ NAMES = sorted(_DTYPES)
 
 
 class _LegacyType(type):
-    """The type of these types: what is an instance of them is told by device and dtype."""
+    """The metaclass of these types: device and dtype decide what is an instance."""
 
     dtype: torch.dtype
     cpu_name: str
@@ -36,11 +36,11 @@ class _LegacyType(type):
         )
 
     def __call__(cls, *args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
-        """As the CPU's type of the same name: from sizes, a torch.Size, numbers, or a tensor of this type.
+        """Like the CPU's type of the same name: from sizes, a torch.Size, numbers, or a tensor of this type.
 
         Raises:
             TypeError: a tensor of another type.
-            RuntimeError: `device` is no `emu` device.
+            RuntimeError: `device` is not an `emu` device.
         """
         where = torch.device("emu", device) if isinstance(device, int) else torch.device(device or "emu")
         if where.type != "emu":
@@ -57,7 +57,7 @@ class _LegacyType(type):
 
 
 def legacy_type(name: str) -> _LegacyType:
-    """Of one of NAMES. Its name has the module in it: Tensor.type() takes a type by its name."""
+    """The type of one of NAMES. Its name includes the module, as Tensor.type() looks it up."""
     full_name = f"torch.emu.{name}"
     return _LegacyType(full_name, (), {"dtype": _DTYPES[name], "cpu_name": name, "__module__": "torch.emu"})
 

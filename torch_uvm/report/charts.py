@@ -120,11 +120,11 @@ def _at(samples: Sequence[Sample], seconds: float) -> Sample:
 def memory(
     samples: Sequence[Sample], device: int | None, budget: int | None, steps: Sequence[float], title: str
 ) -> str:
-    """Bytes on a device, with the budget; above them, where there is one device, pinned ones on the host.
+    """Bytes on a device, with the budget; for a single device, pinned host bytes above.
 
     Args:
-        device: None: managed bytes in all, where nobody knows which are on the device.
-        steps: seconds at which to draw a line.
+        device: None: managed bytes in total, if it is unknown which are on the device.
+        steps: times at which to draw a line, in seconds.
     """
     times = [it.seconds for it in samples]
     below = [float(it.reserved if device is None else it.resident.get(device, 0)) for it in samples]
@@ -183,13 +183,14 @@ def _fastest(samples: Sequence[Sample], names: Sequence[str]) -> float:
 
 
 def carried(asked: Sequence[Sequence[float]], most: float) -> list[list[float]]:
-    """Rates at which a direction of the link carried what it was asked for, bin by bin.
+    """Rates at which one direction of the link carried the requested bytes, for each bin.
 
-    A sample counts bytes when they are asked for, which takes no time; the link takes them one after another.
+    Samples count bytes when they are requested, which takes no time; the link carries them one after
+    another.
 
     Args:
-        asked: bytes a second asked for, of kinds that share the direction; as many bins of each.
-        most: bytes a second that the link carries; 0: not known, and `asked` is what is returned.
+        asked: requested bytes per second, for each kind that uses the direction; equally many bins of each.
+        most: the link's bytes per second; 0: unknown, and the result is `asked`.
     """
     if most <= 0:
         return [list(series) for series in asked]

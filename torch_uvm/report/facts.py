@@ -18,8 +18,8 @@ class Facts:
         began: the local date and time.
         backend: "emulated", "cuda" or "none". devices: names, by index.
         samples: at least one, over time; by_step: at the ends of the first optimizer steps.
-        peaks: by device, the most managed bytes there; most_reserved: managed bytes in all, at most.
-        budgets: by device, in bytes, where one was in force; asked: as it was asked for, in words.
+        peaks: the most managed bytes, by device; most_reserved: in total.
+        budgets: in bytes, by device, of devices with a budget; asked: the request, in words.
         limit, host_limit: bytes, or None.
         optimizer: "in_place" or "deferred"; optimizers: names of the classes that made steps.
         foreach: of these, those that update all parameters by the same operators.

@@ -1,7 +1,7 @@
-"""The page: one file of HTML with its pictures and style in it, which fetches and runs nothing.
+"""The page: one HTML file that contains its pictures and style; it downloads and runs nothing.
 
-What comes from the script is text of others, and is escaped (markup.py); the page's policy forbids scripts
-and requests besides.
+Text from the script is untrusted and escaped (markup.py); the page's policy also forbids scripts and
+requests.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch_uvm.report.markup import byte_figure, count_figure, figure, prose, te
 from torch_uvm.report.storage_tables import storage_tables
 from torch_uvm.report.style import CSS
 
-_TABLE_ROWS = 40  # of samples
+_TABLE_ROWS = 40  # rows of samples
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
-#: Rows of the table of figures: totals' names, and what they are.
+#: Rows of the table of figures: names of totals, and their titles.
 _FIGURES = (
     ("fetched", "copied to a device"),
     ("written_back", "copied back to the host"),
-    ("dropped_clean", "given up with nothing to copy: the host had the same bytes"),
+    ("dropped_clean", "evicted without a copy: the host had the same bytes"),
     ("used_in_place", "used on the host by an operator, across the link"),
-    ("moved", "to another place of the device, out of the way of a large request"),
+    ("moved", "within the device, to make room for a large request"),
     ("waited", "the host waited for a copy"),
-    ("made_room", "the host looked for room for an allocation"),
+    ("made_room", "the host waited for memory on the device"),
 )
 _COUNTS = (
     ("plan_hits", "operators that came as planned"),
     ("plan_misses", "operators that did not"),
     ("over_budget", "operators whose operands alone exceeded the budget"),
     ("num_ooms", "requests that raised torch.OutOfMemoryError"),
-    ("num_alloc_retries", "requests that were tried again after the cache was given back"),
-    ("failures", "calls of the runtime that failed in the engine, and were done without"),
+    ("num_alloc_retries", "requests that were retried after the cache was released"),
+    ("failures", "calls of the runtime that failed in the engine"),
 )
 
 
@@ -201,7 +201,7 @@ def _settings(facts: Facts) -> str:
         return "none" if count is None else _C.format_bytes(count)
 
     rows = (
-        ("budget, as asked for", facts.asked),
+        ("requested budget", facts.asked),
         ("limit of managed memory", or_none(facts.limit)),
         ("limit of pinned host memory", or_none(facts.host_limit)),
         ("optimizer", facts.optimizer),

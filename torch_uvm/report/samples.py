@@ -19,13 +19,13 @@ _COUNTS = ("plan_hits", "plan_misses", "over_budget", "failures")
 
 @dataclass(frozen=True)
 class Sample:
-    """Levels at a time, and what there was in all since the beginning.
+    """Levels at one time, and totals since the beginning.
 
     Args:
         seconds: since the recording began.
-        allocated: managed bytes that tensors hold on devices and, under a budget of none, anywhere.
-        reserved: managed bytes in all; host: pinned bytes for copies on the host.
-        resident: by device, managed bytes there; as the emulator models it where there is no budget.
+        allocated: managed bytes that tensors hold on devices, or, without a budget, anywhere.
+        reserved: managed bytes in total; host: pinned bytes for host copies.
+        resident: managed bytes on each device; modelled by the emulator if there is no budget.
         totals: by a name such as "fetched.bytes" or "plan_hits".
         steps: of optimizers.
     """
