@@ -106,11 +106,28 @@ class TestTheEngine:
             raise AssertionError("it was asked")
 
         monkeypatch.setattr(_C, "residency_stats", fail)
-        assert not logging.getLogger("torch_uvm").isEnabledFor(logging.INFO)
+        monkeypatch.setattr(logging.getLogger("torch_uvm"), "disabled", True)
         torch_uvm.step()
 
+    @pytest.mark.parametrize(("options", "said"), [("foreach=True", True), ("fused=True", False)])
+    def test_an_optimizer_that_exceeds_the_budget_is_told_the_remedy(
+        self, spawn: Spawn, options: str, said: bool
+    ) -> None:
+        script = f"""
+import torch, torch_uvm
+torch_uvm.emulated.configure(memory="256MiB")
+torch_uvm.enable(budget="16MiB")
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to("emu")
+optimizer = torch.optim.AdamW(model.parameters(), {options})
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 512, device="emu")).sum().backward()
+    optimizer.step()
+"""
+        assert spawn(script, env=EMU).stderr.count("needs less with fused=True") == said
 
-def test_nothing_is_printed_by_default(spawn: Spawn) -> None:
+
+def test_a_budget_that_is_kept_prints_nothing(spawn: Spawn) -> None:
     done = spawn(
         """
         import torch, torch_uvm

@@ -1,7 +1,7 @@
 """The log "torch_uvm": changes of settings, and what the residency engine has begun to do.
 
 The engine itself logs nothing: it holds locks, and takes no GIL. Its counters are compared at the end of
-each step, if the log's level is INFO or lower.
+each step.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _count(stats: dict[str, Any], key: str) -> int:
 
 
 def step_ended() -> None:
-    """Logs what changed since the last step, if the log's level is INFO or lower."""
-    if log.isEnabledFor(logging.INFO):
+    """Logs what changed since the last step."""
+    if log.isEnabledFor(logging.WARNING):
         for level, message in _messages.new(_C.residency_stats()):
             log.log(level, message)
