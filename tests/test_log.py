@@ -131,9 +131,9 @@ def test_a_budget_that_is_kept_prints_nothing(spawn: Spawn) -> None:
     done = spawn(
         """
         import torch, torch_uvm
-        torch_uvm.enable(budget="8MiB", limit="1GiB")
+        torch_uvm.enable(budget="14MiB", limit="1GiB")
         layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to("emu")
-        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, foreach=False)
         for _ in range(3):
             layers(torch.ones(8, 1024, device="emu")).sum().backward()
             optimizer.step()

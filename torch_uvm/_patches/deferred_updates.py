@@ -6,9 +6,9 @@ overlap the forward pass.
 
 The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for one
 parameter at a time, and the operators that they call are recorded instead of run
-(csrc/tensor/dispatch/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are numbers,
-and step counts and versions of tensors increase at once. An update that cannot wait, or that might give
-other bits, runs during the step.
+(csrc/tensor/dispatch/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are
+numbers, and step counts and versions of tensors increase at once. An update that cannot wait, or that might
+give other bits, runs during the step.
 """
 
 # ruff: noqa: C419  (lists, not generators: Python loses Ctrl-C when it closes an unfinished generator)
