@@ -15,6 +15,9 @@ namespace contract {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+/// What a hard cap leaves for the segment of small requests, so that a cap of this and N more is one segment of N.
+constexpr std::size_t kForSmall = 2 * MiB;
+
 inline void* tag_of(std::size_t number) {
   return reinterpret_cast<void*>(number);
 }

@@ -122,7 +122,7 @@ TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
 TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
-  rig.allocator->set_cap(0, 4 * kBytes, true);
+  rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB, true); // and a segment of small requests
   std::vector<Block*> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(filled(rig, kBytes, kDevice, i));

@@ -14,7 +14,7 @@ using namespace contract;
 
 TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -93,7 +93,7 @@ class RandomHeap {
  public:
   RandomHeap(Rig& rig, std::uint64_t seed) : random(seed), rig_(rig), other_(rig.stream()) {
     if (random() % 6 != 0) {
-      rig.allocator->set_cap(0, 128 * MiB, true);
+      rig.allocator->set_cap(0, 128 * MiB + kForSmall, true);
     }
     const std::size_t count = 10 + random() % 120;
     for (std::size_t i = 0; i < count; ++i) {
@@ -275,7 +275,7 @@ TEST(the_lowest_run_is_the_first_on_random_heaps) {
 
 TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
     for (int i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -287,11 +287,14 @@ TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
     CHECK_EQ(rig.address(blocks[6]), snug - 7 * MiB); // after it is 1 MiB, which would be the best fit
     rig.allocator->free(std::exchange(blocks[1], nullptr));
     std::vector<Block*> small;
+    for (int i = 0; i < 2; ++i) {
+      small.push_back(rig.allocate(kSmallRequest)); // the segment of small requests is full
+    }
     for (int i = 0; i < 16; ++i) {
       small.push_back(rig.allocate(64 * KiB));
       CHECK(rig.address(small.back()) >= lowest && rig.address(small.back()) < lowest + MiB);
     }
-    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB + kForSmall));
     for (Block* const block : small) {
       rig.allocator->free(block);
     }

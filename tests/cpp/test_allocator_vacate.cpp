@@ -19,7 +19,7 @@ double by_size(void* tag, std::size_t bytes) {
 
 TEST(the_smallest_neighbours_find_places) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -52,7 +52,7 @@ TEST(the_smallest_neighbours_find_places) {
 
 TEST(what_must_not_move_stays) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 32 * MiB, true);
+    rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 4; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -78,7 +78,7 @@ TEST(what_must_not_move_stays) {
 
 TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 32 * MiB, true);
+    rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     const Stream taker = rig.stream(), third = rig.stream();
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 4; ++i) {
@@ -219,7 +219,7 @@ HARNESS_MAIN()
 
 TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));

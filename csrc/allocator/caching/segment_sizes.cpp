@@ -9,6 +9,9 @@
 namespace torch_uvm {
 namespace {
 
+/// From this cap on, the large segment leaves room for one of small requests. Small blocks never move: in the large
+/// segment they would keep it from being given back when the cap is lowered.
+constexpr std::size_t kLeastForSmall = 16 * MiB;
 /// Of a segment under a large budget: making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is that part of what there is: never much too much, and few calls of the source until all is there.
@@ -48,7 +51,8 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
   const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
-  const std::size_t taken = this->taken(request.home.index);
+  const bool leaves = hard && cap >= kLeastForSmall && ledger.reserved_bytes(request.home, PoolKind::kSmall) == 0;
+  const std::size_t taken = this->taken(request.home.index) + (leaves ? kSmallSegment : 0);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
 }
