@@ -186,15 +186,13 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
         device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
 
     Returns:
-        a dictionary, bytes by name: "reserved_bytes" (of segments made for `device`), "allocated_bytes",
-            "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes"
-            (freed, but still in use by a stream), "free_bytes", and of these "inactive_split_bytes" (in
-            segments partly in use), "unused_segment_bytes" (which `empty_cache` releases) and
-            "largest_free_bytes" (in one piece).
-        "share_outside_largest": of the free bytes, from 0 to 1.
-        "pieces": a list of "least_bytes", "count" and "bytes", for the free pieces of at least that size and
-        below the next entry's.
-        "table": all of it as text.
+        a dictionary. Bytes are "reserved_bytes" (of segments made for `device`), "allocated_bytes",
+        "requested_bytes", "rounding_bytes" (allocated beyond what was requested), "pending_bytes" (freed,
+        but still in use by a stream), "free_bytes", and of these "inactive_split_bytes" (in segments partly
+        in use), "unused_segment_bytes" (which `empty_cache` releases) and "largest_free_bytes" (in one
+        piece). "share_outside_largest" is a share of the free bytes, from 0 to 1. "pieces" is a list of
+        {"least_bytes", "count", "bytes"} for the free pieces of at least that size and below the next
+        entry's. "table" is all of it as text.
 
     Raises:
         TypeError, ValueError: an unknown device or index.

@@ -197,12 +197,12 @@ def residency_stats() -> dict[str, Any]:
         copies evicted without a copy), `used_in_place` (operands that an operator used on the host) and
         `waited` (the host waited for a copy) are dictionaries of `count`, `bytes` and `ms` (milliseconds,
         modelled ones on the emulated accelerator).
-        `plan_hits`, `plan_misses`: operators that came as scheduled, and that did not.
-        `over_budget`: operators whose operands alone exceeded the budget.
-        `device_bytes`, `peak_device_bytes`: managed bytes reserved on each device now, and at most since
-            `reset_peak_memory_stats`; by torch.device.
-        `host_bytes`: pinned bytes reserved for host copies. `records`: storages that are tracked.
-        `failures`: runtime calls that failed inside the engine; results are correct all the same.
+        `plan_hits` and `plan_misses` count operators that came as scheduled, and that did not.
+        `over_budget` counts operators whose operands alone exceeded the budget.
+        `device_bytes` and `peak_device_bytes` are managed bytes reserved on each device, now and at most
+        since `reset_peak_memory_stats`, by torch.device.
+        `host_bytes` is pinned bytes reserved for host copies. `records` counts storages that are tracked.
+        `failures` counts runtime calls that failed inside the engine; results are correct all the same.
         All are 0 or empty if there never was a budget.
 
     >>> torch_uvm.residency_stats()["plan_misses"]
