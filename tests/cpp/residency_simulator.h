@@ -50,6 +50,8 @@ inline OperatorKey key_of(const std::string& name) {
   return std::hash<std::string>{}(name);
 }
 
+constexpr double kLinkBytesPerMs = 52e6; // each way
+
 class Simulator {
  public:
   struct Counts {
@@ -117,12 +119,13 @@ class Simulator {
     for (const Use& use : op.uses) {
       accesses_.push_back({names_.at(use.name), use.writes});
     }
+    ++operators_;
     const Decision& before = policy_.begin(key_of(op.name), accesses_, op.in_place_ok);
     forget_if(before);
-    room_ = before.room;
     running_.clear();
     for (const Access& access : accesses_) {
       running_.insert(access.storage);
+      storages_.at(access.storage).last_use = operators_;
     }
     double link_bound = 0;
     for (const StorageId id : std::set<StorageId>(running_)) {
@@ -144,6 +147,7 @@ class Simulator {
     for (const auto& [name, bytes] : op.births) {
       births.emplace_back(make(name, bytes), bytes);
       take(births.back().first, bytes);
+      storages_.at(births.back().first).last_use = operators_;
     }
     counts_.peak = std::max(counts_.peak, used_ + op.workspace);
     held_for_workspace_ = op.workspace;
@@ -151,7 +155,6 @@ class Simulator {
     held_for_workspace_ = 0;
     const Decision& after = policy_.end(births, op.workspace);
     forget_if(after);
-    room_ = after.room;
     for (const StorageId id : after.retire) {
       CHECK(storages_.count(id) != 0);
       ++decided_[id];
@@ -175,6 +178,7 @@ class Simulator {
  private:
   struct Storage {
     std::size_t bytes = 0;
+    std::uint64_t last_use = 0; ///< the operator's number; 0: none
     bool on_device = false;
     bool fetching = false;
     bool host_valid = false; ///< the host has its bytes, or will when `written` comes
@@ -200,7 +204,7 @@ class Simulator {
     }
   }
   double transfer_ms(std::size_t bytes) const {
-    return static_cast<double>(bytes) / options_.link_bytes_per_ms;
+    return static_cast<double>(bytes) / kLinkBytesPerMs;
   }
 
   /// Time passes: write-backs end, and what waits for their room starts.
@@ -269,7 +273,7 @@ class Simulator {
       if (found != storages_.end() && retiring_.count(id) != 0) {
         retiring_.erase(id); // wanted again before it had left
       } else if (found != storages_.end() && !found->second.on_device && !found->second.fetching) {
-        if (used_ + found->second.bytes + held_for_workspace_ + room_ > options_.budget) {
+        if (used_ + found->second.bytes + held_for_workspace_ > options_.budget) {
           return;
         }
         start_fetch(id);
@@ -334,7 +338,7 @@ class Simulator {
       StorageId victim = 0;
       std::pair<double, std::uint64_t> worst;
       for (const StorageId id : by_use_) {
-        const std::pair<double, std::uint64_t> value{policy_.next_use(id), ~policy_.last_use(id)};
+        const std::pair<double, std::uint64_t> value{policy_.next_use(id), ~storages_.at(id).last_use};
         if (running_.count(id) == 0 && storages_.at(id).on_device && (victim == 0 || value > worst)) {
           victim = id;
           worst = value;
@@ -359,7 +363,8 @@ class Simulator {
   std::deque<StorageId> queue_;
   std::map<StorageId, std::size_t> decided_;
   std::vector<Access> accesses_;
-  std::size_t used_ = 0, room_ = 0, held_for_workspace_ = 0;
+  std::uint64_t operators_ = 0;
+  std::size_t used_ = 0, held_for_workspace_ = 0;
   double now_ = 0, link_in_ = 0, link_out_ = 0, counted_from_ = 0;
   StorageId next_id_ = 1;
 };

@@ -19,21 +19,17 @@ struct Access {
 struct PolicyOptions {
   std::size_t budget = 0; ///< bytes that storages may have on the device
   std::size_t reserve = 0; ///< of these, what the plan leaves free
-  double link_bytes_per_ms = 52e6; ///< each way
   bool in_place = true; ///< whether operators may use what is on the host there
 };
 
 /// Valid until the next call of `begin` or `end`.
 struct Decision {
-  /// Fetch these, in this order, each as soon as there is room besides `room`. They come after those of earlier
+  /// Fetch these, in this order, each as soon as there is room. They come after those of earlier
   /// decisions: the caller keeps the queue, and takes out what has died, what is resident and what was retired since.
   std::vector<StorageId> fetch;
   /// Start to write these back now: their device copies may be given up as soon as that is done. What is clean
   /// is written by nobody and may be given up at once.
   std::vector<StorageId> retire;
-  /// Bytes that should be free soon for what is born next: this operator's outputs and temporaries at `begin`,
-  /// those of the operators after it at `end`. Fetches ahead leave them free. 0: unknown.
-  std::size_t room = 0;
   /// At `begin`: sizes of the operator's results that outlive it, as the plan has them, or without a plan as an earlier
   /// operator of that name with operands of the same sizes made them. Empty: none, or unknown.
   std::vector<std::size_t> births;

@@ -9,8 +9,6 @@ namespace torch_uvm::planning {
 
 namespace {
 
-constexpr std::uint32_t kFarthestRoom = 4; // operators looked ahead for what is born; more changed nothing
-
 /// Bytes that are on the device during each operator, without fetches ahead.
 std::vector<std::size_t> base_usage(const Plan& plan) {
   const Lap& lap = plan.lap;
@@ -49,39 +47,9 @@ std::vector<std::size_t> base_usage(const Plan& plan) {
   return usage;
 }
 
-void add_rooms(Plan& plan, const PolicyOptions& options) {
-  const Lap& lap = plan.lap;
-  const std::uint32_t size = lap.size();
-  std::vector<std::int64_t> born(size, 0), died(size, 0);
-  for (const Event& event : lap.events) {
-    if (event.birth && !lap.parts[event.part].held) {
-      born[event.op] += static_cast<std::int64_t>(lap.parts[event.part].bytes);
-    }
-  }
-  for (std::uint32_t op = 0; op < size; ++op) {
-    for (const std::uint32_t part : lap.deaths[op]) {
-      died[op] += static_cast<std::int64_t>(lap.parts[part].bytes);
-    }
-  }
-  const auto enough = static_cast<std::int64_t>(options.link_bytes_per_ms);
-  plan.room.resize(size);
-  plan.own_room.resize(size);
-  for (std::uint32_t op = 0; op < size; ++op) {
-    plan.own_room[op] = static_cast<std::size_t>(born[op]) + lap.ops[op].workspace;
-    std::int64_t level = 0, most = 0, sum = 0;
-    for (std::uint32_t ahead = 1; ahead <= std::min(kFarthestRoom, size) && sum < enough; ++ahead) {
-      const std::uint32_t then = (op + ahead) % size;
-      most = std::max(most, level + born[then] + static_cast<std::int64_t>(lap.ops[then].workspace));
-      level += born[then] - died[then];
-      sum += born[then];
-    }
-    plan.room[op] = static_cast<std::size_t>(most);
-  }
-}
-
 } // namespace
 
-void schedule(Plan& plan, const PolicyOptions& options, std::size_t capacity) {
+void schedule(Plan& plan, std::size_t capacity) {
   const Lap& lap = plan.lap;
   const std::uint32_t size = lap.size();
   Usage usage(base_usage(plan));
@@ -130,7 +98,6 @@ void schedule(Plan& plan, const PolicyOptions& options, std::size_t capacity) {
     }
     plan.retire.close_list();
   }
-  add_rooms(plan, options);
 }
 
 Plan make_plan(Lap lap, const PolicyOptions& options) {
@@ -143,7 +110,7 @@ Plan make_plan(Lap lap, const PolicyOptions& options) {
     }
   }
   choose_what_leaves(plan, options, capacity);
-  schedule(plan, options, capacity);
+  schedule(plan, capacity);
   return plan;
 }
 

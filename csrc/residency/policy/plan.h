@@ -29,9 +29,6 @@ struct Plan {
   Lists retire; ///< by operator: parts that leave after it
   Lists fetch; ///< by operator: fetches that are asked for after it, in order of need
   std::vector<Fetch> fetches; ///< in order of need
-  std::vector<std::size_t>
-      room; ///< by operator: bytes for what is born after it, within about a millisecond of the link
-  std::vector<std::size_t> own_room; ///< by operator: bytes for its own outputs and workspace
 };
 
 /// Decides for each stretch between two uses of a part whether it stays (`leaves`), and which uses happen on the host
@@ -41,7 +38,7 @@ void choose_what_leaves(Plan& plan, const PolicyOptions& options, std::size_t ca
 
 /// Asks for each fetch as early as there is room from then on until it is needed, the nearest need first. What would
 /// leave and come back at once stays.
-void schedule(Plan& plan, const PolicyOptions& options, std::size_t capacity);
+void schedule(Plan& plan, std::size_t capacity);
 
 Plan make_plan(Lap lap, const PolicyOptions& options);
 

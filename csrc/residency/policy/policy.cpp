@@ -108,13 +108,11 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.fetch.clear();
   it.decision.retire.clear();
   it.decision.forget = false;
-  it.decision.room = 0;
   it.decision.births.clear();
   it.decision.guess = 0;
   if (it.counters.following) {
     const Plan& plan = it.follower.current()->plan;
     const std::uint32_t position = it.follower.position();
-    it.decision.room = plan.own_room[position];
     for (const Event& event : plan.lap.at(position)) {
       if (event.birth) {
         it.decision.births.push_back(plan.lap.parts[event.part].bytes);
@@ -146,7 +144,6 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   it.decision.fetch.clear();
   it.decision.retire.clear();
   it.decision.births.clear();
-  it.decision.room = 0;
   it.decision.forget = it.forget;
   it.forget = false;
   if (it.follower.matched()) {
@@ -190,11 +187,6 @@ double Policy::next_use(StorageId storage) const {
 double Policy::next_use_on_device(StorageId storage) const {
   const std::optional<NextUse> next = state_->next_use(storage);
   return next && !next->in_place ? next->ahead : kNoUse;
-}
-
-std::uint64_t Policy::last_use(StorageId storage) const {
-  const StorageState* state = state_->storages.find(storage);
-  return state == nullptr ? 0 : std::max(state->last_use, state->birth);
 }
 
 bool Policy::use_in_place(StorageId storage) const {

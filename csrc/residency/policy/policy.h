@@ -46,7 +46,7 @@ class Policy {
 
   /// An outermost operator is about to run. What was not `created` is taken for a storage of no bytes.
   /// \param in_place_ok it reads or writes each byte about once (optimizers, embeddings)
-  /// \return room for it; fetches come from `end`, when its operands may be touched
+  /// \return sizes of its results; fetches come from `end`, when its operands may be touched
   const Decision& begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok);
   /// The operator has ended (its kernels are queued). Where several threads run operators at once, it is the latest
   /// that began.
@@ -61,8 +61,6 @@ class Policy {
   double next_use(StorageId storage) const;
   /// The same of a use that the plan has on the device; infinity: the next one is on the host, or none is known.
   double next_use_on_device(StorageId storage) const;
-  /// The count of the latest operator that used it or gave birth to it, for when plans are silent; 0: none did.
-  std::uint64_t last_use(StorageId storage) const;
   /// Of the operator that has begun last: better used on the host, where it is not resident, than fetched.
   bool use_in_place(StorageId storage) const;
 

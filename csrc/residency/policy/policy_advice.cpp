@@ -49,7 +49,6 @@ void Policy::State::advise() {
   for (const std::uint32_t part : known.plan.fetch[position]) {
     fetch(part);
   }
-  decision.room = known.plan.room[position];
 }
 
 /// What the plan has on the host by now leaves: for much of it no operator would ever say so.
