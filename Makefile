@@ -17,6 +17,9 @@ EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu
 FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 TYPED = $(wildcard *.py) scripts torch_uvm tests docs $(wildcard examples benchmarks)
 
+# What is built here is for tests, too; wheels lack their bindings.
+export TORCH_UVM_TEST_BINDINGS ?= 1
+
 # CMake and ninja are those of the virtual environment. Not for all commands: PYTHON must not be found there.
 WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
@@ -61,9 +64,9 @@ $(STAMPS)/installed: $(STAMPS)/origin $(wildcard requirements/*.txt)
 	@touch $@
 
 # Changes when a variable that the build depends on does.
+FLAVOUR = TORCH_UVM_CUDA=$(TORCH_UVM_CUDA) CUDA_HOME=$(CUDA_HOME) TORCH_UVM_TEST_BINDINGS=$(TORCH_UVM_TEST_BINDINGS)
 $(STAMPS)/flavour: $(STAMPS)/installed FORCE
-	@echo "TORCH_UVM_CUDA=$(TORCH_UVM_CUDA) CUDA_HOME=$(CUDA_HOME)" | cmp -s - $@ || \
-	  echo "TORCH_UVM_CUDA=$(TORCH_UVM_CUDA) CUDA_HOME=$(CUDA_HOME)" > $@
+	@echo "$(FLAVOUR)" | cmp -s - $@ || echo "$(FLAVOUR)" > $@
 
 # The folders stand for files that are taken away.
 $(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $(FLOORS) $(EXTENSION_FILES)

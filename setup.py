@@ -6,8 +6,10 @@ the extension fits only the minor version of torch it was compiled against.
 ``TORCH_UVM_CUDA=0`` leaves the CUDA floor out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
 where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
 what would be built, and builds nothing. ``TORCH_UVM_CHECKED=1`` builds one that walks its structures after
-every change (csrc/allocator/invariants.h). ``TORCH_UVM_SANITIZE=address`` and ``=thread`` build one under
-AddressSanitizer and ThreadSanitizer; Python has to be started as tests/_sanitized.py does it.
+every change (csrc/allocator/invariants.h). ``TORCH_UVM_TEST_BINDINGS=1`` compiles in the test doubles and
+their bindings, which the tests need and wheels lack; ``make`` sets it. ``TORCH_UVM_SANITIZE=address`` and
+``=thread`` build one under AddressSanitizer and ThreadSanitizer; Python has to be started as
+tests/_sanitized.py does it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ OLDEST_TORCH = (2, 11)
 # The floors, bottom to top; each includes only what is below it (RFC.md, "Floors").
 FLOORS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "python"]
 
+# What only tests use: doubles of the runtime, and bindings of them.
+TEST_SOURCES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
+
 
 def torch_version() -> tuple[int, int]:
     major, minor = torch.__version__.split(".")[:2]
@@ -75,11 +80,19 @@ def cuda_floor() -> tuple[bool, str]:
     return False, missing
 
 
-def is_checked() -> bool:
-    asked = os.environ.get("TORCH_UVM_CHECKED", "")
+def is_asked_for(variable: str) -> bool:
+    asked = os.environ.get(variable, "")
     if asked not in ("", "0", "1"):
-        sys.exit(f"TORCH_UVM_CHECKED is {asked!r}; accepted are 0, 1 and unset")
+        sys.exit(f"{variable} is {asked!r}; accepted are 0, 1 and unset")
     return asked == "1"
+
+
+def is_checked() -> bool:
+    return is_asked_for("TORCH_UVM_CHECKED")
+
+
+def has_test_bindings() -> bool:
+    return is_asked_for("TORCH_UVM_TEST_BINDINGS")
 
 
 def sanitizer() -> str | None:
@@ -94,8 +107,9 @@ def flavour() -> str:
     with_cuda, reason = cuda_floor()
     what = "the emulated runtime and the CUDA floor" if with_cuda else "the emulated runtime only"
     checked = ", invariants checked" if is_checked() else ""
+    tests = ", test bindings" if has_test_bindings() else ""
     sanitized = f", under the {sanitizer()} sanitizer" if sanitizer() else ""
-    return f"torch_uvm for torch {torch.__version__}: {what} ({reason}){checked}{sanitized}"
+    return f"torch_uvm for torch {torch.__version__}: {what} ({reason}){tests}{checked}{sanitized}"
 
 
 def extension() -> Extension:
@@ -103,9 +117,9 @@ def extension() -> Extension:
     floors = [*FLOORS, "cuda"] if with_cuda else FLOORS
 
     def files(pattern: str) -> list[str]:
-        return sorted(
-            str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / "csrc" / floor).rglob(pattern)
-        )
+        paths = (path for floor in floors for path in (ROOT / "csrc" / floor).rglob(pattern))
+        found = sorted(path.relative_to(ROOT).as_posix() for path in paths)
+        return [path for path in found if has_test_bindings() or not path.startswith(TEST_SOURCES)]
 
     # NDEBUG: without it RecordFunction's inputs() asserts on every operator.
     flags = ["-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden"]

@@ -92,7 +92,7 @@ describe 2>&1 | tee -a "$OUT/build.log"
 
 if wanted build; then
   # With what egg_info writes, the tree on PYTHONPATH is known to `import torch` as an installed package is.
-  TORCH_UVM_CUDA=1 stage build build 180 "$PYTHON" setup.py build_ext --inplace egg_info || {
+  TORCH_UVM_CUDA=1 TORCH_UVM_TEST_BINDINGS=1 stage build build 180 "$PYTHON" setup.py build_ext --inplace egg_info || {
     printf '%s\n' "${summary[@]}"
     exit 1 # there is nothing to run
   }

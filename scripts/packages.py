@@ -26,6 +26,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+# What only tests use, as an extension has it that was compiled with TORCH_UVM_TEST_BINDINGS=1.
+TEST_DOUBLES = ("RecordingRuntime", "PythonRoomMaker")
 # Of what is to be tried, and of the program that tries it: neither the repository nor switches of its user.
 NOT_PASSED_ON = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHONPATH")
 
@@ -55,6 +57,14 @@ def files_of(package: Path) -> set[str]:
             return set(wheel.namelist())
     with tarfile.open(package) as sdist:
         return {name.partition("/")[2] for name in (file.name for file in sdist if file.isfile())}
+
+
+def test_doubles_in(wheel: Path) -> list[str]:
+    """Those that its extension has."""
+    with zipfile.ZipFile(wheel) as archive:
+        (extension,) = (name for name in archive.namelist() if name.startswith("torch_uvm/_C."))
+        content = archive.read(extension)
+    return [name for name in TEST_DOUBLES if name.encode() in content]
 
 
 def unpack(sdist: Path, to: Path) -> Path:
@@ -115,11 +125,14 @@ def build_and_try(output: Path, folder: Path) -> None:
         subprocess.run([builder, *PIP, "install", "-r", torch, "-r", build], check=True)
     with timed("the wheel, from the source distribution"):
         environment = os.environ | {"PATH": f"{builder.parent}:{os.environ['PATH']}"}
+        environment["TORCH_UVM_TEST_BINDINGS"] = "0"
         options = ["--no-build-isolation", "--no-deps", "-w", str(folder)]
         command = [str(builder), *PIP, "wheel", *options, str(sdist)]
         subprocess.run(command, env=environment, check=True)
         (wheel,) = folder.glob("*.whl")
         print(f"  {size(wheel)}")
+        if found := test_doubles_in(wheel):
+            sys.exit(f"{wheel.name} has test doubles: {', '.join(found)}")
     with timed("an empty environment, torch alone"):
         user = make_environment(folder / "user")
         subprocess.run([user, *PIP, "install", "-r", torch], check=True)

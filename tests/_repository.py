@@ -14,7 +14,8 @@ Files = Mapping[str, str]
 # line do not know each other.
 LAYERS = [
     ["runtime"],
-    ["runtime/emulated", "runtime/recording"],
+    ["runtime/emulated"],
+    ["runtime/testing"],
     ["allocator"],
     ["allocator/caching", "allocator/arena", "allocator/plan"],
     ["allocator/caching/pressure", "allocator/adaptors"],

@@ -29,10 +29,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from torch_uvm._C import floors
+from torch_uvm._C import test_bindings as classes
 
 KIB, MIB = 1024, 1024**2
-HOST = floors.HOST
+HOST = classes.HOST
 DEVICES = 2
 #: Looked at on each side of a block's contents after every step.
 EDGE = 256
@@ -98,7 +98,7 @@ Failing: TypeAlias = "tuple[str, int] | None"
 class Live:
     """What the model knows of a block that it has."""
 
-    block: floors.Block
+    block: classes.Block
     requested: int
     home: int
     stream: Any
@@ -145,13 +145,13 @@ class AllocatorModel(RuleBasedStateMachine):
         self.runtime = runtime
         self.patterns = runtime.allocate_managed(VALUES * PATTERN, HOST)
         for value in range(VALUES):
-            floors.write(self.patterns + value * PATTERN, bytes([value]) * PATTERN)
+            classes.write(self.patterns + value * PATTERN, bytes([value]) * PATTERN)
         self.base = runtime.managed_bytes
-        self.allocator = floors.Allocator(runtime)
+        self.allocator = classes.Allocator(runtime)
         self.streams = [
             stream
             for device in range(DEVICES)
-            for stream in (floors.Stream.default_of(device), runtime.create_stream(device))
+            for stream in (classes.Stream.default_of(device), runtime.create_stream(device))
         ]
 
     # --- what the two runtimes do differently ------------------------------------------------------------
@@ -177,7 +177,7 @@ class AllocatorModel(RuleBasedStateMachine):
     # --- model -------------------------------------------------------------------------------------------
 
     def stream_for(self, home: int, pick: int) -> Any:
-        return floors.Stream.host() if home == HOST else self.streams[2 * home + pick]
+        return classes.Stream.host() if home == HOST else self.streams[2 * home + pick]
 
     def forget_finished(self) -> None:
         self.forget([hazard for hazard in self.hazards if self.runtime.query_event(hazard.probe)])
@@ -472,7 +472,7 @@ class RecordingModel(AllocatorModel):
 
     @initialize()
     def start_runtime(self) -> None:
-        self.start(floors.RecordingRuntime(DEVICES))
+        self.start(classes.RecordingRuntime(DEVICES))
         self.recorded: dict[int, list[Hazard]] = {}  # event handle -> what comes before it
         self.objects = self.runtime.live_objects()
 
@@ -481,8 +481,8 @@ class RecordingModel(AllocatorModel):
             live.block.fill(live.value)
             return
         pattern = bytes([live.value]) * PATTERN
-        floors.write(live.begin, pattern)
-        floors.write(live.begin + live.requested - PATTERN, pattern)
+        classes.write(live.begin, pattern)
+        classes.write(live.begin + live.requested - PATTERN, pattern)
 
     def arm(self, failing: Failing) -> Failing:
         self.runtime.clear_calls()
@@ -529,7 +529,7 @@ class EmulatedModel(AllocatorModel):
     @initialize(seed=st.one_of(st.none(), st.integers(0, 2**32 - 1)))
     def start_runtime(self, seed: int | None) -> None:
         self.given_back = 0
-        self.start(floors.EmulatedRuntime(DEVICES, 32 * MIB, seed=seed))
+        self.start(classes.EmulatedRuntime(DEVICES, 32 * MIB, seed=seed))
 
     def disarm(self) -> None:
         given_back = self.allocator.statistics()["num_device_free"]
@@ -546,7 +546,7 @@ class EmulatedModel(AllocatorModel):
         source = self.patterns + live.value * PATTERN
         for target in {live.begin, live.begin + live.requested - count}:
             if not live.users:
-                floors.write(target, bytes([live.value]) * count)
+                classes.write(target, bytes([live.value]) * count)
             for stream in live.users:
                 self.runtime.copy_async(target, source, count, stream)
 

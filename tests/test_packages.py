@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,27 @@ def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
     assert {path for path in found if ".dist-info/" not in path} == tracked | {extension}
     assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name  # it is no pure one
     assert any(path.endswith(".dist-info/licenses/LICENSE") for path in found)
+
+
+def sources_with(variables: dict[str, str]) -> set[str]:
+    """What setup.py would compile."""
+    code = "import setuptools; from distutils.core import run_setup; "
+    code += "print(*run_setup('setup.py', stop_after='init').ext_modules[0].sources)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_UVM")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
+    assert packages.test_doubles_in(wheel) == list(packages.TEST_DOUBLES)  # of these tests' extension
+    shipped, all_of_them = sources_with({}), sources_with({"TORCH_UVM_TEST_BINDINGS": "1"})
+    left_out = all_of_them - shipped
+    assert {"csrc/runtime/testing/recording_runtime.cpp", "csrc/python/test_bindings.cpp"} <= left_out
+    assert all(path.startswith(("csrc/runtime/testing/", "csrc/python/test_bindings")) for path in left_out)
+    assert [path for path in shipped if '"runtime/testing/' in (ROOT / path).read_text()] == []
 
 
 def test_it_works_where_it_is_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:

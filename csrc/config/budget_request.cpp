@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 
+#include "config/text.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 
@@ -15,12 +16,6 @@ namespace {
 
 bool is_word(std::string_view text, std::string_view word) {
   return std::ranges::equal(text, word, {}, [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-}
-
-std::string_view trim(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(kSpaces);
-  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
 /// "80%" for "0.8"; empty for what is no figure between 0 and 1.

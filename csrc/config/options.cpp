@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "allocator/size_classes.h"
+#include "config/text.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/cost_profile.h"
 
@@ -24,12 +25,6 @@ std::string lower(std::string_view text) {
   std::string result(text);
   std::ranges::transform(result, result.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return result;
-}
-
-std::string_view trim(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(kSpaces);
-  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
 // Readers of one value. They throw InvalidArgument, or say by false that the text is none of theirs.

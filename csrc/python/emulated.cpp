@@ -84,11 +84,6 @@ void bind_emulated(py::module_& module) {
       py::arg("device"), no_gil);
   module.def("emu_residency", &residency_dict, py::arg("tensor"), no_gil_inside);
   module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); }, no_gil);
-  // For tests of what happens when calls of the runtime fail.
-  module.def(
-      "emu_fail_call", [](const std::string& name, std::size_t nth) { emulated::runtime().fail_call(name, nth); },
-      py::arg("name"), py::arg("nth"), no_gil);
-  module.def("emu_clear_failures", [] { return emulated::runtime().clear_failures(); }, no_gil);
   module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); }, no_gil);
   // For tests of what may go on beside a wait for a device.
   module.def("emu_hold_device", [](int device) { emulated::runtime().hold_device(device); }, py::arg("device"), no_gil);

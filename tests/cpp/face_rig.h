@@ -14,7 +14,7 @@
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 namespace face {
 

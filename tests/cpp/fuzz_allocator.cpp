@@ -9,7 +9,7 @@
 #include "fuzz_input.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

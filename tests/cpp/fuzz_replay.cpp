@@ -7,7 +7,7 @@
 #include "allocator/replay/replay.h"
 #include "fuzz_input.h"
 #include "runtime/bytes.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

@@ -12,7 +12,7 @@
 #include "harness.h"
 #include "residency/engine/engine.h"
 #include "runtime/bytes.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 namespace residency {
 

@@ -11,7 +11,7 @@
 #include "allocator/adaptors/retrying_allocator.h"
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 namespace {
 

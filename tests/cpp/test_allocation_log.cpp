@@ -22,7 +22,7 @@
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 namespace {
 

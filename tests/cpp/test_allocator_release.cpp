@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

@@ -3,7 +3,7 @@
 
 #include "allocator/size_classes.h"
 #include "allocator_rig.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

@@ -7,7 +7,7 @@
 
 #include "allocator_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

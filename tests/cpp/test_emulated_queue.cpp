@@ -11,6 +11,7 @@
 #include "emulated_helpers.h"
 #include "harness.h"
 #include "runtime/emulated/cost_profile.h"
+#include "runtime/testing/emulated_failures.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;
@@ -260,25 +261,26 @@ TEST(threads_may_queue_at_once) {
 
 TEST(a_call_that_is_made_to_fail_changes_nothing_but_a_wait_has_waited) {
   EmulatedRuntime runtime(devices(1, 1));
+  EmulatedFailures failures(runtime);
   const Managed memory(runtime, 2);
   const Stream stream = runtime.create_stream(0, 0);
   const std::size_t objects = runtime.live_objects();
   std::memset(memory.at(0), 1, kPage);
-  runtime.fail_call("copy_async", 2);
+  failures.fail("copy_async", 2);
   runtime.copy_async(memory.at(1), memory.at(0), kPage, stream);
-  CHECK_EQ(runtime.clear_failures(), std::size_t{1});
-  runtime.fail_call("*", 1);
+  CHECK_EQ(failures.clear(), std::size_t{1});
+  failures.fail("*", 1);
   CHECK_THROWS(RuntimeFailure, runtime.synchronize_stream(stream));
   CHECK_EQ(static_cast<const char*>(memory.at(1))[kPage - 1], 1);
-  CHECK_EQ(runtime.clear_failures(), std::size_t{0});
+  CHECK_EQ(failures.clear(), std::size_t{0});
   for (const char* const name : {"allocate_managed", "allocate_pinned", "allocate_device"}) {
-    runtime.fail_call(name, 1);
+    failures.fail(name, 1);
   }
   CHECK_THROWS(OutOfMemory, runtime.allocate_managed(kPage, Location::host()));
   CHECK_THROWS(OutOfMemory, runtime.allocate_pinned(kPage));
   CHECK_THROWS(OutOfMemory, runtime.allocate_device(kPage, 0));
   CHECK_EQ(runtime.live_objects(), objects);
-  CHECK_THROWS(InvalidArgument, runtime.fail_call("free_managed", 1));
+  CHECK_THROWS(InvalidArgument, failures.fail("free_managed", 1));
 }
 
 TEST(an_event_is_reached_if_never_recorded_and_can_be_recorded_again) {

@@ -11,7 +11,7 @@
 
 #include "fork_helpers.h"
 #include "runtime/host_memory.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

@@ -4,7 +4,7 @@
 
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/recording/recording_runtime.h"
+#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

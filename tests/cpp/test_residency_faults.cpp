@@ -8,6 +8,7 @@
 #include "harness.h"
 #include "residency_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
+#include "runtime/testing/emulated_failures.h"
 
 namespace {
 
@@ -105,10 +106,10 @@ class Delayed {
   /// The test's own calls do not fail, and are not counted.
   void fail(std::string_view name, std::size_t nth) {
     failing_ = name;
-    runtime.fail_call(name, nth);
+    failures_.fail(name, nth);
   }
   std::size_t clear_failures() {
-    return runtime.clear_failures();
+    return failures_.clear();
   }
 
   EmulatedRuntime runtime;
@@ -152,10 +153,10 @@ class Delayed {
     engine_->end(frame);
   }
   void kernel(void* to, const void* from) {
-    const std::size_t missing = runtime.clear_failures();
+    const std::size_t missing = failures_.clear();
     runtime.copy_async(to, from, kSize, kStream);
     if (missing != 0) {
-      runtime.fail_call(failing_, missing);
+      failures_.fail(failing_, missing);
     }
   }
 
@@ -163,6 +164,7 @@ class Delayed {
   Door door_;
   std::unique_ptr<Engine> engine_;
   std::string failing_;
+  EmulatedFailures failures_{runtime};
   std::deque<Storage> storages_; // they do not move
   std::deque<Seen> seen_;
 };

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -110,10 +111,12 @@ class EmulatedRuntime final : public ManagedRuntime {
   /// Queued work that has not been done yet, of all streams. For tests of schedules.
   std::size_t pending_operations() const;
 
-  // For tests of what happens then: see FailingCalls. A wait that fails has waited all the same, as CUDA's do, which
-  // report what has gone wrong before.
-  void fail_call(std::string_view name, std::size_t nth);
-  std::size_t clear_failures();
+  /// For tests of calls that fail (runtime/testing/emulated_failures.h): called at each call that may fail, with its
+  /// name and the bytes that it asks for; the call fails with what this throws. A wait that fails has waited all the
+  /// same, as CUDA's do, which report what has gone wrong before. It is called with the runtime's mutex held. nullptr:
+  /// none.
+  using CallHook = std::function<void(std::string_view name, std::size_t bytes)>;
+  void set_call_hook(CallHook hook);
   // For tests of what may go on beside a wait: a held device performs no queued copy until it is released.
   /// \throws InvalidArgument for a device that does not exist, and under a seeded schedule
   void hold_device(int device);

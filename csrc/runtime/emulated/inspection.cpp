@@ -148,14 +148,9 @@ std::size_t EmulatedRuntime::pending_operations() const {
 
 // --- calls that fail, devices that are held ------------------------------------------------------------------
 
-void EmulatedRuntime::fail_call(std::string_view name, std::size_t nth) {
+void EmulatedRuntime::set_call_hook(CallHook hook) {
   State::Lock lock(state_->mutex);
-  state_->failing.fail(name, nth);
-}
-
-std::size_t EmulatedRuntime::clear_failures() {
-  State::Lock lock(state_->mutex);
-  return state_->failing.clear();
+  state_->call_hook = std::move(hook);
 }
 
 void EmulatedRuntime::hold_device(int device) {

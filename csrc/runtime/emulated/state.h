@@ -11,7 +11,6 @@
 #include "runtime/emulated/pages.h"
 #include "runtime/emulated/queue.h"
 #include "runtime/emulated/timeline.h"
-#include "runtime/failing_calls.h"
 
 namespace torch_uvm {
 
@@ -29,10 +28,10 @@ struct EmulatedRuntime::State {
   explicit State(const EmulatedConfig& config);
   ~State();
 
-  /// A call that can be made to fail. With the mutex held. \throws if it is its turn
+  /// A call that can be made to fail. With the mutex held. \throws what the hook throws
   void call(std::string_view name, std::size_t bytes = 0) {
-    if (failing.counts(name)) {
-      FailingCalls::raise("emulated", name, bytes);
+    if (call_hook) {
+      call_hook(name, bytes);
     }
   }
   void check_device(int device) const;
@@ -60,7 +59,7 @@ struct EmulatedRuntime::State {
   emulated::EmulatedClock clock;
   std::vector<emulated::Timeline> timelines;
   std::map<std::uintptr_t, PlainAllocation> plain;
-  FailingCalls failing;
+  CallHook call_hook;
   emulated::EmulatedQueue queue; // last: its workers end before the rest goes
 };
 

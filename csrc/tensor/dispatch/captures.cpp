@@ -7,6 +7,7 @@
 
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
+#include "tensor/process/current_stream.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -43,8 +44,7 @@ void note_replay(std::uint64_t capture) {
     return;
   }
   const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
-  const c10::Device device = guard.getDevice();
-  engine_in_use()->replayed(capture, Stream{device.index(), guard.getStreamNativeHandle(guard.getStream(device))});
+  engine_in_use()->replayed(capture, current_stream_of(guard.getDevice()));
 }
 
 void release_capture(std::uint64_t capture) noexcept {

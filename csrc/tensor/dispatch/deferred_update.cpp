@@ -12,6 +12,27 @@
 #include "tensor/process/switch.h"
 
 namespace torch_uvm {
+namespace {
+
+std::string what(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "for reasons it did not tell";
+  }
+}
+
+/// Before torch 2.13 there is no way back.
+template <typename Storage>
+void allow_address(Storage* storage) {
+  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
+    storage->clear_data_ptr_access_error_msg_();
+  }
+}
+
+} // namespace
 
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -179,6 +200,24 @@ void DeferredUpdate::run() {
     ++next_;
   }
   on_stream.join();
+}
+
+void DeferredUpdate::refuse_use(const std::exception_ptr& error) const noexcept {
+  for (const Access& access : accesses_) {
+    if (access.writes) {
+      const_cast<c10::StorageImpl*>(access.storage)
+          ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+              "an update that an optimizer's step had deferred failed: " + what(error));
+    }
+  }
+}
+
+void DeferredUpdate::accept_use() const {
+  for (const Access& access : accesses_) {
+    if (access.writes) {
+      allow_address(const_cast<c10::StorageImpl*>(access.storage));
+    }
+  }
 }
 
 } // namespace torch_uvm

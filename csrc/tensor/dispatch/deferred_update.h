@@ -12,6 +12,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
+#include <exception>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +45,11 @@ class DeferredUpdate {
 
   /// Makes the calls that were not made yet. \throws what they throw
   void run();
+
+  /// Has whoever takes the address of a storage that it writes told why not, as a kernel does; and no longer.
+  void refuse_use(const std::exception_ptr& error) const noexcept;
+  void accept_use() const;
+
   c10::Stream stream() const {
     return stream_;
   }

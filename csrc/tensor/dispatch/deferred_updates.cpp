@@ -55,43 +55,6 @@ struct Table {
 
 thread_local bool running = false;
 
-std::string what(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "for reasons it did not tell";
-  }
-}
-
-/// Has whoever takes the address of a storage told why not, as a kernel does.
-void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcept {
-  for (const DeferredUpdate::Access& access : pending.update->accesses()) {
-    if (access.writes) {
-      const_cast<c10::StorageImpl*>(access.storage)
-          ->release_data_and_set_meta_custom_data_ptr_error_msg_(
-              "an update that an optimizer's step had deferred failed: " + what(error));
-    }
-  }
-}
-
-/// Before torch 2.13 there is no way back.
-template <typename Storage>
-void accept_use(Storage* storage) {
-  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
-    storage->clear_data_ptr_access_error_msg_();
-  }
-}
-
-void accept_use(const Pending& pending) {
-  for (const DeferredUpdate::Access& access : pending.update->accesses()) {
-    if (access.writes) {
-      accept_use(const_cast<c10::StorageImpl*>(access.storage));
-    }
-  }
-}
-
 void forget(Table& table, const Shared& pending) {
   for (const DeferredUpdate::Access& access : pending->update->accesses()) {
     const auto found = table.by_storage.find(access.storage);
@@ -150,14 +113,14 @@ void run(const Shared& pending) {
   std::exception_ptr error;
   running = true;
   if (std::exchange(pending->failed, false)) {
-    accept_use(*pending);
+    pending->update->accept_use();
   }
   try {
     pending->update->run();
   } catch (...) {
     error = std::current_exception();
     pending->failed = true;
-    refuse_use(*pending, error);
+    pending->update->refuse_use(error);
   }
   running = false;
   std::vector<Written> gone;

@@ -6,11 +6,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <vector>
 
 #include "runtime/location.h"
+#include "tensor/process/current_stream.h"
 
 namespace torch_uvm {
 
@@ -68,11 +68,6 @@ inline bool is_accelerators(const at::Tensor& tensor) {
 /// Of an accelerator's tensor; nullptr: it is another's, or has none.
 inline c10::StorageImpl* accelerators_storage(const at::Tensor& tensor) {
   return is_accelerators(tensor) && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-}
-
-inline Stream current_stream_of(c10::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
 }
 
 /// The calling thread's current streams, by device, of the devices that were asked about since `clear`.

@@ -8,6 +8,7 @@
 
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
+#include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/advice_book.h"
 #include "tensor/storage/managed_storage.h"
@@ -21,9 +22,7 @@ c10::DeviceType accelerator_type() {
 }
 
 Stream current_stream(int device) {
-  const c10::impl::VirtualGuardImpl guard(accelerator_type());
-  const c10::Device meant(accelerator_type(), static_cast<c10::DeviceIndex>(device));
-  return Stream{device, guard.getStreamNativeHandle(guard.getStream(meant))};
+  return current_stream_of(c10::Device(accelerator_type(), static_cast<c10::DeviceIndex>(device)));
 }
 
 int current_device() {

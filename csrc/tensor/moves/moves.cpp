@@ -16,6 +16,7 @@
 #include "tensor/hints/hints.h"
 #include "tensor/moves/operators.h"
 #include "tensor/process/context.h"
+#include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
@@ -25,12 +26,6 @@
 
 namespace torch_uvm {
 namespace {
-
-/// The stream that is current on a device, as the runtime knows it.
-Stream current_stream(c10::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return Stream{device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
-}
 
 /// An event that is given back when its scope ends.
 class RecordedEvent {
@@ -67,7 +62,7 @@ std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
   std::vector<Stream> streams =
       is_from_allocator(bytes) ? allocator_streams(bytes) : context.managed_allocator().streams(block);
   if (!label.is_cpu()) {
-    const Stream current = current_stream(label);
+    const Stream current = current_stream_of(label);
     if (std::ranges::find(streams, current) == streams.end()) {
       streams.push_back(current);
     }
@@ -98,14 +93,14 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
     }
     // The current stream of the old label may still be at work on them, and is not always the block's.
     if (non_blocking && !self.device().is_cpu()) {
-      record_stream(data, current_stream(self.device()));
+      record_stream(data, current_stream_of(self.device()));
     }
     if (!shares_block) {
       allocator.set_home(block, Location::host(), Stream::host());
     }
     return;
   }
-  const Stream stream = current_stream(to);
+  const Stream stream = current_stream_of(to);
   for (const Stream earlier : busy_streams(block, data)) {
     if (earlier != stream) {
       runtime.wait_event(stream, RecordedEvent(earlier).get());

@@ -1,4 +1,4 @@
-#include "runtime/failing_calls.h"
+#include "runtime/testing/failing_calls.h"
 
 #include <algorithm>
 #include <array>

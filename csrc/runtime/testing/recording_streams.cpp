@@ -1,4 +1,4 @@
-#include "runtime/recording/recording_streams.h"
+#include "runtime/testing/recording_streams.h"
 
 #include <algorithm>
 

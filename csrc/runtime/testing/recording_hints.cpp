@@ -1,4 +1,4 @@
-#include "runtime/recording/recording_hints.h"
+#include "runtime/testing/recording_hints.h"
 
 #include <set>
 
