@@ -18,7 +18,7 @@ namespace torch_uvm {
 enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge };
 constexpr std::size_t kSizeClasses = 3;
 
-/// Guaranteed alignment. Vectorised kernels rely on it, and cudaMalloc provides at least as much.
+/// Guaranteed alignment. Vectorised kernels rely on it, and cudaMalloc provides it.
 constexpr std::size_t kBlockAlignment = 512;
 /// Small blocks, mostly scalars, biases and indices, need only the alignment.
 constexpr std::size_t kSmallGranularity = kBlockAlignment;

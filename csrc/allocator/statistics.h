@@ -28,10 +28,10 @@ using StatArray = std::array<Stat, kPoolKinds>;
 // clang-format off
 // X(name): an array of levels, by pool kind
 #define TORCH_UVM_STAT_ARRAYS(X) \
-  X(allocation)            /* blocks in a caller's hands */ \
-  X(segment)               /* allocated blocks */ \
-  X(active)                /* segments taken from the source */ \
-  X(inactive_split)        /* allocated blocks, and freed ones that still wait for device work */ \
+  X(allocation)            /* allocated blocks */ \
+  X(segment)               /* segments taken from the source */ \
+  X(active)                /* allocated blocks, and freed ones that still wait for device work */ \
+  X(inactive_split)        /* free pieces of segments that are partly in use */ \
   X(allocated_bytes) \
   X(reserved_bytes) \
   X(active_bytes) \
