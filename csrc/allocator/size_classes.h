@@ -31,7 +31,7 @@ constexpr std::size_t kLargeGranularity = 2 * MiB;
 /// again in holes that no request fits.
 constexpr std::size_t kWholePagesRequest = 32 * MiB;
 
-/// Requests up to this size are small. Thousands of them share a segment of one large page.
+/// Requests up to this size are small. Thousands of them share a segment, which is one large page at first.
 constexpr std::size_t kSmallRequest = 1 * MiB;
 constexpr std::size_t kSmallSegment = 2 * MiB;
 /// Requests from this size on are large: where segments are not shared, each gets a segment of its own size.

@@ -23,7 +23,7 @@ std::string_view trim(std::string_view text) {
   return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
-/// Converts a fraction between 0 and 1 to a percentage ("0.8" to "80%"). Returns "" for anything else.
+/// "80%" for "0.8"; empty for what is no figure between 0 and 1.
 std::string as_share(std::string_view text) {
   double share = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share, std::chars_format::fixed);

@@ -32,7 +32,7 @@ std::string_view trim(std::string_view text) {
   return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
-// Parsers of a single value. They throw InvalidArgument or return false if the text is not acceptable.
+// Readers of one value. They throw InvalidArgument, or say by false that the text is none of theirs.
 
 bool read_bool(std::string_view text, bool& value) {
   const std::string word = lower(text);

@@ -1,5 +1,5 @@
-// The option table. It generates the environment variable TORCH_UVM_CONF, the setters and the printed dump, so that
-// they cannot disagree. The error for a wrong key or value names it.
+// The option table. The parser of TORCH_UVM_CONF, the setters and the printed dump all use it, so they cannot disagree.
+// The error for a wrong key or value names it.
 #pragma once
 
 #include <cstddef>

@@ -78,7 +78,7 @@ bool Arena::in_forked_child() const noexcept {
   return forks.load(std::memory_order_relaxed) != born_;
 }
 
-// --- allocating -----------------------------------------------------------------------------------------------
+// --- allocation -----------------------------------------------------------------------------------------------
 
 Arena::Chain* Arena::find(Stream stream) noexcept {
   if (last_ != nullptr && last_->stream == stream) {
@@ -121,7 +121,7 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
   return allocate_slowly(bytes, rounded, stream);
 }
 
-// --- freeing --------------------------------------------------------------------------------------------------
+// --- free -----------------------------------------------------------------------------------------------------
 
 void Arena::free(const Allocation& allocation) noexcept {
   if (allocation.handle == nullptr || in_forked_child()) {
@@ -209,7 +209,7 @@ std::size_t Arena::release() {
   return bytes;
 }
 
-// --- looking at it ----------------------------------------------------------------------------------------------
+// --- statistics -----------------------------------------------------------------------------------------------
 
 AllocatorFigures Arena::figures() const {
   const std::lock_guard lock(bump_);

@@ -23,8 +23,8 @@
 // and is held while events are recorded and waited for. `bump_` is a spin lock for what the fast paths of allocate and
 // free touch; it is taken last, for a few instructions. A chain that is being changed is closed: under `bump_` it
 // appears to have no room. The upstream is called with neither lock held, because it may call a memory-pressure
-// callback that frees allocations of this arena, and other threads may do so meanwhile while they hold the callback's
-// lock.
+// callback that frees allocations of this arena. Other threads that hold the callback's lock may free such allocations,
+// too.
 //
 // Do not destroy a stream before the first reset or release after its allocations, and those recorded for it, were
 // freed. A forked child does not own the memory: freeing does nothing and allocating throws.

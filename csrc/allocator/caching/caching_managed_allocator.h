@@ -1,9 +1,9 @@
 // A caching allocator for managed memory. One instance serves the host and all devices.
 //
 // - A segment is one allocation from the source. A block is a piece of a segment, either allocated or free. Both have a
-//   home: the device, or the host, that uses them first. Requests of a home share segments; only very large requests
-//   get a segment of their own. Shared segments grow with the reserved bytes. Large blocks start on and fill 2 MiB
-//   pages where that wastes little.
+//   home: the device, or the host, that uses them first. The small requests of a home share segments. So do the medium
+//   and large ones, except very large ones, which get a segment of their own. New shared segments grow with the bytes
+//   reserved. Large blocks start on and fill 2 MiB pages where that wastes little.
 // - A free block is filed under the home where its pages are *now* and under the stream that used it last. Allocation
 //   is best fit with splitting and coalescing: the smallest free block that is large enough, at the lowest address
 //   among equals.
@@ -25,8 +25,8 @@
 // A stream must outlive the blocks that are filed under it or recorded for it. Before destroying a stream, free these
 // blocks and call empty_cache.
 //
-// Lock order: this allocator's mutex, then the runtime's. The mutex is not held during calls of the memory-pressure
-// callback, segment allocation and its prefetch, and the host's wait for a single block. The failure path and
+// Lock order: this allocator's mutex, then the runtime's. The mutex is released while the memory-pressure callback
+// runs, while a segment is allocated and prefetched, and while the host waits for a single block. The failure path and
 // empty_cache hold the mutex while they wait for pending blocks and release segments, because the blocks they found
 // must not change. No Python is called and the GIL is never taken here; callers may or may not hold it.
 #pragma once
@@ -165,8 +165,8 @@ class CachingManagedAllocator {
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
-  /// The allocated block that contains this address, or nullptr. Walks the blocks of one segment, up to thousands of
-  /// small ones; too slow to call on every operator.
+  /// The allocated block that contains this address, or nullptr. Walks the blocks of one segment, possibly tens of
+  /// thousands of small ones: too slow to call on every operator.
   Block* find(const void* ptr) const;
 
   // Accessors of an allocated block. The first three take no lock and accept nullptr (address nullptr, 0 bytes). home
@@ -184,8 +184,8 @@ class CachingManagedAllocator {
   /// \throws RuntimeFailure if the wait failed; blocks waited for until then stay cached
   std::size_t empty_cache();
 
-  // Of one home, or of all homes together. The total's peak is the peak of the sum, not the sum of the peaks. \throws
-  // InvalidArgument
+  // Of one home, or of all homes together. The total's peak is the peak of the sum, not the sum of the peaks.
+  // \throws InvalidArgument
   Statistics statistics(std::optional<Location> home = std::nullopt) const;
   Levels levels(std::optional<Location> home = std::nullopt) const;
   void reset_peak_statistics(std::optional<Location> home = std::nullopt);
@@ -221,7 +221,7 @@ class CachingManagedAllocator {
 
   /// Relocation of an allocated block to another block of the same device.
   struct Move {
-    void* tag = nullptr; ///< set by the owner
+    void* tag = nullptr; ///< of the block
     Block* from = nullptr;
     Block* to = nullptr;
     Stream earlier; ///< the stream that `from` was filed under

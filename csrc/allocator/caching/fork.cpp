@@ -28,7 +28,7 @@ void CachingManagedAllocator::before_fork() {
   State& state = *state_;
   state.mutex.lock();
   if (!state.managed || state.in_forked_child) {
-    return; // only managed memory needs copies: other memory is inherited, and a forked child has no managed memory
+    return; // only managed memory is missing in a child; a child's own memory is inherited normally
   }
   std::vector<Stream> finished;
   for (const auto& [address, segment] : state.heap.segments()) {

@@ -94,7 +94,7 @@ void CachingManagedAllocator::State::record_pending() noexcept {
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
   ledger.reclaimed(block->lane->home, pool_kind(block->segment->size_class), block->bytes);
-  heap.release(block); // does not release the segment, which the caller may be using; the next poll of excess does
+  heap.release(block); // an unused segment is released later (give_back_excess): the caller may be using it
 }
 
 void CachingManagedAllocator::State::poll_pending(bool all) {

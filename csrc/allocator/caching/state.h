@@ -98,8 +98,8 @@ struct CachingManagedAllocator::State {
   Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
                           bool over_cap = false);
   Block* best_fit(const Request& request, const Lane& lane) const;
-  /// Removes the block that best_fit found from the index, split if possible. \throws std::bad_alloc, and nothing has
-  /// changed
+  /// Removes the block that best_fit found from the index, split if possible.
+  /// \throws std::bad_alloc, and nothing has changed
   Block* carve(Block* free, const Request& request);
   /// Alignment of a request's block. Under a cap, and in the failure path's last resort, an unaligned block is better
   /// than none.
@@ -202,8 +202,8 @@ struct CachingManagedAllocator::State {
   Block* from_fresh_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
 
   // caps.cpp
-  /// A reservation of `bytes` in a device's budget while a segment is made. Exists only between lock and unlock of the
-  /// mutex, which may be released meanwhile; two threads cannot both claim the last bytes.
+  /// A reservation of `bytes` in a device's budget while a segment is made. Created and destroyed under the mutex,
+  /// which may be released in between: two threads cannot both claim the last bytes.
   class Claim {
    public:
     /// \param over_cap exceed the cap if necessary

@@ -32,7 +32,6 @@
 //
 // Lock order: the plan's lock is a leaf. Nothing is called with it held, in particular not the upstream. The layout is
 // computed without it. In a forked child a plan serves nothing and takes no lock.
-// without it. In a forked child a plan serves nothing, and takes no lock.
 #pragma once
 
 #include <cstddef>

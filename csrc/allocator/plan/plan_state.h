@@ -24,7 +24,7 @@ struct AllocationPlan::State {
 
   State(std::shared_ptr<Allocator> upstream, Location home) : upstream(std::move(upstream)), home(home) {}
 
-  // --- following a plan -------------------------------------------------------------------------------------
+  // --- execution of a plan --------------------------------------------------------------------------------------
 
   bool has_plan() const {
     return phase == Phase::kIteration && schedule != nullptr;
@@ -80,7 +80,7 @@ struct AllocationPlan::State {
   /// Whether a new plan should be made at the end of the iteration.
   bool is_due(std::int64_t outlived_now);
 
-  // --- what comes and goes ----------------------------------------------------------------------------------
+  // --- segments and schedules -----------------------------------------------------------------------------------
 
   void take_segment(Schedule& of, plan::Region& region, Lock& lock);
   /// Frees the segments of a schedule while nothing lives in it. \return bytes

@@ -32,7 +32,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       return block;
     }
     if (!refusal && may_exceed_cap(request, lock)) {
-      give_back(request.home); // cached segments do not count towards the excess
+      give_back(request.home); // so that unused segments do not add to the excess
       if (Block* const block =
               from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;
@@ -97,7 +97,7 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
 }
 
 Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
-  // Under a cap, memory from other homes' segments would exceed it.
+  // Under a cap, use this home's segments only: memory from other homes' segments would come on top of it.
   const bool any_home = managed && !cap_of(request.home);
   const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
   // Most small blocks are never relocated to make room for larger ones. If there is no room for small segments, place

@@ -207,7 +207,7 @@ void CachingManagedAllocator::stay(const Move& move) noexcept {
   state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
   if (move.recorded) {
-    // never reallocates: the entry was erased from this vector
+    // no reallocation: an entry was erased from this vector before
     move.to->uses.push_back({move.to->lane->stream, nullptr});
   }
   move.from->uses.swap(move.to->uses);
