@@ -115,7 +115,7 @@ struct Use {
 
 enum class BlockState : std::uint8_t {
   kFree, ///< in the free index
-  kReserved, ///< taken out of the free index for a request that still waits for earlier work
+  kReserved, ///< taken out of the free index, for a request that waits for earlier work or for a relocation
   kAllocated, ///< owned by a caller
   kPending, ///< freed, but still waits for `uses`
 };
@@ -137,7 +137,7 @@ struct Block {
   std::shared_ptr<const Readiness> ready;
   /// While free: when its most recently freed piece was filed, in ticks of the heap's clock.
   std::uint64_t freed_at = 0;
-  std::atomic<void*> tag = nullptr; ///< set by the owner, which reads it without a lock before freeing the block
+  std::atomic<void*> tag = nullptr; ///< the owner's pointer, which it reads without a lock before it frees the block
   Block* pending_before = nullptr; ///< list of pending blocks
   Block* pending_after = nullptr;
 };
@@ -161,7 +161,7 @@ class BlockPool {
 
   void give(Block* block) noexcept {
     block->ready.reset();
-    // so that a double free is detected even after the block was merged into a neighbour
+    // So that a double free is detected even after the block was merged into a neighbour.
     block->state = BlockState::kFree;
     block->after = unused_;
     unused_ = block;

@@ -95,7 +95,7 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::ui
   if (fresh) {
     ledger.count(Ledger::k_num_events_recorded, home);
   }
-  // waits for the work recorded so far, even if the event is recorded again later
+  // Waits for the work recorded so far, even if the event is recorded again later.
   runtime.wait_event(later, event->event);
   stream_order.note_wait(earlier, later);
 }

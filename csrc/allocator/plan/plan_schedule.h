@@ -52,7 +52,7 @@ struct Tenant {
 struct Apart final : Tenant {
   Apart() : Tenant(false) {}
 
-  Allocation allocation; ///< the upstream's
+  Allocation allocation; ///< from the upstream
   Stream stream;
 };
 
@@ -62,7 +62,7 @@ struct Schedule;
 struct alignas(64) Slot final : Tenant {
   Slot() : Tenant(true) {}
 
-  // kBlocked: until its segment is replaced
+  // kBlocked: freed, but unusable until its segment is replaced.
   enum class State : std::uint8_t { kFree, kLive, kBlocked } state = State::kFree;
   bool apart = false;
   bool outlived = false;

@@ -30,7 +30,8 @@ struct ReplayEvent {
 };
 
 struct ReplayLog {
-  std::vector<Stream> streams; ///< as logged; only their identity and device matter
+  /// As logged; what counts is which are equal, their device, and whether they are default streams.
+  std::vector<Stream> streams;
   std::vector<ReplayEvent> events;
   std::uint32_t allocations = 0;
 

@@ -25,7 +25,8 @@ struct Window {
   std::size_t free = 0;
 };
 
-/// Appends the minimal windows of a segment: those that become too small without their first or last block.
+/// Appends the minimal windows of a segment: they have an allocated block, and are too small without their first or
+/// last block.
 void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<Window>& windows) {
   Window window;
   std::vector<double> costs; // of the window's blocks, from index `front` on
@@ -52,7 +53,7 @@ void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, st
       (window.first->state == BlockState::kFree ? window.free : window.allocated) -= window.first->bytes;
       window.first = window.first->after;
     }
-    // if the window suffices without its last block, a shorter one was found before
+    // If the window suffices without its last block, a shorter one was found before.
     const std::size_t all = window.allocated + window.free;
     if (all >= bytes && all - window.last->bytes < bytes && window.allocated > 0) {
       windows.push_back(window);
@@ -207,7 +208,7 @@ void CachingManagedAllocator::stay(const Move& move) noexcept {
   state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
   if (move.recorded) {
-    // no reallocation: an entry was erased from this vector before
+    // No reallocation: an entry was erased from this vector before.
     move.to->uses.push_back({move.to->lane->stream, nullptr});
   }
   move.from->uses.swap(move.to->uses);
