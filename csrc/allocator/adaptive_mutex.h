@@ -1,4 +1,4 @@
-// A mutex for a few hundred instructions, wanted by several threads at once.
+// A mutex for short critical sections (a few hundred instructions) under contention.
 #pragma once
 
 #include <mutex>
@@ -6,9 +6,9 @@
 
 namespace torch_uvm {
 
-/// Lockable. Whoever finds it taken looks again for some microseconds, ever more seldom, before it lets the system put
-/// it to sleep: to be woken takes many times as long as what is done under it. With std::mutex eight threads that
-/// allocated and freed on sixteen cores took 10.5 us for a pair that one thread does in 0.1; so they take 3.2.
+/// Lockable. Spins for some microseconds with exponential back-off before it blocks, because waking a blocked thread
+/// takes many times as long as the critical section. With eight threads that allocate and free on 16 cores, an
+/// allocate/free pair takes 3.2 us; with std::mutex it takes 10.5 us. Without contention it takes 0.1 us.
 class AdaptiveMutex {
  public:
   explicit AdaptiveMutex(int most_pauses = usual_pauses()) : most_pauses_(most_pauses) {}
@@ -32,7 +32,8 @@ class AdaptiveMutex {
   }
 
  private:
-  /// In a row; in all almost twice as many, of some 10 to 50 ns each. Where cores are few, the holder may want ours.
+  /// Longest run of pauses, 10 to 50 ns each; all runs together are almost twice as long. With few cores no spinning:
+  /// the holder may need this core.
   static int usual_pauses() {
     static const int pauses = std::thread::hardware_concurrency() < 4 ? 0 : 1024;
     return pauses;

@@ -1,4 +1,4 @@
-// Who is told of every allocation of a caching allocator.
+// Observer of every allocation of a caching allocator.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace torch_uvm {
 
-/// Called under the allocator's mutex, so in the one order in which blocks came and went: of two blocks at one address,
-/// the first is freed before the second is allocated. Calls no allocator, and takes leaf locks only.
+/// Called under the allocator's mutex, so calls arrive in allocation order: if two blocks share an address, the first
+/// is freed before the second is allocated. Must not call an allocator, and may take leaf locks only.
 class AllocationObserver {
  public:
   virtual ~AllocationObserver() = default;
-  /// \param bytes as asked for, here and below
+  /// \param bytes as requested, here and below
   virtual void allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept = 0;
-  /// \param stream whose order it goes back in
+  /// \param stream the stream in whose order it is freed
   virtual void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept = 0;
   /// A request that raises OutOfMemory.
   virtual void refused(std::size_t bytes, Stream stream) noexcept = 0;

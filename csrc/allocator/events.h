@@ -1,4 +1,4 @@
-// Events, kept for reuse: making one costs a call of the runtime, and every cross-stream reuse needs one.
+// A pool of events. Creating an event costs a runtime call, and every cross-stream reuse needs an event.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,14 @@
 
 namespace torch_uvm {
 
-/// Not thread-safe: the allocator's mutex guards it.
+/// Not thread-safe; guarded by the allocator's mutex.
 class EventPool {
  public:
   EventPool(ManagedRuntime& runtime, int devices) : runtime_(runtime), unused_(static_cast<std::size_t>(devices)) {}
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  /// An event recorded on `stream` now. \throws what the runtime throws, and nothing has changed
+  /// Returns an event recorded on `stream` now. \throws what the runtime throws. Strong guarantee
   Event record(Stream stream) {
     std::vector<Event>& unused = unused_[static_cast<std::size_t>(stream.device)];
     Event event;
@@ -33,11 +33,11 @@ class EventPool {
     return event;
   }
 
-  /// An event that `record` made for this stream is not needed any more.
+  /// Returns an event that `record` made for a stream of this device to the pool.
   void give(Stream stream, Event event) noexcept {
     try {
       unused_[static_cast<std::size_t>(stream.device)].push_back(event);
-    } catch (...) { // no memory to remember it with
+    } catch (...) { // out of memory
       runtime_.destroy_event(event);
     }
   }

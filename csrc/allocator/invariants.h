@@ -1,7 +1,7 @@
-// Walks of all structures after every change, in builds with TORCH_UVM_CHECKED; nothing in others. What is wrong is
-// said on stderr and ends the program, because what it would do next is anybody's guess.
+// Checks all invariants after every change. Active only in builds with TORCH_UVM_CHECKED. A violation is printed to
+// stderr and aborts the program, because its state can no longer be trusted.
 //
-// TORCH_UVM_CHECK_EVERY=n in the environment walks after every n-th change only: a walk looks at every block there is.
+// TORCH_UVM_CHECK_EVERY=n in the environment checks only after every n-th change, because a check visits every block.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ constexpr bool kChecked = true;
 constexpr bool kChecked = false;
 #endif
 
-/// Whether this change is one to walk after.
+/// Whether to check after this change.
 inline bool walk_is_due() noexcept {
   static const unsigned long every = [] {
     const char* const asked = std::getenv("TORCH_UVM_CHECK_EVERY");
@@ -29,7 +29,7 @@ inline bool walk_is_due() noexcept {
   return changes.fetch_add(1, std::memory_order_relaxed) % every == 0;
 }
 
-/// Walks, if it is due. \param check says what is wrong; what guards the structure is held
+/// Runs the check if it is due. \param check returns the violation, if any; called with the structure's lock held
 template <typename Check>
 void walk_if_due([[maybe_unused]] const Check& check) noexcept {
   if constexpr (kChecked) {
@@ -40,7 +40,7 @@ void walk_if_due([[maybe_unused]] const Check& check) noexcept {
     try {
       wrong = check();
     } catch (...) {
-      return; // no memory to look with
+      return; // out of memory for the check
     }
     if (wrong) {
       std::fprintf(stderr, "torch_uvm: an invariant does not hold: %s\n", wrong->c_str());
@@ -49,7 +49,7 @@ void walk_if_due([[maybe_unused]] const Check& check) noexcept {
   }
 }
 
-/// Walks a structure when a scope is left, be it by an exception: made behind the lock that guards it.
+/// Checks a structure on scope exit, also on an exception. Declare it after the lock that guards the structure.
 template <typename Walked>
 class WalkAfterwards {
  public:

@@ -7,7 +7,7 @@ namespace torch_uvm {
 void* PinnedSegmentSource::allocate(std::size_t bytes, Location /*home*/) {
   std::map<void*, std::size_t> scratch;
   scratch.emplace(nullptr, bytes);
-  auto node = scratch.extract(scratch.begin()); // made before the runtime is asked: remembering cannot fail then
+  auto node = scratch.extract(scratch.begin()); // allocated before the runtime is called, so that inserting cannot fail
   {
     const std::lock_guard lock(mutex_);
     if (limit_ && (bytes > *limit_ || bytes_ > *limit_ - bytes)) {
@@ -15,7 +15,7 @@ void* PinnedSegmentSource::allocate(std::size_t bytes, Location /*home*/) {
                         "The limit of pinned host memory is " + format_bytes(*limit_) + ", of which " +
                             format_bytes(bytes_) + " are in use; " + format_bytes(bytes) + " were asked for");
     }
-    bytes_ += bytes; // counted while the runtime works: two threads cannot both take the last of it
+    bytes_ += bytes; // counted before the runtime call, so that two threads cannot both take the last bytes
   }
   void* ptr = nullptr;
   try {
@@ -38,7 +38,7 @@ void PinnedSegmentSource::free(void* ptr) noexcept {
     const auto found = pinned_.find(ptr);
     if (found != pinned_.end()) {
       bytes = found->second;
-      pinned_.erase(found); // before the runtime may hand out the address again
+      pinned_.erase(found); // before the runtime may reuse the address
     }
   }
   runtime_.free_pinned(ptr);

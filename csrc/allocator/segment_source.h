@@ -1,4 +1,4 @@
-// Where a caching allocator gets its segments from.
+// Sources of segments for a caching allocator.
 #pragma once
 
 #include <cstddef>
@@ -11,28 +11,28 @@
 
 namespace torch_uvm {
 
-/// A supplier of segments, aligned to 512 bytes at least (2 MiB for those that large, but pinned ones). Thread-safe.
-/// `allocate` throws OutOfMemory where memory is refused, RuntimeFailure for all else that goes wrong;
+/// A source of segments. Thread-safe. Segments are aligned to 512 bytes; segments of at least 2 MiB are aligned to 2
+/// MiB, except pinned ones. `allocate` throws OutOfMemory if memory is refused and RuntimeFailure for any other error.
 /// `free` does not throw, and waits for device work that may still touch the segment.
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
   virtual void* allocate(std::size_t bytes, Location home) = 0;
   virtual void free(void* ptr) noexcept = 0;
-  /// Whether pages of a segment can move, so that hints about them make sense.
+  /// Whether pages of a segment can migrate, so that prefetching them makes sense.
   virtual bool is_managed() const = 0;
-  /// Whether it has segments of that home.
+  /// Whether it has segments for that home.
   virtual bool serves(Location home) const {
     return is_managed() || !home.is_host();
   }
-  /// Medium and large requests share segments of at least that many bytes, because making one is slow; 0: any size
-  /// is as good.
+  /// Minimum size of a segment shared by medium and large requests, for sources where making a segment is slow. 0: no
+  /// minimum.
   virtual std::size_t least_shared_segment() const {
     return 0;
   }
 };
 
-/// Segments of managed memory: addressable from everywhere, under the runtime's limit.
+/// Segments of managed memory: accessible from the host and all devices, counted against the runtime's limit.
 class ManagedSegmentSource final : public SegmentSource {
  public:
   explicit ManagedSegmentSource(ManagedRuntime& runtime) : runtime_(runtime) {}
@@ -50,7 +50,7 @@ class ManagedSegmentSource final : public SegmentSource {
   ManagedRuntime& runtime_;
 };
 
-/// Segments of plain device memory, as a native allocator has them; its homes are devices only.
+/// Segments of plain device memory, as in PyTorch's native allocator. Homes are devices only.
 class DeviceSegmentSource final : public SegmentSource {
  public:
   explicit DeviceSegmentSource(ManagedRuntime& runtime) : runtime_(runtime) {}
@@ -68,7 +68,7 @@ class DeviceSegmentSource final : public SegmentSource {
   ManagedRuntime& runtime_;
 };
 
-/// Segments of pinned host memory, under a limit of their own; their home is the host only.
+/// Segments of pinned host memory, with a limit of their own. The home is the host only.
 class PinnedSegmentSource final : public SegmentSource {
  public:
   explicit PinnedSegmentSource(ManagedRuntime& runtime, std::optional<std::size_t> limit = std::nullopt)
@@ -82,19 +82,19 @@ class PinnedSegmentSource final : public SegmentSource {
     return home.is_host();
   }
   std::size_t least_shared_segment() const override {
-    return 64 * MiB; // pinning runs at a few GB/s and holds up every other call of the driver
+    return 64 * MiB; // pinning runs at a few GB/s and blocks all other driver calls
   }
 
-  /// The most bytes pinned at any time; nullopt: none. What is pinned above it already stays.
+  /// Limits the bytes pinned at any time; nullopt removes the limit. Memory already pinned above a new limit stays.
   void set_limit(std::optional<std::size_t> bytes);
   std::optional<std::size_t> limit() const;
-  std::size_t bytes() const; ///< pinned now
+  std::size_t bytes() const; ///< currently pinned
 
  private:
   ManagedRuntime& runtime_;
   mutable std::mutex mutex_; // leaf: nothing is called with it held
   std::optional<std::size_t> limit_;
-  std::size_t bytes_ = 0; ///< those that the runtime is being asked for included
+  std::size_t bytes_ = 0; ///< includes bytes currently being requested from the runtime
   std::map<void*, std::size_t> pinned_; ///< base address -> bytes
 };
 

@@ -1,8 +1,8 @@
-// How large blocks and segments are.
+// Sizes of blocks and segments.
 //
-// Requests fall into three classes. Small ones have segments of their own; medium and large ones share theirs as a
-// rule (segment_sizes.cpp). Every block is a multiple of few granularities, so that what one ragged request leaves
-// behind fits the next one, and the waste of rounding stays small.
+// Requests fall into three size classes. Small requests have segments of their own; medium and large ones usually share
+// segments (segment_sizes.cpp). Block sizes are multiples of a few granularities, so that a freed block fits later
+// requests of similar size while rounding wastes little.
 #pragma once
 
 #include <bit>
@@ -18,34 +18,36 @@ namespace torch_uvm {
 enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge };
 constexpr std::size_t kSizeClasses = 3;
 
-/// What callers may rely on: vectorised kernels want it, and cudaMalloc gives it.
+/// Guaranteed alignment. Vectorised kernels rely on it, and cudaMalloc provides it.
 constexpr std::size_t kBlockAlignment = 512;
-/// Small blocks: the alignment itself; most are scalars, biases and indices.
+/// Small blocks, mostly scalars, biases and indices, need only the alignment.
 constexpr std::size_t kSmallGranularity = kBlockAlignment;
-/// Medium blocks: pages that migrate as one, so that a hint about a block is not one about its neighbour.
+/// Medium blocks are multiples of the migration granularity, so that a hint about one does not affect its neighbour.
 constexpr std::size_t kMediumGranularity = 64 * KiB;
-/// The device's large pages, of which segments are made.
+/// Large pages of the device. Segments are multiples of them.
 constexpr std::size_t kLargeGranularity = 2 * MiB;
-/// Blocks for requests from this on start on a large page and fill their pages, at a waste below a sixteenth. For those
-/// below, rounding would cost up to a third of what ragged sizes waste, and as much again in holes that fit nobody.
+/// Requests from this size on get blocks that start on a large page and fill whole pages; this wastes less than 1/16.
+/// For smaller requests, rounding to whole pages would cost up to a third of what irregular sizes waste, and as much
+/// again in holes that no request fits.
 constexpr std::size_t kWholePagesRequest = 32 * MiB;
 
-/// A request up to this is small: some thousand of them share the large page that is their segment.
+/// Requests up to this size are small. Thousands of them share a segment, which is one large page at first.
 constexpr std::size_t kSmallRequest = 1 * MiB;
 constexpr std::size_t kSmallSegment = 2 * MiB;
-/// A request from this on is large: where segments are not shared, it gets one of its own size.
+/// Requests from this size on are large: where segments are not shared, each gets a segment of its own size.
 constexpr std::size_t kLargeRequest = 10 * MiB;
-/// Where they are not, medium requests share these: a prefetch of 20 MiB runs near the link's rate, one of 2 MiB at a
-/// third of it.
+/// Segment for medium requests where they do not share with large ones. A prefetch of 20 MiB runs near the link's rate,
+/// one of 2 MiB at a third of it.
 constexpr std::size_t kMediumSegment = 20 * MiB;
-/// What medium and large requests share at first, and at most: they grow with what there is.
+/// Default minimum and maximum of a segment shared by medium and large requests. Its size grows with the reserved
+/// bytes.
 constexpr std::size_t kSegmentMin = 32 * MiB;
 constexpr std::size_t kSegmentMax = 128 * MiB;
 
-/// No machine has more; rounding a larger figure up could overflow.
+/// No machine has more memory; rounding up a larger size could overflow.
 constexpr std::size_t kLargestRequest = std::numeric_limits<std::size_t>::max() / 4;
 
-/// Under max_split_bytes a block that must stay whole may exceed the request by less than this.
+/// Under max_split_bytes, a block that must not be split may exceed the request by less than this.
 constexpr std::size_t kWholeBlockSlack = kMediumSegment;
 
 constexpr SizeClass size_class(std::size_t requested) {
@@ -54,22 +56,23 @@ constexpr SizeClass size_class(std::size_t requested) {
                                      : SizeClass::kLarge;
 }
 
-/// The bytes of the block that serves a request.
-/// \param whole_pages requests from this on are rounded up to large pages. Under a cap those from kLargeRequest on are:
-///        blocks of few sizes take each other's place there, and nothing is left between them
+/// Size of the block that serves a request.
+/// \param whole_pages requests from this size on are rounded up to large pages. Under a cap this is kLargeRequest: with
+///         few distinct sizes, blocks can replace each other and leave no gaps
 constexpr std::size_t block_bytes(std::size_t requested, std::size_t whole_pages = kWholePagesRequest) {
   return round_up(requested, requested <= kSmallRequest ? kSmallGranularity
                              : requested < whole_pages  ? kMediumGranularity
                                                         : kLargeGranularity);
 }
 
-/// What such a block's address is a multiple of, in memory whose pages move.
+/// Alignment of such a block in managed memory.
 constexpr std::size_t block_alignment(std::size_t requested) {
   return requested < kWholePagesRequest ? kBlockAlignment : kLargeGranularity;
 }
 
 constexpr std::size_t kMostDivisions = 64;
-/// Rounds up to a multiple of an n-th of the power of two below, as roundup_power2_divisions of PyTorch does.
+/// Rounds up to a multiple of 1/divisions of the largest power of two not above `bytes`, as PyTorch's
+/// roundup_power2_divisions does.
 /// \param divisions a power of two; 0: no rounding
 constexpr std::size_t round_up_to_division(std::size_t bytes, std::size_t divisions) {
   if (divisions == 0 || bytes <= divisions) {
@@ -78,7 +81,7 @@ constexpr std::size_t round_up_to_division(std::size_t bytes, std::size_t divisi
   return round_up(bytes, std::bit_floor(bytes) / divisions);
 }
 
-/// The bytes of the segment to make for it, where it shares none with large ones.
+/// Size of the segment for a request, where medium requests do not share segments with large ones.
 constexpr std::size_t segment_bytes(std::size_t requested) {
   const SizeClass kind = size_class(requested);
   return kind == SizeClass::kSmall    ? kSmallSegment
@@ -86,7 +89,7 @@ constexpr std::size_t segment_bytes(std::size_t requested) {
                                       : round_up(requested, kLargeGranularity);
 }
 
-/// The pool that the statistics count a class in.
+/// The pool under which the statistics count a size class.
 constexpr PoolKind pool_kind(SizeClass kind) {
   return kind == SizeClass::kSmall ? PoolKind::kSmall : PoolKind::kLarge;
 }

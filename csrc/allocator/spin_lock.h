@@ -1,4 +1,4 @@
-// A lock for a few instructions: a mutex that is taken and given back costs as much as all of what is done under it.
+// A lock for critical sections of a few instructions, where a mutex would cost as much as the work under it.
 #pragma once
 
 #include <atomic>
@@ -6,8 +6,8 @@
 
 namespace torch_uvm {
 
-/// Lockable, as std::lock_guard wants it. Not recursive, not fair. Whoever finds it taken for long gives up its core:
-/// the holder may want it.
+/// Lockable with std::lock_guard. Not recursive, not fair. A waiter yields its core after some spinning, because the
+/// holder may need it.
 class SpinLock {
  public:
   void lock() noexcept {

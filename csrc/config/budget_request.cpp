@@ -30,8 +30,8 @@ std::string as_share(std::string_view text) {
   return percent.data();
 }
 
-/// What libraries and PyTorch's own allocator will want besides: a twentieth, but half a gigabyte at least, and of
-/// a small device no more than a sixteenth.
+/// Memory reserved for libraries and PyTorch's native allocator: 1/20 of the total, at least 512 MiB, but at most 1/16
+/// of the total.
 std::size_t reserve_of(std::size_t total) {
   return std::min(std::max(total / 20, 512 * MiB), total / 16);
 }
@@ -77,7 +77,7 @@ std::string show_budget(const BudgetRequest& request) {
     case BudgetRequest::Kind::kShare:
       break;
   }
-  std::array<char, 512> text{}; // more than the longest double in fixed form
+  std::array<char, 512> text{}; // enough for the longest double in fixed notation
   const auto [end, error] =
       std::to_chars(text.data(), text.data() + text.size(), request.percent, std::chars_format::fixed);
   return std::string(text.data(), end) + "%";

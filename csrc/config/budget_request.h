@@ -1,4 +1,5 @@
-// How much of a device's memory managed tensors may have: what a user asks for, and what it comes to.
+// Device budgets: the device memory that managed tensors may use, as requested by the user and as resolved for a
+// device.
 #pragma once
 
 #include <cstddef>
@@ -12,34 +13,34 @@ namespace torch_uvm {
 
 struct BudgetRequest {
   enum class Kind {
-    kAuto, ///< what the device has free when it is first used, less a reserve
-    kNone, ///< no budget: residency is the driver's
+    kAuto, ///< the free memory at the device's first use, minus a reserve
+    kNone, ///< no budget: the driver controls residency
     kBytes,
-    kShare, ///< of all the memory that the device has
+    kShare, ///< a share of the device's total memory
   };
   Kind kind = Kind::kAuto;
-  std::size_t bytes = 0; ///< of kBytes
-  double percent = 0.0; ///< of kShare: more than 0, at most 100
+  std::size_t bytes = 0; ///< for kBytes
+  double percent = 0.0; ///< for kShare; in (0, 100]
   bool operator==(const BudgetRequest&) const = default;
 };
 
-/// What parse_budget accepts, in words.
+/// The forms that parse_budget accepts, for messages.
 inline constexpr std::string_view kBudgetForms =
     "auto, none, bytes such as 20GiB, or a share of its memory such as 80%";
 
-/// \throws InvalidArgument with the reason; a budget of nothing is refused, as elsewhere 0 means no bound
+/// \throws InvalidArgument with the reason. 0 bytes are refused, because 0 means no limit elsewhere
 BudgetRequest parse_budget(std::string_view text);
 
-/// As it may be parsed again.
+/// Formats a request so that parse_budget can read it.
 std::string show_budget(const BudgetRequest& request);
 
 struct Budget {
   std::size_t bytes = 0;
-  bool hard = true; ///< beyond it there is OutOfMemory; else it is exceeded where nothing can be given up
+  bool hard = true; ///< exceeding it raises OutOfMemory; a soft budget is exceeded if nothing more can be evicted
 };
 
-/// \param memory of the device; as free counts, too, what managed tensors have there already
-/// \return nullopt for no budget; never more bytes than the device has
+/// \param memory of the device; `free` includes the memory that managed tensors already use there
+/// \return nullopt for no budget; never more than the device's memory
 std::optional<Budget> resolve_budget(const BudgetRequest& request, MemoryInfo memory);
 
 } // namespace torch_uvm

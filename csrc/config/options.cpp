@@ -97,7 +97,7 @@ struct Row {
   std::string (*accepted)();
   std::string_view description;
   std::string (*get)(const Options&);
-  bool (*set)(Options&, std::string_view); ///< false, or InvalidArgument: not acceptable
+  bool (*set)(Options&, std::string_view); ///< returns false or throws InvalidArgument if not acceptable
 };
 
 // clang-format off
@@ -245,7 +245,7 @@ constexpr std::array kTable{
 };
 // clang-format on
 
-/// Letters to insert, delete or replace to get from one word to the other.
+/// Levenshtein distance.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -268,7 +268,7 @@ const Row& find_row(std::string_view key) {
   const auto nearest = std::ranges::min_element(
       kTable, {}, [key, wanted = lower(key)](const Row& row) { return edit_distance(wanted, row.key); });
   std::string message = "unknown option \"" + std::string(key) + "\"; ";
-  // A third of the letters wrong is a typo; more is another word.
+  // Suggest a key only if at most a third of its letters are wrong; otherwise it was not a typo.
   if (edit_distance(lower(key), nearest->key) <= nearest->key.size() / 3) {
     message += "did you mean " + std::string(nearest->key) + "? ";
   }

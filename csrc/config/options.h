@@ -1,5 +1,5 @@
-// The one table of options. It feeds the environment variable TORCH_UVM_CONF, the setters and the
-// printed dump, so that the three cannot disagree. A wrong key or value fails by name.
+// The option table. The parser of TORCH_UVM_CONF, the setters and the printed dump all use it, so they cannot disagree.
+// The error for a wrong key or value names it.
 #pragma once
 
 #include <cstddef>
@@ -17,38 +17,38 @@ namespace torch_uvm {
 
 inline constexpr std::size_t kDefaultRelocationMin = 256 * 1024;
 
-/// What the CUDA runtime is made from.
+/// Options of the CUDA runtime.
 struct CudaConfig {
-  bool pool_segments = false; ///< segments come from a memory pool of the driver, not from cudaMallocManaged
+  bool pool_segments = false; ///< allocate segments from a driver memory pool instead of by cudaMallocManaged
   bool operator==(const CudaConfig&) const = default;
 };
 
 struct Options {
-  std::optional<std::size_t> limit; ///< managed bytes in all; nullopt: what the host has available
-  std::optional<BudgetRequest> budget; ///< of each device; nullopt: nobody has asked, and there is none yet
-  std::map<int, BudgetRequest> device_budgets; ///< of single devices, in place of `budget`; no row of the table
+  std::optional<std::size_t> limit; ///< total managed bytes; nullopt: what the host has available
+  std::optional<BudgetRequest> budget; ///< for each device; nullopt: not set, and there is no budget yet
+  std::map<int, BudgetRequest> device_budgets; ///< per-device overrides of `budget`; not in the option table
   std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: what the host has available
-  std::optional<std::size_t> staging; ///< bytes of a slot of plain device memory for copies; nullopt: as the device is
-  std::size_t relocation_min = kDefaultRelocationMin; ///< bytes of the smallest storage that the residency engine moves
-  bool zero_on_alloc = false; ///< managed memory that a tensor gets is zeroed
-  bool deferred_optimizers = false; ///< an optimizer's updates wait for the parameters' next use
+  std::optional<std::size_t> staging; ///< bytes per staging slot of plain device memory; nullopt: chosen per device
+  std::size_t relocation_min = kDefaultRelocationMin; ///< smallest storage that the residency engine relocates
+  bool zero_on_alloc = false; ///< zero the managed memory of new tensors
+  bool deferred_optimizers = false; ///< defer optimizer updates to the next use of each parameter
   AllocatorOptions allocator;
-  EmulatedConfig emulated; ///< of the emulated accelerator: emulated_devices, emulated_memory, ...
+  EmulatedConfig emulated; ///< the options emulated_devices, emulated_memory, ...
   CudaConfig cuda;
 };
 
-/// A row of the table, as documentation, dump and error messages need it.
+/// A row of the option table, for documentation, the dump and error messages.
 struct OptionInfo {
   std::string key;
   std::string accepted; ///< "bytes such as 4GiB, or none"
   std::string description;
   std::string default_value;
-  std::string value; ///< in the Options it was made from
+  std::string value; ///< current value
 };
 
-/// Parses "key:value,key:value"; the empty string is the defaults. Values are not changed by an error.
-/// \throws InvalidArgument naming the key or value, what is accepted, and the nearest key for a typo;
-///         also for a key given twice
+/// Parses "key:value,key:value". The empty string gives the defaults.
+/// \throws InvalidArgument naming the key or value, what is accepted, and the nearest key for a typo; also for a
+///         duplicate key
 Options parse_options(std::string_view text);
 
 /// Sets one option by name. Strong guarantee.

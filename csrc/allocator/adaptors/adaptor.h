@@ -1,4 +1,4 @@
-// An allocator around another one: it passes every request through, and minds something about it.
+// Base class of adaptors: allocators that forward every request to an upstream and add one behaviour.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace torch_uvm {
 
-/// What passes through unchanged; what an adaptor minds, it overrides. Allocations are the upstream's own.
+/// Forwards everything unchanged; a subclass overrides what it adds. Allocations are those of the upstream.
 class Adaptor : public Allocator {
  public:
-  /// \throws InvalidArgument where there is no upstream
+  /// \throws InvalidArgument if upstream is null
   explicit Adaptor(std::shared_ptr<Allocator> upstream) : upstream_(std::move(upstream)) {
     if (upstream_ == nullptr) {
       throw InvalidArgument("an adaptor around no allocator");

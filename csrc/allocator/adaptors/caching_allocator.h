@@ -1,4 +1,5 @@
-// A caching allocator as one among other allocators: the process's own, or one with segments from an upstream.
+// Adapts CachingManagedAllocator to the Allocator interface: the process's instance, or a new one with segments from an
+// upstream.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +14,11 @@ namespace torch_uvm {
 
 class CachingAllocator final : public Allocator {
  public:
-  /// \param memory is not owned, and outlives this
+  /// \param memory not owned; must outlive this
   explicit CachingAllocator(CachingManagedAllocator& memory) : memory_(memory) {}
-  /// One of its own, whose segments come from `upstream`.
-  /// \param least_shared_segment bytes: medium and large requests share segments of at least that many; 0: they do not
-  /// \throws InvalidArgument where there is no upstream
+  /// Makes a caching allocator whose segments come from `upstream`.
+  /// \param least_shared_segment minimum bytes of a segment shared by medium and large requests; 0: no minimum
+  /// \throws InvalidArgument if upstream is null
   CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, AllocatorOptions options = {},
                    std::size_t least_shared_segment = 0);
 
@@ -33,7 +34,7 @@ class CachingAllocator final : public Allocator {
   }
 
  private:
-  const std::shared_ptr<Allocator> upstream_; // outlives what is below
+  const std::shared_ptr<Allocator> upstream_; // declared first, so that it outlives the members below
   std::unique_ptr<CachingManagedAllocator> own_;
   CachingManagedAllocator& memory_;
 };

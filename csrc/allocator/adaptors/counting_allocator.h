@@ -1,4 +1,4 @@
-// Counts what passes through it, and nothing else that its upstream serves.
+// Counts the allocations made through it. Other users of its upstream are not counted.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace torch_uvm {
 
-/// Of one counting allocator. Bytes are as asked for.
+/// Counts of one counting allocator. Bytes are as requested.
 struct PassedThrough {
-  std::int64_t allocations = 0; ///< in callers' hands
+  std::int64_t allocations = 0; ///< live
   std::int64_t peak_allocations = 0;
-  std::int64_t total_allocations = 0; ///< since it was made
+  std::int64_t total_allocations = 0; ///< since construction
   std::int64_t bytes = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t total_bytes = 0;
-  std::int64_t failures = 0; ///< requests that raised
+  std::int64_t failures = 0; ///< requests that threw
 };
 
 class CountingAllocator final : public Adaptor {
@@ -28,12 +28,12 @@ class CountingAllocator final : public Adaptor {
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
   void free(const Allocation& allocation) noexcept override;
-  /// The upstream's, but for allocations and their bytes, which are those that passed.
+  /// The upstream's figures, except that the allocations and their bytes are those counted here.
   AllocatorFigures figures() const override;
   std::string description() const override;
 
   PassedThrough passed() const;
-  void reset_peaks(); ///< to what there is now
+  void reset_peaks(); ///< to the current values
 
  private:
   mutable std::mutex mutex_; // leaf: nothing is called with it held

@@ -22,7 +22,7 @@ Allocation LimitingAllocator::allocate(std::size_t bytes, Location home, Stream 
 }
 
 void LimitingAllocator::free(const Allocation& allocation) noexcept {
-  upstream().free(allocation); // first: what is counted as free can be had
+  upstream().free(allocation); // before the count is lowered, so that bytes counted as free are available
   used_.fetch_sub(allocation.bytes, std::memory_order_relaxed);
 }
 

@@ -1,4 +1,4 @@
-// Bounds what passes through it.
+// Limits the bytes allocated through it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace torch_uvm {
 
 class LimitingAllocator final : public Adaptor {
  public:
-  /// \param limit bytes that callers may have at once, as they ask for them
+  /// \param limit maximum bytes allocated at any time, as requested
   LimitingAllocator(std::shared_ptr<Allocator> upstream, std::size_t limit)
       : Adaptor(std::move(upstream)), limit_(limit) {}
 

@@ -18,7 +18,7 @@ PoolAllocator::PoolAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator>
   }
   cache_ = std::make_unique<CachingAllocator>(runtime, std::move(upstream), options.cache, kMediumSegment);
   const Stream stream = options.home.is_host() ? Stream::host() : Stream::default_of(options.home.index);
-  cache_->free(cache_->allocate(options.initial, options.home, stream)); // what is freed stays
+  cache_->free(cache_->allocate(options.initial, options.home, stream)); // the freed block stays cached
 }
 
 std::string PoolAllocator::description() const {

@@ -1,4 +1,4 @@
-// A pool: a cache of its own that takes some memory when it is made, and no more than it may.
+// A pool: a caching allocator of its own with an initial reservation and an optional maximum.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@
 namespace torch_uvm {
 
 struct PoolOptions {
-  Location home; ///< of what it takes when it is made
-  std::size_t initial = 0; ///< bytes
-  std::optional<std::size_t> maximum; ///< bytes of its segments at once; nullopt: what the upstream has
-  AllocatorOptions cache; ///< how it caches
+  Location home; ///< of the initial reservation
+  std::size_t initial = 0; ///< bytes reserved at construction
+  /// Maximum bytes of its segments at any time; nullopt: no limit but the upstream's.
+  std::optional<std::size_t> maximum;
+  AllocatorOptions cache; ///< options of its caching allocator
 };
 
 class PoolAllocator final : public Allocator {
  public:
-  /// \throws InvalidArgument where it begins with more than its maximum; OutOfMemory
+  /// \throws InvalidArgument if initial exceeds maximum; OutOfMemory
   PoolAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const PoolOptions& options);
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override {

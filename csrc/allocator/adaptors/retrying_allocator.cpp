@@ -12,7 +12,7 @@ Allocation RetryingAllocator::allocate(std::size_t bytes, Location home, Stream 
     } catch (const OutOfMemory&) {
       refusal = std::current_exception();
     }
-    if (!callback_(bytes, home)) { // outside of the handler: it may raise, and take its time
+    if (!callback_(bytes, home)) { // outside the handler, because it may throw and may take long
       std::rethrow_exception(refusal);
     }
   }

@@ -1,4 +1,4 @@
-// The runtime itself as an allocator: what others stand on, or are compared with.
+// The runtime as an allocator: the lowest upstream, and a baseline for comparison.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,17 @@
 
 namespace torch_uvm {
 
-/// Each allocation is one of the runtime's, of managed memory and under its limit; each free gives it back at once,
-/// after the work that may touch it. Keeps nothing.
+/// Each allocation is a runtime allocation of managed memory, counted against the runtime's limit. Each free waits for
+/// the work that may touch the memory and releases it immediately. Caches nothing.
 class RuntimeAllocator final : public Allocator {
  public:
-  /// \param runtime is not owned, and outlives this
+  /// \param runtime not owned; must outlive this
   explicit RuntimeAllocator(ManagedRuntime& runtime) : runtime_(runtime) {}
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
   void free(const Allocation& allocation) noexcept override;
-  void record_stream(const Allocation& allocation, Stream stream) override; ///< waited for anyway
+  /// Only validates: free waits for all work anyway.
+  void record_stream(const Allocation& allocation, Stream stream) override;
   std::size_t release() override {
     return 0;
   }

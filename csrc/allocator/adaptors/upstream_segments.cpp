@@ -7,7 +7,7 @@
 namespace torch_uvm {
 namespace {
 
-/// What a source promises for segments of that many bytes.
+/// The alignment that a source guarantees for segments of this size.
 std::size_t alignment_of(std::size_t bytes) {
   return bytes >= kLargeGranularity ? kLargeGranularity : kBlockAlignment;
 }
@@ -19,7 +19,7 @@ bool is_aligned(const void* ptr, std::size_t alignment) {
 } // namespace
 
 UpstreamSegmentSource::~UpstreamSegmentSource() {
-  wait_for_devices(); // one that fails twice has nothing under way any more
+  wait_for_devices(); // if this fails, the device has failed and no work is running
   for (const Allocation& allocation : freed_) {
     upstream_->free(allocation);
   }
@@ -30,7 +30,7 @@ void* UpstreamSegmentSource::allocate(std::size_t bytes, Location home) {
   const std::size_t alignment = alignment_of(bytes);
   Allocation allocation = upstream_->allocate(bytes, home, Stream::host());
   if (!is_aligned(allocation.ptr, alignment)) {
-    upstream_->free(allocation); // with as much more as it takes in the worst case it is
+    upstream_->free(allocation); // retry with enough extra bytes to align the start
     allocation = upstream_->allocate(bytes + alignment - kAllocationAlignment, home, Stream::host());
   }
   void* const ptr = reinterpret_cast<void*>(round_up(reinterpret_cast<std::uintptr_t>(allocation.ptr), alignment));
@@ -57,7 +57,7 @@ void UpstreamSegmentSource::free(void* ptr) noexcept {
 }
 
 void UpstreamSegmentSource::give_back_freed() noexcept {
-  Taken freed; // those whose work was queued before the wait, and no others
+  Taken freed; // only segments freed before the wait
   {
     const std::lock_guard lock(mutex_);
     freed.swap(freed_);

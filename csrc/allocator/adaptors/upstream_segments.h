@@ -1,4 +1,4 @@
-// Segments of a caching allocator that another allocator gives.
+// Segments of a caching allocator that come from another allocator.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace torch_uvm {
 
-/// Of managed memory. A segment is used on any stream from its start, and may have been by its end, where the upstream
-/// knows of one: so the host waits, as it does in a driver that makes and takes back memory. It waits for what the
-/// upstream hands out no longer than the upstream has to (`Stream::host()`), and for every device at the end.
-/// Where that wait fails the segment is kept, and waited for again with the next one, or at the source's own end.
+/// Managed memory from an upstream. A segment may be used on any stream, but the upstream orders its memory by one
+/// stream. The host therefore waits, as with a driver that allocates and frees memory. Allocation requests memory for
+/// `Stream::host()`, so the upstream waits only where it must. Freeing waits for every device first. If that wait
+/// fails, the segment is kept, and the wait is repeated with the next freed segment or at the source's destruction.
 class UpstreamSegmentSource final : public SegmentSource {
  public:
   /// \param least_shared_segment see SegmentSource
@@ -35,16 +35,16 @@ class UpstreamSegmentSource final : public SegmentSource {
  private:
   using Taken = std::list<Allocation>;
 
-  bool wait_for_devices() noexcept; ///< \return false: the runtime has failed
+  bool wait_for_devices() noexcept; ///< \return false if the runtime has failed
   void give_back_freed() noexcept;
 
   ManagedRuntime& runtime_;
   const std::shared_ptr<Allocator> upstream_;
   const std::size_t least_shared_segment_;
   std::mutex mutex_; // leaf: nothing is called with it held
-  Taken taken_; ///< in use, by the aligned address that was given out:
+  Taken taken_; ///< in use, by aligned address in `at_`
   std::unordered_map<void*, Taken::iterator> at_;
-  Taken freed_; ///< not waited for yet
+  Taken freed_; ///< freed, but not yet waited for
 };
 
 } // namespace torch_uvm

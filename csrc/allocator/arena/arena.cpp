@@ -19,7 +19,7 @@ std::atomic<unsigned> forks{0};
 
 unsigned watch_forks() {
   static const int watched = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(watched); // out of memory for it: a child is not told apart
+  static_cast<void>(watched); // registration failed for lack of memory: a child is then not detected
   return forks.load(std::memory_order_relaxed);
 }
 
@@ -58,12 +58,12 @@ Arena::Arena(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const
       events_(runtime, devices_) {}
 
 Arena::~Arena() {
-  const bool leaks_all = in_forked_child(); // all of it is the parent's
+  const bool leaks_all = in_forked_child(); // the memory belongs to the parent
   for (const std::unique_ptr<Chain>& chain : chains_) {
     for (Chunks* const chunks : {&chain->chunks, &chain->spare}) {
       for (std::unique_ptr<Chunk>& chunk : *chunks) {
         if (leaks_all || chunk->in_use()) {
-          static_cast<void>(chunk.release()); // better than pulled away
+          static_cast<void>(chunk.release()); // leaked, which is safer than unmapping it
         }
       }
       chunks->clear();
@@ -78,13 +78,13 @@ bool Arena::in_forked_child() const noexcept {
   return forks.load(std::memory_order_relaxed) != born_;
 }
 
-// --- allocating -----------------------------------------------------------------------------------------------
+// --- allocation -----------------------------------------------------------------------------------------------
 
 Arena::Chain* Arena::find(Stream stream) noexcept {
   if (last_ != nullptr && last_->stream == stream) {
     return last_;
   }
-  for (const std::unique_ptr<Chain>& chain : chains_) { // some: a program has few streams
+  for (const std::unique_ptr<Chain>& chain : chains_) { // a linear search: a program uses few streams
     if (chain->stream == stream) {
       return last_ = chain.get();
     }
@@ -107,7 +107,7 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
     throw InvalidArgument("home " + to_string(home) + "; this arena has memory of " + to_string(options_.home) +
                           " only");
   }
-  const std::size_t rounded = round_up(bytes, kAllocationAlignment); // 0 for what cannot be rounded up
+  const std::size_t rounded = round_up(bytes, kAllocationAlignment); // 0 on overflow
   if (rounded != 0 && !in_forked_child()) {
     const std::lock_guard lock(bump_);
     if (Chain* const chain = find(stream); chain != nullptr && rounded <= chain->room) {
@@ -121,14 +121,14 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
   return allocate_slowly(bytes, rounded, stream);
 }
 
-// --- freeing --------------------------------------------------------------------------------------------------
+// --- free -----------------------------------------------------------------------------------------------------
 
 void Arena::free(const Allocation& allocation) noexcept {
   if (allocation.handle == nullptr || in_forked_child()) {
     return;
   }
   Span& span = *static_cast<Span*>(allocation.handle);
-  std::unique_ptr<Chunk> last; // goes after the lock does
+  std::unique_ptr<Chunk> last; // destroyed after the lock is released
   const std::lock_guard lock(bump_);
   if (span.allocations == 0) {
     std::fprintf(stderr, "torch_uvm: an allocation of an arena was freed that is not allocated (freed twice?)\n");
@@ -155,13 +155,13 @@ void Arena::record_stream(const Allocation& allocation, Stream stream) {
   if (span.chunk.stream == stream) {
     return;
   }
-  std::vector<Stream> larger; // grown, and gone, without the lock
+  std::vector<Stream> larger; // allocated and freed without the lock
   while (!record(span, stream, larger)) {
     larger.reserve(2 * larger.capacity() + 2);
   }
 }
 
-/// With room from outside, if it takes some. \return false: it takes more
+/// Records `stream` in the span, using the capacity of `larger` if needed. \return false if more capacity is needed
 bool Arena::record(Span& span, Stream stream, std::vector<Stream>& larger) noexcept {
   const std::lock_guard lock(bump_);
   std::vector<Stream>& others = span.others;
@@ -183,7 +183,7 @@ std::size_t Arena::release() {
   if (in_forked_child()) {
     return 0;
   }
-  Chunks unused; // go after the lock does
+  Chunks unused; // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   for (const std::unique_ptr<Chain>& chain : chains_) {
@@ -202,14 +202,14 @@ std::size_t Arena::release() {
       chunks->erase(begin, chunks->end());
     }
     if (chain->chunks.empty() && given_up != 0) {
-      chain->next = std::max(options_.initial, given_up); // what it turned out to need
+      chain->next = std::max(options_.initial, given_up); // the size that was needed
     }
     bytes += given_up;
   }
   return bytes;
 }
 
-// --- looking at it ----------------------------------------------------------------------------------------------
+// --- statistics -----------------------------------------------------------------------------------------------
 
 AllocatorFigures Arena::figures() const {
   const std::lock_guard lock(bump_);

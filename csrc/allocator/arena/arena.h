@@ -1,30 +1,33 @@
-// An arena: bump allocation from blocks of an upstream, given up all at once. For what lives as long as an iteration,
-// or as a scope within one.
+// An arena: bump allocation from upstream blocks, released all at once. For allocations that live as long as an
+// iteration or a scope within it.
 //
-// - Every stream has a chain of blocks of its own, so that the order of bumps is the stream's order, and no event is
-//   needed. Other streams that used an allocation (record_stream) are waited for when its memory is used again, or by
-//   the upstream: one event each, at the reset or pop.
-// - A block is `initial` bytes, the next one of its chain `growth` times as much, and as much as one request if that is
-//   more. `reset` makes one block out of several, so that from the second iteration on there is no call of the
-//   upstream.
-// - Freeing an allocation counts down. Memory comes back by `reset`, `pop` and `release`. What is still in a caller's
-//   hands then stays valid, keeps its memory, and is counted in what they return: after a reset the whole block is its
-//   own (the last free gives it back to the upstream), after a pop all of the scope that lies before it in its block.
-// - Marks are the arena's, not a thread's. A reset closes those that are open.
+// - Each stream has its own chain of blocks, so bump order is stream order and no event is needed. If other streams
+//   used an allocation (record_stream), the reset or pop orders the reuse after them with one event per stream; if the
+//   block is freed instead, the upstream is told of them.
+// - The first block of a chain has `initial` bytes. Each further one is `growth` times as large, or as large as the
+//   request if that is more. `reset` replaces several blocks by a single one, so that later iterations make no upstream
+//   call.
+// - Freeing an allocation only decrements a counter. Memory is reclaimed by `reset`, `pop` and `release`. Allocations
+//   that are still live then stay valid and keep their memory, and `reset` and `pop` return their count. After a reset
+//   they keep the whole block, which the last free returns to the upstream. After a pop they keep everything of the
+//   scope that lies before them in their block.
+// - Marks belong to the arena, not to a thread. A reset closes all open marks.
 //
 //   chain of a stream   | block: span of depth 0 | depth 1 | depth 2 -> |    the last block is bumped
 //                       | block ...                                  |
 //
-// A span is what was allocated in one block between a mark and the next one: with it a pop knows what is still in use.
+// A span is the part of a block that was allocated between two consecutive marks. Its counters tell a pop what is still
+// live.
 //
-// Locks: `mutex_` is held by whatever changes chains, blocks, spans and marks, and while events are recorded and
-// waited for, so it comes before the runtime's. `bump_` guards what an allocation or a free of the common kind touches:
-// it is taken last, for some instructions. A chain that is being changed is closed, which `bump_` sees as no room.
-// The upstream is called with neither held: it may call a door, which may free allocations of this arena, and so may
-// others meanwhile, who hold the door's lock.
+// Lock order: `mutex_`, then the runtime's, then `bump_`. `mutex_` guards changes of chains, blocks, spans and marks,
+// and is held while events are recorded and waited for. `bump_` is a spin lock for what the fast paths of allocate and
+// free touch; it is taken last, for a few instructions. A chain that is being changed is closed: under `bump_` it
+// appears to have no room. The upstream is called with neither lock held, because it may call a memory-pressure
+// callback that frees allocations of this arena. Other threads that hold the callback's lock may free such allocations,
+// too.
 //
-// Streams outlive what was allocated for them, or recorded, until the reset or release after it was freed. In a forked
-// child, whose memory this is not, freeing does nothing and allocating throws.
+// Do not destroy a stream before the first reset or release after its allocations, and those recorded for it, were
+// freed. A forked child does not own the memory: freeing does nothing and allocating throws.
 #pragma once
 
 #include <cstddef>
@@ -43,31 +46,31 @@
 namespace torch_uvm {
 
 struct ArenaOptions {
-  Location home; ///< of all that it allocates
-  std::size_t initial = 64 * MiB; ///< bytes of the first block of each stream; at least 1
-  double growth = 2.0; ///< of each block to the one before it in its chain; at least 1
+  Location home; ///< of all allocations
+  std::size_t initial = 64 * MiB; ///< size of each stream's first block; at least 1
+  double growth = 2.0; ///< size ratio of consecutive blocks of a chain; at least 1
 };
 
-/// Allocations in callers' hands that a reset or a pop would have given up.
+/// Allocations that were still live at a reset or pop.
 struct Outlived {
   std::int64_t allocations = 0;
-  std::int64_t bytes = 0; ///< as asked for
+  std::int64_t bytes = 0; ///< as requested
 
   bool operator==(const Outlived&) const = default;
 };
 
 class Arena final : public Allocator {
  public:
-  using Mark = std::uint64_t; ///< never the same twice
+  using Mark = std::uint64_t; ///< never reused
 
-  /// \throws InvalidArgument for no upstream, a home that does not exist, no initial bytes, a growth below 1
+  /// \throws InvalidArgument if upstream is null, the home does not exist, initial is 0, or growth is below 1
   Arena(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const ArenaOptions& options);
-  ~Arena() override; ///< a block in use, after all, is leaked
+  ~Arena() override; ///< leaks blocks that are still in use
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
   void free(const Allocation& allocation) noexcept override;
   void record_stream(const Allocation& allocation, Stream stream) override;
-  /// Blocks that nobody has an allocation in, a reset or not.
+  /// Frees the blocks without live allocations; needs no reset.
   std::size_t release() override;
   bool serves(Location home) const override {
     return home == options_.home;
@@ -75,11 +78,11 @@ class Arena final : public Allocator {
   AllocatorFigures figures() const override;
   std::string description() const override;
 
-  /// Begins a scope within those that are open.
+  /// Opens a nested scope.
   Mark push();
-  /// Gives up what was allocated since its push. \throws InvalidArgument for a mark that is not the innermost open one
+  /// Reclaims what was allocated since the push. \throws InvalidArgument if `mark` is not the innermost open one
   Outlived pop(Mark mark);
-  /// Gives up everything: the next iteration begins.
+  /// Reclaims everything, for the next iteration.
   Outlived reset();
 
  private:
@@ -94,7 +97,7 @@ class Arena final : public Allocator {
   bool record(Span& span, Stream stream, std::vector<Stream>& larger) noexcept;
   bool in_forked_child() const noexcept;
 
-  // With `mutex_` held:
+  // Require `mutex_`:
   Chain& chain_of(Stream stream);
   Chunk* find_room(Chain& chain, std::size_t rounded);
   static Chunk& add(Chain& chain, std::unique_ptr<Chunk> chunk, std::size_t rounded);
@@ -109,7 +112,7 @@ class Arena final : public Allocator {
   static bool restart(Chunk& chunk, const Chain& chain, Ordering& ordering) noexcept;
   std::size_t grown(std::size_t bytes) const noexcept;
 
-  // With `bump_` held:
+  // Require `bump_`:
   Chain* find(Stream stream) noexcept;
   void count(Span& span, std::size_t bytes) noexcept;
 
@@ -117,17 +120,17 @@ class Arena final : public Allocator {
   const std::shared_ptr<Allocator> upstream_;
   const ArenaOptions options_;
   const int devices_;
-  const unsigned born_; ///< forks that had been by then
+  const unsigned born_; ///< fork count at construction
 
   mutable std::mutex mutex_;
   EventPool events_;
-  std::vector<Mark> marks_; ///< open, innermost last
+  std::vector<Mark> marks_; ///< innermost last
   Mark last_mark_ = 0;
 
   mutable SpinLock bump_;
-  Chain* last_ = nullptr; ///< of the last allocation
+  Chain* last_ = nullptr; ///< chain of the last allocation
   AllocatorFigures figures_;
-  std::vector<std::unique_ptr<Chain>> chains_; ///< changed with both locks held; never erased
+  std::vector<std::unique_ptr<Chain>> chains_; ///< changed with both locks held; never shrinks
 };
 
 } // namespace torch_uvm

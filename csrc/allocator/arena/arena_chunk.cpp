@@ -22,7 +22,7 @@ Arena::Chunk::~Chunk() {
         try {
           arena.runtime_.synchronize_device(other.device);
         } catch (...) {
-          // The device has failed: nothing of what was queued there is under way any more.
+          // The device has failed, so no work queued there is running any more.
         }
       }
     }

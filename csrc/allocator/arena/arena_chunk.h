@@ -1,4 +1,4 @@
-// What an arena is made of: chains, their blocks, and spans of these. What guards which field is in arena.h.
+// Chains, blocks and spans of an arena. arena.h says which lock guards what.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,27 @@
 
 namespace torch_uvm {
 
-/// What was allocated in a block while no mark was pushed or popped. Allocations have it as their handle.
+/// A part of a block that was allocated while no mark was pushed or popped. It is the handle of its allocations.
 struct Arena::Span {
   Span(Chunk& chunk, std::size_t begin, std::size_t depth) : chunk(chunk), begin(begin), depth(depth) {}
 
   Chunk& chunk;
   const std::size_t begin; ///< offset in the block
-  std::size_t depth; ///< marks that were open; fewer, once one of them was popped and this could not go
-  // Under `bump_`:
-  std::int64_t allocations = 0; ///< in callers' hands
-  std::int64_t bytes = 0; ///< of these, as asked for
-  std::vector<Stream> others; ///< that used any of it, besides the chain's
+  std::size_t depth; ///< open marks at allocation; reduced if one was popped while the span was in use
+  // Guarded by `bump_`:
+  std::int64_t allocations = 0; ///< live
+  std::int64_t bytes = 0; ///< of the live allocations, as requested
+  std::vector<Stream> others; ///< streams other than the chain's that used any of it
 };
 
-/// A block: memory of the upstream, given back by the destructor, which is run with no lock held.
+/// A block of upstream memory. The destructor frees it, and must run with no lock held.
 struct Arena::Chunk {
   Chunk(Arena& arena, std::size_t bytes, Stream stream);
   ~Chunk();
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
-  bool in_use() const noexcept; ///< with `bump_` held
+  bool in_use() const noexcept; ///< requires `bump_`
   std::size_t room() const {
     return memory.bytes - top;
   }
@@ -38,28 +38,28 @@ struct Arena::Chunk {
   Arena& arena;
   const Stream stream;
   const Allocation memory;
-  std::size_t top = 0; ///< bytes from its start that are taken; out of date while it is bumped
-  std::vector<std::unique_ptr<Span>> spans; ///< in the order of addresses
-  bool retired = false; ///< under `bump_`: of no chain any more, deleted by the last free
+  std::size_t top = 0; ///< end of the used part; stale while the block is bumped
+  std::vector<std::unique_ptr<Span>> spans; ///< by address
+  bool retired = false; ///< guarded by `bump_`: removed from its chain; the last free deletes it
 };
 
-/// The blocks of one stream. Open: `span` is in the last block, which ends where the room does.
+/// The blocks of one stream. While the chain is open, `span` is in the last block, and `room` is what is left of it.
 struct Arena::Chain {
   explicit Chain(Stream stream, std::size_t next) : stream(stream), next(next) {}
 
   const Stream stream;
-  // Under `bump_`:
-  Span* span = nullptr; ///< closed: none
+  // Guarded by `bump_`:
+  Span* span = nullptr; ///< null: closed
   char* top = nullptr;
   std::size_t room = 0;
-  // Under `mutex_`:
+  // Guarded by `mutex_`:
   Chunks chunks; ///< in use; the last one is bumped
-  Chunks spare; ///< no longer in use
-  std::size_t next; ///< bytes of the next block
+  Chunks spare; ///< empty, for reuse
+  std::size_t next; ///< size of the next block
 };
 
-/// What makes memory wait for other streams that used it, for the length of one reset or pop: a stream's event serves
-/// all chains.
+/// Orders the reuse of memory after other streams that used it. Exists for one reset or pop; one event per stream
+/// serves all chains.
 class Arena::Ordering {
  public:
   explicit Ordering(Arena& arena) : arena_(arena) {}
@@ -67,14 +67,14 @@ class Arena::Ordering {
   Ordering(const Ordering&) = delete;
   Ordering& operator=(const Ordering&) = delete;
 
-  /// Work that comes next in the chain is done after what the others of the span have queued.
-  /// \return false: the runtime has failed, and the memory may not be used again
+  /// Orders future work of the chain after the work queued on the span's other streams.
+  /// \return false if the runtime failed; the memory must not be reused then
   bool after(const Span& span, const Chain& chain) noexcept;
 
  private:
   struct Recorded {
     Stream stream;
-    Event event; ///< none: it was idle
+    Event event; ///< null: the stream was idle
   };
   const Recorded& recorded(Stream stream);
 

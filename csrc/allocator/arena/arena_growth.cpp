@@ -1,4 +1,4 @@
-// An arena's allocations where the block that is bumped has no room, or its chain is closed.
+// Slow path of an arena's allocation: the current block has no room, or its chain is closed.
 #include <algorithm>
 #include <iterator>
 
@@ -23,19 +23,19 @@ Allocation Arena::allocate_slowly(std::size_t bytes, std::size_t rounded, Stream
     throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
                       format_bytes(bytes) + " asked for from " + description() + "; no machine has that much");
   }
-  std::unique_ptr<Chunk> made; // goes after the lock does
+  std::unique_ptr<Chunk> made; // destroyed after the lock is released
   std::unique_lock lock(mutex_);
   Chain& chain = chain_of(stream);
   if (Chunk* const room = find_room(chain, rounded)) {
     return take(chain, *room, bytes, rounded);
   }
   const std::size_t wanted = std::max(chain.next, rounded);
-  open(chain); // for smaller requests of other threads
+  open(chain); // other threads may still make smaller requests from it
   lock.unlock();
   made = make_chunk(wanted, rounded, stream);
   lock.lock();
   chain.next = grown(made->memory.bytes);
-  if (Chunk* const room = find_room(chain, rounded)) { // another thread was faster
+  if (Chunk* const room = find_room(chain, rounded)) { // another thread made room meanwhile
     chain.spare.push_back(std::move(made));
     return take(chain, *room, bytes, rounded);
   }
@@ -69,7 +69,7 @@ Arena::Chain& Arena::chain_of(Stream stream) {
     }
   }
   auto chain = std::make_unique<Chain>(stream, options_.initial);
-  std::vector<std::unique_ptr<Chain>> chains; // grown outside of the spin lock
+  std::vector<std::unique_ptr<Chain>> chains; // allocated outside the spin lock
   chains.reserve(chains_.size() + 1);
   const std::lock_guard lock(bump_);
   std::ranges::move(chains_, std::back_inserter(chains));
@@ -78,7 +78,7 @@ Arena::Chain& Arena::chain_of(Stream stream) {
   return *chains_.back();
 }
 
-/// Closes the chain. \return a block of it, which may be one that was spare, or nullptr
+/// Closes the chain. \return a block with room, possibly a spare one, or nullptr
 Arena::Chunk* Arena::find_room(Chain& chain, std::size_t rounded) {
   close(chain);
   if (!chain.chunks.empty() && chain.chunks.back()->room() >= rounded) {
@@ -95,13 +95,13 @@ Arena::Chunk* Arena::find_room(Chain& chain, std::size_t rounded) {
   return &add(chain, std::move(chunk), rounded);
 }
 
-/// A block for a request. It is bumped from then on, unless the one before it has more room left.
+/// Adds a block for a request. Later requests are bumped from it, unless the previous block has more room left.
 Arena::Chunk& Arena::add(Chain& chain, std::unique_ptr<Chunk> chunk, std::size_t rounded) {
   const bool bumped = chain.chunks.empty() || chunk->room() - rounded >= chain.chunks.back()->room();
   return **chain.chunks.insert(bumped ? chain.chunks.end() : std::prev(chain.chunks.end()), std::move(chunk));
 }
 
-/// From a block with room, of a closed chain, which is open then.
+/// Allocates from a block with room in a closed chain, and opens the chain.
 Allocation Arena::take(Chain& chain, Chunk& from, std::size_t bytes, std::size_t rounded) {
   Span& span = span_in(from);
   span_in(*chain.chunks.back());

@@ -1,4 +1,4 @@
-// An arena's marks and resets: what is given up, what outlives it, and what memory waits for before it is used again.
+// Marks and resets of an arena: what is reclaimed, what outlives it, and which streams reuse must wait for.
 #include <algorithm>
 #include <iterator>
 
@@ -11,7 +11,7 @@ Arena::Mark Arena::push() {
   const std::lock_guard lock(mutex_);
   marks_.push_back(last_mark_ + 1);
   for (const std::unique_ptr<Chain>& chain : chains_) {
-    close(*chain); // what comes is of another span, which is made when it does
+    close(*chain); // closed, so that the next allocation starts a new span
   }
   return ++last_mark_;
 }
@@ -55,8 +55,8 @@ Outlived Arena::outlived_since(const Chunk& chunk, std::size_t depth) const {
   return outlived;
 }
 
-/// Takes spans of a depth, or deeper ones, from the ends of the blocks of a closed chain while nobody has an
-/// allocation in them. The others become the outer scope's.
+/// Removes spans of at least `depth` without live allocations from the ends of the blocks of a closed chain. The
+/// remaining ones become part of the outer scope.
 void Arena::rewind(Chain& chain, std::size_t depth, Ordering& ordering) {
   const auto can_go = [&](const Span& span) {
     {
@@ -89,7 +89,7 @@ Outlived Arena::reset() {
   if (in_forked_child()) {
     return outlived;
   }
-  Chunks given_up; // go after the lock does
+  Chunks given_up; // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   marks_.clear();
   Ordering ordering(*this);
@@ -101,8 +101,8 @@ Outlived Arena::reset() {
   return outlived;
 }
 
-/// The one free block is used again from its start; several make way for one as large as all. Blocks in use are left to
-/// those who use them.
+/// Reuses a single free block from its start. Replaces several by one block of their total size, made on demand.
+/// Retires blocks that are in use.
 Outlived Arena::restart(Chain& chain, Ordering& ordering, Chunks& given_up) {
   close(chain);
   Outlived outlived;
@@ -136,7 +136,7 @@ Outlived Arena::restart(Chain& chain, Ordering& ordering, Chunks& given_up) {
   return outlived;
 }
 
-/// Leaves a block in use, and the pointer empty, to its allocations: the last free deletes it.
+/// If a block is in use, resets the pointer and leaves the block to its allocations: the last free deletes it.
 Outlived Arena::retire(std::unique_ptr<Chunk>& chunk) noexcept {
   Outlived outlived;
   const std::lock_guard lock(bump_);
@@ -151,13 +151,13 @@ Outlived Arena::retire(std::unique_ptr<Chunk>& chunk) noexcept {
   return outlived;
 }
 
-/// \return false: it cannot be told when other streams are done with it
+/// \return false if it cannot be known when other streams are done with the block
 bool Arena::restart(Chunk& chunk, const Chain& chain, Ordering& ordering) noexcept {
   auto& spans = chunk.spans;
   if (!std::ranges::all_of(spans, [&](const auto& span) { return ordering.after(*span, chain); })) {
     return false;
   }
-  if (!spans.empty()) { // the first one begins where the block does
+  if (!spans.empty()) { // keep the first span, which starts at the start of the block
     spans.resize(1);
     spans.front()->depth = 0;
     spans.front()->others.clear();

@@ -26,13 +26,13 @@ void FreeIndex::erase(Block* block) noexcept {
 void FreeIndex::update(Block* block) noexcept {
   const Set::iterator position = block->entry.position_;
   const Key key{block->bytes, block->address, block};
-  // The usual case, a large rest that gives and takes small pieces, keeps its place: no rebalancing.
+  // Fast path: a large block that shrinks and grows by small pieces usually keeps its position. No rebalancing.
   const bool grows = *position < key;
   const Set::iterator next = std::next(position);
   const bool stays =
       grows ? next == blocks_.end() || key < *next : position == blocks_.begin() || *std::prev(position) < key;
   if (stays) {
-    const_cast<Key&>(*position) = key; // the order is the same
+    const_cast<Key&>(*position) = key; // the order is unchanged
   } else {
     erase(block);
     insert(block);
@@ -50,7 +50,7 @@ Block* FreeIndex::best_fit(std::size_t bytes, std::size_t alignment) const noexc
       return found->block;
     }
   }
-  found = blocks_.lower_bound(Key{bytes + alignment - kBlockAlignment, 0, nullptr}); // holds it wherever it begins
+  found = blocks_.lower_bound(Key{bytes + alignment - kBlockAlignment, 0, nullptr}); // large enough at any address
   return found == blocks_.end() ? nullptr : found->block;
 }
 

@@ -1,10 +1,9 @@
-// Blocks and segments, as the allocator keeps them, and the index of free blocks: one for each lane and size class.
-// What may be done to them is in heap.h.
+// Blocks, segments and the index of free blocks (one per lane and size class). heap.h has the operations on them.
 //
 //   segment  |<------------------------- bytes ------------------------->|
 //   blocks   | allocated |  free, lane A  | pending |  free, lane B      |     before <-> after
 //
-// Blocks tile their segment. A block is filed in the free index of its lane exactly while it is free.
+// Blocks tile their segment. A block is in the free index of its lane if and only if it is free.
 #pragma once
 
 #include <array>
@@ -23,14 +22,14 @@ namespace torch_uvm {
 
 struct Block;
 
-/// Free blocks by size, then address. Nothing here allocates memory but make_entry.
+/// Free blocks by size, then address. Only make_entry allocates memory.
 class FreeIndex {
   struct Key {
     std::size_t bytes = 0;
     std::uintptr_t address = 0;
     Block* block = nullptr;
 
-    // The block is not part of the order: an address has one block.
+    // Addresses are unique, so the block itself is not compared.
     friend bool operator<(const Key& left, const Key& right) {
       return left.bytes != right.bytes ? left.bytes < right.bytes : left.address < right.address;
     }
@@ -38,7 +37,7 @@ class FreeIndex {
   using Set = std::set<Key>;
 
  public:
-  /// A block's place in an index; holds a node of the tree while the block is in none.
+  /// A block's position in an index. Owns the tree node while the block is in no index.
   class Entry {
     friend class FreeIndex;
     Set::node_type node_;
@@ -50,30 +49,30 @@ class FreeIndex {
     }
   };
 
-  /// A node for a block, to be kept by it for good. \throws std::bad_alloc
+  /// A node for a block, which keeps it for its lifetime. \throws std::bad_alloc
   static Entry make_entry();
 
   void insert(Block* block) noexcept;
   void erase(Block* block) noexcept;
-  /// A block in the index has changed its size or address, and keeps or changes its place.
+  /// Restores the order after a block in the index has changed its size or address.
   void update(Block* block) noexcept;
 
-  /// The smallest block that has `bytes` at an aligned address, the lowest address among equals; nullptr: none. With
-  /// an alignment above that of all blocks one somewhat larger may be found.
+  /// The smallest block that has `bytes` at an aligned address, at the lowest address among equals; nullptr if there is
+  /// none. With an alignment above kBlockAlignment, the result may be somewhat larger than the smallest.
   Block* best_fit(std::size_t bytes, std::size_t alignment = kBlockAlignment) const noexcept;
 
   std::size_t size() const noexcept {
     return blocks_.size();
   }
-  /// Whether the block is filed here, under what it says of itself.
+  /// Whether the block is in this index under its current size and address.
   bool holds(const Block* block) const noexcept;
 
  private:
   Set blocks_;
 };
 
-/// Where a block belongs: the home its pages are at and the stream whose order it follows. Blocks of one
-/// lane may be merged and reused with no event between them.
+/// Per-stream free list: the home of a block's pages and the stream whose order it follows. Blocks of one lane may be
+/// merged and reused with no event between them.
 struct Lane {
   Location home;
   Stream stream;
@@ -87,13 +86,13 @@ struct Segment {
   SizeClass size_class = SizeClass::kSmall;
   Block* first = nullptr;
   std::size_t used = 0; ///< blocks that are not free
-  std::uint64_t unused_since = 0; ///< of the heap's clock; with no block in use
-  Segment* unused_before = nullptr; ///< neighbours among those of its home with no block in use, oldest first
+  std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
+  Segment* unused_before = nullptr; ///< list of the home's unused segments, oldest first
   Segment* unused_after = nullptr;
 };
 
-/// An event that blocks wait for, shared by as many as it serves: those freed in a batch, or the pieces of one. Under
-/// the allocator's mutex, like the pool that it goes back to.
+/// An event that blocks wait for. Shared by all blocks it covers: those freed in a batch, or the pieces of a split
+/// block. Guarded by the allocator's mutex, like the pool that it returns to.
 struct Readiness {
   Readiness(EventPool& pool, Stream stream, Event event) : pool(pool), stream(stream), event(event) {}
   ~Readiness() {
@@ -107,17 +106,18 @@ struct Readiness {
   Event event;
 };
 
-/// Work on a stream that may still touch a block, besides what the stream of its lane has queued.
+/// Work that may still touch a block, on a stream other than its lane's.
 struct Use {
   Stream stream;
-  std::shared_ptr<const Readiness> event; ///< recorded after the block was freed; none: not yet, or the runtime failed
+  /// Recorded after the block was freed; null: not yet recorded, or the runtime failed.
+  std::shared_ptr<const Readiness> event;
 };
 
 enum class BlockState : std::uint8_t {
-  kFree, ///< filed
-  kReserved, ///< taken out for a request that still waits for older work
-  kAllocated, ///< in a caller's hands
-  kPending, ///< freed; `uses` are still waited for
+  kFree, ///< in the free index
+  kReserved, ///< taken out of the free index, for a request that waits for earlier work or for a relocation
+  kAllocated, ///< owned by a caller
+  kPending, ///< freed, but still waits for `uses`
 };
 
 struct Block {
@@ -126,21 +126,23 @@ struct Block {
   std::size_t requested = 0; ///< 0 while free or reserved
   Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
-  Block* after = nullptr; ///< in a pool of unused blocks: the next one
-  Lane* lane = nullptr; ///< home, and the stream whose order it follows
+  Block* after = nullptr; ///< in BlockPool: the next unused block
+  Lane* lane = nullptr; ///< home, and the stream whose order the block follows
   BlockState state = BlockState::kFree;
-  bool read_by_host = false; ///< its home is, or was since it was handed out, the host
-  FreeIndex::Entry entry; ///< its place in the free index, made beforehand: filing cannot fail
+  bool read_by_host = false; ///< its home is the host, or was at any time since it was allocated
+  FreeIndex::Entry entry; ///< its place in the free index; allocated in advance, so filing cannot fail
   std::vector<Use> uses;
-  /// While free: the one thing to wait for. None: what the lane's stream had queued when it was filed.
+  /// While free: the only event to wait for. Null: wait for the work queued on the lane's stream when the block was
+  /// filed.
   std::shared_ptr<const Readiness> ready;
-  std::uint64_t freed_at = 0; ///< while free, of the heap's clock: of its latest piece
-  std::atomic<void*> tag = nullptr; ///< of the owner, which reads it with no lock before it frees the block
-  Block* pending_before = nullptr; ///< neighbours in the list of pending blocks
+  /// While free: when its most recently freed piece was filed, in ticks of the heap's clock.
+  std::uint64_t freed_at = 0;
+  std::atomic<void*> tag = nullptr; ///< the owner's pointer, which it reads without a lock before it frees the block
+  Block* pending_before = nullptr; ///< list of pending blocks
   Block* pending_after = nullptr;
 };
 
-/// Blocks are recycled, never given back one by one: making one costs two calls of malloc.
+/// Recycles blocks and never frees one: creating a block costs two calls of malloc.
 class BlockPool {
  public:
   BlockPool() = default;
@@ -159,7 +161,8 @@ class BlockPool {
 
   void give(Block* block) noexcept {
     block->ready.reset();
-    block->state = BlockState::kFree; // merged into a neighbour or not: who frees it again is found out
+    // So that a double free is detected even after the block was merged into a neighbour.
+    block->state = BlockState::kFree;
     block->after = unused_;
     unused_ = block;
   }

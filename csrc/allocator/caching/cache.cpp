@@ -1,4 +1,4 @@
-// Serving a request from what is cached, or from a new segment.
+// Serving a request from the cache or from a new segment.
 #include "allocator/caching/state.h"
 
 namespace torch_uvm {
@@ -9,7 +9,7 @@ Block* CachingManagedAllocator::State::best_fit(const Request& request, const La
   if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
     block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
   }
-  // A block that stays whole is not wasted on a request much smaller than it.
+  // Do not use up a block that must not be split for a request much smaller than it.
   if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
     return nullptr;
   }
@@ -27,7 +27,7 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
       return take(block, request, lock);
     }
   }
-  // Only now another stream's: what it costs is an event, and that the streams wait for each other.
+  // Use another stream's block only now: it costs an event and makes the streams wait for each other.
   Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) {
     Block* const fit = best_fit(request, lane);
     return fit != nullptr && request.barred(runtime, lane.stream) ? nullptr : fit;
@@ -43,7 +43,7 @@ Block* CachingManagedAllocator::State::carve(Block* free, const Request& request
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
   Lane& lane = heap.lane(request.home, request.stream);
   Block* const block = carve(free, request);
-  // A request that may not wait has seen that it need not.
+  // A request that must not wait has already checked that it need not.
   if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
     try {
       order_after(*block, request, lock);
@@ -60,7 +60,7 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
     order(free.lane->stream, request.stream, free.freed_at, request.home, lock);
     return;
   }
-  const std::shared_ptr<const Readiness> ready = free.ready; // the lock may be let go of
+  const std::shared_ptr<const Readiness> ready = free.ready; // a copy, because the lock may be released below
   if (runtime.query_event(ready->event)) {
     return;
   }
@@ -75,7 +75,7 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
 
 void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::uint64_t filed_at, Location home,
                                            Lock& lock) {
-  // The host's work is over when its code has freed the block; a stream's own order is order enough.
+  // The host's work on a block is done when host code frees it. Work on a single stream is ordered anyway.
   if (earlier.is_host() || earlier == later || stream_order.holds(earlier, later, filed_at)) {
     return;
   }
@@ -95,7 +95,8 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::ui
   if (fresh) {
     ledger.count(Ledger::k_num_events_recorded, home);
   }
-  runtime.wait_event(later, event->event); // for what was recorded by now, whatever the event does next
+  // Waits for the work recorded so far, even if the event is recorded again later.
+  runtime.wait_event(later, event->event);
   stream_order.note_wait(earlier, later);
 }
 
@@ -131,7 +132,7 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
   void* ptr = nullptr;
   bool populated = true;
   try {
-    // The runtime may take milliseconds; nobody knows of this segment yet.
+    // Runtime calls may take milliseconds. No other thread knows of this segment yet, so the lock is not needed.
     const Unlocked unlocked(lock);
     ptr = source->allocate(bytes, request.home);
     if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
@@ -157,14 +158,15 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
 bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {
   try {
     const DeviceProperties device = runtime.device_properties(request.home.index);
-    // What the device cannot hold is not sent there: a driver was seen to be busy with such a prefetch for ever.
+    // Do not prefetch more than the device can hold: a driver was observed to hang on such a prefetch.
     if (device.concurrent_managed_access && bytes <= device.total_memory) {
       const Stream stream = request.stream.is_host() ? Stream::default_of(request.home.index) : request.stream;
       runtime.prefetch(ptr, bytes, request.home, stream);
     }
     return true;
   } catch (...) {
-    // A hint: without it the pages come by fault, at a fraction of the rate. Counted, and gone on.
+    // The prefetch is only a hint: without it the pages arrive by fault, at a fraction of the rate. The caller counts
+    // it.
     return false;
   }
 }

@@ -1,4 +1,4 @@
-// The public functions: what they accept, and that the mutex is held.
+// The public functions: validation and locking.
 #include "allocator/caching/caching_managed_allocator.h"
 
 #include <algorithm>
@@ -95,18 +95,18 @@ CachingManagedAllocator::CachingManagedAllocator(ManagedRuntime& runtime, std::u
 
 CachingManagedAllocator::~CachingManagedAllocator() {
   if (state_->in_forked_child) {
-    return; // all of it is the parent's
+    return; // the memory belongs to the parent
   }
   try {
     state_->wait_for_pending();
   } catch (...) {
-    // The runtime fails; its memory is given back all the same, which waits on its own account.
+    // The runtime has failed. Release the memory anyway; the source waits for outstanding work itself.
     while (Block* const block = state_->pending_first) {
       block->uses.clear();
       state_->reclaim(block);
     }
   }
-  state_->give_back(std::nullopt); // a segment that is in use after all is leaked: better than pulled away
+  state_->give_back(std::nullopt); // leaks a segment that is still in use, which is safer than unmapping it
   state_->stream_order.forget();
   state_->events.destroy_all();
 }
@@ -167,11 +167,11 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
     block->uses.clear();
     block->lane = &lane;
     block->ready = std::move(readiness);
-  } catch (...) { // no memory to remember it with
+  } catch (...) { // out of memory: wait for the event now
     try {
       state_->runtime.synchronize_event(ready);
     } catch (...) {
-      // The device has failed, which its next user will be told.
+      // The device has failed, and its next user gets the error.
     }
     state_->events.give(stream, ready);
   }
@@ -197,7 +197,7 @@ void check_allocated(const Block* block) {
   }
 }
 
-/// Besides the block's own stream; the host's work needs no record.
+/// Adds a use by a stream other than the block's own. The host's work needs no record.
 void add_use(Block* block, Stream stream) {
   if (!stream.is_host() && std::ranges::find(block->uses, stream, &Use::stream) == block->uses.end()) {
     block->uses.push_back(Use{stream, nullptr});
@@ -231,7 +231,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   if (stream != block->lane->stream) {
     add_use(block, block->lane->stream);
   }
-  // What was queued on the new stream comes before the block's next use in its own order.
+  // Work queued on the new stream precedes the block's next use in stream order, so it needs no record.
   std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });
   state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
   block->lane = &lane;
@@ -254,7 +254,7 @@ Block* CachingManagedAllocator::find(const void* ptr) const {
   return block != nullptr && block->state == BlockState::kAllocated ? block : nullptr;
 }
 
-// Size and place of a block are fixed while a caller has it: no lock is needed to read them.
+// The size and address of an allocated block are constant, so reading them needs no lock.
 
 void* CachingManagedAllocator::data(const Block* block) const {
   return block == nullptr ? nullptr : reinterpret_cast<void*>(block->address);

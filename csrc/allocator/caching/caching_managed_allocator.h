@@ -1,34 +1,34 @@
-// A caching allocator for managed memory, one for the host and all devices.
+// A caching allocator for managed memory. One instance serves the host and all devices.
 //
-// - A segment is what the source gave us; a block is a piece of it that a caller has, or a free piece.
-//   Both have a home: the device, or the host, that uses them first. Small requests share segments of
-//   their home, and so do the others but for very large ones, which grow with what there is; large ones start on and
-//   fill 2 MiB pages where that wastes little.
-// - A free block is filed under the home where its pages are *now* and under the stream that used it
-//   last. Best fit, split, coalesce: a request takes the smallest free block that holds it, lowest
-//   address first.
-// - Stream-ordered: a block freed on a stream is at once reusable on that stream, with no event. An
-//   event is recorded only when somebody needs one: a second stream that used the block
-//   (record_stream), another stream that takes it, or the host that takes a block which device work
-//   may still touch; then the host waits before it gets the block. It serves all that was freed before
-//   it: blocks that go to another stream in a batch, and blocks that streams were recorded for and that
-//   were freed since the last allocation. A caller that has an event of its own hands it in (free_after).
-// - Another stream's block is taken only when nothing of the stream's own fits, and before a new segment
-//   is made. Neighbours are merged only if they are filed alike; under failure whatever their filing is.
-// - A fresh segment homed on a device is populated by one prefetch. One that fails is counted and
-//   forgotten: it is a hint, and its pages come by fault instead.
-// - Under failure: wait for pending frees, give back cached segments, ask the door to make room, try
-//   again, and only then raise OutOfMemory with a table of where the bytes are.
-// - A device may have a cap on the segments made for it. Where the cap refuses, what is free already is merged and
-//   cached segments are given back, then the door is asked, and only then the host waits.
+// - A segment is one allocation from the source. A block is a piece of a segment, either allocated or free. Both have a
+//   home: the device, or the host, that uses them first. The small requests of a home share segments. So do the medium
+//   and large ones, except very large ones, which get a segment of their own. New shared segments grow with the bytes
+//   reserved. Large blocks start on and fill 2 MiB pages where that wastes little.
+// - A free block is filed under the home where its pages are *now* and under the stream that used it last. Allocation
+//   is best fit with splitting and coalescing: the smallest free block that is large enough, at the lowest address
+//   among equals.
+// - Stream-ordered: a block freed on a stream is immediately reusable on that stream, with no event. An event is
+//   recorded only in three cases: a second stream used the block (record_stream), another stream reuses it, or the host
+//   reuses it while device work may still touch it (the host then waits). One event covers all blocks freed before it:
+//   a batch of blocks that moves to another stream, and the recorded blocks freed since the last allocation. A caller
+//   that has its own event passes it to free_after.
+// - A block of another stream is reused only if no block of the request's own stream fits, and before a new segment is
+//   made. Neighbours are merged only if they are filed under the same home and stream. The failure path merges any free
+//   neighbours.
+// - A fresh segment homed on a device is populated by one prefetch. The prefetch is a hint: if it fails, it is counted
+//   and the pages arrive by fault.
+// - When memory runs short: wait for pending frees, release cached segments, merge free neighbours, call the
+//   memory-pressure callback (RoomMaker), retry, and only then raise OutOfMemory with a table of where the bytes are.
+// - A device may have a cap on its segments. If the cap refuses a request, free neighbours are merged and cached
+//   segments released first; then the memory-pressure callback is called; the host waits last.
 //
-// Streams outlive the blocks that are filed under them, or were recorded for them: before a stream is
-// destroyed, these blocks are freed and empty_cache is called.
+// A stream must outlive the blocks that are filed under it or recorded for it. Before destroying a stream, free these
+// blocks and call empty_cache.
 //
-// Lock order: this allocator's mutex, then the runtime's. The door is called with no lock held, and so
-// are the source for a new segment, its prefetch, and the host's wait for one block. The failure path and
-// empty_cache hold the mutex while they wait for pending blocks and give segments back: what they have
-// found must stay. No Python is called and no GIL is taken here; callers may or may not hold it.
+// Lock order: this allocator's mutex, then the runtime's. The mutex is released while the memory-pressure callback
+// runs, while a segment is allocated and prefetched, and while the host waits for a single block. The failure path and
+// empty_cache hold the mutex while they wait for pending blocks and release segments, because the blocks they found
+// must not change. No Python is called and the GIL is never taken here; callers may or may not hold it.
 #pragma once
 
 #include <cstddef>
@@ -46,37 +46,37 @@
 
 namespace torch_uvm {
 
-/// Tunables of the policy; the option table (config/options.h) reads and prints them.
+/// Tunables of the policy. The option table (config/options.h) parses and prints them.
 struct AllocatorOptions {
   bool populate = true; ///< prefetch a fresh segment to its device
-  std::optional<std::size_t> max_split_bytes =
-      std::nullopt; ///< blocks larger than this are never split; at least 20 MiB
-  /// The least and the most bytes of a segment that medium and large requests share: an eighth of what the home has
-  /// reserved in between. A larger request has one of its own. No least, or not managed: large requests always have.
+  std::optional<std::size_t> max_split_bytes = std::nullopt; ///< larger blocks are never split; at least 20 MiB
+  /// Minimum and maximum size of a segment shared by medium and large requests. In between, a new segment is one eighth
+  /// of the bytes reserved for its home. A request larger than that gets its own segment. If the minimum is unset or
+  /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
-  std::size_t roundup_power2_divisions = 0; ///< sizes go by steps of 1/n of a power of two; 0: as they are
-  /// Bytes of segments with no block in use that a home keeps; with more, the next free or allocation gives back those
-  /// unused for longest whose work is done. None: all are kept.
+  std::size_t roundup_power2_divisions = 0; ///< round sizes up to 1/n steps of a power of two; 0: no rounding
+  /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
+  /// for longest whose work is done. Unset: keep all.
   std::optional<std::size_t> release_threshold = std::nullopt;
-  /// With more than this share of the limit (of a device with a cap, of that) reserved, an allocation that would need a
-  /// new segment first gives back segments unused for longer than the average. None: never. More than 0, at most 1.
+  /// If more than this fraction of the limit (of the cap, on a device with one) is reserved, an allocation that needs a
+  /// new segment first releases segments unused for longer than the average. In (0, 1]. Unset: never.
   std::optional<double> garbage_collection_threshold = std::nullopt;
 };
 
-/// What the residency floor gives the allocator to call when memory runs short.
+/// Memory-pressure callback: the residency layer implements it and the allocator calls it when memory runs short.
 class RoomMaker {
  public:
   virtual ~RoomMaker() = default;
-  /// Frees `bytes` in one piece, for a block of `home` that `stream` will use first. True: it is worth trying
-  /// again. Called again, some times, while that is not enough: another thread may have been faster.
+  /// Frees `bytes` of contiguous memory for a block of `home` that `stream` will use first. Returns true if a retry is
+  /// worthwhile. Called again, a bounded number of times, if the retry fails: another thread may have taken the memory.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
-  /// When there is no room, and nothing more to wait for: whether a hard cap is exceeded this once, for what a
-  /// running operator cannot do without.
+  /// Called when nothing more can be freed. Returns true if this request may exceed a hard cap, because a running
+  /// operator cannot proceed without it.
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
     return false;
   }
-  /// Why a request is refused, for the error's message: sentences, a line each with its end; empty: nothing to add.
+  /// Text for the error message of a refused request: complete sentences, each ending in a newline. May be empty.
   virtual std::string explain(std::size_t /*bytes*/, Location /*home*/) noexcept {
     return {};
   }
@@ -84,9 +84,9 @@ class RoomMaker {
 
 class AllocationObserver; // allocator/allocation_observer.h
 
-struct Block; // defined in allocator/caching/block.h; callers hold it as a handle
+struct Block; // defined in allocator/caching/block.h; an opaque handle for callers
 
-/// One piece of a segment, as `snapshot` reports it, in address order.
+/// A block as `snapshot` reports it. Blocks are in address order.
 struct BlockInfo {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -107,171 +107,175 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
-/// Thread-safe. Outlives every block; process-wide instances are leaked on purpose, because libraries
-/// free static workspaces at exit.
+/// Thread-safe. Must outlive every block. Process-wide instances are leaked on purpose, because libraries free static
+/// workspaces at exit.
 class CachingManagedAllocator {
  public:
   /// \throws InvalidArgument for options that set_options refuses
   CachingManagedAllocator(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
                           AllocatorOptions options = {});
-  ~CachingManagedAllocator(); ///< gives every segment back; one with a block in use, after all, is leaked
+  ~CachingManagedAllocator(); ///< releases every segment; a segment with a block still in use is leaked
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
-  /// A block of at least `bytes` for use on `stream`; 512-byte aligned.
-  /// \param bytes 0 gives nullptr: there is nothing to point at
-  /// \param home where it will be used first
-  /// \param stream the stream that will use it first; Stream::host() when home is the host
-  /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home or
-  ///         stream; RuntimeFailure where a runtime call failed, and in a forked child. Nothing has changed
+  /// Returns a block of at least `bytes` for use on `stream`, aligned to 512 bytes.
+  /// \param bytes 0 returns nullptr
+  /// \param home where the block will be used first
+  /// \param stream the stream that will use it first; Stream::host() if home is the host
+  /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home or stream;
+  ///         RuntimeFailure if a runtime call failed, and in a forked child. Strong guarantee
   Block* allocate(std::size_t bytes, Location home, Stream stream);
 
-  /// As allocate, but gives up where room would have to be made, and returns nullptr: it never calls the door, never
-  /// makes the host wait, never exceeds a cap, and raises nothing for want of memory. It may give back cached
-  /// segments of that device to stay under its cap, while no stream that a block of the device follows is busy.
+  /// Like allocate, but returns nullptr where allocate would have to make room. Never calls the memory-pressure
+  /// callback, blocks the host, exceeds a cap or raises OutOfMemory. May release cached segments of the device to stay
+  /// under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
   Block* try_allocate(std::size_t bytes, Location home, Stream stream);
 
-  /// Gives a block back, in the order of the stream it belongs to. Never throws: a runtime that fails
-  /// here costs a block (it stays pending until empty_cache), not the program. nullptr is ignored; a
-  /// block that is freed already, and not in use again, aborts the program, as it does in malloc.
+  /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
+  /// empty_cache. nullptr is ignored. A double free aborts the program, as in malloc, unless the block is in use again
+  /// by then.
   void free(Block* block) noexcept;
 
-  /// As free, but of a block that may be used again once `ready` is reached, whatever else its stream has queued.
-  /// \param ready recorded on a stream of the block's device, after all work that touches it; the allocator's from now
-  /// on
+  /// Like free, but the block is reusable as soon as `ready` completes, whatever else its stream has queued.
+  /// \param ready recorded on a stream of the block's device after all work that touches the block; ownership passes to
+  ///         the allocator
   void free_after(Block* block, Event ready, Stream stream) noexcept;
-  // Events to hand in there, recorded on `stream` now: from the allocator's own, to which they come back by
-  // `free_after` or, where they turn out not to be needed, by `give_event`. \throws what the runtime throws
+  // Events for free_after, recorded on `stream` now. They come from the allocator's pool and return to it through
+  // `free_after`, or through `give_event` if unused. \throws what the runtime throws
   Event record_event(Stream stream);
   void give_event(Stream stream, Event event) noexcept;
 
-  /// Says that `stream`, too, uses the block: it is not reused before the work queued there at the
-  /// time of `free` is done. The host's own work needs no record. \throws InvalidArgument
+  /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time
+  /// of `free` is done. The host's own work needs no record. \throws InvalidArgument
   void record_stream(Block* block, Stream stream);
 
-  /// Says that the block's pages have moved: it belongs to `home` and `stream` from now on, and will be
-  /// filed there when it is freed. Work queued on the stream it had is still waited for.
-  /// \throws InvalidArgument, also for a new home of memory that cannot move
+  /// Records that the block's pages have moved. The block belongs to `home` and `stream` from now on and is filed there
+  /// when freed. Work queued on its previous stream is still waited for.
+  /// \throws InvalidArgument, also for a new home if the memory cannot move
   void set_home(Block* block, Location home, Stream stream);
 
-  /// The block is filed under `stream` from now on, with no event: the caller has made `stream` wait for all work
-  /// that touches it, that of streams recorded before included. \throws InvalidArgument
+  /// Assigns the block to `stream` with no event. The caller has made `stream` wait for all work that touches the
+  /// block, including the work of recorded streams. \throws InvalidArgument
   void hand_over(Block* block, Stream stream);
 
-  // A pointer of the floor above, which the allocator only passes on: nullptr at first, and again once the block is
-  // freed. No lock is taken: the owner of the block calls these. A tag is set under a lock that the callers of
-  // cheapest_run, lowest_run and vacate hold, too, or by `vacate` once the owner has agreed.
+  // An opaque pointer of the residency layer. nullptr at first and after the block is freed. Takes no lock: the owner
+  // of the block calls these. A tag is set under a lock that callers of cheapest_run, lowest_run and vacate also hold,
+  // or by `vacate` once the owner has agreed.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
-  /// The block that a caller has and that holds this address; nullptr if there is none. Walks the blocks
-  /// of one segment, up to some thousand small ones: not for every operator.
+  /// The allocated block that contains this address, or nullptr. Walks the blocks of one segment, possibly tens of
+  /// thousands of small ones: too slow to call on every operator.
   Block* find(const void* ptr) const;
 
-  // Of a block that the caller has. The first three take no lock and accept nullptr, which has address
-  // nullptr and 0 bytes; home and stream throw InvalidArgument for it. Of a moved block, they are the new ones.
+  // Accessors of an allocated block. The first three take no lock and accept nullptr (address nullptr, 0 bytes). home
+  // and stream throw InvalidArgument for nullptr and reflect set_home.
   void* data(const Block* block) const;
-  std::size_t bytes(const Block* block) const; ///< of the block, after rounding
+  std::size_t bytes(const Block* block) const; ///< block size, after rounding
   std::size_t requested_bytes(const Block* block) const;
   Location home(const Block* block) const;
   Stream stream(const Block* block) const;
-  /// Every stream whose queued work may touch the block: its own unless that is the host's, and those recorded.
+  /// Every stream whose queued work may touch the block: its own unless that is the host's, and the recorded ones.
   std::vector<Stream> streams(const Block* block) const;
 
-  /// Gives back every segment that no block is in use of, after waiting for pending frees.
-  /// \return bytes given back; 0 in a forked child
-  /// \throws RuntimeFailure where the wait failed: what was waited for until then is cached
+  /// Waits for pending frees, then releases every segment with no block in use.
+  /// \return bytes released; 0 in a forked child
+  /// \throws RuntimeFailure if the wait failed; blocks waited for until then stay cached
   std::size_t empty_cache();
 
-  // Of one home, or of all together: peaks of the sum, not sums of peaks. \throws InvalidArgument
+  // Of one home, or of all homes together. The total's peak is the peak of the sum, not the sum of the peaks.
+  // \throws InvalidArgument
   Statistics statistics(std::optional<Location> home = std::nullopt) const;
   Levels levels(std::optional<Location> home = std::nullopt) const;
   void reset_peak_statistics(std::optional<Location> home = std::nullopt);
   void reset_accumulated_statistics(std::optional<Location> home = std::nullopt);
 
-  std::vector<SegmentInfo> snapshot() const; ///< of one moment, by address
+  std::vector<SegmentInfo> snapshot() const; ///< consistent; in address order
 
-  /// The most bytes of segments made for a device (its budget); nullopt: no cap. What is reserved above it already
-  /// stays; caches are given back to get there, after waiting for pending frees.
-  /// Where the cap was exceeded, setting it again gives back what is free by then.
-  /// \param hard when nothing more can be freed, allocate asks the door whether it may exceed the cap, and raises
-  ///        OutOfMemory if it says no; else the cap is exceeded (within the limit), which num_over_cap counts
-  /// \throws InvalidArgument; RuntimeFailure where the wait failed: the cap is set
+  /// Limits the bytes of segments made for a device (its budget); nullopt removes the cap. If more is reserved already,
+  /// unused segments are released, after waiting for pending frees; blocks in use stay. Setting the cap again later
+  /// releases what has become free since.
+  /// \param hard if nothing more can be freed, allocate asks RoomMaker::may_exceed and raises OutOfMemory if it
+  ///         refuses. A soft cap is exceeded instead (within the limit). num_over_cap counts the segments made beyond a
+  ///         cap
+  /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, bool hard);
   std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument
 
-  /// The cheapest neighbouring blocks of a device's segments whose giving up leaves `bytes` in one piece: the tags of
-  /// those that are allocated, lowest address first. Where no segment can hold them, all the blocks of the cheapest
-  /// segments whose giving back leaves room for a new one. Among equals, the fewest allocated bytes, then pending, then
-  /// in all.
-  /// \param cost called under the allocator's mutex, once for each allocated block, with its tag (maybe null) and its
-  ///        bytes; at least 0. Infinity: the block must stay. Free and pending blocks cost nothing
-  /// \return nullopt: there is no such run; an empty vector: it is free already, or once pending frees are waited for
+  /// Min-cost eviction range: the cheapest contiguous blocks of a device's segments whose eviction frees `bytes` in one
+  /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all
+  /// blocks of the cheapest segments whose release makes room for a new segment. Ties are broken by fewest allocated
+  /// bytes, then pending bytes, then total bytes.
+  /// \param cost called under the allocator's mutex once per allocated block with its tag (may be null) and its bytes;
+  ///         at least 0. Infinity: the block cannot be evicted. Free and pending blocks cost nothing
+  /// \return nullopt: there is no such range; an empty vector: the bytes are free already, or will be once pending
+  ///         frees complete
   /// \throws InvalidArgument; what `cost` throws
   std::optional<std::vector<void*>> cheapest_run(std::size_t bytes, int device,
                                                  const std::function<double(void* tag, std::size_t bytes)>& cost) const;
-  /// As cheapest_run, of those neighbours that have the lowest address, whatever they cost; in no new segment.
+  /// First-fit range: like cheapest_run, but the range at the lowest address whatever it costs, and never a new
+  /// segment.
   std::optional<std::vector<void*>> lowest_run(std::size_t bytes, int device,
                                                const std::function<double(void*, std::size_t)>& cost) const;
 
-  /// A block that is to make way: its owner gets another one, of the device too, for it.
+  /// Relocation of an allocated block to another block of the same device.
   struct Move {
-    void* tag = nullptr; ///< of the owner
+    void* tag = nullptr; ///< of the block
     Block* from = nullptr;
     Block* to = nullptr;
-    Stream earlier; ///< whose order the place that it leaves has followed
-    bool recorded = false; ///< the stream that it is filed under now had been recorded for it
+    Stream earlier; ///< the stream that `from` was filed under
+    bool recorded = false; ///< the new stream had been recorded for the block
   };
-  /// Chooses neighbouring blocks of a segment whose leaving gives `bytes` in one piece, the cheapest that free memory
-  /// elsewhere on the device can hold, and takes places for them there, filed under `stream`. Each move is to be
-  /// concluded: by `leave` once the bytes have been copied, or by `stay`. Until then `from` is nobody's. No wait of
-  /// the host, no new segment.
+  /// Reserves the relocation of contiguous blocks, to free `bytes` in one piece. Chooses the cheapest range whose
+  /// blocks fit into free memory elsewhere on the device, and allocates the destinations there, filed under `stream`.
+  /// Each move must be finished by `leave` (commit, once the bytes are copied) or `stay` (roll back). Until then `from`
+  /// is reserved. Never blocks the host and makes no segment.
   /// \param cost as in cheapest_run, of moving a block
-  /// \param claim called under the allocator's mutex, with the tag of each block that is chosen, before anything
-  ///        changes. true: the owner does not free the block until the move is concluded. false: other blocks are tried
-  /// \return empty: nothing has to move, or it cannot be done
-  /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Nothing has changed
+  /// \param claim called under the allocator's mutex with the tag of each chosen block, before anything changes. true:
+  ///         the owner will not free the block until the move is finished. false: another range is tried
+  /// \return empty: nothing has to move, or no range can be moved
+  /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Strong guarantee
   std::vector<Move> vacate(std::size_t bytes, int device, Stream stream,
                            const std::function<double(void* tag, std::size_t bytes)>& cost,
                            const std::function<bool(void* tag)>& claim);
-  /// The place that it leaves is free, filed as the new one: that stream comes after all work that touches it.
+  /// Commits a move: frees `from`, filed like `to`, because that stream runs after all work that touches `from`.
   void leave(const Move& move) noexcept;
-  /// The owner keeps `from`, with its tag, after all.
+  /// Rolls a move back: the owner keeps `from`, with its tag.
   void stay(const Move& move) noexcept;
 
   struct AllocatedPeak {
-    std::size_t most = 0; ///< bytes allocated at once since the last call
+    std::size_t most = 0; ///< peak of the allocated bytes since the last call
     std::size_t now = 0;
     std::uint64_t changes = 0; ///< see allocation_changes
   };
-  /// Of a device. \throws InvalidArgument
+  /// Returns and resets the peak of a device. \throws InvalidArgument
   AllocatedPeak take_allocated_peak(int device);
-  /// How often what is allocated on a device has changed, with no lock: while it is what `take_allocated_peak` said,
-  /// that would say no more than what there was `now`.
+  /// Counts the allocations and frees of a device; takes no lock. While it equals `changes` of the last
+  /// take_allocated_peak, the next call would return `now` as the peak.
   std::uint64_t allocation_changes(int device) const noexcept;
 
-  void set_room_maker(RoomMaker* room_maker); ///< not owned, outlives calls under way; nullptr takes it away
-  void set_observer(AllocationObserver* observer); ///< not owned; is told of nothing once it is taken away by nullptr
+  void set_room_maker(RoomMaker* room_maker); ///< not owned, must outlive calls in progress; nullptr removes it
+  void set_observer(AllocationObserver* observer); ///< not owned; not called again after it was replaced by nullptr
   AllocatorOptions options() const;
-  void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument for one out of range
+  void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument if a value is out of range
 
-  /// Walks every structure: blocks tile segments, neighbours are coalesced where they may be, free
-  /// lists and counters agree. nullopt: all is well; else what is wrong.
+  /// Checks every invariant: blocks tile segments, neighbours are coalesced where they can be, free lists and
+  /// statistics agree. Returns the first violation, or nullopt.
   std::optional<std::string> check() const;
   bool is_valid() const {
     return !check();
   }
 
-  // For pthread_atfork. The mutex is held across the fork, and in the child the runtime is never called
-  // again (its memory belongs to the parent): free only keeps the books, empty_cache gives back nothing,
-  // allocate throws RuntimeFailure. The child has no managed memory; what host code may read of it, which is
-  // the blocks whose home is the host, or was since they were handed out, is there as a copy.
+  // For pthread_atfork. The mutex is held across the fork. The child never calls the runtime again, because the
+  // runtime's memory belongs to the parent: free only updates the statistics, empty_cache releases nothing, allocate
+  // throws RuntimeFailure. The child has no managed memory. It gets copies of the blocks that host code may read: those
+  // whose home is the host, or was at any time since they were allocated.
 
-  /// Takes the mutex and plans the copies; before the runtime's own handler (lock order).
+  /// Locks the mutex and plans the copies. Runs before the runtime's own handler (lock order).
   void before_fork();
-  /// Makes the copies; after the runtime's own handler, which may finish what is being written.
-  /// Memory that cannot be had for them is said on stderr: the child will not be able to read those bytes.
+  /// Makes the copies. Runs after the runtime's own handler, which may finish pending writes. If memory for a copy is
+  /// not available, stderr says so and the child cannot read those bytes.
   void copy_for_child() noexcept;
   void after_fork_in_parent() noexcept;
   void after_fork_in_child() noexcept;

@@ -1,4 +1,4 @@
-// The walk of every structure. Whatever is kept twice is counted again here.
+// Checks every invariant. All redundant state is recounted here.
 #include <algorithm>
 #include <map>
 #include <sstream>
@@ -9,7 +9,7 @@ namespace torch_uvm {
 
 namespace {
 
-/// What one home has of one pool, counted block by block.
+/// Statistics of one home and pool, recounted block by block.
 struct Recount {
   std::int64_t allocation = 0, allocated_bytes = 0, requested_bytes = 0;
   std::int64_t active = 0, active_bytes = 0;
@@ -27,10 +27,10 @@ struct Recount {
 
 using Recounts = std::map<std::pair<Location, PoolKind>, Recount>;
 
-/// Collects what is wrong; the first finding is reported.
+/// Collects violations; the first one is reported.
 class Findings {
  public:
-  /// \return holds
+  /// \return `holds`
   template <typename... Parts>
   bool expect(bool holds, const Parts&... parts) {
     if (!holds && !first_) {
@@ -144,7 +144,7 @@ void check_ledger(const Ledger& ledger, Recounts& recounts, int devices, Finding
   }
 }
 
-/// The list of a home's segments with no block in use has each of them once, oldest first.
+/// Checks that the list of a home's unused segments contains each of them once, oldest first.
 void check_unused(const Heap& heap, Location home, Findings& findings) {
   std::size_t segments = 0;
   for (const auto& [address, segment] : heap.segments()) {
@@ -186,7 +186,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
       if (!findings.expect(block->address == next && block->before == before, "block at ", block->address,
                            " does not follow its neighbour") ||
           !findings.expect(block->lane != nullptr, "block at ", block->address, " has no lane")) {
-        return findings.first(); // the chain cannot be trusted any further
+        return findings.first(); // the list of blocks cannot be trusted beyond this point
       }
       check_block(*block, segment, filed, findings);
       count_block(*block, segment, recounts);

@@ -1,4 +1,4 @@
-// The allocator's part of a fork.
+// The allocator's fork handlers.
 #include <algorithm>
 #include <exception>
 
@@ -15,7 +15,7 @@ void CachingManagedAllocator::State::finish_work_on(const Block& block, std::vec
       finished.push_back(stream);
       runtime.synchronize_stream(stream);
     } catch (const std::exception&) {
-      // One that is captured cannot be waited for; the child gets what is there.
+      // A stream under capture cannot be waited for. The child gets the current contents.
     }
   };
   finish(block.lane->stream);
@@ -28,13 +28,13 @@ void CachingManagedAllocator::before_fork() {
   State& state = *state_;
   state.mutex.lock();
   if (!state.managed || state.in_forked_child) {
-    return; // nothing that a child lacks: a child's own memory is ordinary
+    return; // only managed memory is missing in a child; a child's own memory is inherited normally
   }
   std::vector<Stream> finished;
   for (const auto& [address, segment] : state.heap.segments()) {
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (block->state == BlockState::kAllocated && block->read_by_host) {
-        state.finish_work_on(*block, finished); // a copy of what is being written would be torn
+        state.finish_work_on(*block, finished); // a copy taken during a write would be torn
         state.fork_copies.plan({block->address, block->address + block->bytes}, {address, address + segment.bytes});
       }
     }
@@ -43,9 +43,9 @@ void CachingManagedAllocator::before_fork() {
     try {
       state.wait_for_exclusive_devices();
     } catch (const std::exception&) {
-      // As above.
+      // Copy what is there, as above.
     }
-    state.available_to_child = state.runtime.host_memory_available(); // asked before its lock is held
+    state.available_to_child = state.runtime.host_memory_available(); // queried now, before the runtime's lock is held
   }
 }
 

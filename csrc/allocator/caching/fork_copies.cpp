@@ -14,7 +14,7 @@ void ForkCopies::plan(AddressRange range, AddressRange segment) noexcept {
   pages.begin = std::max(pages.begin, kept.begin);
   pages.end = std::min(pages.end, kept.end);
   if (pages.bytes() == 0) {
-    return; // the child inherits it, as any memory
+    return; // the child inherits this memory
   }
   if (!copies_.empty() && pages.begin <= copies_.back().pages.end) {
     copies_.back().pages.end = std::max(copies_.back().pages.end, pages.end);
@@ -64,7 +64,7 @@ void ForkCopies::move_into_place() noexcept {
 
 void ForkCopies::report(std::size_t bytes, const char* why) const noexcept {
   if (bytes > 0) {
-    // Not stdio: its locks may be another thread's while the process forks.
+    // Not stdio: another thread may hold its locks during the fork.
     dprintf(STDERR_FILENO, "torch_uvm: a forked child cannot read %zu bytes of its parent's managed CPU tensors: %s\n",
             bytes, why);
   }

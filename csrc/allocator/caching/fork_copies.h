@@ -1,11 +1,11 @@
-// What a forked child may read of its parent's managed memory: copies, made aside before the fork.
+// Copies of managed memory for a forked child, made before the fork.
 //
-//   parent   | segment: kept from children                      |      copy of P
+//   parent   | segment: not inherited by children              |      copy of P
 //                         [ P: pages of a block read by the host ]
-//   child    | hole        [ the copy, moved to P's address ]   hole |
+//   child    | hole        [ the copy, remapped to P ]          hole |
 //
-// The copy is ordinary memory, so parent and child share its pages until one of them writes; the parent
-// drops it at once. A fork costs one copy of what the host may read, and the child none.
+// The copy is ordinary memory, so parent and child share its pages (copy-on-write) until one of them writes. The parent
+// drops it immediately. The parent pays for one copy of what the host may read; the child pays nothing.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@ class ForkCopies {
   ForkCopies(const ForkCopies&) = delete;
   ForkCopies& operator=(const ForkCopies&) = delete;
 
-  /// Plans a copy of the pages that a range touches, as far as they are among those of `segment` that a
-  /// child lacks. In address order: ranges on the same pages become one.
+  /// Plans a copy of the pages that a range touches, limited to the pages of `segment` that a child does not inherit.
+  /// Call in address order: ranges on the same pages are merged.
   void plan(AddressRange range, AddressRange segment) noexcept;
   bool empty() const noexcept {
     return copies_.empty();
   }
 
-  /// Copies what is planned, in address order, as far as `available` bytes hold it.
+  /// Makes the planned copies in address order, up to `available` bytes.
   void make(std::size_t available) noexcept;
 
   void drop() noexcept; ///< in the parent
@@ -37,14 +37,14 @@ class ForkCopies {
  private:
   struct Copy {
     AddressRange pages;
-    void* copy = nullptr; ///< none: there was no memory for it
+    void* copy = nullptr; ///< null: no memory was available for it
   };
-  /// One line on stderr, if there is anything to say.
+  /// Writes one line to stderr if `bytes` is not 0.
   void report(std::size_t bytes, const char* why) const noexcept;
   void forget() noexcept;
 
   std::vector<Copy> copies_;
-  std::size_t unplanned_ = 0; ///< bytes that there was no memory to plan for
+  std::size_t unplanned_ = 0; ///< bytes of copies that could not be planned for lack of memory
 };
 
 } // namespace torch_uvm

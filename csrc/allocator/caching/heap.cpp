@@ -4,7 +4,7 @@ namespace torch_uvm {
 
 namespace {
 
-/// Puts `block` in front of `next` in the chain of a segment.
+/// Inserts `block` before `next` in the block list of a segment.
 void link_before(Block* block, Block* next) {
   block->before = next->before;
   block->after = next;
@@ -28,7 +28,7 @@ void BlockPool::grow() {
   for (std::size_t i = 0; i < kSlab; ++i) {
     slab[i].entry = FreeIndex::make_entry();
   }
-  for (std::size_t i = kSlab; i-- > 0;) { // the lowest address is handed out first
+  for (std::size_t i = kSlab; i-- > 0;) { // in reverse, so that the lowest address is taken first
     give(&slab[i]);
   }
   slabs_.push_back(std::move(slab));
@@ -78,7 +78,7 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
       ledger_.split_changed(free->lane->home, pool_of(free), -1, -as_signed(bytes));
     }
   } else {
-    // The free block stays what is filed and shrinks: most often its place in the index is the same.
+    // The free block shrinks in place and stays filed: its position in the index is usually unchanged.
     taken = pool_.take();
     taken->address = free->address;
     taken->bytes = bytes;
@@ -107,7 +107,7 @@ Block* Heap::carve_aligned(Block* free, std::size_t bytes, std::size_t alignment
   if (skipped == 0) {
     return carve(free, bytes);
   }
-  Block* const front = carve(free, skipped); // what is left is in `free`
+  Block* const front = carve(free, skipped); // `free` is now the remainder
   try {
     Block* const taken = carve(free, bytes);
     release(front);
@@ -162,8 +162,8 @@ void Heap::release(Block* block) noexcept {
 
 namespace {
 
-/// Tells of each window over free neighbours that is as short as holds the request, by address, until `tell` says that
-/// it is enough.
+/// Calls `tell` for each minimal window of free neighbours that holds the request, by address, until `tell` returns
+/// true.
 template <typename Tell>
 void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
   for (const auto& [address, segment] : segments) {
@@ -236,7 +236,7 @@ Block* Heap::carve_run(const Run& run, std::size_t bytes) {
     pool_.give(middle);
   }
   Block* const last = run.last;
-  const std::size_t needed = bytes - taken->bytes; // the window is as short as can be: at least 1
+  const std::size_t needed = bytes - taken->bytes; // at least 1, because the window is minimal
   if (last->bytes == needed) {
     take_out(last);
     unlink(last);

@@ -1,12 +1,12 @@
-// Segments and the blocks that tile them: split, merge, find. It calls no runtime; which work has to be
-// over before a block may be reused is the allocator's concern.
+// Segments and the blocks that tile them: split, merge, find. Calls no runtime: the allocator decides which work must
+// complete before a block is reused.
 //
 // Invariants (check.cpp walks them):
 // - the blocks of a segment tile it, in address order; `used` counts those that are not free,
-// - no two free neighbours share a lane and what they wait for: they would have been merged,
-// - a block is filed, in its lane under its segment's size class, exactly while it is free.
+// - no two free neighbours share both a lane and the event they wait for, because they would have been merged,
+// - a block is in the free index of its lane and its segment's size class if and only if it is free.
 //
-// Not thread-safe: the allocator's mutex guards it.
+// Not thread-safe; guarded by the allocator's mutex.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  /// The lane of a home and stream, made at its first use and kept. \throws std::bad_alloc
+  /// The lane of a home and stream. Created on first use and never destroyed. \throws std::bad_alloc
   Lane& lane(Location home, Stream stream) {
     if (last_lane_ != nullptr && last_lane_->home == home && last_lane_->stream == stream) {
       return *last_lane_;
@@ -37,7 +37,7 @@ class Heap {
     return look_up_lane(home, stream);
   }
 
-  /// The best fit among the lanes of a home, `except` left out; `best` chooses within a lane.
+  /// The best fit among the lanes of a home other than `except`. `best` chooses within a lane.
   template <typename Best>
   Block* best_of_home(Location home, const Lane* except, Best best) const {
     Block* found = nullptr;
@@ -50,31 +50,30 @@ class Heap {
     return found;
   }
 
-  /// Takes the first `bytes` of a free block; the rest stays filed where it is. The result is reserved
-  /// and still of the old lane.
+  /// Takes the first `bytes` of a free block; the remainder stays filed. The result is reserved and keeps its lane.
   /// \throws std::bad_alloc, and nothing has changed
   Block* carve(Block* free, std::size_t bytes);
-  /// As carve, from the first aligned address on; what is before it stays filed, too.
+  /// Like carve, but starts at the first aligned address. The piece before it stays filed as well.
   Block* carve_aligned(Block* free, std::size_t bytes, std::size_t alignment);
 
-  /// Files a block that is not free under its lane, merged with the neighbours that are filed alike.
+  /// Files a block under its lane and merges it with free neighbours of the same lane and event.
   void release(Block* block) noexcept;
 
-  /// Free neighbours of whatever lanes that together hold a request.
+  /// Contiguous free blocks, of any lanes, that together hold a request.
   struct Run {
     Block* first = nullptr;
     Block* last = nullptr;
-    std::size_t bytes = 0; ///< of all of them
+    std::size_t bytes = 0; ///< total
   };
-  /// The smallest run of at least `bytes`; of segments of one home, if one is given.
+  /// The smallest run of at least `bytes`, optionally among the segments of one home.
   std::optional<Run> best_run(std::size_t bytes, std::optional<Location> segment_home) const;
-  /// The run of at least `bytes` that has the lowest address.
+  /// The run of at least `bytes` at the lowest address.
   std::optional<Run> first_run(std::size_t bytes, std::optional<Location> segment_home) const;
-  /// Merges a run and takes its first `bytes`; what is left of the last block stays filed. The result is
-  /// reserved, of the lane of the first. \throws std::bad_alloc, and nothing has changed
+  /// Merges a run and takes its first `bytes`; the remainder stays filed. The result is reserved and has the lane of
+  /// the first block. \throws std::bad_alloc, and nothing has changed
   Block* carve_run(const Run& run, std::size_t bytes);
 
-  /// What a new segment needs, made before the source is asked: adding it cannot fail then.
+  /// The allocations that a new segment needs, made before the source is called, so that add_segment cannot fail.
   class Slot {
     friend class Heap;
     Segments::node_type node_;
@@ -91,14 +90,14 @@ class Heap {
       }
     }
   };
-  /// \throws std::bad_alloc. The slot is to be destroyed under the allocator's mutex.
+  /// \throws std::bad_alloc. Destroy the slot under the allocator's mutex.
   void prepare(Slot& slot);
-  /// A segment that is one free block.
+  /// Adds a segment that consists of one free block.
   Block* add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind, Lane& lane) noexcept;
-  /// Takes a segment with no block in use out. \return the next one
+  /// Removes a segment with no block in use. \return the next segment
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 
-  /// Segments of a home with no block in use, those unused for longest first.
+  /// The unused segments of a home (no block in use), those unused for longest first.
   struct Unused {
     Segment* oldest = nullptr;
     Segment* newest = nullptr;
@@ -107,12 +106,12 @@ class Heap {
   const Unused& unused(Location home) const {
     return unused_[static_cast<std::size_t>(home.index + 1)];
   }
-  /// Ticks when a block is filed: what is filed by now was filed at or before it.
+  /// Advances whenever a block is filed: a block filed by now has a tick of at most this.
   std::uint64_t clock() const {
     return clock_;
   }
 
-  /// The block at an address, free or not; nullptr: outside of all segments.
+  /// The block at an address, free or not; nullptr if no segment contains it.
   Block* find(std::uintptr_t address) const noexcept;
 
   Segments& segments() {
@@ -141,7 +140,8 @@ class Heap {
   void append_unused(Segment& segment) noexcept;
   void remove_unused(Segment& segment) noexcept;
   Lane& look_up_lane(Location home, Stream stream);
-  /// Every free piece of the segment begins (+1) or ceases (-1) to be one of a segment partly in use.
+  /// Updates the count of free pieces in partly used segments: every free piece of the segment starts (+1) or stops
+  /// (-1) being counted.
   void count_pieces(const Segment& segment, int sign) noexcept;
 
   Ledger& ledger_;
@@ -149,7 +149,7 @@ class Heap {
   Lane* last_lane_ = nullptr;
   Segments segments_;
   BlockPool pool_;
-  std::vector<Unused> unused_; ///< of the host, of the devices
+  std::vector<Unused> unused_; ///< index 0: the host; then the devices
   std::uint64_t clock_ = 0;
 };
 

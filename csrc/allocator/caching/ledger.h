@@ -1,12 +1,12 @@
-// The allocator's accounts: what each home has and had, and all homes together.
+// The allocator's statistics, per home and in total.
 //
-// `Statistics` is what users read; this is what is kept. Every figure is kept for the total and for each
-// home, and there for all pools and for one, because a peak of the sum is not a sum of peaks. As each
-// allocation passes here, only what cannot be worked out later is written:
-// - what was freed is what was allocated less what there is,
-// - active is allocated plus pending, and its peak needs a look only while something is pending.
+// `Statistics` is the view for users; this is the stored form. Every figure is stored for the total and for each home,
+// and in each for all pools and per pool, because the peak of a sum is not the sum of the peaks. Every allocation
+// passes through here, so only what cannot be derived later is updated:
+// - freed is derived: allocated minus current,
+// - active is allocated plus pending, so its peak needs an update only while something is pending.
 //
-// Not thread-safe: the allocator's mutex guards it.
+// Not thread-safe; guarded by the allocator's mutex.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace torch_uvm {
 
-/// Of a size, which is never that large (see kLargestRequest).
+/// Converts a size, which is at most kLargestRequest.
 constexpr std::int64_t as_signed(std::size_t bytes) {
   return static_cast<std::int64_t>(bytes);
 }
@@ -40,17 +40,17 @@ class Ledger {
 
   void allocated(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept;
   void freed(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept;
-  /// Freed, but still waited for.
+  /// The block is freed but still waits for device work.
   void freed_pending(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept;
-  /// The wait is over.
+  /// A pending block has become free.
   void reclaimed(Location home, PoolKind kind, std::size_t bytes) noexcept;
-  /// An allocated block has another home now. The total does not see it.
+  /// An allocated block changes its home. The total does not change.
   void moved(Location from, Location to, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept;
-  /// Free pieces of segments that are partly in use became more (positive) or fewer.
+  /// The number of free pieces in partly used segments changed.
   void split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept;
   void segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept;
   void segment_given_back(Location home, PoolKind kind, std::size_t bytes) noexcept;
-  /// In the total, and of the home if one is to be charged.
+  /// Counts in the total, and in `home` if it is given.
   void count(Count count, std::optional<Location> home = std::nullopt) noexcept;
 
   /// nullopt: the total.
@@ -59,12 +59,12 @@ class Ledger {
   std::size_t reserved_bytes(Location home, PoolKind kind = PoolKind::kAll) const noexcept {
     return static_cast<std::size_t>(account(home, kind).levels[kReservedBytes].current);
   }
-  /// The most bytes allocated at once since the last call, whatever else was reset meanwhile.
+  /// Peak of the allocated bytes since the last call, independent of reset_peak.
   std::int64_t take_allocated_peak(Location home) noexcept;
   std::int64_t allocated_bytes(Location home) const noexcept {
     return account(home, PoolKind::kAll).levels[kAllocatedBytes].current;
   }
-  /// How often what is allocated has changed. May be asked without the mutex.
+  /// Number of changes of the allocated bytes. Needs no lock.
   std::uint64_t allocation_changes(Location home) const noexcept {
     return scopes_[index(home)].allocation_changes.load(std::memory_order_relaxed);
   }
@@ -88,7 +88,7 @@ class Ledger {
   struct Track {
     std::int64_t current = 0;
     std::int64_t peak = 0;
-    std::int64_t gained = 0; ///< ever; what was lost is `gained - current`
+    std::int64_t gained = 0; ///< cumulative; the cumulative decrease is `gained - current`
     std::int64_t gained_at_reset = 0;
     std::int64_t lost_at_reset = 0;
 
@@ -106,11 +106,10 @@ class Ledger {
     Stat stat() const;
   };
 
-  /// Of one scope and pool.
+  /// Figures of one scope and pool.
   struct Account {
     std::array<Track, kLevels> levels;
-    // Seen while something was pending; at other times allocated blocks are the active ones, and their
-    // peak covers it.
+    // Updated only while something is pending. Otherwise active equals allocated, and the peak of allocated covers it.
     std::int64_t active_peak = 0;
     std::int64_t active_bytes_peak = 0;
     std::int64_t active_lost_at_reset = 0;
@@ -124,11 +123,11 @@ class Ledger {
   struct Scope {
     std::array<Account, kPoolKinds> accounts; ///< by PoolKind
     std::array<std::int64_t, kCounts> counts{};
-    // The track of allocated bytes has one peak for two readers. When one starts it anew, the other keeps here what
-    // it was, so that counting it twice costs the allocations nothing.
+    // take_allocated_peak and reset_peak share one peak of the allocated bytes. Whichever resets it saves the old value
+    // here for the other. The allocation path therefore updates a single peak.
     std::int64_t peak_before_take = 0;
     std::int64_t peak_before_reset = 0;
-    std::atomic<std::uint64_t> allocation_changes{0}; ///< written with the mutex held
+    std::atomic<std::uint64_t> allocation_changes{0}; ///< written under the mutex
 
     void note_change() {
       allocation_changes.store(allocation_changes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -147,7 +146,7 @@ class Ledger {
   std::size_t index(std::optional<Location> home) const {
     return !home ? 0 : home->is_host() ? 1 : static_cast<std::size_t>(home->index) + 2;
   }
-  /// Does something to the four accounts that a change concerns.
+  /// Applies a change to the four affected accounts.
   template <typename Change>
   void each(Location home, PoolKind kind, Change change) {
     for (Scope* const changed : {&scopes_[0], &scope(home)}) {
@@ -156,7 +155,7 @@ class Ledger {
     }
   }
 
-  std::vector<Scope> scopes_; ///< the total, the host, the devices
+  std::vector<Scope> scopes_; ///< index 0: the total; 1: the host; then the devices
 };
 
 } // namespace torch_uvm

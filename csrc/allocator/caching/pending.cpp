@@ -1,4 +1,4 @@
-// Freeing, and blocks that were freed while work of other streams may still touch them.
+// Freeing, and pending blocks: those freed while work of other streams may still touch them.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +26,7 @@ void CachingManagedAllocator::State::remove_pending(Block* block) noexcept {
 
 void CachingManagedAllocator::State::free(Block* block) noexcept {
   if (block->state != BlockState::kAllocated) {
-    // Going on would hand the same bytes to two owners.
+    // Continuing would give the same bytes to two owners.
     std::fprintf(stderr, "torch_uvm: a block was freed that is not allocated (freed twice?)\n");
     std::abort();
   }
@@ -34,7 +34,7 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
   note_freed(block);
   const Location home = block->lane->home;
   const PoolKind kind = pool_kind(block->segment->size_class);
-  if (block->uses.empty() || in_forked_child) { // the child has no device work, and nobody will reuse it there
+  if (block->uses.empty() || in_forked_child) { // a child has no device work and never reuses blocks
     block->uses.clear();
     ledger.freed(home, kind, block->bytes, block->requested);
     const Segment& segment = *block->segment;
@@ -51,12 +51,12 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
     unrecorded_first = block;
   }
   if (cap_of(home) || !managed) {
-    record_pending(); // memory is short there: what is recorded later is reached later
+    record_pending(); // under a cap, or in plain device memory, record early so that the event completes early
   }
 }
 
 void CachingManagedAllocator::State::record_pending() noexcept {
-  // Of a few streams at most. Their event; none: what they had queued is done; or the runtime failed.
+  // One entry per stream; there are only a few. `event` is null if the stream was idle (`done`) or the runtime failed.
   struct Seen {
     Stream stream;
     std::shared_ptr<const Readiness> event;
@@ -75,7 +75,7 @@ void CachingManagedAllocator::State::record_pending() noexcept {
             ledger.count(Ledger::k_num_events_recorded, block->lane->home);
           }
         } catch (...) {
-          // Without an event nobody can tell when it is over: the block waits for its device to be synchronised.
+          // Without an event, completion is unknown: the block waits until its device is synchronised.
           if (found == seen.end()) {
             return false;
           }
@@ -94,7 +94,7 @@ void CachingManagedAllocator::State::record_pending() noexcept {
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
   ledger.reclaimed(block->lane->home, pool_kind(block->segment->size_class), block->bytes);
-  heap.release(block); // a segment that this leaves unused is given back at the next look, not from under its caller
+  heap.release(block); // an unused segment is released later (give_back_excess): the caller may be using it
 }
 
 void CachingManagedAllocator::State::poll_pending(bool all) {

@@ -1,4 +1,4 @@
-// What is given back before memory runs short.
+// Releasing cached segments before memory runs short.
 #include <algorithm>
 #include <vector>
 
@@ -8,7 +8,7 @@ namespace torch_uvm {
 
 bool CachingManagedAllocator::State::work_is_done(const Segment& segment) const noexcept {
   try {
-    const Block* last = nullptr; // most often all blocks are of one lane
+    const Block* last = nullptr; // skips repeated queries: usually all blocks share one lane
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       const Stream stream = block->lane->stream;
       if (stream.is_host() || (last != nullptr && last->lane == block->lane && last->ready == block->ready)) {
@@ -21,7 +21,7 @@ bool CachingManagedAllocator::State::work_is_done(const Segment& segment) const 
     }
     return true;
   } catch (...) {
-    return false; // the device has failed, or is captured
+    return false; // the device has failed, or a capture is in progress
   }
 }
 
@@ -41,7 +41,7 @@ void CachingManagedAllocator::State::collect_garbage(const Request& request, std
   const auto most = static_cast<std::size_t>(static_cast<double>(*bound) * *options.garbage_collection_threshold);
   const auto reserved = [&] { return cap ? taken(request.home.index) : runtime.managed_bytes(); };
   const auto is_looked_at = [&](Location home) { return !cap || home == request.home; };
-  // Those older than the average, oldest first, again and again: what is used now and then stays longest.
+  // Release those older than the average, oldest first, and repeat. Segments that are reused regularly survive longest.
   while (reserved() + bytes > most) {
     const std::uint64_t now = heap.clock();
     std::uint64_t ages = 0;

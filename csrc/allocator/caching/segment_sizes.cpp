@@ -1,7 +1,7 @@
-// How much is asked of the source at once.
+// Size of a new segment.
 //
-// Ragged sizes leave holes that fit nobody. The more of them lie in one piece of memory, the more of these holes meet:
-// so medium and large requests share segments that grow with what there is, and few of them border on nothing.
+// Irregular request sizes leave holes that no other request fits. The larger a segment, the more of these holes are
+// adjacent and merge. Medium and large requests therefore share segments, whose size grows with the bytes reserved.
 #include <algorithm>
 
 #include "allocator/caching/state.h"
@@ -9,12 +9,13 @@
 namespace torch_uvm {
 namespace {
 
-/// From this cap on, the large segment leaves room for one of small requests. Small blocks never move: in the large
-/// segment they would keep it from being given back when the cap is lowered.
+/// From this cap on, the large segment leaves room for a segment of small requests. Small blocks never move: in the
+/// large segment they would prevent its release when the cap is lowered.
 constexpr std::size_t kLeastForSmall = 16 * MiB;
-/// Of a segment under a large budget: making one takes time.
+/// Maximum segment under a large budget, because making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
-/// A new segment is that part of what there is: never much too much, and few calls of the source until all is there.
+/// A new segment is 1/kGrowth of the reserved bytes: it over-allocates little, and few calls of the source reach a
+/// given size.
 constexpr std::size_t kGrowth = 8;
 constexpr std::size_t kSmallSegmentMax = 32 * MiB;
 
@@ -32,22 +33,23 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
     return capped_segment_bytes(request, own);
   }
   const std::size_t unshared = request.kind == SizeClass::kMedium ? std::max(own, kMediumSegment) : own;
-  if (!managed || !options.segment_min_bytes) { // a device's own memory has others who count what is free of it
+  if (!managed || !options.segment_min_bytes) { // the free memory of a device is not ours alone to claim
     return shares(home) ? std::max(own, least_shared_segment) : unshared;
   }
   const std::size_t least = round_up(*options.segment_min_bytes, kLargeGranularity);
   const std::size_t most = std::max(least, round_down(options.segment_max_bytes, kLargeGranularity));
   std::size_t bytes = std::clamp(round_up(ledger.reserved_bytes(home) / kGrowth, kLargeGranularity), least, most);
-  if (options.max_split_bytes) { // more would stay whole
+  if (options.max_split_bytes) { // a larger segment would not be split
     bytes = std::min(bytes, round_down(*options.max_split_bytes, kLargeGranularity));
   }
-  // A multiple of the request: others of its size leave nothing over, which would be missed where memory is short.
+  // Round down to a multiple of the request, so that a series of requests of this size fills the segment completely.
   bytes = std::max({bytes / own * own, own, least_shared_segment});
   return bytes == own || has_free(home, bytes) ? bytes : std::max(unshared, least_shared_segment);
 }
 
 std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& request, std::size_t own) const {
-  // One segment of a hard cap: free bytes in two segments cannot serve one request. A soft cap is rarely reached.
+  // Under a hard cap make one segment, because free bytes in two segments cannot serve one request. A soft cap is
+  // rarely reached.
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
   const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
@@ -64,7 +66,7 @@ bool CachingManagedAllocator::State::has_free(Location home, std::size_t bytes) 
   try {
     return runtime.memory_info(home.index).free >= bytes;
   } catch (const RuntimeFailure&) {
-    return false; // it does not say
+    return false; // unknown
   }
 }
 

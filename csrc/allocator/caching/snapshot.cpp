@@ -1,4 +1,4 @@
-// The allocator's segments, blocks and levels, as data.
+// Snapshots of the allocator's segments, blocks and levels.
 #include "allocator/caching/state.h"
 
 namespace torch_uvm {
@@ -8,7 +8,7 @@ namespace {
 BlockInfo::State state_of(const Block& block) {
   switch (block.state) {
     case BlockState::kFree:
-    case BlockState::kReserved: // about to be handed out, and not counted as anybody's yet
+    case BlockState::kReserved: // about to be allocated, not yet counted
       return BlockInfo::State::kFree;
     case BlockState::kPending:
       return BlockInfo::State::kPendingFree;

@@ -1,15 +1,15 @@
-// What the allocator's source files share. The policy is in caching_managed_allocator.h; here is who does
-// which part of it:
+// Internal state, shared by the allocator's source files. The policy is described in caching_managed_allocator.h. The
+// files:
 //   caching_managed_allocator.cpp  the public functions: validation, locking, free
-//   cache.cpp                      serving a request from what is cached, or from a new segment
-//   pending.cpp                    blocks that were freed while other streams' work may touch them
-//   release.cpp                    what is given back before memory runs short
-//   failure_path.cpp               what is done before OutOfMemory is raised
-//   segment_sizes.cpp              how much is asked of the source at once
-//   caps.cpp, cheapest_run.cpp     what bounds a device's segments, and what to give up for room
-//   vacate.cpp                     what to move out of the way
-//   fork_copies.h, fork.cpp        what a forked child gets
-//   snapshot.cpp, check.cpp        looking at it all
+//   cache.cpp                      serve a request from the cache or from a new segment
+//   pending.cpp                    freed blocks that other streams' work may still touch
+//   release.cpp                    release cached segments before memory runs short
+//   failure_path.cpp               what is tried before OutOfMemory is raised
+//   segment_sizes.cpp              size of a new segment
+//   caps.cpp, cheapest_run.cpp     a device's cap, and what to evict to make room
+//   vacate.cpp                     blocks to relocate to make room
+//   fork_copies.h, fork.cpp        copies for a forked child
+//   snapshot.cpp, check.cpp        inspection
 #pragma once
 
 #include <condition_variable>
@@ -30,12 +30,12 @@
 
 namespace torch_uvm {
 
-/// Of a cap, what rounding a request up may waste.
+/// Rounding a request up may waste at most 1/kRoundingShare of the cap.
 inline constexpr std::size_t kRoundingShare = 128;
 
-/// A request, with what follows from its size.
+/// A request and what follows from its size.
 struct Request {
-  /// \param bytes of the block
+  /// \param bytes size of the block, after rounding
   Request(std::size_t requested, std::size_t bytes, Location home, Stream stream)
       : requested(requested), bytes(bytes), kind(size_class(requested)), home(home), stream(stream) {}
 
@@ -44,26 +44,27 @@ struct Request {
   SizeClass kind;
   Location home;
   Stream stream;
-  bool may_wait = true; ///< the host, for work or for the door
-  bool aligned = true; ///< whether a large block has to begin on a large page
+  bool may_wait = true; ///< whether the host may wait for work or call the memory-pressure callback
+  bool aligned = true; ///< whether a large block must begin on a large page
 
-  /// Whether it can have what is filed under a stream only after the host has waited for that, which it must not.
+  /// True if the request is for the host, must not wait, and work queued on `earlier` is not done: then a block filed
+  /// under `earlier` cannot serve it.
   bool barred(ManagedRuntime& runtime, Stream earlier) const {
     return !may_wait && stream.is_host() && !earlier.is_host() && !runtime.query_stream(earlier);
   }
 };
 
-/// What bounds the segments of one device.
+/// Limit on the segments of one device.
 struct DeviceCap {
   std::optional<std::size_t> cap;
   bool hard = false;
-  std::size_t under_way = 0; ///< bytes that the source is being asked for
-  std::size_t most =
-      0; ///< bytes that a hard cap allows: the cap, what there was when it was set, or what the door let by
-  bool refused = false; ///< by the source, since a segment was last made for the device, or given back
+  std::size_t under_way = 0; ///< bytes currently being requested from the source
+  /// High-water mark of a hard cap: the cap, the bytes reserved when it was set, or what the callback let exceed it.
+  std::size_t most = 0;
+  bool refused = false; ///< the source has refused since a segment of the device was last made or released
 };
 
-/// Lets go of a lock and takes it again, however the scope is left.
+/// Unlocks for a scope and locks again on exit, also on an exception.
 class Unlocked {
  public:
   explicit Unlocked(std::unique_lock<AdaptiveMutex>& lock) : lock_(lock) {
@@ -79,8 +80,8 @@ class Unlocked {
   std::unique_lock<AdaptiveMutex>& lock_;
 };
 
-/// Functions that take a lock may let go of it for a while and hold it again when they return or throw;
-/// the others keep it. Whatever throws has left the heap valid and no block reserved.
+/// Functions that take a lock may release it temporarily; they hold it again when they return or throw. The other
+/// functions never release it. A function that throws leaves the heap valid and no block reserved.
 struct CachingManagedAllocator::State {
   using Lock = std::unique_lock<AdaptiveMutex>;
 
@@ -91,45 +92,48 @@ struct CachingManagedAllocator::State {
   void check_stream(Stream stream) const;
   void check_not_forked() const; ///< \throws RuntimeFailure
 
-  // cache.cpp: nullptr means that it cannot be served this way; `refusal` is what the source said, or nothing where
-  // a cap was in the way
+  // cache.cpp. nullptr means that the request cannot be served this way. `refusal` is the source's error, or empty if a
+  // cap refused.
   Block* from_cache(const Request& request, Lock& lock);
   Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
                           bool over_cap = false);
   Block* best_fit(const Request& request, const Lane& lane) const;
-  /// Takes what best_fit has found out of the index. \throws std::bad_alloc, and nothing has changed
+  /// Removes the block that best_fit found from the index, split if possible.
+  /// \throws std::bad_alloc, and nothing has changed
   Block* carve(Block* free, const Request& request);
-  /// Where the block of a request begins. Under a cap, and in the failure path's last resort, one that begins elsewhere
-  /// beats none.
+  /// Alignment of a request's block. Under a cap, and in the failure path's last resort, an unaligned block is better
+  /// than none.
   std::size_t alignment_of(const Request& request) const {
     return cap_of(request.home) || !request.aligned ? kBlockAlignment : block_alignment(request.bytes);
   }
-  /// The bytes of the block that serves a request.
+  /// Size of the block that serves a request.
   std::size_t bytes_for(std::size_t requested, Location home) const {
     const std::size_t bytes = round_up_to_division(requested, options.roundup_power2_divisions);
     const std::optional<std::size_t>& cap = cap_of(home);
     const std::size_t whole = block_bytes(bytes, cap ? kLargeRequest : kWholePagesRequest);
     return cap && whole - bytes > *cap / kRoundingShare ? block_bytes(bytes, kLargestRequest) : whole;
   }
-  /// Takes a free block, orders it after its lane's work, and hands it out.
+  /// Takes a free block, orders the request's stream after the work of its lane, and allocates it.
   Block* take(Block* free, const Request& request, Lock& lock);
-  /// Orders a request's stream after what a free block has to wait for.
+  /// Makes a request's stream wait for whatever a free block still has to wait for.
   void order_after(const Block& free, const Request& request, Lock& lock);
-  /// Makes what comes next on `later` wait for what was queued on `earlier`; for the host, waits here.
-  /// \param filed_at when what `later` wants was filed under `earlier`
+  /// Orders future work on `later` after the work queued on `earlier`. If `later` is the host, blocks until that work
+  /// is done.
+  /// \param filed_at when the block that `later` reuses was filed under `earlier`
   void order(Stream earlier, Stream later, std::uint64_t filed_at, Location home, Lock& lock);
   Block* hand_out(Block* reserved, const Request& request, Lane& lane) noexcept;
-  /// Whether a block must not be split. Under a cap every block may be: segments are few and large.
+  /// Whether a block must not be split. Under a cap every block may be split, because segments are few and large.
   bool stays_whole(const Block* block) const {
     return options.max_split_bytes && block->bytes > *options.max_split_bytes && !cap_of(block->segment->home);
   }
-  /// \return false: it failed, which costs faults later and nothing else
+  /// \return false if the prefetch failed. The pages then arrive by fault
   bool populate(void* ptr, std::size_t bytes, const Request& request) noexcept;
 
-  /// Waits for every device whose work, on whatever memory, keeps the host from touching managed memory.
+  /// Waits for every device without concurrent managed access: any work on it keeps the host from touching managed
+  /// memory.
   void wait_for_exclusive_devices();
 
-  // Beside the ledger: what callers get and give back.
+  // Report allocations and frees to the observer. Called next to the corresponding ledger updates.
   void note_allocated(const Block* block) noexcept {
     if (observer != nullptr) {
       observer->allocated(reinterpret_cast<void*>(block->address), block->requested, block->lane->stream);
@@ -147,14 +151,15 @@ struct CachingManagedAllocator::State {
   }
 
   // fork.cpp
-  /// Waits for the work that may still write a block, but for that of `finished` streams, which grow.
+  /// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
   void finish_work_on(const Block& block, std::vector<Stream>& finished) noexcept;
 
   // pending.cpp
   void free(Block* block) noexcept;
-  /// Records what blocks freed since the last time wait for: one event for each stream, however many they are.
+  /// Records events for the blocks freed since the last call: one event per stream, however many blocks there are.
   void record_pending() noexcept;
-  /// Reclaims blocks whose events are reached: from the oldest on while they are, or wherever they are.
+  /// Reclaims pending blocks whose events are complete. `all`: check every block; otherwise stop at the first, from the
+  /// oldest on, that is not complete.
   void poll_pending(bool all);
   void wait_for_pending();
   void reclaim(Block* block) noexcept;
@@ -162,11 +167,11 @@ struct CachingManagedAllocator::State {
   void remove_pending(Block* block) noexcept;
 
   // release.cpp
-  /// Gives back what a home keeps beyond the release threshold, those unused for longest first and while their work is
-  /// done: each that is looked at goes, but for the last.
+  /// Releases unused segments beyond the release threshold of a home. Goes from the segment unused for longest and
+  /// stops at the first whose work is not done.
   void give_back_excess(Location home) noexcept;
   bool work_is_done(const Segment& segment) const noexcept;
-  /// Under garbage_collection_threshold: gives back old segments, so that `bytes` more stay below it if they can.
+  /// If garbage_collection_threshold is set: releases old segments so that `bytes` more stay below it where possible.
   void collect_garbage(const Request& request, std::size_t bytes) noexcept;
 
   // failure_path.cpp
@@ -174,12 +179,12 @@ struct CachingManagedAllocator::State {
   Block* retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* ask_the_door(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
-  /// Gives back segments with no block in use, of one home or of all. \return bytes
+  /// Releases unused segments, of one home or of all. \return bytes
   std::size_t give_back(std::optional<Location> home) noexcept;
-  /// One segment with no block in use. \return the next one
+  /// Releases one unused segment. \return the next segment
   Heap::Segments::iterator give_back(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
-  /// \param explanation of the door; empty: it has none
+  /// \param explanation of the memory-pressure callback; may be empty
   [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal,
                           const std::string& explanation = {});
 
@@ -188,20 +193,20 @@ struct CachingManagedAllocator::State {
   bool shares(Location home) const {
     return least_shared_segment != 0 || (managed && options.segment_min_bytes) || cap_of(home);
   }
-  /// The bytes of the segment to make for a request where there is room.
+  /// Size of the segment to make for a request if there is room.
   std::size_t new_segment_bytes(const Request& request) const;
   std::size_t capped_segment_bytes(const Request& request, std::size_t own) const;
-  /// Whether a device has that much free now, so that to populate it drives nothing out.
+  /// Whether a device has that much free memory now, so that populating a segment evicts nothing.
   bool has_free(Location home, std::size_t bytes) const;
-  /// From a segment of new_segment_bytes, or where that is refused, of what the request itself needs.
+  /// From a segment of new_segment_bytes or, if that is refused, one just large enough for the request.
   Block* from_fresh_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
 
   // caps.cpp
-  /// Bytes claimed of a device's budget while a segment of that many is made. Lives under the mutex, which may be let
-  /// go of meanwhile: two threads cannot both claim the last of it.
+  /// A reservation of `bytes` in a device's budget while a segment is made. Created and destroyed under the mutex,
+  /// which may be released in between: two threads cannot both claim the last bytes.
   class Claim {
    public:
-    /// \param over_cap the cap does not refuse
+    /// \param over_cap exceed the cap if necessary
     Claim(State& state, Location home, std::size_t bytes, bool over_cap);
     ~Claim();
     Claim(const Claim&) = delete;
@@ -210,14 +215,14 @@ struct CachingManagedAllocator::State {
     explicit operator bool() const {
       return granted_;
     }
-    void made() const noexcept; ///< the segment was made, and is about to be added
-    void refused() const noexcept; ///< by the source
+    void made() const noexcept; ///< the segment was made and is about to be added
+    void refused() const noexcept; ///< the source refused
 
    private:
     State& state_;
     const Location home_;
     const std::size_t bytes_;
-    DeviceCap* const budget_; ///< none: of the host
+    DeviceCap* const budget_; ///< null for the host
     bool granted_ = true;
     bool over_ = false;
   };
@@ -225,24 +230,25 @@ struct CachingManagedAllocator::State {
   const std::optional<std::size_t>& cap_of(Location home) const {
     return home.is_host() ? no_cap : budgets[static_cast<std::size_t>(home.index)].cap;
   }
-  /// Bytes of segments made for a device or being made.
+  /// Bytes of segments of a device, including those being made.
   std::size_t taken(int device) const {
     return ledger.reserved_bytes(Location::device(device)) + budgets[static_cast<std::size_t>(device)].under_way;
   }
-  /// What can be had under the cap of its home with no wait for pending frees and without the door.
+  /// What can be allocated under the cap without waiting for pending frees and without the memory-pressure callback.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  /// From the largest segment to share that the source gives: half as much each time that it refuses.
+  /// From the largest shared segment that the source grants; halves the size after each refusal.
   Block* from_shared_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  /// Waits while another thread makes a segment under the same cap.
+  /// Waits until no other thread is making a segment under the same cap.
   void wait_for_claims(const Request& request, Lock& lock);
   OutOfMemory cap_refusal(const Request& request) const;
-  /// What the cap refuses may be had all the same; asks the door where it is hard.
+  /// Whether a request that the cap refused may exceed it. A soft cap may always be exceeded; for a hard cap the
+  /// memory-pressure callback decides.
   bool may_exceed_cap(const Request& request, Lock& lock);
-  /// Gives back segments of a device with no block in use, as few as leave room for `bytes` more under the cap, or
-  /// none if all of them do not. \return there is room
+  /// Releases unused segments of a device, as few as make room for `bytes` more under the cap. Releases none if all of
+  /// them would not be enough. \return whether there is room
   bool fit_under_cap(const Request& request, std::size_t bytes);
-  /// Whether no stream that a block of the device's segments follows has anything queued.
+  /// Whether every stream used by the blocks of the device's segments is idle.
   bool streams_are_idle(int device);
   void give_back_above_cap(int device) noexcept;
 
@@ -253,30 +259,31 @@ struct CachingManagedAllocator::State {
 
   ManagedRuntime& runtime;
   const std::unique_ptr<SegmentSource> source;
-  const bool managed; ///< the source's memory can move
+  const bool managed; ///< whether the source's memory can migrate
   const bool serves_host;
   const bool serves_devices;
   const std::size_t least_shared_segment;
   const int devices;
-  const std::vector<int> exclusive; ///< devices without concurrent access to managed memory, if it is that
+  /// Devices without concurrent access to managed memory; empty if the memory is not managed.
+  const std::vector<int> exclusive;
 
-  mutable AdaptiveMutex mutex; ///< guards all below
+  mutable AdaptiveMutex mutex; ///< guards everything below
   AllocatorOptions options;
   RoomMaker* room_maker = nullptr;
-  AllocationObserver* observer = nullptr; ///< none in a forked child
+  AllocationObserver* observer = nullptr; ///< null in a forked child
   std::vector<DeviceCap> budgets; ///< by device
-  std::condition_variable_any claim_ended; ///< a segment was made, or refused
-  const std::optional<std::size_t> no_cap; ///< the host's
+  std::condition_variable_any claim_ended; ///< signalled when a segment was made or refused
+  const std::optional<std::size_t> no_cap; ///< the cap of the host
   Ledger ledger;
-  EventPool events; // outlives the heap, whose free blocks give theirs back
+  EventPool events; // declared before the heap, whose free blocks return their events on destruction
   StreamOrder stream_order;
   Heap heap;
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
-  Block* unrecorded_first = nullptr; ///< from there on to the last no event has been recorded
+  Block* unrecorded_first = nullptr; ///< from here to pending_last, no event has been recorded yet
   bool in_forked_child = false;
-  ForkCopies fork_copies; ///< empty but while a fork is under way
-  std::size_t available_to_child = 0; ///< bytes that they may take
+  ForkCopies fork_copies; ///< empty except during a fork
+  std::size_t available_to_child = 0; ///< upper bound of the copies' bytes
 };
 
 } // namespace torch_uvm

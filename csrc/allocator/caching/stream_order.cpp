@@ -26,7 +26,7 @@ std::shared_ptr<const Readiness> StreamOrder::event_of(Stream earlier, std::uint
 
 std::shared_ptr<const Readiness> StreamOrder::record(Stream stream, std::uint64_t now) {
   Known& known = known_[stream];
-  known.event.reset(); // where nobody waits for it any more, the pool hands it out again
+  known.event.reset(); // so that the pool can reuse it, if no block waits for it
   const Event event = events_.record(stream);
   try {
     known.event = std::make_shared<const Readiness>(events_, stream, event);

@@ -1,4 +1,4 @@
-// What streams are known to come after, so that a batch of blocks that goes from one to another shares one event.
+// Known ordering between streams. Lets a batch of blocks that moves from one stream to another share one event.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,27 @@
 
 namespace torch_uvm {
 
-/// In ticks of the heap's clock: an event recorded on a stream at a tick covers all that was filed under that stream by
-/// then. Not thread-safe: the allocator's mutex guards it.
+/// Times are ticks of the heap's clock: an event recorded on a stream at a tick covers all blocks filed under that
+/// stream by then. Not thread-safe; guarded by the allocator's mutex.
 class StreamOrder {
  public:
   explicit StreamOrder(EventPool& events) : events_(events) {}
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  /// Whether `later` comes after what was filed under `earlier` by a tick, with nothing to be done.
+  /// Whether `later` is known to run after all work on blocks filed under `earlier` by `tick`.
   bool holds(Stream earlier, Stream later, std::uint64_t tick) const;
-  /// An event recorded now, which is the stream's last. \param now the tick
+  /// Records a new event, which becomes the stream's latest. \param now the current tick
   /// \throws what the runtime throws; std::bad_alloc
   std::shared_ptr<const Readiness> record(Stream stream, std::uint64_t now);
-  /// The event to wait for, for what was filed under `earlier` by `tick`: the last one if it was recorded since, else
-  /// one recorded now. `fresh` says which. \throws what the runtime throws; std::bad_alloc
+  /// An event that covers the blocks filed under `earlier` by `tick`: the latest event if it is recent enough,
+  /// otherwise one recorded now. `fresh` is set if it was recorded now. \throws what the runtime throws; std::bad_alloc
   std::shared_ptr<const Readiness> event_of(Stream earlier, std::uint64_t tick, std::uint64_t now, bool& fresh);
-  /// `later` waits for the last event of `earlier`.
+  /// Notes that `later` waits for the latest event of `earlier`.
   void note_wait(Stream earlier, Stream later);
-  /// All that was filed under `earlier` by `tick` is done.
+  /// Notes that all work on blocks filed under `earlier` by `tick` is done.
   void note_done(Stream earlier, std::uint64_t tick);
-  /// Nothing is known any more: streams may be destroyed, and others made that are told apart from them by nothing.
+  /// Forgets everything. A stream may be destroyed and its handle reused for a new one, which cannot be told apart.
   void forget() noexcept {
     known_.clear();
   }
@@ -40,9 +40,9 @@ class StreamOrder {
  private:
   struct Known {
     std::uint64_t done = 0;
-    std::uint64_t recorded = 0; ///< of `event`
+    std::uint64_t recorded = 0; ///< tick of `event`
     std::shared_ptr<const Readiness> event;
-    std::vector<std::pair<Stream, std::uint64_t>> waiting; ///< who has waited for what was filed by which tick
+    std::vector<std::pair<Stream, std::uint64_t>> waiting; ///< stream, and the tick up to which it has waited
   };
 
   EventPool& events_;

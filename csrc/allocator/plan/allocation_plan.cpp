@@ -1,4 +1,4 @@
-// The public functions: iterations, and the way to a slot that costs next to nothing.
+// The public functions: iterations, and the fast path to a slot.
 #include "allocator/plan/allocation_plan.h"
 
 #include <pthread.h>
@@ -53,7 +53,7 @@ AllocationPlan::AllocationPlan(std::shared_ptr<Allocator> upstream, Location hom
 
 AllocationPlan::~AllocationPlan() {
   if (is_forked()) {
-    static_cast<void>(state_.release()); // all of it is the parent's
+    static_cast<void>(state_.release()); // the memory belongs to the parent
     return;
   }
   State::Lock lock(state_->mutex);
@@ -62,7 +62,7 @@ AllocationPlan::~AllocationPlan() {
   }
   while (std::unique_ptr<plan::Schedule> used = std::move(state_->retired)) {
     state_->retired = std::move(used->next);
-    static_cast<void>(used.release()); // its allocations' owners still point at it
+    static_cast<void>(used.release()); // leaked: the owners of its allocations still point to it
   }
 }
 
@@ -178,7 +178,7 @@ void AllocationPlan::free(const Allocation& allocation) noexcept {
   State& state = *state_;
   plan::Tenant& tenant = tenant_of(allocation);
   if (tenant.in_slot) {
-    if (!is_forked()) { // else it is the parent's
+    if (!is_forked()) { // in a child, the memory belongs to the parent
       State::Lock lock(state.mutex);
       state.free_slot(static_cast<plan::Slot&>(tenant), lock);
     }
@@ -203,7 +203,7 @@ void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) 
   check_not_forked();
   State& state = *state_;
   plan::Tenant& tenant = tenant_of(allocation);
-  // Who has an allocation keeps its schedule, and the segment, as they are.
+  // A live allocation keeps its schedule and segment unchanged.
   const plan::Region* const region =
       tenant.in_slot ? &static_cast<plan::Slot&>(tenant).schedule->regions[static_cast<plan::Slot&>(tenant).region]
                      : nullptr;
@@ -212,7 +212,7 @@ void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) 
   }
   state.upstream->record_stream(region != nullptr ? region->segment : static_cast<plan::Apart&>(tenant).allocation,
                                 stream);
-  if (!stream.is_host()) { // whose work is over by itself
+  if (!stream.is_host()) { // the host's work needs no record
     const std::lock_guard lock(state.mutex);
     state.mark_shared(tenant);
   }

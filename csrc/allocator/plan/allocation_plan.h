@@ -1,39 +1,37 @@
-// An allocation plan: what an iteration allocates and frees is recorded once, laid out, and from then on served by
-// index.
+// An allocation plan: records the allocations and frees of an iteration once, lays them out, and serves later
+// iterations by index.
 //
-// - A plan serves what is allocated between begin_iteration and end_iteration. Where there is no plan yet, requests go
-//   to the upstream and are recorded: bytes, streams, the order in which they came and went.
-// - The layout (plan_layout.h) lies in one segment of the upstream; of streams that share a plan each has one of its
-//   own, so that the upstream knows whose order it goes back in, and nothing waits for another stream. A segment is
-//   taken at the first request that lies in it, and kept until `release` or a new plan.
-// - In an iteration that goes by plan, request i gets the place of request i: no search, no call of the upstream or the
-//   runtime, no event. That nothing lives there any more is seen from the few requests that had its bytes last, so that
-//   frees may come in another order than they were recorded in.
-// - A request that differs in bytes or stream, or whose place is still in use, is a miss: the upstream serves it. The
-//   rest of the iteration is served with care: the next request of that kind is looked for some places ahead and
-//   behind, and its bytes are checked against all that live. Recording costs nothing while all goes by plan, since each
-//   slot notes when it came and went; from the first difference on there is a record as in the first iteration, and
-//   the plan is made again from it at the end. If that does not help, iteration after iteration, it is tried more and
-//   more rarely, up to every 64th time.
-// - What outlives the iteration, and what other streams use (record_stream), has a life of its own: it is no part of
-// the
-//   layout, the upstream serves it each time. So the segment is idle between iterations. An allocation that outlives
-//   the iteration though the plan had foreseen its end is counted; its segment stays until it is freed, its bytes are
-//   given to nobody, and it is left out of the next plan.
-// - A planned allocation that another stream uses after all is not used again before its segment has gone back to the
-//   upstream, which is told of that stream. Waiting for it by an event of the plan's own would be possible, but a
-//   program that does so once does it each time, and then the upstream knows better than to make a stream wait.
-// - An iteration that is over before the plan is is no miss. Programs with several patterns (training and evaluation)
-//   give each a plan of its own: one plan that sees them in turn is made again and again.
-// - Requests for another home, or outside an iteration, pass through to the upstream.
+// - A plan serves allocations between begin_iteration and end_iteration. While there is no plan, the upstream serves
+//   all requests, and their sizes, streams and order are recorded.
+// - The layout (plan_layout.h) lies in one upstream segment per stream, so that the upstream can free each segment in
+//   the order of one stream and no stream waits for another. A segment is allocated at the first request in it and kept
+//   until `release` or a new plan.
+// - In an iteration that follows the plan, request i gets slot i: no search, no call of the upstream or the runtime, no
+//   event. The slot is checked against its few predecessors, the previous owners of its bytes, so frees may come in any
+//   order.
+// - A request whose size or stream differs, or whose slot is still in use, is a miss: the upstream serves it. For the
+//   rest of the iteration, matching requests are searched some positions ahead and behind, and their memory is checked
+//   against all live slots. Recording is free while the plan is followed, because each slot stores its own begin and
+//   end. After the first mismatch a record is kept as in the first iteration, and a new plan is made from it at the
+//   end. If replanning keeps failing, it is retried ever more rarely, down to every 64th iteration.
+// - An allocation that outlives the iteration or is used by other streams (record_stream) is not part of the layout:
+//   the upstream serves it each time. The segment is therefore idle between iterations. If a planned allocation
+//   unexpectedly outlives the iteration, it is counted, its segment stays until it is freed, its memory is not reused,
+//   and the next plan excludes it.
+// - A planned allocation that another stream uses is not reused until its segment has been freed to the upstream, which
+//   is told of that stream. The plan could wait with an event of its own, but a program that does this once does it in
+//   every iteration, and the upstream avoids making a stream wait.
+// - An iteration that ends before the plan does is not a miss. Programs with several patterns (training and evaluation)
+//   should use one plan per pattern; a shared plan would be remade at every switch.
+// - Requests for another home or outside an iteration are forwarded to the upstream.
 //
-// Streams outlive the segments taken for them: before one is destroyed, release is called, or the plan is gone.
+// A stream must outlive the segments allocated for it. Before destroying a stream, call release or destroy the plan.
 //
-// Thread-safe. The threads of an iteration may take turns; where their order differs from the last time, requests may
-// miss, as above. begin_iteration and end_iteration are one thread's at a time.
+// Thread-safe. Threads of an iteration may interleave; if their order changes, requests may miss, as above. Only one
+// thread at a time may call begin_iteration and end_iteration.
 //
-// Lock order: the plan's lock is a leaf. Nothing is called with it held, the upstream least of all; the layout is made
-// without it. In a forked child a plan serves nothing, and takes no lock.
+// Lock order: the plan's lock is a leaf. Nothing is called with it held, in particular not the upstream. The layout is
+// computed without it. In a forked child a plan serves nothing and takes no lock.
 #pragma once
 
 #include <cstddef>
@@ -47,37 +45,37 @@
 
 namespace torch_uvm {
 
-/// What a plan looks like, and how well it fits.
+/// Description of a plan, and how well it fits.
 struct PlanReport {
-  std::int64_t iterations = 0; ///< that are over
-  std::int64_t plans = 0; ///< that were made
-  std::int64_t hits = 0; ///< requests that went by plan
-  std::int64_t misses = 0; ///< requests that did not, in iterations that had a plan
+  std::int64_t iterations = 0; ///< completed
+  std::int64_t plans = 0; ///< number of plans made
+  std::int64_t hits = 0; ///< requests served by plan
+  std::int64_t misses = 0; ///< requests not served by plan, in iterations that had a plan
   std::int64_t outlived = 0; ///< planned allocations that were not freed in their iteration
-  // Of the plan that the next iteration will follow; all 0 while there is none.
+  // Of the plan that the next iteration will follow; all 0 if there is none.
   std::size_t requests = 0;
-  std::size_t planned_requests = 0; ///< of these, those that have a place in it
-  std::size_t planned_bytes = 0; ///< of the layout, all streams together
-  std::size_t peak_live_bytes = 0; ///< the most that planned requests ask for at once: no layout has less
+  std::size_t planned_requests = 0; ///< of these, the requests in the layout
+  std::size_t planned_bytes = 0; ///< size of the layout, all streams together
+  std::size_t peak_live_bytes = 0; ///< peak of the bytes of planned requests; a lower bound for any layout
   std::vector<PlannedRequest> layout; ///< every request, in order
 };
 
 class AllocationPlan final : public Allocator {
  public:
-  /// \param home of the requests that are planned \throws InvalidArgument where there is no upstream
+  /// \param home of the planned requests \throws InvalidArgument if upstream is null
   AllocationPlan(std::shared_ptr<Allocator> upstream, Location home);
-  ~AllocationPlan() override; ///< gives back its segments; those with an allocation in use, after all, are leaked
+  ~AllocationPlan() override; ///< frees its segments; leaks those with an allocation still in use
 
-  /// \throws InvalidArgument where one is under way; RuntimeFailure in a forked child
+  /// \throws InvalidArgument if an iteration is in progress; RuntimeFailure in a forked child
   void begin_iteration();
-  /// Makes the plan where there is none, or it did not fit; see plan_layout.h for what that costs.
-  /// \throws InvalidArgument where none is under way; RuntimeFailure in a forked child
+  /// Makes a plan if there is none or it did not fit. plan_layout.h describes the cost.
+  /// \throws InvalidArgument if no iteration is in progress; RuntimeFailure in a forked child
   void end_iteration();
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
   void free(const Allocation& allocation) noexcept override;
   void record_stream(const Allocation& allocation, Stream stream) override;
-  /// Gives back the segments, if nothing lives in them; the next request that lies in one takes it again.
+  /// Frees the segments, unless an allocation lives in one. The next planned request allocates its segment again.
   std::size_t release() override;
   bool serves(Location home) const override;
   AllocatorFigures figures() const override;

@@ -1,4 +1,4 @@
-// Serving an iteration by plan, and what is done from where it differs.
+// Serving an iteration by plan, and handling deviations from it.
 #include <algorithm>
 #include <utility>
 
@@ -7,11 +7,11 @@
 namespace torch_uvm {
 namespace {
 
-/// How far ahead and behind a request is looked for that is not the next one.
+/// Search distance, ahead and behind, after a mismatch.
 constexpr std::uint32_t kNear = 64;
-/// So many iterations in a row that fit: what comes after them is a change, not an alternation.
+/// After this many fitting iterations in a row, a miss is treated as a change of the program, not as an alternation.
 constexpr int kSettled = 8;
-/// So many iterations in which another plan is not tried, at most.
+/// Maximum number of iterations to wait before making another plan.
 constexpr int kLongestWait = 63;
 
 } // namespace
@@ -189,7 +189,7 @@ bool AllocationPlan::State::is_due(std::int64_t outlived_now) {
   }
   if (misses == 0 && outlived_now == 0) {
     ++fitting;
-    // What was left out of the plan because it had no end, and had one this time, can be in it.
+    // Requests excluded from the plan because they were not freed, but that were freed this time, can now be planned.
     const bool could_be_better = following && !schedule->was_followed && cursor == schedule->slots.size() &&
                                  std::ranges::any_of(schedule->slots, [](const Slot& slot) {
                                    return slot.apart && !slot.shared && !slot.outlived && slot.end != kNoEnd;

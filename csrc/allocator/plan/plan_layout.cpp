@@ -14,23 +14,23 @@
 namespace torch_uvm {
 namespace {
 
-/// Comparisons of lives that one stream's layout may take, and one order of them.
+/// Maximum lifetime comparisons for the layout of one stream, and for a single order.
 constexpr std::uint64_t kComparisons = 600'000'000;
 constexpr std::uint64_t kComparisonsOfAnOrder = 300'000'000;
-/// The peak of the smallest requests, which are placed apart, is at most this part of the whole peak. Below so many
-/// requests there is no need.
+/// The smallest requests, which are placed by the sweep, have at most 1/kSmallPart of the peak. With at most kAlwaysAll
+/// requests, all of them are placed into gaps.
 constexpr std::size_t kSmallPart = 200;
 constexpr std::size_t kAlwaysAll = 1000;
-/// Tries to bring the top down, after those of the orders.
+/// Maximum attempts to lower the top, after the initial orders.
 constexpr int kTries = 64;
 
-/// What is worth no further search: 0.2% above what nothing can be below.
+/// A layout up to 0.2% above the lower bound ends the search.
 std::size_t good_enough(std::size_t peak) {
   return peak + peak / 500;
 }
 
 struct Placed {
-  std::vector<std::size_t> offsets; ///< of each piece
+  std::vector<std::size_t> offsets; ///< one per piece
   std::size_t top = 0;
 };
 
@@ -51,7 +51,7 @@ Placed place_in_order(const std::vector<PlanPiece>& pieces, const Order& order) 
   return placed;
 }
 
-/// The pieces, those first for which `key` is largest; among equals those that live longer, then the earlier.
+/// The order of the pieces by descending `key`, then by descending lifetime, then by index.
 template <typename Key>
 Order sorted(const std::vector<PlanPiece>& pieces, Key key) {
   Order order(pieces.size());
@@ -63,8 +63,8 @@ Order sorted(const std::vector<PlanPiece>& pieces, Key key) {
   return order;
 }
 
-/// The best of several orders, then of some that place first what reached the top.
-/// \param bound the peak of the pieces
+/// The best layout of several orders, and then of variants that place the pieces at the top earlier.
+/// \param bound peak live bytes of the pieces, a lower bound
 Placed place_best(const std::vector<PlanPiece>& pieces, std::size_t bound) {
   const std::int32_t last =
       std::accumulate(pieces.begin(), pieces.end(), 0, [](std::int32_t latest, const PlanPiece& piece) {
@@ -109,7 +109,7 @@ Placed place_best(const std::vector<PlanPiece>& pieces, std::size_t bound) {
   return best;
 }
 
-/// The most bytes a piece may have to be one of the small ones; 0: none is.
+/// Largest size of a piece that counts as small; 0: none does.
 std::size_t largest_small(const std::vector<PlanPiece>& pieces, const PlanEvents& events, std::size_t peak) {
   if (pieces.size() <= kAlwaysAll) {
     return 0;
@@ -125,7 +125,7 @@ std::size_t largest_small(const std::vector<PlanPiece>& pieces, const PlanEvents
   return first_large == sizes.begin() ? 0 : *std::prev(first_large);
 }
 
-/// `gaps` chooses the pieces that are placed into gaps; the sweep places the others above them.
+/// `gaps` selects the pieces that are placed into gaps. The sweep places the others above them.
 template <typename Gaps>
 Placed place_parts(const std::vector<PlanPiece>& pieces, Gaps gaps) {
   std::vector<PlanPiece> parts[2];
@@ -150,7 +150,7 @@ Placed place_parts(const std::vector<PlanPiece>& pieces, Gaps gaps) {
   return placed;
 }
 
-/// \param pieces of one stream, by begin
+/// \param pieces of one stream, sorted by begin
 Placed place(const std::vector<PlanPiece>& pieces) {
   Placed swept;
   swept.top = sweep(pieces, 0, swept.offsets);
@@ -188,7 +188,7 @@ void check(const PlanRequest& request) {
   }
 }
 
-/// Of all streams, and of the bytes as asked for.
+/// Peak of the requested bytes over all streams.
 std::size_t peak_live_bytes(const std::vector<PlanPiece>& pieces) {
   return PlanEvents(pieces).peak(std::numeric_limits<std::size_t>::max());
 }
@@ -196,7 +196,7 @@ std::size_t peak_live_bytes(const std::vector<PlanPiece>& pieces) {
 } // namespace
 
 PlanLayout lay_out(const std::vector<PlanRequest>& requests) {
-  // Events by rank: what is compared are 32-bit numbers with a sign, which is what vector instructions compare.
+  // Replace event indices by their ranks, in 32-bit signed integers, which vector instructions compare best.
   std::vector<std::uint32_t> times;
   for (const PlanRequest& request : requests) {
     check(request);
@@ -216,7 +216,7 @@ PlanLayout lay_out(const std::vector<PlanRequest>& requests) {
   layout.offsets.assign(requests.size(), 0);
   std::vector<PlanPiece> asked;
   std::vector<std::vector<std::size_t>> by_stream; // indices of requests
-  std::map<Stream, std::size_t> streams; // which of them
+  std::map<Stream, std::size_t> streams; // stream -> index in by_stream
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const PlanRequest& request = requests[i];
     asked.push_back({request.bytes, rank(request.begin), rank(request.end)});

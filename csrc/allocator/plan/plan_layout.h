@@ -1,4 +1,4 @@
-// Where the allocations of an iteration lie, once it is known when each of them comes and goes.
+// Offline placement of the allocations of an iteration, given their lifetimes.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,18 @@
 
 namespace torch_uvm {
 
-/// Of an allocation that is not freed within the iteration.
+/// End of an allocation that is not freed within the iteration.
 constexpr std::uint32_t kNoEnd = std::numeric_limits<std::uint32_t>::max();
 
-/// One allocation. Its life is a part of one line of events, allocations and frees of all streams together.
+/// An allocation. Its lifetime is an interval of the sequence of all allocations and frees, over all streams.
 struct PlanRequest {
   std::size_t bytes = 0;
-  std::uint32_t begin = 0; ///< the index of the event that allocates it
-  std::uint32_t end = kNoEnd; ///< the index of the event that frees it
+  std::uint32_t begin = 0; ///< index of the event that allocates it
+  std::uint32_t end = kNoEnd; ///< index of the event that frees it
   Stream stream;
 };
 
-/// The bytes of one stream, in one piece.
+/// The contiguous memory of one stream.
 struct PlanRegion {
   Stream stream;
   std::size_t offset = 0;
@@ -29,25 +29,29 @@ struct PlanRegion {
 };
 
 struct PlanLayout {
-  std::vector<std::size_t> offsets; ///< of each request, in the order given
-  std::vector<PlanRegion> regions; ///< one after the other, by the first request of each stream
-  std::size_t bytes = 0; ///< of all
-  std::size_t peak_live_bytes = 0; ///< the most that is asked for at once, of all streams: no layout has less
+  std::vector<std::size_t> offsets; ///< one per request, in the order given
+  std::vector<PlanRegion> regions; ///< contiguous, in the order of each stream's first request
+  std::size_t bytes = 0; ///< total
+  std::size_t peak_live_bytes = 0; ///< peak of the requested bytes over all streams; a lower bound for any layout
 };
 
-/// Lays out requests so that those whose lives overlap share no byte. Bytes are used again within one stream only: the
-/// work of its next user then comes behind that of the last one by itself, with no event.
+/// Lays out requests so that requests with overlapping lifetimes share no byte. Memory is reused within one stream
+/// only: the next user's work then follows the previous user's in stream order, with no event.
 ///
-/// Offsets are multiples of 256, those of requests from 1 MiB on of 512, within their region. Deterministic.
+/// Offsets within a region are multiples of 256; those of requests from 1 MiB on are multiples of 512. The result is
+/// deterministic.
 ///
-/// Finding the best layout is NP-hard. Several orders are tried (by bytes, by bytes times life, by life), each request
-/// going into the smallest gap that those placed before leave where its life overlaps theirs; then what reaches the
-/// top is placed earlier, some times over. One order of n requests costs at most n * n / 2 comparisons, 16 at a time,
-/// and all of them together stay within a fixed number (a second or so). The smallest requests, which make up less
-/// than 1% of the peak together, are left out of that: they get a part of the region of their own, in one sweep
-/// over the events. Where there are more of the others than the number of comparisons allows, all go by that sweep, in
-/// O(n log n), or the largest by size and the rest by the sweep, whichever takes less.
-/// \throws InvalidArgument for a request that ends before it begins, or of more bytes than a machine has
+/// Optimal layout is NP-hard. The heuristic:
+/// - Several orders are tried: by bytes, by bytes times lifetime, by lifetime. Each request goes into the smallest
+///   sufficient gap between the overlapping requests placed before it. Then the requests that reach the top are moved
+///   earlier in the order, a number of times.
+/// - One order of n requests takes at most n * n / 2 comparisons, vectorised. The total number of comparisons is
+///   bounded (about a second).
+/// - The smallest requests, which together make up at most 0.5% of the peak, are excluded. They are placed above the
+///   others by one sweep over the events.
+/// - If there are too many other requests for the bound, either all are placed by the sweep in O(n log n), or the
+///   largest by size and the rest by the sweep, whichever takes less memory.
+/// \throws InvalidArgument for a request that ends before it begins, or that is larger than any machine's memory
 PlanLayout lay_out(const std::vector<PlanRequest>& requests);
 
 } // namespace torch_uvm

@@ -15,7 +15,7 @@
 namespace torch_uvm {
 namespace {
 
-/// From these on the alignment is that of the caching allocator's blocks.
+/// Pieces from this size on have the alignment of the caching allocator's blocks.
 constexpr std::size_t kWide = 1 * MiB;
 constexpr std::size_t kWideAlignment = 512;
 
@@ -35,7 +35,7 @@ GapPlacement::Chunk::Chunk() {
 }
 
 std::uint64_t GapPlacement::overlapping(const Chunk& chunk, std::int32_t begin, std::int32_t end) {
-  unsigned char flags[kChunk]; // a loop that compilers turn into vector instructions
+  unsigned char flags[kChunk]; // compilers vectorise this loop
   for (unsigned i = 0; i < kChunk; ++i) {
     flags[i] = static_cast<unsigned char>((chunk.begin[i] < end) & (begin < chunk.end[i]));
   }
@@ -43,14 +43,14 @@ std::uint64_t GapPlacement::overlapping(const Chunk& chunk, std::int32_t begin, 
   for (unsigned i = 0; i < kChunk; i += 8) {
     std::uint64_t eight;
     std::memcpy(&eight, flags + i, 8);
-    // Eight bytes of 0 or 1 become eight bits: the product brings each to the top byte, none meets another.
+    // Pack eight bytes of 0 or 1 into eight bits: the product shifts each to the top byte, without collisions.
     bits |= static_cast<std::uint64_t>((eight * 0x0102040810204080ULL) >> 56) << i;
   }
   return bits;
 }
 
 std::size_t GapPlacement::place(const PlanPiece& piece) {
-  std::size_t free_from = 0; // above all that overlaps so far
+  std::size_t free_from = 0; // end of the highest overlapping piece so far
   std::size_t best = 0;
   std::size_t best_gap = std::numeric_limits<std::size_t>::max();
   const std::size_t alignment = piece.alignment();
@@ -111,9 +111,9 @@ void GapPlacement::insert(const PlanPiece& piece, std::size_t offset) {
 }
 
 std::size_t sweep(const std::vector<PlanPiece>& pieces, std::size_t base, std::vector<std::size_t>& offsets) {
-  std::map<std::size_t, std::size_t> holes; // offset -> bytes, none next to another
+  std::map<std::size_t, std::size_t> holes; // offset -> bytes; no two are adjacent
   std::set<std::pair<std::size_t, std::size_t>> by_size; // bytes, offset
-  std::size_t end_of_holes = base; // what lies above was never used
+  std::size_t end_of_holes = base; // memory above is unused
   std::size_t top = base;
   const auto add = [&](std::size_t offset, std::size_t bytes) {
     holes.emplace(offset, bytes);
@@ -143,7 +143,7 @@ std::size_t sweep(const std::vector<PlanPiece>& pieces, std::size_t base, std::v
       add(offset, bytes);
     }
   };
-  using Free = std::pair<std::int32_t, std::size_t>; // when, which
+  using Free = std::pair<std::int32_t, std::size_t>; // time, index of the piece
   std::priority_queue<Free, std::vector<Free>, std::greater<>> to_free;
   offsets.resize(pieces.size());
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -153,7 +153,7 @@ std::size_t sweep(const std::vector<PlanPiece>& pieces, std::size_t base, std::v
     }
     auto fit = by_size.lower_bound({piece.bytes, 0});
     while (fit != by_size.end() && round_up(fit->second, piece.alignment()) + piece.bytes > fit->second + fit->first) {
-      ++fit; // not with its alignment
+      ++fit; // too small with the alignment
     }
     std::size_t hole = end_of_holes, hole_end = end_of_holes;
     if (fit != by_size.end()) {
@@ -184,7 +184,7 @@ PlanEvents::PlanEvents(const std::vector<PlanPiece>& pieces) {
     events_.push_back({piece.end, false, piece.bytes});
   }
   std::ranges::sort(events_, [](const Event& left, const Event& right) {
-    return std::pair(left.when, left.begins) < std::pair(right.when, right.begins); // what ends makes way first
+    return std::pair(left.when, left.begins) < std::pair(right.when, right.begins); // frees first
   });
 }
 

@@ -1,4 +1,4 @@
-// The two ways in which a layout places requests: by size into gaps, and in the order of events.
+// The two placement algorithms of a layout: best fit into gaps, in any order; and a sweep in order of time.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,21 @@
 
 namespace torch_uvm {
 
-/// A request on its way into a layout.
+/// A request to be placed.
 struct PlanPiece {
-  std::size_t bytes = 0; ///< rounded up to its alignment
+  std::size_t bytes = 0; ///< rounded up to the alignment
   std::int32_t begin = 0;
-  std::int32_t end = 0; ///< the largest number: lives on
+  std::int32_t end = 0; ///< INT32_MAX: not freed within the iteration
 
   std::size_t alignment() const;
 };
 
-/// The bytes that a request takes.
+/// Size of the piece for a request.
 std::size_t piece_bytes(std::size_t requested);
 
-/// Pieces placed one after the other, in any order of time: each into the smallest gap that holds it between those
-/// whose lives overlap its own, or above them. An unrolled list by offset, in which a search compares 64 lives at once
-/// and looks closer only where one overlaps.
+/// Places pieces one by one, in any order. Each goes into the smallest sufficient gap between the already placed pieces
+/// whose lifetimes overlap its own, or above them. The pieces are in an unrolled list sorted by offset: a search
+/// compares 64 lifetimes at a time and visits only the overlapping ones.
 class GapPlacement {
  public:
   /// \return the offset
@@ -35,11 +35,11 @@ class GapPlacement {
   static constexpr unsigned kChunk = 64;
   struct Chunk {
     Chunk();
-    std::int32_t begin[kChunk], end[kChunk]; // those of unused places overlap nothing
+    std::int32_t begin[kChunk], end[kChunk]; // unused entries overlap nothing
     std::size_t offset[kChunk], top[kChunk];
     unsigned count = 0;
   };
-  /// A bit for each piece of the chunk whose life overlaps.
+  /// A bit mask of the pieces in the chunk whose lifetimes overlap.
   static std::uint64_t overlapping(const Chunk& chunk, std::int32_t begin, std::int32_t end);
   void insert(const PlanPiece& piece, std::size_t offset);
 
@@ -47,17 +47,17 @@ class GapPlacement {
   std::size_t top_ = 0;
 };
 
-/// All pieces in the order of time, each into the smallest hole that is free by then: what an allocator does that does
-/// not know what comes.
-/// \param pieces by begin \param base where they start \param offsets of each piece, filled in
-/// \return their top
+/// Places pieces in order of time, each into the smallest hole that is free at that time, as an online best-fit
+/// allocator would.
+/// \param pieces sorted by begin \param base lowest offset to use \param offsets output, one per piece
+/// \return the end of the highest piece
 std::size_t sweep(const std::vector<PlanPiece>& pieces, std::size_t base, std::vector<std::size_t>& offsets);
 
-/// The order in which pieces come and go.
+/// The allocations and frees of pieces, in order of time.
 class PlanEvents {
  public:
   explicit PlanEvents(const std::vector<PlanPiece>& pieces);
-  /// The most bytes of pieces that live at once, of those that have at most `largest` bytes.
+  /// Peak live bytes of the pieces that have at most `largest` bytes.
   std::size_t peak(std::size_t largest) const;
 
  private:

@@ -32,7 +32,7 @@ Schedule::Schedule(const std::vector<Entry>& record) : slots(record.size()) {
   for (std::size_t i = 0; i < record.size(); ++i) {
     const Entry& entry = record[i];
     const auto [found, is_new] = by_stream.emplace(entry.stream, regions.size());
-    if (is_new) { // nothing of it is laid out
+    if (is_new) { // a stream without planned requests
       regions.emplace_back(entry.stream);
     }
     if (regions.size() > std::numeric_limits<std::uint16_t>::max()) {
@@ -59,8 +59,8 @@ void Schedule::find_predecessors() {
     std::size_t end;
     std::uint32_t slot;
   };
-  std::map<std::size_t, Last> occupied; // begin of a range of bytes -> who had it last; ranges do not overlap
-  for (std::uint32_t i = 0; i < slots.size(); ++i) { // in the order of requests, which is that of their begins
+  std::map<std::size_t, Last> occupied; // begin of a byte range -> its last owner; ranges do not overlap
+  for (std::uint32_t i = 0; i < slots.size(); ++i) { // in order of requests, which is the order of their begins
     Slot& slot = slots[i];
     slot.first_before = static_cast<std::uint32_t>(before.size());
     if (slot.apart) {

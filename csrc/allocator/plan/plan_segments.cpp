@@ -1,4 +1,4 @@
-// The segments of a plan: taken, given back, and kept while somebody lives in them.
+// Segments of a plan: allocation, release, and schedules that stay while allocations live in them.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,13 +21,13 @@ void AllocationPlan::State::count_given_back(std::size_t bytes) {
 
 void AllocationPlan::State::take_segment(Schedule& of, plan::Region& region, Lock& lock) {
   region.taking = true;
-  ++of.live; // it stays
+  ++of.live; // keeps the schedule alive
   lock.unlock();
   Allocation segment;
   try {
     segment = upstream->allocate(region.bytes, home, region.stream);
   } catch (const std::exception&) {
-    // The upstream may still have memory for one request after the other; if not, it says so then.
+    // The upstream may still have memory for the individual requests. If not, those requests raise.
   }
   lock.lock();
   --of.live;
@@ -45,10 +45,10 @@ void AllocationPlan::State::take_segment(Schedule& of, plan::Region& region, Loc
 
 std::size_t AllocationPlan::State::give_back_segments(Schedule& of, Lock& lock) noexcept {
   std::size_t bytes = 0;
-  ++of.live; // it stays
+  ++of.live; // keeps the schedule alive
   for (plan::Region& region : of.regions) {
     if (of.live > 1) {
-      break; // somebody was faster
+      break; // another thread has allocated a slot meanwhile
     }
     if (region.base != nullptr) {
       const Allocation segment = std::exchange(region.segment, {});
@@ -89,7 +89,7 @@ void AllocationPlan::State::reap(Schedule& old, Lock& lock) noexcept {
 
 void AllocationPlan::State::free_slot(Slot& slot, Lock& lock) noexcept {
   if (slot.state != Slot::State::kLive) {
-    // Going on would hand the same bytes to two owners.
+    // Continuing would give the same bytes to two owners.
     std::fprintf(stderr, "torch_uvm: a planned allocation was freed that is not allocated (freed twice?)\n");
     std::abort();
   }

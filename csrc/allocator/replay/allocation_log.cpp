@@ -22,11 +22,11 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::string_view kHeader = "Thread,Time,Action,Pointer,Size,Stream\n";
-constexpr std::size_t kTextBytes = 64 * 1024; ///< written at once
+constexpr std::size_t kTextBytes = 64 * 1024; ///< flush threshold
 constexpr unsigned kHandleBits = 48;
 constexpr std::uint64_t kHost = 0xffff;
 
-/// Forks between the first process that had a log and this one.
+/// Number of forks between the first process that had a log and this one.
 std::atomic<unsigned> forks{0};
 
 unsigned watch_forks() {
@@ -41,7 +41,7 @@ int this_thread(unsigned forks_now) {
   thread_local unsigned known_after = 0;
   thread_local int known = 0;
   if (known == 0 || known_after != forks_now) {
-    known = static_cast<int>(::syscall(SYS_gettid)); // a child's one thread has a number of its own
+    known = static_cast<int>(::syscall(SYS_gettid)); // a forked child's thread has a new id
     known_after = forks_now;
   }
   return known;
@@ -61,7 +61,7 @@ void append_digits(std::string& to, std::int64_t number, int width) {
   to.append(text, static_cast<std::size_t>(width));
 }
 
-/// The local time of day, whose minutes change seldom.
+/// Formats the local time of day. Caches hours and minutes, which change rarely.
 class TimeOfDay {
  public:
   void append(std::string& to, std::int64_t time_us) {
@@ -109,7 +109,7 @@ Stream stream_from_log(std::uint64_t logged) {
   return {static_cast<int>(device), reinterpret_cast<void*>(handle)};
 }
 
-/// Rows as text, to the file. Used by the log's thread alone.
+/// Formats rows and writes them to the file. Used by the writer thread only.
 class AllocationLog::Writer {
  public:
   Writer(int file, AllocationLogEnd& end) : file_(file), end_(end) {
@@ -141,7 +141,7 @@ class AllocationLog::Writer {
              : row.action == Action::kFree   ? ",free,"
                                              : ",allocate failure,";
     if (row.ptr == nullptr) {
-      text_ += "(nil),"; // as glibc prints it with %p
+      text_ += "(nil),"; // as glibc's %p
     } else {
       text_ += "0x";
       append_number(text_, reinterpret_cast<std::uintptr_t>(row.ptr), 16);
@@ -174,15 +174,15 @@ class AllocationLog::Writer {
     text_.clear();
   }
 
-  /// \param written of the text
+  /// \param written prefix of the text that was written
   void fail(int error, std::string_view written) {
     end_.error = std::strerror(error);
     const std::size_t whole = written.rfind('\n') == std::string_view::npos ? 0 : written.rfind('\n') + 1;
     if (::ftruncate(file_, whole_ + static_cast<off_t>(whole)) != 0) {
-      // No file of that kind, or worse: a reader finds the last row cut off.
+      // Not a regular file, or another error: a reader then finds an incomplete last row.
     }
     const auto lines = static_cast<std::uint64_t>(std::count(written.begin(), written.end(), '\n'));
-    const std::uint64_t rows = std::min(in_text_, whole_ == 0 && lines > 0 ? lines - 1 : lines); // but for the header
+    const std::uint64_t rows = std::min(in_text_, whole_ == 0 && lines > 0 ? lines - 1 : lines); // excluding the header
     end_.rows += rows;
     end_.lost += in_text_ - rows;
     in_text_ = 0;
@@ -194,7 +194,7 @@ class AllocationLog::Writer {
   TimeOfDay time_;
   std::string text_;
   std::uint64_t in_text_ = 0; ///< rows
-  off_t whole_ = 0; ///< bytes that are in the file
+  off_t whole_ = 0; ///< bytes in the file
 };
 
 AllocationLog::AllocationLog(std::string path) : path_(std::move(path)), forks_(watch_forks()) {
@@ -245,7 +245,7 @@ void AllocationLog::append(Action action, const void* ptr, std::size_t bytes, St
     return;
   }
   timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now); // under the mutex: rows are in time's order, too
+  ::clock_gettime(CLOCK_REALTIME, &now); // under the mutex, so that rows are in order of time
   shared_->filling.push_back({ptr, bytes, stream, now.tv_sec * 1'000'000 + now.tv_nsec / 1000, thread, action});
   if (shared_->filling.size() == kBlockRows / 2) {
     shared_->rows_came.notify_one();
@@ -270,11 +270,11 @@ void AllocationLog::write_blocks() noexcept {
       writer.write(block);
       block.clear();
     }
-  } catch (const std::exception& error) { // no memory for text
+  } catch (const std::exception& error) { // out of memory for the text
     std::unique_lock lock(shared_->mutex);
     end_.error = error.what();
     end_.lost += block.size();
-    while (true) { // nobody is to wait for room in vain
+    while (true) { // keep draining, so that no caller waits forever for space
       end_.lost += shared_->filling.size();
       shared_->filling.clear();
       shared_->room_came.notify_all();
@@ -289,7 +289,7 @@ void AllocationLog::write_blocks() noexcept {
 AllocationLogEnd AllocationLog::close() noexcept {
   if (forks.load(std::memory_order_relaxed) != forks_) {
     if (file_ >= 0) {
-      ::close(file_); // the file is the parent's to complete
+      ::close(file_); // the parent completes the file
       file_ = -1;
     }
     return {};

@@ -1,14 +1,13 @@
-// A log of allocations: CSV rows as RMM's logging_resource_adaptor writes them, so that either side reads the other's.
+// A log of allocations in the CSV format of RMM's logging_resource_adaptor. Either side can read the other's logs.
 //
 //   Thread,Time,Action,Pointer,Size,Stream
 //   4711,14:02:08.123456,allocate,0x7f0c3a000000,1048576,0
 //   4711,14:02:08.123460,free,0x7f0c3a000000,1048576,0
 //   4711,14:02:08.123471,allocate failure,(nil),68719476736,0
 //
-// Thread is the operating system's number, Time the local time of day, Size in bytes as asked for. Stream is the
-// runtime's handle, as RMM has it; where a log is of one device, that is all. Ours is of all homes, and a user's
-// address leaves the upper 16 bits of a handle free: they hold the device's index, or 0xffff for the host, which has no
-// stream.
+// Thread is the kernel's thread id, Time the local time of day, Size the requested bytes. Stream is the runtime's
+// handle, as in RMM's logs, which cover a single device. This log covers all homes, so the upper 16 bits, which
+// user-space addresses leave unused, hold the device index, or 0xffff for the host, which has no stream.
 #pragma once
 
 #include <condition_variable>
@@ -24,31 +23,30 @@
 
 namespace torch_uvm {
 
-/// A stream as the log has it.
+/// Encodes a stream for the log.
 std::uint64_t logged_stream(Stream stream);
-/// The reverse. \throws InvalidArgument for one that the log cannot have
+/// Decodes a stream. \throws InvalidArgument for a value that no stream encodes to
 Stream stream_from_log(std::uint64_t logged);
 
-/// What became of a log.
+/// Result of a log.
 struct AllocationLogEnd {
-  std::uint64_t rows = 0; ///< in the file
-  std::uint64_t lost = 0; ///< that could not be written
-  std::string error; ///< in words; empty: nothing went wrong
+  std::uint64_t rows = 0; ///< written to the file
+  std::uint64_t lost = 0; ///< not written
+  std::string error; ///< message; empty: no error
 };
 
-/// Thread-safe. Rows are in the file in the order of the calls that wrote them down. Those calls neither throw nor
-/// write: they leave a row in a block of memory, and a thread of the log's own writes blocks out, once they are half
-/// full or a second has gone by. There are two blocks; where the disk does not keep up the calls wait for it, since a
-/// log with holes cannot be replayed. An error while writing (a full disk) is kept for `close`; the file then ends
-/// with the last whole row, and what comes after is counted and left out.
+/// Thread-safe. Rows are in the file in the order of the calls. The calls neither throw nor write to the file: they
+/// append a row to a buffer, which a writer thread writes out once it is half full or after a second. There are two
+/// buffers. If the disk cannot keep up, the calls wait for it, because a log with gaps cannot be replayed. A write
+/// error (such as a full disk) is reported by `close`; the file then ends with the last complete row, and later rows
+/// are counted as lost.
 ///
-/// A forked child has the file and not the thread: there all calls do nothing.
+/// A forked child has the file but not the writer thread: all calls do nothing there.
 ///
-/// Its mutex is a leaf: nothing is called with it held.
+/// The mutex is a leaf: nothing is called with it held.
 class AllocationLog final : public AllocationObserver {
  public:
-  /// \throws InvalidArgument with the reason, if the file cannot be made; RuntimeFailure if there is no thread to be
-  /// had
+  /// \throws InvalidArgument with the reason if the file cannot be created; RuntimeFailure if no thread can be started
   explicit AllocationLog(std::string path);
   ~AllocationLog() override;
   AllocationLog(const AllocationLog&) = delete;
@@ -58,10 +56,10 @@ class AllocationLog final : public AllocationObserver {
   void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept override;
   void refused(std::size_t bytes, Stream stream) noexcept override;
 
-  /// Writes what is left. What comes after is not recorded.
+  /// Writes the remaining rows. Later calls are not recorded.
   AllocationLogEnd close() noexcept;
 
-  static constexpr std::size_t kBlockRows = std::size_t{1} << 15; ///< of each of two blocks, 1.5 MiB
+  static constexpr std::size_t kBlockRows = std::size_t{1} << 15; ///< rows of each of the two buffers, 1.5 MiB
 
  private:
   enum class Action : std::uint8_t { kAllocate, kFree, kFailure };
@@ -83,14 +81,14 @@ class AllocationLog final : public AllocationObserver {
   };
 
   void append(Action action, const void* ptr, std::size_t bytes, Stream stream) noexcept;
-  void write_blocks() noexcept; ///< what the thread does
+  void write_blocks() noexcept; ///< body of the writer thread
 
   const std::string path_;
-  const unsigned forks_; ///< that this process had been through when the log was made
+  const unsigned forks_; ///< fork count when the log was made
   int file_ = -1;
-  AllocationLogEnd end_; ///< the thread's until it is joined
-  /// Leaked in a forked child: the thread cannot be joined there, and a condition that was waited for when the process
-  /// was copied is waited for ever.
+  AllocationLogEnd end_; ///< owned by the writer thread until it is joined
+  /// Leaked in a forked child: the thread cannot be joined there, and a condition variable that had waiters at the fork
+  /// must not be destroyed, because that would wait forever.
   Shared* shared_ = nullptr;
 };
 

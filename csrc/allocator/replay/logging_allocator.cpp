@@ -30,7 +30,7 @@ Allocation LoggingAllocator::allocate(std::size_t bytes, Location home, Stream s
         const std::lock_guard lock(mutex_);
         streams_.insert_or_assign(allocation.ptr, stream);
       } catch (const std::bad_alloc&) {
-        // Its free is logged on the default stream: a log fails no allocation.
+        // Logging must not make an allocation fail. The free is then logged on the default stream.
       }
     }
     log_->allocated(allocation.ptr, bytes, stream);

@@ -1,4 +1,4 @@
-// Writes down what passes through it.
+// An adaptor that logs allocations.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace torch_uvm {
 
-/// A row for each allocation, free and request that raised; requests of no bytes leave none. A free's row is written
-/// before the upstream gets the memory back, and an allocation's after it gave it out, so that of two pieces at one
-/// address the first is freed before the second is allocated.
+/// Writes a row per allocation, free and failed request. Requests of 0 bytes are not logged. A free is logged before
+/// the upstream gets the memory, and an allocation after the upstream returned it; if two allocations share an address,
+/// the first is therefore logged as freed before the second is logged as allocated.
 class LoggingAllocator final : public Adaptor {
  public:
-  /// \param log several allocators may share one
-  /// \throws InvalidArgument where there is no upstream, or no log
+  /// \param log may be shared by several allocators
+  /// \throws InvalidArgument if upstream or log is null
   LoggingAllocator(std::shared_ptr<Allocator> upstream, std::shared_ptr<AllocationLog> log);
 
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
@@ -32,7 +32,7 @@ class LoggingAllocator final : public Adaptor {
  private:
   const std::shared_ptr<AllocationLog> log_;
   std::mutex mutex_; // leaf: nothing is called with it held
-  std::unordered_map<const void*, Stream> streams_; ///< of what callers have; the default stream's are left out
+  std::unordered_map<const void*, Stream> streams_; ///< streams of live allocations, except those of the default stream
 };
 
 } // namespace torch_uvm

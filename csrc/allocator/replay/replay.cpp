@@ -12,13 +12,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = ReplayEvent::Kind;
 
-constexpr std::size_t kPiece = std::size_t{1} << 15; ///< events between two words of progress
+constexpr std::size_t kPiece = std::size_t{1} << 15; ///< events between two progress reports
 
 bool is_row(const ReplayEvent& event) {
   return event.kind == Kind::kAllocate || event.kind == Kind::kFree;
 }
 
-/// The streams of a replay, and an event for each. Outlives the allocators that file blocks under them.
+/// The streams of a replay, and an event for each. Must outlive the allocators that file blocks under them.
 class Streams {
  public:
   Streams(const std::vector<Stream>& logged, ManagedRuntime& runtime) : runtime_(runtime) {
@@ -43,7 +43,7 @@ class Streams {
   Stream operator[](std::uint32_t number) const {
     return streams_[number];
   }
-  /// \return whether there is one to record
+  /// \return whether the stream has an event
   bool record(std::uint32_t number) const {
     if (events_[number]) {
       runtime_.record_event(events_[number], streams_[number]);
@@ -71,11 +71,11 @@ class Streams {
   std::vector<Event> events_;
 };
 
-/// One time through a log.
+/// One run through a log.
 class Pass {
   struct Held {
     Allocation allocation;
-    Allocator* owner = nullptr; ///< none: freed, or not allocated yet
+    Allocator* owner = nullptr; ///< null: freed, or not yet allocated
   };
 
  public:
@@ -94,7 +94,7 @@ class Pass {
   const ReplaySubject& subject() const {
     return subject_;
   }
-  /// Of the log, where do_next threw.
+  /// Index of the next event, or of the event that threw.
   std::size_t at() const {
     return at_;
   }
@@ -141,7 +141,7 @@ class Pass {
     }
   }
 
-  /// Time that was spent elsewhere between two calls of do_next.
+  /// Excludes time spent between two calls of do_next.
   void leave_out(Clock::duration elsewhere) {
     began_ += elsewhere;
   }
@@ -163,8 +163,8 @@ class Pass {
   const ReplaySubject subject_;
   std::vector<Held> held_;
   std::size_t at_ = 0;
-  bool inside_ = false; ///< of an iteration
-  Clock::time_point began_; ///< the iteration
+  bool inside_ = false; ///< inside an iteration
+  Clock::time_point began_; ///< start of the iteration
   Clock::duration last_iteration_{};
   std::int64_t recorded_ = 0;
 };
@@ -245,7 +245,7 @@ void ReplayLog::check(const ManagedRuntime& runtime) const {
                             std::to_string(runtime.device_count()) + " devices");
     }
   }
-  if (allocations > events.size()) { // or a number alone could take all memory
+  if (allocations > events.size()) { // a forged count alone could exhaust memory
     throw InvalidArgument(std::to_string(allocations) + " allocations in " + std::to_string(events.size()) + " events");
   }
   enum class State : std::uint8_t { kNone, kLive, kFreed };

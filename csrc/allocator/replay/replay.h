@@ -1,4 +1,4 @@
-// A log of allocations, done again on an allocator of one's choice: how long it takes, and what it costs in memory.
+// Replays a log of allocations on any allocator, to measure its time and memory use.
 #pragma once
 
 #include <cstddef>
@@ -15,86 +15,90 @@
 
 namespace torch_uvm {
 
-/// One row of a log, with pointers replaced by numbers.
+/// A row of a log, with pointers replaced by allocation numbers.
 struct ReplayEvent {
   enum class Kind : std::uint8_t {
     kAllocate,
     kFree,
-    kIterationBegins, ///< no row: where the loop that was logged comes round
+    kIterationBegins, ///< not a row: start of an iteration of the logged loop
     kIterationEnds,
   };
   Kind kind = Kind::kAllocate;
-  std::uint32_t stream = 0; ///< among the log's
-  std::uint32_t allocation = 0; ///< its number, from 0 in the order of the log; freed once at most
+  std::uint32_t stream = 0; ///< index into ReplayLog::streams
+  std::uint32_t allocation = 0; ///< allocation number, from 0 in log order; freed at most once
   std::size_t bytes = 0;
 };
 
 struct ReplayLog {
-  std::vector<Stream> streams; ///< as they were logged: which ones are the same, and whose they are, is all that counts
+  /// As logged; what counts is which are equal, their device, and whether they are default streams.
+  std::vector<Stream> streams;
   std::vector<ReplayEvent> events;
   std::uint32_t allocations = 0;
 
-  /// \throws InvalidArgument for numbers that do not fit, what is freed before it is allocated, or twice, iterations
-  ///         that do not alternate, and streams of devices that the runtime does not have
+  /// \throws InvalidArgument for numbers out of range, a free before its allocation, a double free, iterations that do
+  ///         not alternate, and streams of devices that the runtime does not have
   void check(const ManagedRuntime& runtime) const;
-  std::size_t rows() const; ///< events that are rows
+  std::size_t rows() const; ///< events except iteration boundaries
   std::size_t rows_of_last_iteration() const;
-  Location busiest_home() const; ///< of the most bytes allocated; the host where there are none
+  Location busiest_home() const; ///< the home with the most allocated bytes; the host if there are no allocations
 };
 
-/// What a log is replayed on.
+/// The allocators of a replay.
 struct ReplaySubject {
-  std::shared_ptr<Allocator> runtime; ///< below all: what it has given out is what is reserved
-  std::vector<std::shared_ptr<Allocator>> layers; ///< between, each of which counts its own events
-  std::shared_ptr<Allocator> allocator; ///< above all
-  /// What serves requests outside of iterations, and those for other homes than the options'; none: `allocator` does.
+  std::shared_ptr<Allocator> runtime; ///< the lowest upstream: its allocated bytes are the reserved bytes
+  std::vector<std::shared_ptr<Allocator>> layers; ///< intermediate allocators, each with its own event count
+  std::shared_ptr<Allocator> allocator; ///< the allocator under test
+  /// Serves requests outside iterations, and those for homes other than `home`. Null: `allocator` serves them.
   std::shared_ptr<Allocator> outside;
-  Location home; ///< the options'
-  std::function<void()> begin_iteration, end_iteration; ///< none: iterations are nothing to it
-  std::function<std::map<std::string, double>()> details; ///< of its own, at the end of the log; none: it has none
-  bool event_per_free = false; ///< an event is recorded at each free, and nothing made of it
+  Location home; ///< from the options
+  std::function<void()> begin_iteration, end_iteration; ///< null: iterations are ignored
+  /// Allocator-specific figures at the end of the log; null: none.
+  std::function<std::map<std::string, double>()> details;
+  bool event_per_free = false; ///< record an unused event at each free, as a baseline
 };
 
 struct ReplayOptions {
-  Location home; ///< that pools and arenas are for
-  std::size_t ceiling = 0; ///< bytes of managed memory that a replay may have at once; the runtime's limit comes first
-  std::size_t initial = 0; ///< bytes that a pool and an arena begin with
+  Location home; ///< home of pools and arenas
+  std::size_t ceiling = 0; ///< maximum managed bytes at any time; the runtime's limit applies first
+  std::size_t initial = 0; ///< initial bytes of a pool or arena
   AllocatorOptions cache;
 };
 
-/// The names that make_subject takes, as in `python -m torch_uvm replay --allocator`.
+/// The names accepted by make_subject, as in `python -m torch_uvm replay --allocator`.
 std::vector<std::string> replay_allocators();
-/// \throws InvalidArgument for a name that there is not; what the allocator's making throws
+/// \throws InvalidArgument for an unknown name; what the allocator's constructor throws
 ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options);
 
-/// What a replay has seen. Bytes as asked for are live; bytes taken from the runtime are reserved.
+/// Measurements of a replay. Live bytes are the requested bytes of live allocations. Reserved bytes are taken from the
+/// runtime.
 struct ReplayResult {
   std::string description; ///< of the allocator
-  std::vector<double> seconds; ///< in the allocator, of each repetition
-  std::vector<double> last_iteration_seconds; ///< of these, those of the last iteration and its end; 0 for none
+  std::vector<double> seconds; ///< time in the allocator, per repetition
+  /// Of these, time in the last iteration including its end; 0 if there is none.
+  std::vector<double> last_iteration_seconds;
   std::size_t last_iteration_calls = 0;
-  std::size_t calls = 0; ///< of allocate and free
+  std::size_t calls = 0; ///< number of calls of allocate and free
   std::size_t peak_live = 0;
   std::size_t peak_reserved = 0;
-  double mean_live = 0; ///< over the rows
+  double mean_live = 0; ///< averaged over the rows
   double mean_reserved = 0;
-  std::int64_t runtime_allocations = 0; ///< by the end of the log
+  std::int64_t runtime_allocations = 0; ///< at the end of the log
   std::int64_t runtime_frees = 0;
   std::int64_t events_recorded = 0;
-  std::map<std::string, double> details; ///< the subject's
+  std::map<std::string, double> details; ///< from ReplaySubject::details
   std::vector<std::size_t> live, reserved; ///< after each row
-  std::string failure; ///< what the allocator said when it gave up; empty: it did not
-  std::size_t failed_at = 0; ///< row, from 0
+  std::string failure; ///< the allocator's OutOfMemory message; empty: no failure
+  std::size_t failed_at = 0; ///< index of the failed row
 };
 
-/// Told now and then of events done, of all that there are; what it throws ends the replay.
+/// Called periodically with the number of completed events and the total. An exception ends the replay.
 using ReplayProgress = std::function<void(std::size_t done, std::size_t of)>;
 
-/// Replays a log in its order, on this thread: once to see what is live and reserved after each row, then `repeat`
-/// times on the clock, each time on a fresh allocator. What the log never frees is freed afterwards, off the clock.
-/// Streams are the runtime's default ones where the log's are, and new ones for the rest. An allocator that raises has
-/// failed, which the result says; no other error is caught.
-/// \throws InvalidArgument as ReplayLog::check; RuntimeFailure; what progress throws. All memory is given back
+/// Replays a log in order on the calling thread: once untimed to sample live and reserved bytes after each row, then
+/// `repeat` times timed, each on a fresh allocator. Allocations that the log never frees are freed at the end, untimed.
+/// Default streams of the log stay default streams; others are replaced by new streams. If the allocator throws
+/// OutOfMemory, the replay ends and the result describes the failure. Other exceptions propagate.
+/// \throws InvalidArgument as ReplayLog::check; RuntimeFailure; what progress throws. All memory is freed
 ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::function<ReplaySubject()>& make,
                     int repeat, const ReplayProgress& progress);
 

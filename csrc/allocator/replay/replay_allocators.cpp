@@ -1,4 +1,4 @@
-// The allocators that a log is replayed on, by name.
+// The allocators available for a replay, by name.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -15,7 +15,7 @@
 namespace torch_uvm {
 namespace {
 
-/// With the allocator that everything is taken from already in its place.
+/// Fills in a subject whose `runtime` is set. The second argument is the upstream to use.
 using Make = void (*)(ReplaySubject&, std::shared_ptr<Allocator>, ManagedRuntime&, const ReplayOptions&);
 
 void make_none(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime&, const ReplayOptions&) {
@@ -39,8 +39,8 @@ void make_pool(ReplaySubject& subject, std::shared_ptr<Allocator> below, Managed
   subject.allocator = std::make_shared<PoolAllocator>(runtime, std::move(below), pool);
 }
 
-/// What iterations allocate comes from an arena, which is reset at their end; the rest from the cache that it stands
-/// on.
+/// Iterations allocate from an arena, which is reset at their end. Everything else comes from the caching allocator,
+/// which is also the arena's upstream.
 void make_arena(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
                 const ReplayOptions& options) {
   subject.outside = std::make_shared<CachingAllocator>(runtime, std::move(below), options.cache);
@@ -60,7 +60,7 @@ void make_arena(ReplaySubject& subject, std::shared_ptr<Allocator> below, Manage
   subject.allocator = arena;
 }
 
-/// What iterations allocate goes by plan, once one is made; what misses it, and the rest, comes from the cache below.
+/// Iterations allocate by plan once one is made. Misses and everything else come from the caching allocator below.
 void make_plan(ReplaySubject& subject, std::shared_ptr<Allocator> below, ManagedRuntime& runtime,
                const ReplayOptions& options) {
   subject.outside = std::make_shared<CachingAllocator>(runtime, std::move(below), options.cache);

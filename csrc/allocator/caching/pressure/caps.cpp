@@ -1,4 +1,4 @@
-// What bounds the segments of a device: the engine's budget. Its bytes are claimed before the source is asked.
+// Caps on a device's segments (the engine's budget). Bytes are claimed from the budget before the source is called.
 #include <algorithm>
 #include <vector>
 
@@ -131,7 +131,7 @@ bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::
   if (free < excess || (!request.may_wait && !streams_are_idle(device))) {
     return false;
   }
-  // The smallest that is enough alone, else the largest and on.
+  // Release the smallest segment that is large enough alone; if there is none, release from the largest down.
   std::ranges::sort(unused, {}, [](const auto& segment) { return segment->second.bytes; });
   const auto alone =
       std::ranges::lower_bound(unused, excess, {}, [](const auto& segment) { return segment->second.bytes; });
@@ -225,7 +225,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   const WalkAfterwards walk(state);
   state.check_not_forked();
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
-    return nullptr; // devices that exclude the host are always waited for
+    return nullptr; // allocate always waits for devices that exclude the host
   }
   Request request(bytes, state.bytes_for(bytes, home), home, stream);
   request.may_wait = false;

@@ -1,4 +1,4 @@
-// Which blocks to give up, so that a request finds room in one piece.
+// Which blocks to evict so that a request finds contiguous memory.
 #include <algorithm>
 #include <limits>
 #include <tuple>
@@ -12,11 +12,11 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// What giving up some blocks costs, in the order in which it matters.
+/// Cost of evicting a set of blocks. Fields are compared in this order.
 struct Price {
   double cost = 0;
-  std::size_t allocated = 0; ///< bytes that somebody would lose
-  std::size_t pending = 0; ///< bytes that the host would wait for
+  std::size_t allocated = 0; ///< bytes of allocated blocks, which their owners would lose
+  std::size_t pending = 0; ///< bytes of pending blocks, which the host would wait for
   std::size_t bytes = 0;
 
   friend bool operator<(const Price& left, const Price& right) {
@@ -28,7 +28,7 @@ struct Price {
   }
   void take_away(const Price& other) {
     allocated -= other.allocated, pending -= other.pending, bytes -= other.bytes;
-    cost = allocated == 0 ? 0 : cost - other.cost; // no rounding error is left behind
+    cost = allocated == 0 ? 0 : cost - other.cost; // resets rounding errors
   }
 };
 
@@ -49,14 +49,14 @@ Price price_of(const Block& block, const Cost& cost) {
   return {price < kNever ? std::max(price, 0.0) : kNever, block.bytes, 0, block.bytes};
 }
 
-/// Blocks first to last of one segment, both included.
+/// Contiguous blocks of one segment, first and last included.
 struct Window {
   const Block* first = nullptr;
   const Block* last = nullptr;
   Price price;
 };
 
-/// A segment all of whose blocks may be given up.
+/// A segment all of whose blocks may be evicted.
 struct Candidate {
   const Segment* segment = nullptr;
   Price price;
@@ -84,13 +84,13 @@ void check_bytes_of_run(std::size_t bytes) {
   }
 }
 
-/// Walks a segment once: the cheapest window of at least `bytes` in it, if that is better than `best`.
-/// \return the price of all its blocks
+/// Updates `best` with the cheapest window of at least `bytes` in a segment.
+/// \return the price of all blocks of the segment
 Price walk(const Segment& segment, std::size_t bytes, const Cost& cost, std::optional<Window>& best) {
   Price all;
   Window window;
-  std::vector<Price> prices; // of the blocks of the window, and of those that it has left behind
-  std::size_t first = 0; // the window's first among them
+  std::vector<Price> prices; // of the blocks in the window, preceded by those it has moved past
+  std::size_t first = 0; // index of the window's first block in `prices`
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
     const Price price = price_of(*block, cost);
     all.add(price);
@@ -117,8 +117,9 @@ Price walk(const Segment& segment, std::size_t bytes, const Cost& cost, std::opt
   return all;
 }
 
-/// Segments that together have at least `bytes`, at twice the least cost at most: in order of what a byte costs, each
-/// the last of a set that it completes, or a part of the sets to come if it is not enough.
+/// A set of segments that together have at least `bytes`, at no more than twice the minimum cost. Greedy by cost per
+/// byte: a segment that does not complete the partial set is added to it; a segment that completes it yields a
+/// candidate set, and the cheapest candidate wins.
 std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::size_t bytes) {
   std::ranges::sort(candidates, [](const Candidate& left, const Candidate& right) {
     return std::tuple(left.density(), left.price.allocated, left.price.pending) <
@@ -140,7 +141,7 @@ std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::si
       best.push_back(candidate);
     }
   }
-  // The dearest that the others can do without.
+  // Drop segments that the others make unnecessary, the most expensive first.
   std::size_t total = 0;
   for (const Candidate& candidate : best) {
     total += candidate.segment->bytes;
@@ -175,7 +176,8 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
       candidates.push_back({&segment, all});
     }
   }
-  // A new segment: within the cap, or where the source has refused, in place of others of its size.
+  // Bytes to free for a new segment: the excess over the cap; if the source has refused, the size of the segment
+  // itself.
   const DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
@@ -222,7 +224,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::lowest_run(std::size_
   const Location home = Location::device(device);
   const std::size_t needed = state.bytes_for(bytes, home);
   for (const auto& [address, segment] : state.heap.segments()) {
-    const Block* first = nullptr; // of the neighbours looked at, none of which has to stay
+    const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
     for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {

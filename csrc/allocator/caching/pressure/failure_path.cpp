@@ -1,5 +1,5 @@
-// What is done before OutOfMemory is raised, in order of what it costs: wait for pending frees, give back
-// cached segments, merge free neighbours of other streams and homes, ask the door, try it all again.
+// What is tried before OutOfMemory is raised, cheapest first: wait for pending frees, release cached segments, merge
+// free neighbours of other streams and homes, call the memory-pressure callback, and retry everything.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -18,7 +18,8 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       return block;
     }
   }
-  // What a cap refuses comes from the door before the host waits for it: that is an order of streams and a copy.
+  // If a cap refused, the memory-pressure callback comes before any wait of the host: it costs only a stream dependency
+  // and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
                                                             : retry(request, lock, refusal)) {
     return block;
@@ -27,11 +28,11 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     return block;
   }
   if (cap_of(request.home)) {
-    if (Block* const block = retry(request, lock, refusal)) { // waits, this time
+    if (Block* const block = retry(request, lock, refusal)) { // this time with waiting
       return block;
     }
     if (!refusal && may_exceed_cap(request, lock)) {
-      give_back(request.home); // what is idle is not reserved besides
+      give_back(request.home); // so that unused segments do not add to the excess
       if (Block* const block =
               from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;
@@ -49,7 +50,8 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
 
 Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock& lock,
                                                     std::optional<OutOfMemory>& refusal) {
-  // What it frees another thread may take first; but a door that always says yes must not keep us for ever.
+  // Another thread may take the memory that the callback frees, so retry; but a callback that always returns true must
+  // not loop forever.
   constexpr int kRounds = 16;
   for (int round = 0; round < kRounds; ++round) {
     RoomMaker* const door = room_maker;
@@ -57,7 +59,7 @@ Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock
       return nullptr;
     }
     {
-      const Unlocked unlocked(lock); // it will free blocks, of this allocator too
+      const Unlocked unlocked(lock); // the callback frees blocks, also of this allocator
       if (!door->make_room(request.bytes, request.home, request.stream)) {
         return nullptr;
       }
@@ -76,7 +78,7 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
     }
     if (!refusal) {
       if (pending_first == nullptr) {
-        return nullptr; // other homes' caches are none of its business
+        return nullptr; // releasing other homes' caches would not help under this cap
       }
       wait_for_pending();
       return within_cap(request, lock, refusal);
@@ -86,7 +88,7 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
   if (Block* const block = from_cache(request, lock)) {
     return block;
   }
-  // Managed memory of all homes is under one limit and backed by one host; a device's own memory is not.
+  // All homes' managed memory shares one limit and one host as backing store. Plain device memory does not.
   give_back(managed ? std::nullopt : std::optional(request.home));
   if (Block* const block = from_fresh_segment(request, lock, refusal)) {
     return block;
@@ -95,11 +97,11 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
 }
 
 Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
-  // Under a cap: what other homes' segments hold would come on top of it.
+  // Under a cap, use this home's segments only: memory from other homes' segments would come on top of it.
   const bool any_home = managed && !cap_of(request.home);
   const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
-  // Most small blocks are never moved out of the way of larger ones: where there is no room for segments of their own,
-  // they lie together, so that larger ones find neighbours elsewhere.
+  // Most small blocks are never relocated to make room for larger ones. If there is no room for small segments, place
+  // small blocks together at the lowest address, so that larger requests find contiguous memory elsewhere.
   const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
   const auto run = together ? heap.first_run(request.bytes, segment_home) : heap.best_run(request.bytes, segment_home);
   if (!run) {
@@ -114,7 +116,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
     }
   }
   Lane& lane = heap.lane(request.home, request.stream);
-  // Ordered before anything is merged, and with the lock held where the host waits: the run must stay.
+  // Order the streams before merging anything. Keep the lock while the host waits, because the run must not change.
   for (const Block* block = run->first;; block = block->after) {
     const Stream earlier = block->lane->stream;
     if (!earlier.is_host() && earlier != request.stream) {
@@ -124,7 +126,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
           runtime.synchronize_stream(earlier);
         }
       } else {
-        order_after(*block, request, lock); // waits on no host: the lock is kept
+        order_after(*block, request, lock); // never blocks the host, so the lock is kept
       }
     }
     if (block == run->last) {
@@ -156,7 +158,7 @@ Heap::Segments::iterator CachingManagedAllocator::State::give_back(Heap::Segment
     budgets[static_cast<std::size_t>(home.index)].refused = false;
   }
   const auto next = heap.remove_segment(segment);
-  source->free(ptr); // waits for what its streams have still queued
+  source->free(ptr); // waits for work still queued on the segment's streams
   return next;
 }
 
@@ -202,11 +204,11 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
            (limit ? format_bytes(*limit) : "none");
   try {
     const std::size_t available = runtime.host_memory_available();
-    if (available != std::numeric_limits<std::size_t>::max()) { // which means that the system does not say
+    if (available != std::numeric_limits<std::size_t>::max()) { // max() means that the system does not report it
       table += "; the host has " + format_bytes(available) + " available";
     }
   } catch (const RuntimeFailure&) {
-    // The table explains a failure; it must not become another one.
+    // The table explains a failure and must not cause another one.
   }
   return table;
 }

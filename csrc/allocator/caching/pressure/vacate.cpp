@@ -1,4 +1,4 @@
-// New places for blocks that are in the way of a large request.
+// Relocation of blocks that are in the way of a large request: vacate reserves, leave commits, stay rolls back.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -14,21 +14,22 @@ using Cost = std::function<double(void*, std::size_t)>;
 using Consent = std::function<bool(void*)>;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr std::size_t kMostTried = 256; // windows whose blocks did not find places: the others are dearer still
+constexpr std::size_t kMostTried = 256; // windows to try; the remaining ones cost even more
 
-/// Neighbours, first to last, that together have the bytes.
+/// Contiguous blocks, first to last, that together hold the request.
 struct Window {
   Block* first = nullptr;
   Block* last = nullptr;
   double cost = 0;
-  std::size_t allocated = 0; ///< bytes that have to find a place
+  std::size_t allocated = 0; ///< bytes that need a destination
   std::size_t free = 0;
 };
 
-/// The windows of a segment that are as short as can be.
+/// Appends the minimal windows of a segment: they have an allocated block, and are too small without their first or
+/// last block.
 void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<Window>& windows) {
   Window window;
-  std::vector<double> costs; // of the blocks from the window's first on
+  std::vector<double> costs; // of the window's blocks, from index `front` on
   std::size_t front = 0;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
@@ -52,7 +53,8 @@ void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, st
       (window.first->state == BlockState::kFree ? window.free : window.allocated) -= window.first->bytes;
       window.first = window.first->after;
     }
-    const std::size_t all = window.allocated + window.free; // where they do without the last, there was one without
+    // If the window suffices without its last block, a shorter one was found before.
+    const std::size_t all = window.allocated + window.free;
     if (all >= bytes && all - window.last->bytes < bytes && window.allocated > 0) {
       windows.push_back(window);
     }
@@ -61,7 +63,7 @@ void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, st
 
 } // namespace
 
-/// All or nothing: blocks reserved outside of a window for those in it.
+/// Reserves destinations outside a window for all of its blocks, or for none.
 class CachingManagedAllocator::State::Places {
  public:
   Places(State& state, int device, Stream stream) : state_(state), home_(Location::device(device)), stream_(stream) {}
@@ -71,7 +73,7 @@ class CachingManagedAllocator::State::Places {
   Places(const Places&) = delete;
   Places& operator=(const Places&) = delete;
 
-  /// \return false: not all have found one, or an owner refuses, and nothing has changed
+  /// \return false if not all blocks have a destination, or an owner refuses. Nothing has changed then
   bool find(const Window& window, std::size_t bytes, const Consent& claim, Lock& lock) {
     std::vector<Block*> leaving;
     std::size_t passed = 0;
@@ -81,7 +83,8 @@ class CachingManagedAllocator::State::Places {
         leaving.push_back(block);
         passed += block->bytes;
       } else {
-        // Not a place for what leaves; but what the window does not need of its last block may be one.
+        // Free blocks of the window are not destinations, except for the part of the last one that the window does not
+        // need.
         const std::size_t hidden = next == nullptr ? std::min(block->bytes, bytes - passed) : block->bytes;
         hidden_.reserve(hidden_.size() + 1);
         hidden_.push_back(state_.heap.carve(block, hidden));
@@ -97,7 +100,7 @@ class CachingManagedAllocator::State::Places {
     for (Block* const from : leaving) {
       Request request(from->requested, state_.bytes_for(from->requested, home_), home_, stream_);
       request.may_wait = false;
-      request.aligned = false; // give_back could not restore what an alignment has split
+      request.aligned = false; // give_back could not undo the split that an alignment needs
       Block* const free = place(request);
       if (free == nullptr) {
         give_back();
@@ -106,7 +109,7 @@ class CachingManagedAllocator::State::Places {
       Block* const to = state_.carve(free, request);
       found_.push_back({from->tag, from, to, from->lane->stream, false});
       if (to->lane->stream != stream_) {
-        state_.order_after(*to, request, lock); // a stream's: waits on no host, and keeps the lock
+        state_.order_after(*to, request, lock); // `stream_` is not the host's, so this keeps the lock
       }
     }
     if (!std::ranges::all_of(found_, [&](const Move& move) { return claim(move.tag); })) {
@@ -116,7 +119,7 @@ class CachingManagedAllocator::State::Places {
     return true;
   }
 
-  /// The blocks have moved, as far as the books go; what they leave is reserved.
+  /// Records in the statistics that the blocks have moved. The old blocks stay reserved.
   std::vector<Move> take() {
     Lane& lane = state_.heap.lane(home_, stream_);
     for (Move& move : found_) {
@@ -145,7 +148,7 @@ class CachingManagedAllocator::State::Places {
     return state_.heap.best_of_home(home_, &own, [&](const Lane& lane) { return state_.best_fit(request, lane); });
   }
 
-  /// In the reverse order, so that every free block is again the one that it was: windows point at them.
+  /// Releases in reverse order, so that every free block is restored exactly: windows point at the free blocks.
   void give_back() noexcept {
     for (; !found_.empty(); found_.pop_back()) {
       state_.heap.release(found_.back().to);
@@ -205,7 +208,8 @@ void CachingManagedAllocator::stay(const Move& move) noexcept {
   state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
   if (move.recorded) {
-    move.to->uses.push_back({move.to->lane->stream, nullptr}); // where there has been room for it before
+    // No reallocation: an entry was erased from this vector before.
+    move.to->uses.push_back({move.to->lane->stream, nullptr});
   }
   move.from->uses.swap(move.to->uses);
   move.from->tag = move.tag;
