@@ -23,8 +23,8 @@ constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
 constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
 constexpr std::size_t kRiseShare = 64; ///< a rise of up to 1/64 of the allocated bytes still counts as quiet
 
-/// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used only if
-/// running kernels are not counted (StorageDoor). An operator that is certainly outermost counts `kSurely`, others 1.
+/// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
+/// running kernels are not counted (StorageDoor). An operator that is certainly outermost adds `kSurely`, others 1.
 constexpr unsigned kSettled = 512;
 constexpr unsigned kSurely = 128;
 
