@@ -25,7 +25,7 @@ void Origins::stop() noexcept {
     std::this_thread::yield();
   }
   const std::lock_guard lock(mutex_);
-  unrecorded_.clear(); // blocks are made anew from now on without a word
+  unrecorded_.clear(); // frees and reuse of blocks are not reported from now on
 }
 
 OriginFigures& Origins::row(Origin origin, std::size_t bytes) {
@@ -42,7 +42,7 @@ OriginFigures& Origins::row(Origin origin, std::size_t bytes) {
 
 void Origins::made(const void* block, std::size_t bytes) noexcept {
   ++probing_;
-  const Probe probe = probe_.load(); // after the count: who takes it away waits for this call
+  const Probe probe = probe_.load(); // load after the increment: `stop` then waits for this call
   if (probe != nullptr) {
     const Origin origin = probe();
     try {
