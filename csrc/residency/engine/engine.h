@@ -4,10 +4,11 @@
 // - The engine is called before and after each outermost operator and carries out the policy's schedule: it prefetches
 //   storages before their use and writes them back after it. Operands that the schedule missed are fetched on demand.
 // - A device's budget is a cap on the allocator's segments. When an allocation does not fit under the cap, the
-//   allocator calls back (RoomMaker) and the engine evicts adjacent device copies at the least cost (room.cpp).
+//   allocator calls back (RoomMaker) and the engine evicts the cheapest device copies that free a contiguous range
+//   (room.cpp).
 // - Copies are asynchronous, on the engine's own streams, and ordered by events with the streams that use the storage.
-//   The host blocks only before a pointer escapes PyTorch (`settle`), when a graph is captured (`captured`), when a
-//   budget is lifted, and when a device that was idle becomes quiescent (sleep.cpp).
+//   The host waits for them only before a pointer escapes PyTorch (`settle`), in a graph capture (`captured`), when a
+//   budget is set or lifted, and after a failure of the runtime.
 // - A storage's pointer changes only between operators. The operands and results of a running operator do not move.
 //
 // Lock order: the engine's mutex, then an allocator's, then the runtime's. The mutex is released before the engine
@@ -269,7 +270,7 @@ class Engine final : public RoomMaker {
 
   struct Device {
     std::optional<std::size_t> budget;
-    std::size_t cap = 0; ///< the budget without staging, in whole segments where that costs little (cap_within)
+    std::size_t cap = 0; ///< limit on reserved segments: the budget without staging, rounded (cap_within)
     bool hard = false;
     bool asleep = false; ///< idle: operators are not watched
     bool settled = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted

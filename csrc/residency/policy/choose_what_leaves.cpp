@@ -147,7 +147,7 @@ class Belady {
       const Event& it = lap_.events[event];
       State& state = parts_[it.part];
       if (lap_.parts[it.part].held || (!it.birth && !state.alive)) {
-        continue; // used in iteration 0 before its creation
+        continue; // iteration 0 has no temporaries of an iteration before it
       }
       state.used_at = now;
       if (it.birth) {

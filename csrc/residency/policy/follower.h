@@ -95,7 +95,7 @@ class Follower {
   unsigned strayed_ = 0; ///< number of mismatches since the latest match
   std::uint64_t in_a_row_ = 0;
   std::uint64_t plans_made_ = 0;
-  std::uint64_t window_[3] = {}; ///< hashes of the latest operators
+  std::uint64_t window_[3] = {}; ///< hashes of the latest three operators
 };
 
 } // namespace torch_uvm::planning

@@ -39,7 +39,7 @@ struct LoggedOperator {
 /// An operand to log; each storage occurs once.
 struct Operand {
   LoggedAccess access;
-  std::uint64_t last_use = 0; ///< before this operator; 0: none
+  std::uint64_t last_use = 0; ///< number of the operator that used it before this one; 0: none
 };
 
 /// Holds at most two iterations of the longest step that can be recognised. An operator takes constant time.
@@ -50,7 +50,7 @@ struct Operand {
 /// parameters.
 class OperatorLog {
  public:
-  static constexpr std::uint64_t kLongestStep = 1 << 17; ///< operators
+  static constexpr std::uint64_t kLongestStep = 1 << 17; ///< in operators
   static constexpr std::uint64_t kMostAccesses = 1 << 21;
 
   OperatorLog();

@@ -52,8 +52,8 @@ void Policy::State::advise() {
   decision.room = known.plan.room[position];
 }
 
-/// Retires what the schedule has on the host at this position. Many of these storages have their scheduled eviction
-/// after an earlier operator, and those that the step does not use have none at all.
+/// Retires the storages that the schedule has on the host at this position. Their scheduled evictions are after earlier
+/// operators, so `advise` would not retire them in this iteration.
 void Policy::State::install(KnownPlan& known) {
   const Lap& lap = known.plan.lap;
   const std::uint32_t position = follower.position();

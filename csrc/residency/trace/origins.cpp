@@ -6,7 +6,7 @@
 namespace torch_uvm {
 
 Origins& Origins::get() {
-  static auto* const origins = new Origins(); // leaked
+  static auto* const origins = new Origins(); // leaked on purpose
   return *origins;
 }
 
@@ -52,7 +52,7 @@ void Origins::made(const void* block, std::size_t bytes) noexcept {
       ++figures.made;
       figures.most_alive = std::max(figures.most_alive, ++figures.alive);
     } catch (...) {
-      // No memory to count it.
+      // No host memory: not counted.
     }
   }
   --probing_;
@@ -98,7 +98,7 @@ void Origins::moved(TransferKind kind, Origin origin, std::size_t bytes) noexcep
     ++figures.moves[static_cast<std::size_t>(kind)];
     figures.moved_bytes[static_cast<std::size_t>(kind)] += static_cast<std::int64_t>(bytes);
   } catch (...) {
-    // No memory to count it.
+    // No host memory: not counted.
   }
 }
 
