@@ -1,4 +1,4 @@
-// How a device comes within its budget, and what it may not do without.
+// Sets budgets and staging, enforces them, and decides when a budget may be exceeded.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -10,27 +10,27 @@
 namespace torch_uvm {
 namespace {
 
-/// Of a budget, what plans leave free: blocks do not tile it without a gap.
+/// Schedules leave 1/64 of the cap free for fragmentation.
 constexpr std::size_t kReserveShare = 64;
 
-/// Operators between the first two tries to come back within a soft budget; then twice as many each time.
+/// Number of operators between the first two attempts to return to an exceeded budget. It doubles after each attempt.
 constexpr std::uint64_t kFirstShrinkPause = 512;
 
-/// How long a budget that is lifted waits for operators that use storages on the host.
+/// How long lifting a budget waits for operators that use storages on the host.
 constexpr std::chrono::seconds kLongestWait{30};
 
-constexpr int kMostUrgent = -1; ///< the engine's streams, where the runtime knows priorities
+constexpr int kMostUrgent = -1; ///< priority of the engine's streams
 
-// Staging: on an H200 two slots of 8 to 32 MiB for each direction hide 90 to 97 % of the copies behind kernels, of 4
-// MiB 40 to 80 % (benchmarks/copy_overlap.py).
-constexpr std::size_t kSlotShare = 256; ///< of a budget, one of four slots
+// Staging slots. On an H200, two slots per direction of 8 to 32 MiB hide 90 to 97 % of the copies behind kernels; slots
+// of 4 MiB hide 40 to 80 % (benchmarks/copy_overlap.py).
+constexpr std::size_t kSlotShare = 256; ///< each of the four slots gets 1/256 of the budget
 constexpr std::size_t kLargestSlot = 16 * MiB;
 constexpr std::size_t kSlotGranularity = 64 * KiB;
-constexpr std::size_t kSmallestSlot = 1 * MiB; ///< where less would be there copies are direct
-constexpr std::size_t kMostStagedShare = 8; ///< of a budget, all slots, however large they are asked to be
+constexpr std::size_t kSmallestSlot = 1 * MiB; ///< below this there is no staging
+constexpr std::size_t kMostStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
 
-/// Of a budget, what the driver may take beyond it where that is how it takes memory, and what may be left unused so
-/// that it does not.
+// The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
+// driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget.
 constexpr std::size_t kBeyondShare = 32;
 constexpr std::size_t kUnusedShare = 16;
 
@@ -125,14 +125,14 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
   changed.budget = bytes;
   changed.hard = hard;
   changed.asleep = bytes && !hard && !watched;
-  note_awake(); // before unseen operators are counted: one that comes later is seen, or sees this
+  note_awake(); // before unwatched operators are counted, so that an operator is either counted or watched
   changed.settled = !bytes || (watched ? changed.settled : allocated_bytes(device) == 0);
   if (bytes) {
     shrink(device);
   }
   changed.asleep = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = Quiet{};
-  take_allocated_peak(device); // what there was before does not count
+  take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
   if (!changed.settled && !changed.asleep && !may_run_unseen(changed)) {
@@ -165,7 +165,7 @@ void Engine::bring_back(int device, Lock& lock) {
       }
       if (!bring_to_device(*record, fetches)) {
         if (is_fixed(*record)) {
-          continue; // it is being freed
+          continue; // it is being destroyed
         }
         throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
                           "no room on " + to_string(Location::device(device)) + " to bring back " +
@@ -188,7 +188,7 @@ void Engine::bring_back(int device, Lock& lock) {
   }
   for (const auto& [id, record] : records_) {
     if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
-      drop_host_copy(*record); // writes to the device copy will not be seen
+      drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
     }
   }
 }
@@ -211,7 +211,7 @@ bool Engine::is_brought_back(int device, Lock& lock) {
     bring_back(device, lock);
     return true;
   } catch (...) {
-    return false; // it does not lie so that it fits, or the runtime fails: then it is fetched when it is used
+    return false; // fragmentation, or the runtime failed: storages are fetched on their next use
   }
 }
 
@@ -239,7 +239,7 @@ std::optional<std::size_t> Engine::budget(int device) const {
 void Engine::set_host_limit(std::optional<std::size_t> bytes) {
   host_source_->set_limit(bytes);
   if (bytes && host_source_->bytes() > *bytes) {
-    host_memory_->empty_cache(); // the cache would serve requests without asking the source, and so the limit
+    host_memory_->empty_cache(); // cached memory would be reused without checking the limit
   }
 }
 
@@ -253,13 +253,13 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
     return true;
   }
   if (!device.settled || !device.hard) {
-    device.exceeded = device.hard; // nothing can be given up yet; a soft budget is kept again later (keep_again)
+    device.exceeded = device.hard; // nothing can be evicted yet; keep_again restores a soft budget later
     ++statistics_.over_budget;
     return true;
   }
-  std::size_t used = 0; // by operators that run, which cannot do without
-  std::size_t evictable = 0; // none, where the host takes no more copies
-  std::size_t known = 0;
+  std::size_t used = 0; // in use by running operators
+  std::size_t evictable = 0; // 0 if pinned memory is exhausted
+  std::size_t known = 0; // of storages with records
   for (const auto& [id, record] : records_) {
     if (record->device == home.index && record->device_block != nullptr) {
       known += record->bytes;
@@ -272,12 +272,13 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   }
   const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
   if (device.regions != 0 || device.running != 0) {
-    used += allocated - std::min(allocated, known); // what operators that run have made so far has no record
+    used += allocated - std::min(allocated, known); // results of running operators have no record yet
   }
-  // Made while nobody watched, and not used since: it could be given up if it were known.
+  // Storages created while the device was idle and not used since have no record yet. Count them as evictable.
   evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
   const std::size_t stays = allocated - std::min(allocated, evictable);
-  // It fits by its bytes, and what stays lies in the way; or one operator alone is too much.
+  // Fail if the bytes that must stay leave no room for the request, although the running operators alone would fit.
+  // Otherwise exceed the cap: the bytes fit but the memory is fragmented, or the running operators alone need more.
   if (stays + bytes > device.cap && used + bytes <= device.cap) {
     return false;
   }
@@ -291,8 +292,8 @@ void Engine::keep_again(int index) {
   if (operators_ < device.next_shrink) {
     return;
   }
-  // What was there when the engine woke, or the budget came, becomes known as operators use it: tried now and then,
-  // ever more rarely, since it empties the device and waits for it.
+  // Storages from before the wake-up or before the budget can be evicted only once operators have used them. So retry,
+  // at growing intervals, since shrinking evicts everything and synchronises with the device.
   shrink(index);
   const Levels now = memory_.levels(Location::device(index));
   device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > device.cap;

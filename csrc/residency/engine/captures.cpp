@@ -1,4 +1,4 @@
-// Graphs: what was captured keeps its address, on the device or on the host, for as long as the graph lives.
+// Graph captures: a captured storage keeps its address, on the device or on the host, for the lifetime of the graph.
 #include <algorithm>
 
 #include "residency/engine/engine.h"
@@ -23,7 +23,7 @@ void Engine::end_capture(std::uint64_t capture) noexcept {
 
 void Engine::hold_address(Record& record) {
   if (!of(record.device).policy) {
-    of(record.device).policy = std::make_unique<Policy>(); // there may be a budget by the time that it is let go of
+    of(record.device).policy = std::make_unique<Policy>(); // a budget may be set before the unpin
   }
   announce(record);
   if (record.held == 0) {
@@ -37,21 +37,21 @@ void Engine::captured(std::span<const Operand> operands) noexcept {
   for (const Operand& operand : operands) {
     Record& record = *operand.record;
     try {
-      wait_here(record); // the capture must not hold an order that is there only once
+      wait_here(record); // block the host instead: the graph must not contain a wait for a copy that happens only once
       if (record.fetching()) {
-        abandon_fetch(record); // what the graph writes on the host would not be in it
+        abandon_fetch(record); // the graph may write to the host copy, which the fetched copy would lack
       }
       mark_use(record, operand.writes);
       if (!has_open_captures() && record.captured == 0) {
-        hold_address(record); // nobody says when this graph ends
+        hold_address(record); // a capture we were not told of: its graph's end is not reported
       }
       for (auto& [id, capture] : captures_) {
         if (capture.open && capture.held.insert(record.id).second) {
-          hold_address(record); // two captures at once: it is not known whose it is
+          hold_address(record); // with several open captures, pin it for each: the right one is unknown
         }
       }
     } catch (...) {
-      ++record.held; // no memory for the books: for ever, then
+      ++record.held; // no host memory to track the pin: pin it forever
       ++record.captured;
       ++failures_;
     }
@@ -79,7 +79,7 @@ void Engine::release_capture(std::uint64_t capture) noexcept {
       continue; // freed before the graph was
     }
     try {
-      // The last launch may be under way: whoever takes or copies the bytes comes after it.
+      // The last launch may still run: order later copies and reuse of the memory after it.
       std::vector<Stream>& streams = record->points_at == Side::kDevice ? record->streams : record->in_place_streams;
       for (const Stream stream : found->second.streams) {
         if (std::ranges::find(streams, stream) == streams.end()) {
@@ -91,7 +91,7 @@ void Engine::release_capture(std::uint64_t capture) noexcept {
       }
     } catch (...) {
       ++failures_;
-      continue; // it stays where it is, which is never wrong
+      continue; // leave it pinned, which is safe
     }
     --record->captured;
     release(record);

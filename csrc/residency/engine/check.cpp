@@ -1,4 +1,4 @@
-// Where bytes are, according to the records, against what is kept elsewhere.
+// Checks the records' invariants, and the records against the allocators' state.
 #include <unordered_set>
 #include <vector>
 
@@ -8,7 +8,7 @@ namespace torch_uvm {
 
 namespace {
 
-/// What is wrong with one record, taken by itself.
+/// A violated invariant of a single record, or nullptr.
 const char* what_is_wrong_with(const Record& record) {
   const bool on_device = record.points_at == Side::kDevice;
   if (record.dead) {

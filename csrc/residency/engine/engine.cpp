@@ -1,5 +1,4 @@
-// Records from their first sight to their end, what users ask for, and figures. What operators do is in operators.cpp,
-// how bytes travel in relocation.cpp.
+// Lifetime of records, pins, recording and statistics. Operators are in operators.cpp, copies in relocation.cpp.
 #include "residency/engine/engine.h"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ double Engine::now_us() {
 }
 
 Engine::Lock::~Lock() {
-  walk_if_due([this] { return engine_.check_records(); }); // the allocators walk on their own account
+  walk_if_due([this] { return engine_.check_records(); }); // the allocators check themselves
   release();
 }
 
@@ -30,12 +29,12 @@ void Engine::Lock::release() {
   kept.swap(engine_.kept_);
   lock_.unlock();
   for (void* const storage : kept) {
-    engine_.door_.let_go(storage); // may be the last to know it, and then `died` is called
+    engine_.door_.let_go(storage); // may drop the last reference, which calls `died`
   }
 }
 
 void Engine::Lock::wait_for_a_block() {
-  release(); // what it keeps may be what is waited for
+  release(); // the block waited for may belong to a storage in `kept_`
   lock_.lock();
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
 }
@@ -79,7 +78,7 @@ bool Engine::reached(Event& event) noexcept {
   try {
     return !event || runtime_.query_event(event);
   } catch (...) {
-    return false; // then it is waited for, and what fails there is said there
+    return false; // the caller then waits for the event, and the error surfaces there
   }
 }
 
@@ -125,7 +124,7 @@ void Engine::bury(Record* record) noexcept {
     abandon_fetch(*record);
   }
   if (record->device_block != nullptr) {
-    memory_.set_tag(record->device_block, nullptr); // the caller frees it, and others may look at it before
+    memory_.set_tag(record->device_block, nullptr); // it can be looked up until the caller frees it
     record->device_block = nullptr;
   }
   if (record->host_block != nullptr) {
@@ -173,7 +172,7 @@ void Engine::settle(Record* record) {
     if (reached(waited)) {
       return;
     }
-    ++record->in_use; // stays while the host waits
+    ++record->in_use; // must not move while the host waits
   }
   const double began = now_us();
   try {

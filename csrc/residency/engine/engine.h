@@ -1,15 +1,19 @@
-// The residency engine: keeps what managed storages have on a device within its budget, and the bytes right.
+// The residency engine: keeps the device memory of managed storages within a budget by moving storages between the
+// device and pinned host memory.
 //
-// - It is told of each outermost operator before and after it runs, and carries out what the policy says: fetches
-//   ahead, writes back behind. What an operator needs and the policy did not foresee is fetched on demand.
-// - A device's budget is a cap on the allocator's segments. When the allocator runs against it the engine is asked
-//   for room (RoomMaker) and gives up device copies, neighbours in memory, those used last first.
-// - Bytes travel by asynchronous copies on streams of the engine's own, ordered by events with the streams that
-//   use the storage. The host waits for nothing but an address that leaves PyTorch (`settle`).
-// - A storage's pointer changes only between operators: what a running operator uses, or has made, stays.
+// - The engine is called before and after each outermost operator and carries out the policy's schedule: it prefetches
+//   storages before their use and writes them back after it. Operands that the schedule missed are fetched on demand.
+// - A device's budget is a cap on the allocator's segments. When an allocation does not fit under the cap, the
+//   allocator calls back (RoomMaker) and the engine evicts the cheapest device copies that free a contiguous range
+//   (room.cpp).
+// - Copies are asynchronous, on the engine's own streams, and ordered by events with the streams that use the storage.
+//   The host waits for them only before a pointer escapes PyTorch (`settle`), in a graph capture (`captured`), when a
+//   budget is set or lifted, and after a failure of the runtime.
+// - A storage's pointer changes only between operators. The operands and results of a running operator do not move.
 //
-// Lock order: the engine's mutex, then an allocator's, then the runtime's. It is let go of before a storage that
-// only the engine kept alive is let go of. No Python is called and no GIL is taken.
+// Lock order: the engine's mutex, then an allocator's, then the runtime's. The mutex is released before the engine
+// drops its reference to a storage, since that may be the last reference. The engine calls no Python and never takes
+// the GIL.
 #pragma once
 
 #include <algorithm>
@@ -41,58 +45,60 @@
 
 namespace torch_uvm {
 
-/// Operators until a storage that could not be moved is tried again.
+/// Number of operators for which a storage counts as unmovable after an attempt to move it failed.
 inline constexpr std::uint64_t kFixedFor = 64;
 
 class Engine final : public RoomMaker {
  public:
-  /// Both are to outlive the engine, which is leaked on purpose: storages die after every static destructor.
+  /// All arguments must outlive the engine. The engine is leaked on purpose: storages are freed after static
+  /// destructors have run.
   Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door);
 
-  /// Device-resident bytes of managed tensors that a device may have; nullopt: as the driver has it.
-  /// \param hard beyond it there is OutOfMemory; else it is exceeded where nothing can be given up
+  /// Limits the managed memory that a device may reserve. nullopt: no budget; the driver migrates pages on demand.
+  /// \param hard exceeding the budget raises OutOfMemory; a soft budget is exceeded if nothing can be evicted
   void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
   std::optional<std::size_t> budget(int device) const;
-  /// Pinned memory for host copies; nullopt: what the host has. At it nothing more can leave the device.
+  /// Limits the pinned memory for host copies. nullopt: no limit. At the limit nothing more can be evicted.
   void set_host_limit(std::optional<std::size_t> bytes);
-  /// Of plain device memory for copies, in each of four slots; nullopt: where the device needs it, as the budget is;
-  /// 0: none. In force from the next budget on.
+  /// Size of each of the four staging slots in plain device memory. nullopt: derived from the budget, and none on
+  /// devices that do not need staging; 0: no staging. Takes effect with the next `set_budget`.
   void set_staging(std::optional<std::size_t> slot_bytes);
 
-  /// One atomic load: whether operators of any device are watched. A budget that is not hard is asleep until memory
-  /// has run short once, and every one while steps repeat and fit (sleep.cpp).
+  /// Whether any device needs its operators watched. One atomic load. A device with a soft budget is idle until memory
+  /// first runs short; any device becomes idle while its steps repeat and fit (sleep.cpp).
   bool is_awake() const noexcept {
     return awake_.load(std::memory_order_acquire);
   }
-  /// One relaxed load: whether a device sleeps because its steps fit. Then `note_allocation` is to be called.
+  /// Whether a device is idle because its steps fit. If so, call `note_allocation` after allocations. One relaxed load.
   bool has_sleepers() const noexcept {
     return sleepers_.load(std::memory_order_relaxed) != 0;
   }
-  /// One relaxed load: whether a device has slept, and operators that began unseen may still run.
+  /// Whether unwatched operators may still run on a device that is or was idle. One relaxed load.
   bool is_unsettled() const noexcept {
     return unsettled_.load(std::memory_order_relaxed);
   }
-  /// A compiled graph runs that began while a device slept; it ends.
+  /// Brackets the run of a compiled graph that begins while a device is idle.
   void begin_unseen_graph() noexcept {
     ++unseen_graphs_;
   }
   void end_unseen_graph() noexcept {
     --unseen_graphs_;
   }
-  /// Managed memory of a device was given out.
+  /// Called after managed memory was allocated on a device. Wakes the device if it now uses more than its idle steps.
   void note_allocation(int device);
-  /// Operators are to be seen from now on.
+  /// Makes an idle device active: its operators are watched from now on.
   void wake(int device);
-  /// Wakes what sleeps because its steps fit.
+  /// Wakes the devices that are idle because their steps fit.
   void wake_resting();
-  /// ... and lets nothing fall asleep any more.
+  /// The same, and keeps all devices from becoming idle again.
   void stay_awake() {
     if (!stays_awake_.load(std::memory_order_relaxed) && !stays_awake_.exchange(true)) {
       wake_resting();
     }
   }
 
-  /// The lock under which records are looked up; what the engine kept alive is let go of after it.
+  /// Holds the engine's mutex, which guards the records. On release it drops the storage references collected in
+  /// `kept_`, after unlocking.
   class Lock {
    public:
     explicit Lock(Engine& engine) : engine_(engine), lock_(engine.mutex_) {}
@@ -100,7 +106,7 @@ class Engine final : public RoomMaker {
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
-    /// Lets go of it until a block is freed, or for a moment.
+    /// Releases the lock until a block is freed, for at most a millisecond, and takes it again.
     void wait_for_a_block();
 
    private:
@@ -110,18 +116,18 @@ class Engine final : public RoomMaker {
     std::unique_lock<std::mutex> lock_;
   };
 
-  /// A storage that is seen for the first time. With the lock held.
+  /// Creates the record of a storage that is seen for the first time. Requires the lock.
   Record* adopt(Block* block, int device, void* storage);
-  /// Whether storages of a device are watched.
+  /// Whether operators of the device are watched: it has a budget and is active.
   bool watches(int device) const {
     const Device& asked = devices_[static_cast<std::size_t>(device)];
     return asked.budget && !asked.asleep;
   }
-  /// Whether they are known, be they watched or not.
+  /// Whether storages of the device have records: it has a budget, active or idle.
   bool knows(int device) const {
     return devices_[static_cast<std::size_t>(device)].budget.has_value();
   }
-  /// Of the storage that has this block; nullptr: it has none. With the lock held.
+  /// The record of the storage on this block, or nullptr. Requires the lock.
   Record* record_on(const Block* block) const noexcept {
     return static_cast<Record*>(memory_.tag(block));
   }
@@ -129,22 +135,22 @@ class Engine final : public RoomMaker {
     Record* record;
     bool writes;
   };
-  /// What an operator holds while it runs; the caller keeps it from `begin` to `end`.
+  /// The records that an operator locks while it runs. The caller owns the frame from `begin` to `end`.
   struct Frame {
     std::vector<Record*> held;
     std::vector<std::pair<StorageId, std::size_t>> births;
     OperatorKey key = 0;
     const char* name = "";
     int device = -1;
-    bool planned = false; ///< the policy was told
+    bool planned = false; ///< `begin` told the policy
     bool region = false; ///< see Operator
-    bool counted = false; ///< among those that run
+    bool counted = false; ///< included in Device::running
 
     bool holds(const Record& record) const {
       const bool by_place = record.operand < held.size() && held[record.operand] == &record;
-      return by_place || std::ranges::find(held, &record) != held.end(); // another operator may use it, too
+      return by_place || std::ranges::find(held, &record) != held.end(); // `operand` may be another thread's
     }
-    /// For another operator; what memory it has stays.
+    /// Prepares the frame for another operator; keeps the vectors' capacity.
     void reset() {
       held.clear();
       births.clear();
@@ -159,62 +165,61 @@ class Engine final : public RoomMaker {
     const char* name = "";
     bool in_place_ok = false;
     bool collective = false;
-    bool region = false; ///< a compiled graph: kernels that nobody sees, with storages that nobody has named
-    bool surely_outermost = true; ///< within no other, be that watched or not
+    bool region = false; ///< a compiled graph: its kernels are not watched and may use storages that are not operands
+    bool surely_outermost = true; ///< certainly not nested in another operator, watched or not
   };
-  /// Before an outermost operator. With the lock held. Does not throw: where a fetch fails its operand is used on
-  /// the host.
-  /// \param streams by device: the calling thread's current streams, of the devices that the operands are on
+  /// Called before an outermost operator. Requires the lock. If a fetch fails, the operand is used on the host.
+  /// \param streams the calling thread's current streams, indexed by device; needed for the operands' devices
   void begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
              const std::vector<Stream>& streams) noexcept;
-  /// Before an operator within another one: what the outer one did not hold is used where it is.
+  /// Called before a nested operator. Operands that the outer operator does not hold are used where they are.
   void begin_nested(Frame& frame, std::span<const Operand> operands, const std::vector<Stream>& streams) noexcept;
-  /// An output of the operator or of one within it; held until the end.
+  /// Adds an output of the operator, or of one nested in it, to the frame.
   void born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept;
-  /// With the lock held.
+  /// Called after the operator. Requires the lock.
   void end(Frame& frame) noexcept;
 
-  /// A storage's bytes are gone: its block is being freed (the caller does that, and says so then), or its host copy.
+  /// The storage was destroyed. Frees its host copy. The caller frees the device block and then calls `freed`.
   void died(Record* record) noexcept;
-  /// A storage with a block of its own may have died, and others that have no record live on with its bytes.
+  /// The storage that owned this block may have been destroyed while storages without a record still share the block.
   void outlived(Block* block) noexcept;
-  /// The block of a storage that died on its device has been freed. Takes no lock.
+  /// The device block of a destroyed storage has been freed. Takes no lock.
   void freed() noexcept;
 
-  /// An address is about to leave PyTorch. The bytes are complete when this returns, stay until the next operator,
-  /// and count as written.
+  /// Materialises a storage whose pointer is about to escape PyTorch. On return the bytes are complete and count as
+  /// written; the address stays valid until the next operator.
   void settle(Record* record);
-  /// The storage is on the device and stays there until it is released as often as it was held. What a graph has
-  /// captured stays where the graph has it. With the lock held.
-  /// \return false: an operator uses the storage on the host, and nothing has changed; try again when it has ended
-  /// \throws OutOfMemory: there is no room, and nothing has changed
+  /// Brings the storage to the device and pins it there until `release` was called as often as `hold`. A storage that a
+  /// graph has captured is pinned where the graph uses it. Requires the lock.
+  /// \return false if an operator uses the storage on the host; nothing has changed, retry once it has ended
+  /// \throws OutOfMemory if there is no room; nothing has changed
   bool hold(Record* record, Stream stream);
   void release(Record* record) noexcept;
 
-  // captures.cpp: a graph keeps the addresses of what was captured into it, and nobody sees it run.
+  // captures.cpp: a graph stores the addresses of captured storages, and its kernels are not watched.
 
-  /// \return what to call the others with. Until `end_capture`, what operators capture is held for this graph.
+  /// Until `end_capture`, storages that operators capture are pinned for this graph.
+  /// \return the handle to pass to the functions below
   std::uint64_t begin_capture();
   void end_capture(std::uint64_t capture) noexcept;
-  /// The graph is launched on the stream: what was captured is in use there.
+  /// The graph was launched on the stream: its storages are in use there.
   void replayed(std::uint64_t capture, Stream stream);
-  /// The graph is gone.
+  /// The graph was destroyed: unpins its storages.
   void release_capture(std::uint64_t capture) noexcept;
-  /// One relaxed load: whether there is a capture between its begin and its end.
+  /// Whether a capture is in progress. One relaxed load.
   bool has_open_captures() const noexcept {
     return open_captures_.load(std::memory_order_relaxed) != 0;
   }
-  /// An operator is about to use the storage where it is, on that stream, and may write to it; nobody says when it
-  /// ends. With the lock held.
+  /// An operator without a frame is about to use the storage on the stream and may write to it. Its end is not
+  /// reported, so the storage counts as unmovable for a while. Requires the lock.
   void used_unseen(Record& record, Stream stream) noexcept;
 
-  /// In place of `begin`, for an operator that is being captured: operands stay where they are from now on. With the
-  /// lock held.
+  /// Called instead of `begin` for an operator that is being captured: pins its operands where they are. Requires the
+  /// lock.
   void captured(std::span<const Operand> operands) noexcept;
 
-  /// For tests of what runs on top: while on, each storage that may leave its device does when an operator has ended,
-  /// whatever the budget, and is fetched or used in place by the next one. Needs a budget, which operators are watched
-  /// for.
+  /// For tests of the layers above. While on, every storage that can be evicted is evicted after each operator,
+  /// whatever the budget. Needs a budget, since operators are watched only with one.
   void evict_after_operators(bool on);
 
   void mark_step();
@@ -224,7 +229,7 @@ class Engine final : public RoomMaker {
   ResidencyStatistics statistics();
   void reset_statistics();
 
-  /// What contradicts the invariants, or nullopt. For tests.
+  /// Returns a violated invariant in words, or nullopt. For tests.
   std::optional<std::string> check();
 
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
@@ -234,135 +239,141 @@ class Engine final : public RoomMaker {
  private:
   friend class Lock;
 
-  /// Of the operator that runs: allocated bytes, those that the engine moves left aside.
+  /// Allocated bytes during the running operator, without the engine's own fetches and evictions.
   struct Workspace {
     std::int64_t peak = 0;
-    std::int64_t ours = 0; ///< fetched less given up since it began
+    std::int64_t ours = 0; ///< bytes fetched minus bytes evicted since it began
   };
 
-  /// Allocated bytes as they were when the allocator was last asked.
+  /// Allocated bytes when the allocator was last queried.
   struct Allocated {
     std::size_t bytes = 0;
-    std::uint64_t changes = ~std::uint64_t{0}; ///< the allocator's count, by then
+    std::uint64_t changes = ~std::uint64_t{0}; ///< the allocator's change counter at that time
   };
 
-  /// Whether a device may sleep, and what it was like when it fell asleep.
+  /// Whether a device may become idle, and its state when it did (sleep.cpp).
   struct Quiet {
-    std::uint64_t since = 0; ///< the operator that disturbed it last
+    std::uint64_t since = 0; ///< the operator that last restarted the quiet period
     std::uint64_t next_look = 0;
-    std::uint64_t misses = 0; ///< the policy's, by then
+    std::uint64_t misses = 0; ///< the policy's misses at that operator
     std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
-    std::int64_t rooms = 0; ///< made, by the latest look
-    std::uint64_t write_backs = 0;
-    std::size_t peak = 0; ///< allocated bytes, at most, since then
-    std::size_t level = 0; ///< allocated bytes that it has been quiet at, but for a little more
-    std::size_t alarm = 0; ///< allocated bytes that wake it; 0: it has not fallen asleep
-    std::size_t other = 0; ///< allocated bytes that no record has, since it was watched
-    std::size_t unseen = 0; ///< the same of what was made while nobody watched
-    unsigned rests = 0;
-    unsigned seen = 0; ///< operators since it woke
+    std::int64_t rooms = 0; ///< statistics_.made_room.count at the latest look
+    std::uint64_t write_backs = 0; ///< Device::write_backs_started at the latest look
+    std::size_t peak = 0; ///< peak allocated bytes since eviction or a call for room last ended the quiet period
+    std::size_t level = 0; ///< allocated bytes above which, plus a small margin, the quiet period restarts
+    std::size_t alarm = 0; ///< allocated bytes above which the device wakes; 0: it has not become idle
+    std::size_t other = 0; ///< allocated bytes without a record when the device became idle
+    std::size_t unseen = 0; ///< allocated bytes without a record that were allocated while it was idle
+    unsigned rests = 0; ///< how often it has been idle
+    unsigned seen = 0; ///< weighted count of operators since it woke
   };
 
   struct Device {
     std::optional<std::size_t> budget;
-    std::size_t cap = 0; ///< of it, what segments may have; staging has the rest
+    std::size_t cap = 0; ///< limit on reserved segments: the budget without staging, rounded (cap_within)
     bool hard = false;
-    bool asleep = false; ///< nobody is watched
-    bool settled = true; ///< no operator runs that began unseen; else nothing may be given up
+    bool asleep = false; ///< idle: operators are not watched
+    bool settled = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
     Quiet quiet;
-    int running = 0; ///< operators with operands there
-    std::unique_ptr<Policy> policy; ///< made with the first budget
+    int running = 0; ///< running operators whose first operand is on this device
+    std::unique_ptr<Policy> policy; ///< created with the first budget or capture
     Stream fetches;
     Stream write_backs;
-    std::unique_ptr<Staging> incoming; ///< none: it has never been needed
+    std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed
     std::unique_ptr<Staging> outgoing;
-    std::deque<StorageId> pending; ///< fetches that the policy wants and that there was no room for yet
-    std::size_t fetched_ahead = 0; ///< bytes whose fetch was started for this plan, and that no operator has used yet
-    std::uint64_t fetch_round = 0; ///< plans that were forgotten: what was fetched for them may never be used
-    std::multimap<std::uint64_t, StorageId> unforeseen; ///< they left, and the plan has not: by when to ask for them
-    unsigned pause = 0; ///< operators until there is another look for room for them
+    std::deque<StorageId> pending; ///< the policy's fetches that have not started for want of room
+    std::size_t fetched_ahead = 0; ///< bytes prefetched for the current schedule and not used yet
+    std::uint64_t fetch_round = 0; ///< number of dropped schedules: their prefetches may never be used
+    std::multimap<std::uint64_t, StorageId> unforeseen; ///< unscheduled evictions, by the operator to re-fetch them at
+    unsigned pause = 0; ///< operators until the next search for room for `pending`
     unsigned next_pause = 0;
     struct Retirement {
       StorageId storage;
-      std::uint64_t number; ///< the record's, unless it was used and retired again since
+      std::uint64_t number; ///< differs from Record::retirement if the storage was used and retired again
     };
-    std::deque<Retirement> retired; ///< as write-backs were started, some used again since
+    std::deque<Retirement> retired; ///< in order of their write-backs; some may have been used again
     std::uint64_t retirements = 0;
     Workspace workspace;
     Allocated allocated;
-    Stream last_stream; ///< of the latest operator: what is free of all work is best filed there
+    Stream last_stream; ///< of the latest operator: blocks with no work pending are freed to this stream's list
     std::uint64_t write_backs_started = 0;
-    std::uint64_t write_backs_read =
-        0; ///< of these, those that have read the device copy, as far as anybody has looked
-    bool exceeded = false; ///< by the operator that runs
-    unsigned regions = 0; ///< that run
-    bool excess = false; ///< a budget may have been exceeded by what nobody watched, and not kept again since
-    std::uint64_t next_shrink = 0; ///< the operator after which to try to keep it again
+    std::uint64_t write_backs_read = 0; ///< write-backs known to have finished reading the device copy
+    bool exceeded = false; ///< the running operator has exceeded a hard budget
+    unsigned regions = 0; ///< running compiled graphs
+    bool excess = false; ///< the budget may be exceeded, by unwatched allocations or because it is soft
+    std::uint64_t next_shrink = 0; ///< the operator after which to try to shrink to the budget
     std::uint64_t shrink_pause = 0;
   };
 
   struct Capture {
     bool open = true;
     std::unordered_set<StorageId> held;
-    std::vector<Stream> streams; ///< it was launched on
+    std::vector<Stream> streams; ///< that the graph was launched on
   };
 
-  enum class Need { kNow, kAhead }; ///< an operator waits for it; or it would be good to have
+  enum class Need { kNow, kAhead }; ///< an operator waits for the room, or it is for a prefetch
 
-  // With the mutex held.
+  // All functions below require the mutex.
 
   // budget.cpp
-  /// What segments may have of a budget.
+  /// The cap on segments within a budget.
   std::size_t cap_within(int device, std::size_t budget, std::size_t staged) const;
   std::size_t slot_bytes(int device, std::size_t budget) const;
-  /// Those that are missing, all or none.
+  /// Creates the device's missing streams, all or none.
   void make_streams(int device, bool stages);
-  /// \return what slots of that many bytes take in all
+  /// \return the bytes of all slots together
   std::size_t stage(Device& device, std::size_t slot_bytes) noexcept;
-  /// Brings everything of a device back to it, complete, and forgets host copies: operators are not watched from now
-  /// on. Waits for operators that use storages on the host.
-  /// \throws OutOfMemory, RuntimeFailure; then as much is back as fits, or as may change its address
+  /// Fetches all storages of a device, waits for the copies and drops the host copies, since operators will no longer
+  /// be watched. Waits for operators that use storages on the host.
+  /// \throws OutOfMemory, RuntimeFailure; some storages may have been fetched by then
   void bring_back(int device, Lock& lock);
-  /// The same, where everything fits into the budget and is not in use on the host; false: it is not.
+  /// The same, if everything fits into the budget and no storage is in use on the host. \return whether it was done
   bool is_brought_back(int device, Lock& lock);
-  /// Gives up device copies until what is reserved is within the budget, as far as they can be.
+  /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
   void shrink(int device);
+  /// Updates the atomics that `is_awake`, `has_sleepers` and `is_unsettled` read.
   void note_awake();
+  /// Tries to return to an exceeded budget, at ever longer intervals.
   void keep_again(int device);
+  /// After an operator that exceeded a hard budget: evicts its results, and more if needed, to return to the budget.
   void give_back_excess(const Frame& frame, int device);
 
   // explain.cpp
-  /// Bytes of a device that a request finds in its way, by the reason why they stay.
+  /// Bytes of a device that cannot be evicted, by reason.
   struct Staying {
-    std::size_t operands = 0; ///< of the calling thread's operator, wherever they are
+    std::size_t operands = 0; ///< the calling thread's operator uses them; includes those on the host
     std::size_t pinned = 0; ///< keep_resident, exports, captures
-    std::size_t others = 0; ///< of other threads' operators; several labels
-    std::size_t unknown = 0; ///< too small to be moved, or made by operators that run
+    std::size_t others = 0; ///< used by other threads' operators, or shared by several storages
+    std::size_t unknown = 0; ///< without a record: too small to be moved, or allocated by running operators
   };
   Staying staying(int device, std::span<Record* const> held) const;
-  /// The smallest budget whose segments hold that many bytes.
+  /// The smallest budget whose cap holds that many bytes.
   std::size_t budget_for(int device, std::size_t bytes) const;
 
   // sleep.cpp
+  /// Records the allocated bytes; a marked rise restarts the quiet period.
   void note_level(Device& device, std::size_t bytes);
   void restart_quiet(Device& device);
+  /// Makes the device idle after enough quiet steps.
   void rest_if_quiet(int device);
   bool fall_asleep(int device);
+  /// Counts an operator since the device woke, and checks whether it is quiescent.
   void settle_down(int device, bool surely_outermost);
+  /// Whether operators that began unwatched may still run.
   bool may_run_unseen(const Device& device) const;
-  /// No operator runs that began unseen: storages may leave from now on.
+  /// Marks the device quiescent: no unwatched operator runs, so storages may be evicted from now on.
   void note_settled(int device);
   std::size_t allocated_bytes(int device) const;
 
   // relocation.cpp
-  /// The operator that begins holds the record, and has not read its address yet.
+  /// Whether the operator being begun holds the record and has not read its address yet.
   bool is_unread(const Record& record) const;
   bool address_may_change(const Record& record, Mover mover) const {
     return record.address_may_change(mover, is_unread(record) ? 1 : 0, operators_);
   }
-  /// Whether the storage's address may change now; then the storage is kept alive until the lock is released.
+  /// Whether the storage's address may change now. If so, keeps the storage alive until the lock is released.
   bool claim_address(Record& record, Mover mover);
-  /// It was found out that the storage cannot be moved. For a while: its other labels may go.
+  /// Marks the storage unmovable for `kFixedFor` operators. Storages that share its bytes may be freed in the meantime.
   void fix(Record& record) {
     record.fixed_until = operators_ + kFixedFor;
     found_fixed_ = true;
@@ -370,93 +381,102 @@ class Engine final : public RoomMaker {
   bool is_fixed(const Record& record) const {
     return operators_ < record.fixed_until;
   }
-  /// Bytes that others shared leave as they are now, not as they were copied before.
+  /// If the storage shared its bytes and no longer does, marks the device copy dirty: a host copy may be outdated.
   void reclaim(Record& record);
   bool start_write_back(Record& record);
-  // `taker`: the stream that will use the memory next; the host's: it is not known
+  /// Frees the device copy and points the storage at its host copy, which must be valid.
+  /// \param taker the stream that will use the memory next; the host's if it is not known
   bool give_up_device_copy(Record& record, Stream taker);
+  /// Frees the device copy, writing it back first if it is dirty. `taker`: as above. \return false if it stays
   bool evict(Record& record, Stream taker);
   bool start_fetch(Record& record, Need need, Stream stream);
   void mark_use(Record& record, bool writes) noexcept;
-  /// Where streams could not be made to wait, the host does.
+  /// Blocks the host until the record's copies are done. Used if a stream could not be made to wait.
   void wait_here(Record& record) noexcept;
-  /// Fetches the storage if its bytes are on the host. \return false: they stay there
+  /// Points the storage at its device copy, fetching it if needed. \return false if the storage stays on the host
   bool bring_to_device(Record& record, Stream stream);
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
   void abandon_fetch(Record& record) noexcept;
+  /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
   Block* host_block(std::size_t bytes, Stream stream);
-  /// What comes next on `later` waits for what is queued on the others.
+  /// Makes `later` wait for the work queued on the `earlier` streams.
   void order(const std::vector<Stream>& earlier, Stream later);
   void note_move(TransferKind kind, const Record& record) noexcept;
   static double now_us();
 
   // room.cpp
   Block* room_for(std::size_t bytes, int device, Need need, Stream stream);
-  /// Leaves `bytes` in one piece for `taker`: gives up what costs the least, and moves aside what is in the way.
+  /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
   bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
   bool try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
-  /// Whether there were storages that were not tried because they could not be moved lately.
+  /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
   bool forget_fixed(int device);
   bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
   bool give_up_lowest(std::size_t bytes, int device, Stream taker);
-  /// Everything that may leave. \return whether anything has
+  /// Evicts everything that can be evicted. \return whether anything was
   bool give_up_all(int device, Stream taker);
+  /// Frees a retiring device copy of about the requested size. \return whether there was one
   bool give_up_alike(std::size_t bytes, int device, Stream taker);
+  /// Frees the retiring device copies whose write-backs are done.
   void give_up_read(int device);
+  /// Whether the latest write-back has finished reading the device copy.
   bool is_read(Record& record);
+  /// Cost of evicting the storage; infinity if it cannot be evicted.
   double cost_of(const Record& record, Need need);
-  /// Not used for as long as a step of the plan that is followed, which does not know it.
+  /// Whether the current schedule does not contain the storage and it was not used for a whole step.
   bool is_idle(const Record& record) const;
-  /// 1: used next at once; towards 0: ever later.
+  /// Approaches 1 if the next use is near, 0 if it is far.
   double soonness(const Record& record);
   double price_of(const std::vector<Record*>& victims, Need need);
-  /// What to give up for that many bytes anywhere; empty: there are not as many.
+  /// The cheapest victims of `bytes` in total, anywhere on the device; empty if there are not enough.
   std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
-  /// Neighbours, as the allocator finds them.
+  /// The allocator's min-cost eviction range of `bytes`.
   std::optional<std::vector<Record*>> cheapest_run(std::size_t bytes, int device, Need need);
-  /// Whether another thread is about to free what a storage has on the device.
+  /// Whether another thread is about to free a storage's block on the device.
   bool something_goes(int device) const;
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
-  /// Bytes of a device that nobody has, in pieces.
+  /// Free bytes for large blocks within the cap, possibly fragmented.
   std::size_t unused(int device) const;
-  /// What retires, if it still does.
+  /// The record of a retirement, or nullptr if the storage was used or freed since.
   Record* retiring(const Device::Retirement& retirement) const;
+  /// Frees a contiguous range by relocating blocks within the device. \return false if that cannot be done
   bool move_aside(std::size_t bytes, int device, Stream taker);
   void move(const CachingManagedAllocator::Move& move, Stream taker);
 
   // prepare_room.cpp
-  /// Sees to it that the operator will find places for these, each in one piece.
-  /// \param left operands that have made way and are to be provided once more
+  /// Makes contiguous room for results of the given sizes, all at once.
+  /// \param left receives the operands that were evicted for it; the caller must provide them again
   void prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream, std::vector<Record*>& left);
-  /// An operand of that many bytes or more leaves, and comes back elsewhere if there is a place.
+  /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
   bool make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
 
   // operators.cpp
   void note_begin(Frame& frame, const Operator& op);
   void follow(const Decision& decision, int device);
   void forget_fetches(Device& device) noexcept;
-  /// It is used, or given up.
+  /// The prefetched storage was used, or its fetch abandoned: it no longer counts as fetched ahead.
   void no_longer_ahead(const Record& record) noexcept;
   void start_pending_fetches(int device, bool changed);
-  /// It left though the plan counts on it.
+  /// Notes an eviction that was not scheduled, to fetch the storage again before its next use in the schedule.
   void fetch_again(const Record& record);
-  /// What was left for later and is needed soon takes its turn among the fetches ahead.
+  /// Adds the noted re-fetches that are needed soon to `pending`, in order of need.
   void queue_unforeseen_fetches(int device);
-  /// The most bytes allocated since the last call. Most operators allocate nothing: then no lock is taken.
+  /// Peak allocated bytes since the last call. Takes no lock if nothing was allocated since, which is the common case.
   std::int64_t take_allocated_peak(int device);
   void begin_workspace(int device);
-  /// The engine has allocated that many bytes; below 0: freed.
+  /// The engine itself has allocated that many bytes, or freed them if negative.
   void note_workspace(int device, std::int64_t bytes);
   std::size_t end_workspace(int device);
+  /// Tells the policy and the recorder of the storage, once.
   void announce(Record& record);
-  /// A policy hears of what is on its device.
+  /// The accesses of the frame's operands on one device: each device has its own policy.
   std::span<const Access> accesses_on(int device, const Frame& frame);
   void take(Frame& frame, Record* record);
-  /// A call failed while an operand was made ready: its pointer shows a copy that is complete once this returns.
+  /// Fallback if preparing an operand failed: blocks until the copy that the storage points at is complete.
   void without_the_runtime(Record& record, Stream stream, bool writes) noexcept;
-  /// The same of an operand that an operator uses though it could not be noted that it does.
+  /// The same for an operand that may not be in the frame: it counts as unmovable for a while.
   void without_the_books(Record& record, Stream stream, bool writes) noexcept;
   void let_go(Frame& frame) noexcept;
   bool better_in_place(Record& record, const Operator& op);
@@ -477,7 +497,7 @@ class Engine final : public RoomMaker {
   bool reached(Event& event) noexcept;
   void give_event(int device, Event& event) noexcept;
   void give_block_ready(Record& record) noexcept;
-  /// When the latest write-back has read the device copy; the host's may be complete later only.
+  /// Fires when the latest write-back has read the device copy. With staging the host copy is complete only later.
   Event& was_read(Record& record) {
     return record.block_ready ? record.block_ready : record.host_ready;
   }
@@ -492,8 +512,8 @@ class Engine final : public RoomMaker {
   CachingManagedAllocator& memory_;
   StorageDoor& door_;
   mutable std::mutex mutex_;
-  std::condition_variable freed_; ///< a block was, of a storage that had died; told without the mutex
-  std::atomic<int> leaving_{0}; ///< such blocks that are not freed yet
+  std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
+  std::atomic<int> leaving_{0}; ///< blocks of destroyed storages that are not freed yet
   std::atomic<bool> awake_{false};
   std::atomic<bool> unsettled_{false};
   std::atomic<int> sleepers_{0};
@@ -508,22 +528,22 @@ class Engine final : public RoomMaker {
   std::optional<std::size_t> staging_;
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
-  FlatMap<Record*> records_; ///< by their storages' numbers
+  FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;
   std::uint64_t next_capture_ = 1;
   std::uint64_t operators_ = 0;
-  std::vector<Access> accesses_; ///< of the operator that begins
-  std::vector<Access> told_; ///< of these, those on one device
+  std::vector<Access> accesses_; ///< of the operator being begun
+  std::vector<Access> told_; ///< those of `accesses_` on one device (accesses_on)
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
   std::int64_t failures_ = 0;
   bool evicts_after_operators_ = false;
-  bool found_fixed_ = false; ///< a storage that cannot be moved, since somebody has looked
-  const Frame* beginning_ = nullptr; ///< its operands' places are being found
-  bool no_room_ahead_ = false; ///< found out for an operand of the operator that begins
-  bool host_refused_ = false; ///< the latest copy to the host found no room there
-  std::vector<void*> kept_; ///< storages to let go of once the mutex is free
+  bool found_fixed_ = false; ///< a storage turned out to be unmovable since the flag was last cleared
+  const Frame* beginning_ = nullptr; ///< of the operator whose operands `begin` is placing
+  bool no_room_ahead_ = false; ///< a prefetch for the operator being begun found no room
+  bool host_refused_ = false; ///< the latest write-back found no pinned memory
+  std::vector<void*> kept_; ///< storages whose references are dropped after the mutex is released
 };
 
 } // namespace torch_uvm

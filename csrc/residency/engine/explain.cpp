@@ -1,4 +1,4 @@
-// What an out-of-memory error says of the operator that runs, of what is pinned, and of the figures that would do.
+// The explanation in an out-of-memory error: the running operator's needs, the pinned bytes, and a sufficient budget.
 #include <algorithm>
 
 #include "residency/engine/engine.h"
@@ -7,7 +7,7 @@
 namespace torch_uvm {
 namespace {
 
-/// A segment of a large request is a multiple of it.
+/// Segments of large requests are multiples of this.
 constexpr std::size_t kSegmentStep = 2 * MiB;
 
 } // namespace
@@ -74,7 +74,7 @@ std::string Engine::explain(std::size_t bytes, Location home) noexcept {
     }
     if (device.hard) {
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
-      if (host_refused_) { // so does what could leave
+      if (host_refused_) { // without pinned memory nothing can be evicted
         stays = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
         for (const Record* const record : op.held) {
           stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
@@ -99,7 +99,7 @@ std::string Engine::explain(std::size_t bytes, Location home) noexcept {
     }
     return said;
   } catch (...) {
-    return {}; // no memory for it: the error says what the allocator knows
+    return {}; // no host memory: the error then has the allocator's text only
   }
 }
 

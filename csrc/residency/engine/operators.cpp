@@ -1,4 +1,4 @@
-// What operators do to records, and what the policy has done about it. How bytes travel is in relocation.cpp.
+// Prepares operands before an operator, and carries out the policy's decisions after it. Copies are in relocation.cpp.
 #include <algorithm>
 #include <cmath>
 
@@ -7,17 +7,17 @@
 namespace torch_uvm {
 namespace {
 
-/// Operators between two looks for room for the next fetch, while there is none.
+/// Maximum number of operators between two searches for room for the next prefetch.
 constexpr unsigned kLongestPause = 31;
 
-/// Operators ahead that a fetch is asked for that no plan has: room was short where the plan had some, and what is
-/// fetched early takes more of it; what is fetched late waits behind what was asked for ahead. In modelled time 64 to
-/// 256 do alike, 32 worse where much is asked for ahead.
+/// Number of operators before its use at which a storage that was evicted off schedule is fetched again. An earlier
+/// fetch takes room that was already short; a later one queues behind the scheduled prefetches. In modelled time 64 to
+/// 256 perform alike; 32 is worse if many fetches are queued.
 constexpr double kSoon = 128;
 
-/// Of a budget, what may be fetched and not used yet: a link is busy with less, and memory that is full throughout has
-/// no place for what is born large. In modelled time a fifth to a third do alike; without a bound steps take up to a
-/// third longer, with a tenth the link stands still.
+/// At most 1/4 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
+/// memory and leaves no contiguous room for large results. In modelled time 1/5 to 1/3 perform alike. Without a bound
+/// steps take up to a third longer; with 1/10 the link goes idle.
 constexpr std::size_t kAheadShare = 4;
 
 } // namespace
@@ -72,13 +72,13 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     accesses_.clear();
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
-      if (record.last_use == operators_) { // it comes twice
+      if (record.last_use == operators_) { // an operand twice
         accesses_[record.operand].writes |= operand.writes;
         continue;
       }
       announce(record);
       record.last_use = operators_;
-      accesses_.push_back({record.id, operand.writes}); // in the order of what the frame holds
+      accesses_.push_back({record.id, operand.writes}); // same order as frame.held
       take(frame, &record);
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
@@ -104,7 +104,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     }
     for (std::size_t index = 0; index < frame.held.size(); ++index) {
       mark_use(*frame.held[index], accesses_[index].writes);
-      // What a collective used last stays where it is while this operator begins, too.
+      // A storage that a collective used last must not move while this operator is prepared either.
       frame.held[index]->collective = frame.held[index]->collective || op.collective;
     }
     no_room_ahead_ = false;
@@ -128,7 +128,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     for (Record* const record : frame.held) {
       provide(*record);
     }
-    // A guess moves operands out of the way; what else lies there leaves only if the operator asks for so much.
+    // For a guessed size only operands are moved. Other storages are evicted if the operator does allocate as much.
     if (births.empty() && guess != 0 && of(frame.device).hard && !cheapest_run(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }
@@ -146,7 +146,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
       ++statistics_.over_budget;
     }
-  } catch (...) { // no memory for the books
+  } catch (...) { // no host memory for the frame
     beginning_ = nullptr;
     for (const Operand& operand : operands) {
       without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
@@ -157,7 +157,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
 void Engine::without_the_books(Record& record, Stream stream, bool writes) noexcept {
   without_the_runtime(record, stream, writes);
   if (record.in_use == 0) {
-    fix(record); // nobody knows for how long it is in use
+    fix(record); // no frame holds it, so its end of use is unknown
   }
 }
 
@@ -168,14 +168,14 @@ void Engine::without_the_runtime(Record& record, Stream stream, bool writes) noe
     abandon_fetch(record);
   }
   mark_use(record, writes);
-  try { // what comes after the operator has to wait for it all the same
+  try { // later work must still wait for the operator
     if (record.points_at == Side::kDevice) {
       add_stream(record.streams, stream);
     } else {
       add_stream(record.in_place_streams, stream);
       host_memory_->record_stream(record.host_block, stream);
     }
-  } catch (...) { // no memory for it
+  } catch (...) { // no host memory
     fix(record);
   }
 }
@@ -185,7 +185,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
   try {
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
-      if (!frame.holds(record)) { // another thread's operator that has it may end first
+      if (!frame.holds(record)) { // it may be in use by another thread's operator, which may end first
         announce(record);
         take(frame, &record);
         mark_use(record, operand.writes);
@@ -214,7 +214,7 @@ bool Engine::better_in_place(Record& record, const Operator& op) {
   if (!op.in_place_ok || record.fetching()) {
     return false;
   }
-  // Unplanned: what is used once is not worth giving something up for.
+  // Not scheduled: a single use does not justify an eviction. Fetch only if there is room.
   const bool tries = !no_room_ahead_;
   no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
   return no_room_ahead_;
@@ -233,7 +233,7 @@ void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& strea
     take(frame, record);
     record->last_use = operators_;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
-    record->announced = true; // as a birth, at the end
+    record->announced = true; // `end` tells the policy, as a birth
     frame.births.emplace_back(record->id, record->bytes);
   } catch (...) {
     ++failures_;
@@ -259,17 +259,17 @@ void Engine::end(Frame& frame) noexcept {
       if (record->device == device) {
         return false;
       }
-      record->announced = false; // a copy from another device: its own has a policy of its own
+      record->announced = false; // created on another device, whose own policy must know it
       announce(*record);
       return true;
     });
     if (device < 0 || !watches(device)) {
       return;
     }
-    if (!frame.planned) { // nothing went in, something came out: a factory
+    if (!frame.planned) { // results but no operands: a factory function
       of(device).policy->begin(frame.key, {}, false);
     }
-    const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // of a factory nobody noted the begin
+    const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // a factory's begin was not recorded
     if (recorder_) {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);
@@ -318,7 +318,7 @@ void Engine::evict_everything(int device) {
 }
 
 void Engine::used_unseen(Record& record, Stream stream) noexcept {
-  without_the_books(record, stream, /*writes=*/true); // for all that is known
+  without_the_books(record, stream, /*writes=*/true); // it may write
 }
 
 void Engine::let_go(Frame& frame) noexcept {
@@ -328,7 +328,7 @@ void Engine::let_go(Frame& frame) noexcept {
       if (!record->dead) {
         door_.watch_for_writes(*record, kept_);
       }
-    } catch (...) { // no memory to have it watched with: no other copy may be taken for the newest
+    } catch (...) { // writes cannot be watched: assume one, so that the other copy is not taken for up to date
       ++failures_;
       mark_use(*record, true);
       if (record->fetching()) {
@@ -341,8 +341,8 @@ void Engine::let_go(Frame& frame) noexcept {
   frame.held.clear();
 }
 
-// What an operator has on the device besides its operands and births, at most: what is fetched and given up for it
-// while it runs is none of it.
+// An operator's workspace: its peak of allocated bytes beyond operands and results, without the engine's fetches and
+// evictions while it runs.
 
 std::int64_t Engine::take_allocated_peak(int device) {
   Allocated& known = of(device).allocated;
@@ -364,7 +364,8 @@ void Engine::note_workspace(int device, std::int64_t bytes) {
   Workspace& workspace = of(device).workspace;
   const std::int64_t peak = take_allocated_peak(device);
   note_level(of(device), static_cast<std::size_t>(peak));
-  // Called after the change: of what was given up, the peak before it is known too late by as much.
+  // Called after the change, with `ours` from before it. The peak includes the bytes of an eviction, as `ours` does. It
+  // also includes those of a fetch, which `ours` does not.
   workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
   workspace.ours += bytes;
 }
@@ -415,21 +416,21 @@ void Engine::start_pending_fetches(int index, bool changed) {
   if (changed) {
     device.pause = 0;
   } else if (device.pause > 0) {
-    --device.pause; // to look for room costs more than an operator: not after each
+    --device.pause; // a search for room costs more than an operator, so not after each one
     return;
   }
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());
-    // What a collective was given on the host may be written there still, in the order of a stream that nobody knows.
+    // A collective may still write to the host copy, on a stream that is not known.
     const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching() &&
                         record->captured == 0 && !record->collective;
     if (wanted && device.fetched_ahead != 0 && device.fetched_ahead + record->bytes > device.cap / kAheadShare) {
-      return; // one that is used, or given up, makes room for it
+      return; // until a prefetched storage is used or its fetch abandoned
     }
     if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
       device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
       device.pause = device.next_pause;
-      return; // no room yet; or a running operator uses it on the host
+      return; // no room yet, or a running operator uses it on the host
     }
     device.next_pause = 0;
     device.pending.pop_front();
@@ -450,7 +451,7 @@ void Engine::queue_unforeseen_fetches(int index) {
   while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {
     const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
     const Record* const record = find(id);
-    const double next = next_use(id); // the plan may be another one by now
+    const double next = next_use(id); // the schedule may have changed
     if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
       continue;
     }

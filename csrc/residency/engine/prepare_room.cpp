@@ -1,13 +1,13 @@
-// Room for what an operator is going to make, found while its operands may still move.
+// Makes contiguous room for an operator's results before it runs, while its operands can still move.
 //
-// Once an operator runs, its operands stay where they are; where they lie in the midst of what is free, no piece may be
-// left for its result, though it would fit by its bytes.
+// A running operator's operands cannot move. If they fragment the free memory, a result may find no contiguous range
+// although there are enough free bytes.
 #include "residency/engine/engine.h"
 
 namespace torch_uvm {
 namespace {
 
-/// Of a budget, what a result has at least that is worth it: smaller ones find a place.
+/// Only results of at least 1/32 of the cap are prepared for. Smaller ones find a place without it.
 constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
@@ -15,7 +15,7 @@ constexpr std::size_t kPreparedShare = 32;
 void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream,
                           std::vector<Record*>& left) {
   Device& device = of(frame.device);
-  std::size_t all = 0; // with its operands
+  std::size_t all = 0; // results and operands
   bool any = false;
   for (const std::size_t bytes : pieces) {
     all += bytes;
@@ -25,11 +25,11 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
     all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
   }
   if (!any || all > device.cap || !device.settled) {
-    return; // nothing to do; or nothing helps
+    return; // not worth it, cannot fit, or nothing may move yet
   }
   note_workspace(frame.device, 0);
   const std::int64_t peak = device.workspace.peak;
-  std::vector<Block*> places; // held together, or the second would be given the first one's
+  std::vector<Block*> places; // keep all allocated, so that no two results count on the same place
   try {
     places.reserve(pieces.size());
     for (const std::size_t bytes : pieces) {
@@ -41,7 +41,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
       if (place == nullptr) {
-        break; // the allocator will say what is missing, and may_exceed what to do
+        break; // the allocation in the operator then fails or exceeds the budget (may_exceed)
       }
       places.push_back(place);
     }
@@ -51,7 +51,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
   for (Block* const place : places) {
     memory_.free(place);
   }
-  take_allocated_peak(frame.device); // that was no need of the operator's
+  take_allocated_peak(frame.device); // discard the peak: these blocks are no part of the operator's workspace
   device.workspace.peak = peak;
 }
 
@@ -66,11 +66,11 @@ bool Engine::make_one_leave(const Frame& frame, std::size_t bytes, Stream stream
   if (largest == nullptr) {
     return false;
   }
-  left.push_back(largest); // before it leaves: who has the list provides it again
+  left.push_back(largest); // before the eviction, which may throw: the caller provides it again in any case
   if (!evict(*largest, stream)) {
     return false;
   }
-  // Side by side with what is wanted: where it lay it would be in the way again.
+  // Find one range for the request and the operand together, so that the operand is not in the way again.
   if (Block* const both = room_for(bytes + largest->bytes, frame.device, Need::kNow, stream)) {
     memory_.free(both);
     start_fetch(*largest, Need::kNow, stream);

@@ -1,12 +1,12 @@
-// What the engine knows of one managed storage: where its bytes are, and who is at work on them.
+// The engine's record of one managed storage: where its copies are, and which streams and operators use them.
 //
 // A storage has a device copy (a managed block homed on its device), a host copy (a block of pinned memory, which
-// the device can use in place), or both. Its pointer shows one of them:
+// the device can use in place), or both. Its data pointer points at one of them:
 //
 //   points_at kDevice   host copy: none, valid (clean), or being written (retiring)
 //   points_at kHost     device copy: none, or being fetched
 //
-// A copy whose transfer is still queued is valid from the event on that goes with it.
+// While its transfer is queued, a copy is valid for work that waits for the copy's event.
 #pragma once
 
 #include <algorithm>
@@ -24,49 +24,50 @@ namespace torch_uvm {
 
 enum class Side : std::uint8_t { kDevice, kHost };
 
-/// Who wants to change a storage's address.
+/// On whose behalf a storage's address changes.
 enum class Mover : std::uint8_t {
-  kOperator, ///< an operator that begins, or the host: comes after all queued work on the bytes
-  kEngine, ///< the engine between operators: comes after the work that the record knows of
+  kOperator, ///< an operator being begun, or the host: ordered after all queued work on the bytes
+  kEngine, ///< the engine between operators: ordered only after work on streams in the record
 };
 
-/// Guarded by the engine's mutex. Freed when it is dead and no operator holds it.
+/// Guarded by the engine's mutex. Deleted once it is dead and no running operator holds it.
 struct Record {
   StorageId id = 0;
   int device = 0;
   std::size_t bytes = 0; ///< of the storage
   Origin origin = 0;
-  void* storage = nullptr; ///< of the door's: how the storage is found, without keeping it alive
+  void* storage = nullptr; ///< a weak reference; only the StorageDoor interprets it
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;
   Side points_at = Side::kDevice;
-  bool host_valid =
-      false; ///< the host copy has the bytes, from `host_ready` on; kept where the device copy is only read
-  bool retiring = false; ///< a write-back was started so that the device copy can be given up
-  Event device_ready; ///< of a fetch; none: nothing to wait for
-  Event host_ready; ///< of a write-back
-  Event block_ready; ///< of the same, one of the allocator's: the device copy's block may be used again, if nobody has
-                     ///< used it since
-  std::uint64_t write_back = 0; ///< its number among those of the device
-  std::uint64_t retirement = 0; ///< likewise, while it retires
-  std::vector<Stream> streams; ///< have used the device copy since it was filled
-  std::vector<Stream> written_back_after; ///< what the latest write-back has waited for
+  bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
+                           ///< is only read
+  bool retiring = false; ///< scheduled for eviction; a write-back was started if the device copy was dirty
+  Event device_ready; ///< the fetch is done; empty: nothing to wait for
+  Event host_ready; ///< the write-back is done
+  Event block_ready; ///< the write-back has read the device copy: its block may be reused unless it was used since.
+                     ///< From the allocator's event pool
+  std::uint64_t write_back = 0; ///< sequence number of its latest write-back on the device
+  std::uint64_t retirement = 0; ///< sequence number of its latest retirement on the device
+  std::vector<Stream> streams; ///< have used the device copy since its last fetch or write-back
+  std::vector<Stream> written_back_after; ///< the streams that the latest write-back waited for
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled
 
-  unsigned in_use = 0; ///< operators that run
-  unsigned held = 0; ///< exports, captures, keep_resident
-  unsigned captured = 0; ///< of these, graphs: the address stays, be it the host's
-  bool collective = false; ///< last used by a collective, which may be under way on a stream of its own
-  std::uint64_t fixed_until = 0; ///< an operator; its bytes carry several labels, or are somebody else's by now
+  unsigned in_use = 0; ///< number of running operators that use it
+  unsigned held = 0; ///< pins: exports, captures, keep_resident
+  unsigned captured = 0; ///< those of the pins that are graphs': the address must not change, even if it is the host's
+  bool collective = false; ///< last used by a collective, which may still run on its own stream
+  std::uint64_t fixed_until = 0; ///< unmovable until this operator: other storages share its bytes, or it is being
+                                 ///< destroyed
   bool dead = false;
-  bool announced = false; ///< the policy knows it
-  std::uint64_t fetch_round = 0; ///< its device's, when it was fetched
-  std::uint64_t last_use = 0; ///< the engine's count of operators
-  std::size_t operand = 0; ///< its place in the operator that used it last
+  bool announced = false; ///< the policy knows the storage
+  std::uint64_t fetch_round = 0; ///< the device's fetch_round when it was fetched
+  std::uint64_t last_use = 0; ///< in the engine's count of operators
+  std::size_t operand = 0; ///< its index among the operands of the operator that used it last
 
-  /// Whether the storage's address may change now. Every change of an address asks this first (Engine::claim_address).
-  /// \param unread operators among `in_use` that have not read the address yet: 1 for the one that begins, else 0
+  /// Whether the storage's address may change now. Checked before every change of an address (Engine::claim_address).
+  /// \param unread operators among `in_use` that have not read the address yet: 1 for the one being begun, else 0
   /// \param now the engine's count of operators
   bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
     const bool unused = !dead && in_use == unread && held == 0;
@@ -78,7 +79,7 @@ struct Record {
   }
 };
 
-/// Once; the host's is none.
+/// Adds a stream if it is not there yet; ignores the host's.
 inline void add_stream(std::vector<Stream>& streams, Stream stream) {
   if (!stream.is_host() && std::ranges::find(streams, stream) == streams.end()) {
     streams.push_back(stream);

@@ -1,4 +1,5 @@
-// How bytes travel: write-backs, fetches, and what operators do to them. What gives way to what is in room.cpp.
+// Copies between device and host: write-backs, evictions, fetches, and uses on either side. The choice of victims is in
+// room.cpp.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +8,7 @@
 namespace torch_uvm {
 namespace {
 
-/// Or nullptr: copies go directly.
+/// The staging buffer if it can be used; nullptr: copy directly.
 Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
   return staging && staging->is_ready() ? staging.get() : nullptr;
 }
@@ -24,7 +25,7 @@ bool Engine::claim_address(Record& record, Mover mover) {
     return false;
   }
   if (!door_.keep(record, kept_)) {
-    fix(record); // other tensors have its bytes too, or it is being freed
+    fix(record); // other storages share its bytes, or it is being destroyed
     return false;
   }
   return true;
@@ -52,7 +53,7 @@ Block* Engine::host_block(std::size_t bytes, Stream stream) {
   try {
     return host_memory_->allocate(bytes, Location::host(), stream);
   } catch (const OutOfMemory&) {
-    // Copies that only spare a write-back are the first to go.
+    // Drop host copies of storages that are used on the device. They only save a later write-back.
     for (const auto& [id, record] : records_) {
       if (record->host_block != nullptr && record->points_at == Side::kDevice && !record->retiring) {
         drop_host_copy(*record);
@@ -79,7 +80,7 @@ bool Engine::start_write_back(Record& record) {
   }
   host_memory_->record_stream(record.host_block, link);
   if (!reached(record.host_ready)) {
-    wait(link, record.host_ready); // of one that went another way
+    wait(link, record.host_ready); // an earlier copy may have used another stream (staged or direct)
   }
   for (const Stream used : memory_.streams(record.device_block)) {
     add_stream(record.streams, used);
@@ -92,11 +93,11 @@ bool Engine::start_write_back(Record& record) {
     give_event(record.device, record.host_ready);
     record.host_ready = events_.record(link);
   } catch (...) {
-    drop_host_copy(record); // part of the copy may still be queued, and the next one may go another way
+    drop_host_copy(record); // part of the copy may be queued, and the next one may use another stream
     throw;
   }
   give_block_ready(record);
-  record.block_ready = memory_.record_event(stream); // with which it is given up
+  record.block_ready = memory_.record_event(stream); // to free the block with
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
@@ -120,7 +121,7 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
     if (!is_read(record) && next != of(record.device).write_backs) {
       wait(next, was_read(record));
     }
-    // Then there are those that have used it since the write-back began, and those that a user has named since.
+    // Also wait for streams that used the block after the write-back began, and for those added by `record_stream`.
     order(record.streams, next);
     for (const Stream used : memory_.streams(block)) {
       if (std::ranges::find(record.written_back_after, used) == record.written_back_after.end() &&
@@ -138,7 +139,7 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
   give_event(record.device, record.device_ready);
   door_.point_at_host(record, host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
-  if (after_its_copy) { // who takes it waits for that, and for nothing else that is queued
+  if (after_its_copy) { // the block's next user waits for the write-back only, not for all queued work
     memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
   } else {
     memory_.free(block);
@@ -185,7 +186,8 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
   if (block == nullptr) {
     return false;
   }
-  // What an operator waits for would keep its slot until the operators before it are over, from fetches ahead.
+  // Stage prefetches only. An operator's own fetch would occupy its slot until earlier operators finish, and block
+  // prefetches meanwhile.
   Staging* const staging = stream == of(record.device).fetches ? ready(of(record.device).incoming) : nullptr;
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
@@ -212,12 +214,12 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
 }
 
 void Engine::abandon_fetch(Record& record) noexcept {
-  // Its block follows the fetch's stream, so that its next owner comes after the copy.
+  // The block was allocated on the fetch's stream, so its next use is ordered after the copy.
   memory_.set_tag(record.device_block, nullptr);
   memory_.free(record.device_block);
   record.device_block = nullptr;
   no_longer_ahead(record);
-  // The peak is left as it is: what is abandoned is used in place, which is rare.
+  // The workspace is not corrected for the freed block: abandoned fetches are rare.
   record.streams.clear();
   give_event(record.device, record.device_ready);
 }
@@ -225,7 +227,7 @@ void Engine::abandon_fetch(Record& record) noexcept {
 void Engine::mark_use(Record& record, bool writes) noexcept {
   if (record.points_at == Side::kDevice) {
     record.host_valid = record.host_valid && !writes;
-    record.retiring = false; // it is used again: what a write-back has read is kept only if it stays true
+    record.retiring = false; // it is in use again
   }
 }
 
@@ -236,7 +238,7 @@ void Engine::wait_here(Record& record) noexcept {
         runtime_.synchronize_event(event);
       }
     } catch (...) {
-      ++failures_; // the device itself has failed, which the operator will say
+      ++failures_; // the device has failed; the operator will report it
     }
   }
 }
@@ -264,14 +266,14 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
     use_in_place(record, stream, writes);
     return;
   }
-  mark_use(record, writes); // before anything that may fail: a write that is not noticed is lost
+  mark_use(record, writes); // before anything that may throw: an unnoticed write would be lost
   if (reached(record.device_ready)) {
-    give_event(record.device, record.device_ready); // a question costs a call of the driver each time
+    give_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
   } else {
     wait(stream, record.device_ready);
   }
   if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
-    memory_.hand_over(record.device_block, stream); // it has waited for the fetch, and nobody else has used it
+    memory_.hand_over(record.device_block, stream); // only the fetch has used the block, and `stream` waits for it
     record.streams.clear();
   }
   add_stream(record.streams, stream);
@@ -284,9 +286,9 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
   }
   if (record.fetching()) {
     if (!writes) {
-      // The fetch reads what the operator reads.
+      // Both only read the host copy, so the fetch may go on.
     } else {
-      wait(stream, record.device_ready); // the copy reads the bytes that are to be written
+      wait(stream, record.device_ready); // the fetch must finish reading before the operator writes
       abandon_fetch(record);
     }
   }

@@ -9,7 +9,7 @@
 namespace torch_uvm {
 
 namespace detail {
-/// Process-wide: storages are measured where there is no engine yet.
+/// Process-wide: it is read before there is an engine.
 inline std::atomic<std::size_t> relocation_min{kDefaultRelocationMin};
 } // namespace detail
 
@@ -18,7 +18,7 @@ inline std::size_t relocation_min() noexcept {
   return detail::relocation_min.load(std::memory_order_relaxed);
 }
 
-/// In force for storages that are used from now on; those that the engine knows already stay known.
+/// Applies to storages that are used from now on. Storages that the engine already tracks remain tracked.
 inline void set_relocation_min(std::size_t bytes) noexcept {
   detail::relocation_min.store(bytes, std::memory_order_relaxed);
 }

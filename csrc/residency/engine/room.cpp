@@ -1,4 +1,5 @@
-// What gives way to a request: what is on its way out, what is needed last; and what is in the way moves aside.
+// Makes room for a request. Retiring device copies are freed first. Then the cheapest storages are evicted (clean, or
+// with a distant next use), and blocks in the way are relocated within the device.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,41 +11,41 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Of giving up a byte. What nobody has planned to leave is waited for when it comes back, and what is dirty now, too;
-/// to that comes one for what is used next at once, and ever less for what is used later.
-constexpr double kByteReady = 0.001;
-constexpr double kByteUnderWay = 0.05; // its copy is queued already
+/// Cost per byte of evicting a storage. An unplanned eviction stalls on the re-fetch; a dirty one also stalls on its
+/// write-back. Add up to 1 if the storage is reused soon, decaying with distance (soonness).
+constexpr double kByteReady = 0.001; // retiring, and its write-back is done
+constexpr double kByteUnderWay = 0.05; // retiring, and its write-back is queued
 constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
-constexpr double kIdleByte = 0.002; // once, for good: what is needed comes back, and leaves again, in each step
-constexpr double kFetchedByte = 8; // for nothing, and once more; only where it is the last resort
+constexpr double kIdleByte = 0.002; // factor: paid once, while others are re-fetched and evicted in each step
+constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
-/// Of a block, what may be left over for it to count as just large enough.
+/// A retiring block matches a request if at most 1/8 of the block would be left over.
 constexpr std::size_t kSlackShare = 8;
 
-/// Of what leaves for a small request, where it lies the lowest: larger ones go where they cost the least.
+/// Maximum size of the blocks that a small request may evict by first fit. Larger blocks are chosen by cost.
 constexpr std::size_t kMostForSmall = 32 * MiB;
 
-/// Of moving a block aside, relative to one that nothing is copied to or from.
+/// Cost factor of relocating a block that a copy is using.
 constexpr double kUnderWay = 16;
 
-/// A request is tried again this often: each time its neighbours may have been taken by another thread.
+/// Number of attempts for a request: another thread may take the freed range, or a victim may turn out unmovable.
 constexpr int kTries = 8;
 
-/// ... and waits this often for what other threads are about to free, a moment each: long enough for a thread that was
-/// interrupted in the midst of that. Not for ever: it may want the GIL, which the request may hold.
+/// Number of waits, up to 1 ms each, for blocks that other threads are about to free: enough for a preempted thread to
+/// finish. Bounded, since that thread may need the GIL, which the requesting thread may hold.
 constexpr int kMoments = 64;
 
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
-  // Operands of the operator that begins are needed now: they leave by make_one_leave only.
+  // Operands of the operator being begun count as in use here. Only make_one_leave evicts them.
   if (!of(record.device).settled || record.device_block == nullptr ||
       !record.address_may_change(Mover::kEngine, 0, operators_)) {
     return kNever;
   }
   const auto bytes = static_cast<double>(record.bytes);
-  if (record.fetching()) { // about to be used, but not by the operator that cannot do without room
+  if (record.fetching()) { // needed soon, but the request is needed now
     if (need == Need::kAhead) {
       return kNever;
     }
@@ -55,7 +56,7 @@ double Engine::cost_of(const Record& record, Need need) {
     if (record.write_back <= device.write_backs_read) {
       return bytes * kByteReady;
     }
-    // Those that were started first are done first.
+    // Write-backs finish in the order in which they were started: prefer the oldest.
     const auto turn = static_cast<double>(record.write_back - device.write_backs_read);
     return bytes * kByteUnderWay * (1 + turn / static_cast<double>(device.write_backs_started));
   }
@@ -74,13 +75,13 @@ bool Engine::is_idle(const Record& record) const {
 
 double Engine::soonness(const Record& record) {
   const double next = of(record.device).policy->next_use(record.id);
-  // Nothing known: what was used long ago will not be used soon.
+  // If no next use is known, fall back to LRU.
   const double distance = std::isfinite(next) ? next : static_cast<double>(operators_ - record.last_use);
   return 1.0 / (1.0 + distance);
 }
 
 bool Engine::is_read(Record& record) {
-  // In the order of one stream: what is done says that all before it is. A question costs a call of the driver.
+  // Write-backs share one stream, so one that is done implies that all earlier ones are. Each query is a driver call.
   std::uint64_t& done = of(record.device).write_backs_read;
   if (record.write_back > done && reached(was_read(record))) {
     done = record.write_back;
@@ -110,7 +111,7 @@ void Engine::give_up_read(int index) {
 }
 
 bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
-  // Steps repeat, and so do sizes: what is on its way out often leaves just what is asked for.
+  // Steps repeat, and so do sizes: a retiring block often fits the request exactly.
   for (const Device::Retirement& each : of(index).retired) {
     Record* const record = retiring(each);
     if (record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
@@ -168,7 +169,7 @@ std::vector<Record*> Engine::cheapest_bytes(std::size_t bytes, int device, Need 
   if (found < bytes) {
     return {};
   }
-  // What the dearest have made unnecessary, the dearest first.
+  // Drop victims that are no longer needed, starting with the most expensive.
   for (std::size_t at = victims.size(); at-- > 0;) {
     if (found - victims[at]->bytes >= bytes) {
       found -= victims[at]->bytes;
@@ -186,7 +187,7 @@ bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker)
   if (try_repeatedly_to_give_up(bytes, device, need, taker)) {
     return true;
   }
-  // What kept bytes in place may be gone by now: looked at before its time where there is no other way.
+  // Last resort: retry the storages marked unmovable before their time is up. They may be movable by now.
   return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_give_up(bytes, device, need, taker);
 }
 
@@ -197,7 +198,7 @@ bool Engine::try_repeatedly_to_give_up(std::size_t bytes, int device, Need need,
       return true;
     }
     if (!found_fixed_) {
-      break; // else: not counting on what turned out to stay
+      break; // else retry, now that the unmovable storage is marked and not chosen again
     }
   }
   return false;
@@ -237,7 +238,7 @@ bool Engine::give_up_all(int device, Stream taker) {
       if (evict(*record, taker)) {
         any = true;
       } else if (host_refused_) {
-        break; // it will refuse others, too
+        break; // no pinned memory for further write-backs either
       }
     }
   }
@@ -245,8 +246,8 @@ bool Engine::give_up_all(int device, Stream taker) {
 }
 
 bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
-  // What the engine does not know stays where it comes to lie: all of it together, or it would cut memory into pieces
-  // that large storages do not fit into.
+  // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
+  // not fragment the memory for large storages.
   if (bytes < relocation_min() && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
     return true;
   }
@@ -254,10 +255,11 @@ bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream tak
     return true;
   }
   if (need == Need::kAhead && unused(device) < bytes && of(device).retired.empty()) {
-    return false; // nothing is on its way out
+    return false; // a prefetch evicts only retiring storages, and there are none
   }
   std::optional<std::vector<Record*>> run = cheapest_run(bytes, device, need);
-  // With no room to spare there are not places for all that is in the way.
+  // Compare evicting a contiguous range with evicting the cheapest storages anywhere and relocating blocks afterwards.
+  // Relocation needs free places for the blocks in the way, so retry with more and more spare bytes.
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
     const std::size_t wanting = bytes + spare - std::min(unused(device), bytes + spare);
     const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
@@ -267,7 +269,7 @@ bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream tak
     if (!evict_all(scattered, taker)) {
       return false;
     }
-    // What moves is the compute's: a stream of copies would make it wait for all of them.
+    // Relocated blocks are used by compute. On the stream of prefetches, compute would wait for all queued prefetches.
     if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
       return true;
     }
@@ -305,8 +307,8 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
     const bool under_way = record.fetching() || record.retiring;
     return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
   };
-  // The pointer shows the host's copy while the device's is fetched: then no address changes, and the engine alone
-  // frees the block.
+  // While a storage is being fetched, its pointer is the host copy's. Relocating the device block then changes no
+  // address, and only the engine can free the block.
   const auto claim = [&](void* tag) {
     Record& record = *static_cast<Record*>(tag);
     return record.fetching() || claim_address(record, Mover::kEngine);
@@ -331,11 +333,11 @@ void Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   std::vector<Stream> users = memory_.streams(move.to);
   users.insert(users.end(), record.streams.begin(), record.streams.end());
   users.push_back(move.earlier);
-  // Of its fetch, that one, and not those that are queued behind it.
+  // Wait for this storage's own fetch by its event, not for the fetches queued behind it.
   std::erase_if(
       users, [&](Stream used) { return used.is_host() || (used == of(record.device).fetches && record.device_ready); });
   order(users, taker);
-  for (Event* const event : {&record.device_ready, &was_read(record)}) { // what fills the old place, or reads it
+  for (Event* const event : {&record.device_ready, &was_read(record)}) { // copies that write or read the old block
     if (!reached(*event)) {
       wait(taker, *event);
     }
@@ -392,9 +394,9 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
       return false;
     }
     if (device.asleep) {
-      // What is there becomes known as operators use it: as a rule there is nothing yet to give up.
+      // Storages created while idle get records as operators use them, so usually nothing can be evicted yet.
       device.asleep = false;
-      device.settled = false; // what runs now has begun unseen
+      device.settled = false; // operators that run now were not watched
       note_awake();
       wakes = true;
     }
@@ -405,14 +407,14 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
       made = give_up_run(bytes, home.index, Need::kNow, stream);
     }
     if (!made && device.hard) {
-      made = give_up_all(home.index, stream); // then idle segments make way for one of the request's own
+      made = give_up_all(home.index, stream); // then unused segments can be released for a new one
     }
     ++statistics_.made_room.count;
     statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
     statistics_.made_room.ms += (now_us() - began) / 1e3;
     device.excess = device.excess || (!made && !device.hard);
   } catch (...) {
-    made = false; // the runtime fails: the allocator says what is missing
+    made = false; // the runtime failed; the allocator reports the lack of memory
   }
   if (wakes) {
     door_.wake();

@@ -1,13 +1,13 @@
-// When nobody needs to be watched, and how that ends: steps that repeat and fit cost nothing.
+// Idle devices: steps that repeat and fit into the budget run without the engine's overhead.
 //
-// PyTorch's callback costs more than what is done in it: each call of the dispatcher is slower while there is one. So a
-// device falls asleep once its steps have repeated for a while with nothing given up, nothing on the host, and room to
-// spare. What was seen of its storages is kept, and their deaths are told all the while.
+// Each dispatcher call is slower while a PyTorch callback is registered, and that costs more than the callback's own
+// work. So a device becomes idle once its steps have repeated for a while without evictions, with nothing on the host
+// and with memory to spare. Records are kept, and the destruction of storages is still reported.
 //
-// It wakes where more is allocated than those steps ever had, well below the budget, or where the allocator is short.
-// Then it has not settled: operators that nobody has seen begin may still hold pointers, and may have queued work on
-// streams that nobody knows. Until they are over nothing is given up; what cannot wait for that exceeds the budget,
-// as one operator alone may.
+// The device wakes if more is allocated than those steps ever used, which is still well below the budget, or if the
+// allocator runs out of room. It is not quiescent then: operators that began unwatched may hold pointers and may have
+// queued work on unknown streams. Nothing is evicted until they have ended. Allocations that cannot wait exceed the
+// budget.
 #include <algorithm>
 
 #include "residency/engine/engine.h"
@@ -15,15 +15,16 @@
 namespace torch_uvm {
 namespace {
 
-constexpr std::uint64_t kQuietSteps = 2; ///< before the first sleep; twice as many before each other
+constexpr std::uint64_t kQuietSteps = 2; ///< quiet steps before a device first becomes idle; doubles each time
 constexpr unsigned kMostDoublings = 6;
-constexpr std::uint64_t kLeastQuiet = 128; ///< operators, however short the step
-constexpr std::uint64_t kMissesShare = 32; ///< one in so many may come unplanned
-constexpr std::size_t kSpareShare = 8; ///< of the budget, what steps have to leave free
-constexpr std::size_t kSlackShare = 16; ///< of what steps have, what they may have more without waking anybody
-constexpr std::size_t kRiseShare = 64; ///< of what steps have, what they may have more and count as quiet
+constexpr std::uint64_t kLeastQuiet = 128; ///< minimum number of quiet operators, however short the step
+constexpr std::uint64_t kMissesShare = 32; ///< at most 1/32 of the operators may miss the schedule
+constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
+constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
+constexpr std::size_t kRiseShare = 64; ///< a rise of up to 1/64 of the allocated bytes still counts as quiet
 
-/// Operators until all that ran when a device woke are over. One that surely is within no other counts for more.
+/// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
+/// running kernels are not counted (StorageDoor). An operator that is certainly outermost adds `kSurely`, others 1.
 constexpr unsigned kSettled = 512;
 constexpr unsigned kSurely = 128;
 
@@ -32,7 +33,7 @@ constexpr unsigned kSurely = 128;
 void Engine::note_level(Device& device, std::size_t bytes) {
   Quiet& quiet = device.quiet;
   quiet.peak = std::max(quiet.peak, bytes);
-  // Steps that keep a loss each have a little more every time, and are quiet all the same.
+  // Tolerate slow growth, for example from steps that each append their loss to a list.
   if (bytes > quiet.level + std::max(quiet.level / kRiseShare, relocation_min())) {
     quiet.level = bytes;
     restart_quiet(device);
@@ -70,7 +71,7 @@ void Engine::rest_if_quiet(int index) {
     return;
   }
   if (!fall_asleep(index)) {
-    restart_quiet(device); // what spoke against it is not looked for at every turn
+    restart_quiet(device); // do not repeat the checks at every look
   }
 }
 
@@ -93,7 +94,7 @@ bool Engine::fall_asleep(int index) {
   }
   for (const auto& [id, record] : records_) {
     if (record->device == index && record->host_block != nullptr) {
-      drop_host_copy(*record); // writes to the device copy will not be seen
+      drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
     }
   }
   device.pending.clear();
@@ -132,7 +133,7 @@ void Engine::wake(int device) {
       return;
     }
     of(device).asleep = false;
-    of(device).settled = false; // of a soft budget, too, that has slept from the first
+    of(device).settled = false; // also for a soft budget that has been idle from the start
     note_awake();
   }
   door_.wake();
@@ -166,7 +167,7 @@ void Engine::settle_down(int index, bool surely_outermost) {
 
 void Engine::note_settled(int index) {
   Device& device = of(index);
-  runtime_.synchronize_device(index); // what was queued on streams that nobody knows
+  runtime_.synchronize_device(index); // work queued on unknown streams
   device.settled = true;
   const unsigned rests = device.quiet.rests + (device.quiet.alarm != 0 ? 1 : 0);
   std::size_t known = 0;
@@ -179,7 +180,7 @@ void Engine::note_settled(int index) {
   device.quiet.rests = rests;
   device.quiet.other = other;
   device.quiet.unseen = allocated - std::min(allocated, known + other);
-  device.excess = true; // maybe: that is looked at when this operator ends
+  device.excess = true; // possibly; checked when this operator ends
   note_awake();
   restart_quiet(device);
 }

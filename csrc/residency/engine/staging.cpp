@@ -24,7 +24,7 @@ void Staging::resize(std::size_t slot_bytes) noexcept {
 
 void Staging::give_back(Slot& slot) noexcept {
   if (slot.memory != nullptr) {
-    runtime_.free_device(slot.memory); // after the work that may touch it
+    runtime_.free_device(slot.memory); // waits for work that may use it
   }
   for (const Event event : {slot.filled, slot.emptied}) {
     if (event) {
@@ -47,7 +47,7 @@ bool Staging::is_ready() noexcept {
   if (slots_.back().memory == nullptr) {
     try {
       std::ranges::for_each(slots_, [this](Slot& slot) { make(slot); });
-    } catch (...) { // the device is full, with others' memory: copies are direct then, and slower
+    } catch (...) { // no device memory: copies are direct, and slower
       std::ranges::for_each(slots_, [this](Slot& slot) { give_back(slot); });
       refused_ = true;
     }
@@ -85,7 +85,7 @@ void Staging::copy(void* dst, const void* src, std::size_t bytes, Stream stream)
       done += piece;
     }
   } catch (...) {
-    refused_ = true; // nobody knows when the slot is empty
+    refused_ = true; // it is not known when the slot is free again
     throw;
   }
 }

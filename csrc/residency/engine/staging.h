@@ -1,12 +1,12 @@
-// Copies between pinned host memory and managed memory of a device that overlap with the device's kernels.
+// Staging buffers: copies between pinned host memory and managed device memory that overlap with kernels.
 //
-// A driver may serve copies of managed memory by an engine that shares its turns with kernels. On an H200 neither
-// runs beside the other then, nor do copies of the two directions (benchmarks/copy_overlap.py); copies of plain
-// device memory overlap with both. So bytes go through plain memory: across the link by copies of plain memory, and
-// between that and the managed memory by copies within the device, which take a thirtieth of the time.
+// On an H200, copies of managed memory do not overlap with kernels or with copies of the other direction
+// (benchmarks/copy_overlap.py). Copies of plain device memory overlap with both. So each copy goes through a slot of
+// plain device memory: across the link by a plain copy, and between slot and managed memory by a copy within the
+// device, which takes a thirtieth of the time.
 //
-// What is staged has two sides. The managed memory is used in the order of the stream that the caller names, the
-// host's in that of `link`: each has its own event when it is done with.
+// A staged copy uses two streams: the managed memory in the order of the caller's stream, the host memory in the order
+// of `link`. Each side is done when its own stream is.
 #pragma once
 
 #include <array>
@@ -21,10 +21,10 @@ class Staging {
  public:
   enum class Direction { kToDevice, kToHost };
 
-  /// Two: while one is copied within the device, the other one is on the link.
+  /// Double buffering: one slot is copied within the device while the other is on the link.
   static constexpr std::size_t kSlots = 2;
 
-  /// \param link of this object alone; it outlives the host memory that is copied
+  /// \param link a stream for this object alone; must outlive the host memory that is copied
   Staging(ManagedRuntime& runtime, Direction direction, Stream link);
   ~Staging();
   Staging(const Staging&) = delete;
@@ -33,21 +33,24 @@ class Staging {
   Stream link() const {
     return link_;
   }
-  /// Waits for what is under way and gives the slots back; they are made again when they are needed.
-  /// \param slot_bytes 0: none are made
+  /// Waits for pending copies and frees the slots, unless the size stays the same. They are allocated again on demand.
+  /// \param slot_bytes 0 disables staging
   void resize(std::size_t slot_bytes) noexcept;
-  /// Makes the slots if need be. False: there are none to be had, or a copy has failed, until the next resize.
+  /// Allocates the slots if needed. False until the next `resize` if that fails or a copy has failed.
   bool is_ready() noexcept;
 
-  /// Bytes of the device that the slots have now.
+  /// Device bytes that the slots occupy now.
   std::size_t bytes() const {
     return slots_.back().memory == nullptr ? 0 : kSlots * slot_bytes_;
   }
 
-  /// \return the stream that the copy begins on. It has waited for the first slot. \throws what the runtime throws
+  /// Makes the stream that the copy begins on wait for the first slot.
+  /// \return that stream
+  /// \throws the runtime's errors
   Stream begin(Stream stream);
-  /// After `begin`. The managed side is used in `stream`'s order. Where it throws, part of it may have been queued: the
-  /// managed memory may be in use there, and the host's on `link`. \throws what the runtime throws
+  /// Queues the copy; `begin` must have been called. The managed memory is used in the order of `stream`, the host
+  /// memory in that of `link`.
+  /// \throws the runtime's errors; part of the copy may have been queued on both streams
   void copy(void* dst, const void* src, std::size_t bytes, Stream stream);
 
  private:
@@ -55,7 +58,7 @@ class Staging {
     void* memory = nullptr;
     Event filled;
     Event emptied;
-    bool used = false; ///< `emptied` has been recorded
+    bool used = false; ///< whether `emptied` has been recorded
   };
   void make(Slot& slot);
   void give_back(Slot& slot) noexcept;
@@ -65,7 +68,7 @@ class Staging {
   const Direction direction_;
   const Stream link_;
   std::size_t slot_bytes_ = 0;
-  bool refused_ = false; ///< until the next resize
+  bool refused_ = false; ///< allocation or a copy failed; until the next `resize`
   std::array<Slot, kSlots> slots_;
   std::size_t next_ = 0;
 };

@@ -1,4 +1,4 @@
-// The engine's narrow door to the floor that knows tensors.
+// The engine's interface to the tensor layer: how it changes a storage's data pointer and keeps storages alive.
 #pragma once
 
 #include <optional>
@@ -9,32 +9,35 @@
 
 namespace torch_uvm {
 
-/// Called with the engine's mutex held, but for `let_go`; takes no lock of the engine's or above it.
+/// Called with the engine's mutex held, except `let_go` and `wake`. Implementations must not take the engine's mutex or
+/// a lock that is ordered before it.
 class StorageDoor {
  public:
   virtual ~StorageDoor() = default;
-  /// Keeps the storage alive while its pointer changes: what is appended to `kept` goes to `let_go`, later.
-  /// \return false: it is being destroyed, or its bytes are no longer the record's alone
+  /// Locks the weak reference to keep the storage alive while its pointer changes. Appends the strong reference to
+  /// `kept`; the engine passes it to `let_go` later.
+  /// \return false if the storage is being destroyed or shares its bytes with other storages
   virtual bool keep(const Record& record, std::vector<void*>& kept) = 0;
   virtual void let_go(void* kept) noexcept = 0;
-  /// Where the storage shared its bytes with others, and all of those are gone: they are its own again.
-  /// \return whether that was so; then the bytes may have been written through the others
+  /// Takes sole ownership of the bytes again if the storage shared them and all the other storages are gone.
+  /// \return whether that was so; the bytes may then have been written through the other storages
   virtual bool reclaim(const Record& record, std::vector<void*>& kept) = 0;
-  /// Nobody owns the storage any more: another thread is about to say that it died.
+  /// Whether the storage has no owner left: another thread is about to report its destruction.
   virtual bool is_going(const Record& record) const = 0;
-  /// The storage's pointer shows this copy from now on; nothing is freed.
+  /// Sets the storage's data pointer to its host or device copy. Frees nothing.
   virtual void point_at_host(Record& record, void* ptr) noexcept = 0;
   virtual void point_at_device(Record& record, Block* block) noexcept = 0;
-  /// Says when code that the watcher does not see may write to the storage (Engine::settle); once, where PyTorch can.
+  /// Arranges for Engine::settle to be called before code outside watched operators may write to the storage. One call
+  /// covers one such access; effective only where PyTorch supports it.
   virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
-  /// Operators are to be watched from now on. With no lock held.
+  /// Starts watching operators. Called with no lock held.
   virtual void wake() noexcept = 0;
-  /// Kernels that run now; nullopt: they are not counted. A kernel that begins after this call finds the engine awake,
-  /// and holds its storages.
+  /// Number of kernels that run now; nullopt if they are not counted. A kernel that begins after this call sees the
+  /// engine active and holds its storages.
   virtual std::optional<int> running_kernels() const noexcept = 0;
-  /// The outermost operator that the calling thread runs: its name, and the storages that it holds.
+  /// The outermost operator that the calling thread runs, and the storages that it holds.
   struct RunningOperator {
-    const char* name = nullptr; ///< nullptr: it runs none
+    const char* name = nullptr; ///< nullptr if the thread runs no operator
     std::span<Record* const> held;
   };
   virtual RunningOperator running() const noexcept {

@@ -65,7 +65,7 @@ void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
   try {
     end = timed_event(stream);
     timed_.push_back({kind, stream.device, begin, end, copies_});
-  } catch (...) { // the copy is queued all the same, and is not timed
+  } catch (...) { // the copy is queued; it is just not timed
     give(stream.device, begin);
     if (end) {
       give(stream.device, end);
@@ -100,13 +100,13 @@ void Transfers::collect(ResidencyStatistics& statistics) noexcept {
 }
 
 void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) noexcept {
-  // In the order of their making, which is nearly that of their ends: two streams a device.
+  // In order of submission. With two streams per device that is nearly the order of completion.
   for (std::size_t left = std::min(most, timed_.size()); left > 0; --left) {
     const Timed timed = timed_.front();
     timed_.pop_front();
     try {
       if (!runtime_.query_event(timed.end)) {
-        timed_.push_back(timed); // the room is there: it was just taken from the front
+        timed_.push_back(timed); // cannot throw: it was just taken from the front
         continue;
       }
       const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
@@ -115,7 +115,7 @@ void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) no
         timed.recorder->took(timed.transfer, 1e3 * ms);
       }
     } catch (...) {
-      // The copy itself has failed, or nothing is known of it: not timed.
+      // The copy has failed or its events cannot be read: it is not timed.
     }
     give(timed.device, timed.begin);
     give(timed.device, timed.end);

@@ -1,4 +1,4 @@
-// How long the engine's copies take, by timed events around each; read when they are over, without waiting.
+// Queues the engine's copies and times each with a pair of events, which are read once it is done, without blocking.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,16 @@ class Transfers {
 
   enum class Kind { kFetch, kWriteBack };
 
-  /// Copies in `stream`'s order, and counts it.
-  /// \param staging of that direction, through which it goes, or nullptr
-  /// \throws what the runtime throws
+  /// Queues a copy on `stream` and counts it.
+  /// \param staging the staging buffer of that direction, or nullptr for a direct copy
+  /// \throws the runtime's errors
   void copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging);
-  /// Has the recorder told how long the latest copy takes, once it is over, if it is timed.
-  /// \param number the recorder's, of the transfer
+  /// Reports the duration of the latest copy to the recorder once the copy is done, if it is timed.
+  /// \param number the recorder's number of the transfer
   void record_latest(AccessRecorder& recorder, std::uint64_t number) noexcept;
-  /// The recorder is about to be closed: it is told of the copies that are over.
+  /// Called before the recorder is closed. Reports the copies that are done and forgets the recorder.
   void end_recording(ResidencyStatistics& statistics) noexcept;
-  /// Adds the times of copies that are over to the statistics.
+  /// Adds the counts so far, and the times of copies that are done, to the statistics.
   void collect(ResidencyStatistics& statistics) noexcept;
 
  private:
@@ -40,16 +40,16 @@ class Transfers {
     int device;
     Event begin;
     Event end;
-    std::uint64_t copy = 0; ///< its number among all
-    AccessRecorder* recorder = nullptr; ///< to tell of its time
-    std::uint64_t transfer = 0; ///< the recorder's number
+    std::uint64_t copy = 0; ///< value of `copies_` for this copy
+    AccessRecorder* recorder = nullptr; ///< receives the duration
+    std::uint64_t transfer = 0; ///< the recorder's number of the transfer
   };
   Event timed_event(Stream stream);
   void time(Kind kind, Event begin, Stream stream) noexcept;
   void read_times(std::size_t most, ResidencyStatistics& statistics) noexcept;
   void give(int device, Event event) noexcept;
 
-  /// As many as are timed at once; copies beyond them are counted and not timed.
+  /// Limit on copies that are timed at once. Copies beyond it are counted but not timed.
   static constexpr std::size_t kMostTimed = 4096;
   static constexpr std::size_t kReadAtOnce = 4;
 
@@ -57,7 +57,7 @@ class Transfers {
   ResidencyStatistics counted_; ///< since the last `collect`
   std::deque<Timed> timed_;
   std::uint64_t copies_ = 0;
-  std::vector<std::vector<Event>> unused_; ///< by device
+  std::vector<std::vector<Event>> unused_; ///< event pool, by device
 };
 
 } // namespace torch_uvm

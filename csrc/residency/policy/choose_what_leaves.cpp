@@ -8,11 +8,11 @@ namespace torch_uvm::planning {
 
 namespace {
 
-// The first lap is unlike the others: it begins with everything there. What leaves in the second is what leaves for
-// good. But farthest next use may take turns over several laps: in those after it more leaves, until nothing has to.
-constexpr int kGood = 2;
+// Iteration 0 starts with everything resident and is not representative, so we keep the evictions of iteration 1.
+// Belady's choice can oscillate between iterations; simulate further (at most 8) until no new eviction is needed.
+constexpr int kGood = 2; // index of the result: iteration 2 and later add to the evictions of iteration 1
 constexpr int kMostLaps = 8;
-/// What is clean leaves for half the traffic: it is preferred unless it is needed this much sooner.
+/// Evicting a clean value causes half the traffic. Prefer it unless a dirty value's next use is this much farther away.
 constexpr double kCleanIsWorth = 1.5;
 
 class Belady {
@@ -32,7 +32,7 @@ class Belady {
         const std::vector<std::uint32_t>& events = lap_.events_of[part];
         parts_[part].latest = events.back();
         parts_[part].alive = true;
-        // What a step only reads is written back at most once, ever.
+        // A value that the step only reads is written back at most once in total, so it counts as clean.
         parts_[part].dirty =
             std::any_of(events.begin(), events.end(), [&](std::uint32_t event) { return lap_.events[event].writes; });
         move_in(part, lap_.events[events.front()].op, rank(events.back()));
@@ -59,15 +59,15 @@ class Belady {
   struct State {
     bool alive = false;
     bool resident = false;
-    bool dirty = true; ///< the host has not these bytes
-    int lap = 0; ///< of the latest event
-    std::uint32_t latest = 0; ///< event
-    std::uint32_t entry = 0; ///< counts, so that old entries of a queue are known
-    std::uint64_t used_at = 0; ///< the operator that must not lose it
+    bool dirty = true; ///< the host has no valid copy
+    int lap = 0; ///< stage of the latest use
+    std::uint32_t latest = 0; ///< the latest use (event)
+    std::uint32_t entry = 0; ///< version of its queue entry; older entries are stale
+    std::uint64_t used_at = 0; ///< the latest operator that uses it; not evicted during that operator
   };
   struct Entry {
-    std::uint64_t next = 0; ///< operator at which it is needed, or dies
-    std::uint32_t in_place = 0; ///< of those that are needed together the larger leaves first
+    std::uint64_t next = 0; ///< operator of its next use, or at which it is freed
+    std::uint32_t in_place = 0; ///< see `rank`; breaks ties of `next`: the higher rank is evicted first
     std::uint32_t part = 0;
     std::uint32_t entry = 0;
     friend bool operator<(const Entry& left, const Entry& right) {
@@ -79,7 +79,7 @@ class Belady {
     return static_cast<std::uint64_t>(lap_number_) * lap_.size() + op + 1;
   }
 
-  /// 2: its next use will be in place, and is the only one in a lap; 1: in place, and the last; 0: neither.
+  /// 2: the next use can be in place and is the only one in an iteration; 1: in place and the last one; 0: otherwise.
   std::uint32_t rank(std::uint32_t event) const {
     const std::uint32_t next = lap_.events[event].next;
     if (next == kNone || !options_.in_place || !lap_.ops[lap_.events[next].op].in_place_ok) {
@@ -104,7 +104,7 @@ class Belady {
     used_ -= lap_.parts[part].bytes;
   }
 
-  /// The entry that would leave first, with what runs now left aside; nullptr: none.
+  /// The first entry to evict, apart from values that the current operator uses; nullptr: none.
   const Entry* top(std::priority_queue<Entry>& queue, std::uint64_t now) {
     while (!queue.empty()) {
       const Entry& entry = queue.top();
@@ -147,12 +147,12 @@ class Belady {
       const Event& it = lap_.events[event];
       State& state = parts_[it.part];
       if (lap_.parts[it.part].held || (!it.birth && !state.alive)) {
-        continue; // the first lap begins in the middle of some lives
+        continue; // iteration 0 has no temporaries of an iteration before it
       }
       state.used_at = now;
       if (it.birth) {
         if (state.resident) {
-          move_out(it.part); // one of the lap before that does not die
+          move_out(it.part); // the previous iteration's storage, which is never freed
         }
         need += lap_.parts[it.part].bytes;
       } else if (!state.resident) {
@@ -189,7 +189,7 @@ class Belady {
     }
   }
 
-  /// A fetch that serves one use only crosses the link for nothing more than the use itself does.
+  /// A fetch for a single use moves no fewer bytes across the link than the use in place.
   bool better_in_place(std::uint32_t event) const {
     const Event& it = lap_.events[event];
     if (!options_.in_place || !lap_.ops[it.op].in_place_ok) {
@@ -233,7 +233,7 @@ class Belady {
   std::size_t capacity_;
   std::size_t used_ = 0;
   int lap_number_ = 0;
-  int stage_ = 0; ///< the same, at most kGood
+  int stage_ = 0; ///< lap_number_, at most kGood: index into leaves_ and in_place_
   bool more_leaves_ = false;
   std::vector<State> parts_;
   std::priority_queue<Entry> queues_[2]; ///< clean, dirty

@@ -1,4 +1,4 @@
-// What a policy is told, and what it answers.
+// Inputs and outputs of a policy.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,33 @@ namespace torch_uvm {
 using StorageId = std::uint64_t; ///< never reused
 using OperatorKey = std::uint64_t; ///< the operator's name, hashed by the caller
 
-/// A storage may come more than once in an operator; it is written if any of them writes.
+/// A storage may occur more than once in an operator. It is written if any of its accesses writes.
 struct Access {
   StorageId storage = 0;
   bool writes = false;
 };
 
 struct PolicyOptions {
-  std::size_t budget = 0; ///< bytes that storages may have on the device
-  std::size_t reserve = 0; ///< of these, what the plan leaves free
-  bool in_place = true; ///< whether operators may use what is on the host there
+  std::size_t budget = 0; ///< device bytes for storages
+  std::size_t reserve = 0; ///< part of the budget that schedules leave free
+  bool in_place = true; ///< whether operators may use host copies in place
 };
 
 /// Valid until the next call of `begin` or `end`.
 struct Decision {
-  /// Fetch these, in this order, each as soon as there is room. They come after those of earlier
-  /// decisions: the caller keeps the queue, and takes out what has died, what is resident and what was retired since.
+  /// Prefetch these in order, each as soon as there is room. They queue behind those of earlier decisions. The caller
+  /// keeps the queue and skips storages that were freed, are resident or were retired since.
   std::vector<StorageId> fetch;
-  /// Start to write these back now: their device copies may be given up as soon as that is done. What is clean
-  /// is written by nobody and may be given up at once.
+  /// Start to write these back now. Each device copy may be evicted once its write-back is done, or at once if it is
+  /// clean.
   std::vector<StorageId> retire;
-  /// At `begin`: sizes of the operator's results that outlive it, as the plan has them, or without a plan as an earlier
-  /// operator of that name with operands of the same sizes made them. Empty: none, or unknown.
+  /// At `begin`: sizes of the results that outlive the operator. From the schedule, or without one from an earlier
+  /// operator of the same name and operand sizes. Empty: none, or unknown.
   std::vector<std::size_t> births;
-  /// At `begin` of an operator whose name is new: the largest result of any operator so far. 0: the name is known.
+  /// At `begin`, if no schedule matches and the operator's name is new: the largest result so far of any operator that
+  /// matched no schedule. Otherwise 0.
   std::size_t guess = 0;
-  /// The plan has changed, or was lost: forget the fetches of earlier decisions that have not been started.
+  /// The schedule has changed or was lost: drop the fetches of earlier decisions that have not started.
   bool forget = false;
 };
 

@@ -1,4 +1,4 @@
-// A hash table from 64-bit numbers, in one piece of memory: what is looked up for every operand of every operator.
+// A contiguous hash table with 64-bit keys, for lookups on every operand of every operator.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace torch_uvm {
 
-/// Spreads numbers that differ little over all 64 bits.
+/// Mixes the bits of a number, so that similar keys get unrelated hashes.
 constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);
 }
 
-/// Open addressing with linear probing; pointers to values hold until the next insertion or removal.
+/// Open addressing with linear probing. Pointers to values are valid until the next insertion or removal.
 template <typename V>
 class FlatMap {
  public:
@@ -29,7 +29,7 @@ class FlatMap {
     return const_cast<FlatMap*>(this)->find(key);
   }
 
-  /// The value of `key`, a fresh one if there was none.
+  /// The value of `key`; inserts a default one if there is none.
   V& operator[](std::uint64_t key) {
     if (V* found = find(key)) {
       return *found;
@@ -52,7 +52,7 @@ class FlatMap {
       return;
     }
     --count_;
-    // What was pushed past the hole moves back into it, so that no probe stops too early.
+    // Shift entries that were probed past the hole back into it, so that no lookup stops early.
     for (std::size_t at = next(hole); slots_[at].first != kNoKey; at = next(at)) {
       const std::size_t wanted = home(slots_[at].first);
       if (((at - wanted) & (slots_.size() - 1)) >= ((at - hole) & (slots_.size() - 1))) {
@@ -70,7 +70,7 @@ class FlatMap {
     slots_.clear();
     count_ = 0;
   }
-  /// Of the pairs, in no order.
+  /// Iterates over the pairs, unordered.
   class Iterator {
    public:
     Iterator(const std::pair<std::uint64_t, V>* at, const std::pair<std::uint64_t, V>* end) : at_(at), end_(end) {

@@ -6,9 +6,9 @@ namespace torch_uvm::planning {
 
 namespace {
 
-// What a script does now and then (logging) is passed over; after more than this the plan is given up.
+// Tolerate occasional extra operators (logging). After this many consecutive mismatches the schedule is dropped.
 constexpr unsigned kMostStrayed = 24;
-constexpr unsigned kMostPlaces = 64; // that look the same from three operators
+constexpr unsigned kMostPlaces = 64; // candidates with the same hash to compare when resynchronising
 
 std::uint64_t identity(OperatorKey key, std::size_t operands) {
   return mix_bits(key + operands);
@@ -136,7 +136,7 @@ bool Follower::find_again(OperatorKey key, std::span<const SeenOperand> operands
       continue;
     }
     const std::uint32_t size = known->plan.lap.size();
-    // Among those that look the same the nearest ahead, in another plan the first.
+    // If several positions match, take the nearest one ahead in the current schedule, or the first one in another.
     const std::uint32_t from = known.get() == current_ ? position_ + 1 : 0;
     std::uint32_t nearest = kNone;
     unsigned tried = 0;
@@ -161,7 +161,7 @@ bool Follower::find_again(OperatorKey key, std::span<const SeenOperand> operands
 }
 
 void Follower::go_to(KnownPlan* known, std::uint32_t op, std::span<const SeenOperand> operands) {
-  if (known != current_) { // its temporaries are long dead
+  if (known != current_) { // temporaries bound when it was last followed were freed long ago
     for (std::uint32_t part = 0; part < known->bound.size(); ++part) {
       known->bound[part] = known->plan.lap.parts[part].persistent;
     }

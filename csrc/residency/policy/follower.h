@@ -1,4 +1,4 @@
-// Where in which known plan the program is.
+// The matcher: tracks the program's position in the known schedules.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +13,17 @@
 
 namespace torch_uvm::planning {
 
-/// What the policy knows of a live storage.
+/// The policy's state of a live storage.
 struct StorageState {
   std::size_t bytes = 0;
-  std::uint64_t birth = 0; ///< the operator that it was born in or after
-  std::uint64_t last_use = 0;
-  std::uint32_t operand = 0; ///< its place among the operands of that operator
-  std::uint32_t part = kNone; ///< in the plan with the number below
+  std::uint64_t birth = 0; ///< created, or first seen, in or after this operator
+  std::uint64_t last_use = 0; ///< operator number
+  std::uint32_t operand = 0; ///< its index among the operands of that operator
+  std::uint32_t part = kNone; ///< its value in the schedule numbered `plan`
   std::uint64_t plan = 0;
-  bool found = false; ///< it was there before, when it was seen first
-  bool persistent = false; ///< in some plan
-  bool held = false;
+  bool found = false; ///< it existed before it was first seen
+  bool persistent = false; ///< a persistent value of some schedule
+  bool held = false; ///< pinned
 };
 
 struct SeenOperand {
@@ -31,54 +31,55 @@ struct SeenOperand {
   StorageState* state = nullptr;
 };
 
-/// A plan, and what is needed to find one's place in it.
+/// A schedule, and the index to find a position in it.
 struct KnownPlan {
   Plan plan;
   std::uint64_t number = 0; ///< counts from 1
-  std::uint64_t options = 0; ///< the version of the options that it was made for; 0: none yet
-  std::uint64_t followed = 0; ///< operators
-  std::uint64_t last_followed = 0;
-  std::size_t drift = 0; ///< bytes by which births differed in this lap
-  std::size_t born = 0; ///< bytes born in a lap as planned
-  bool stale = false; ///< sizes are others by now
-  bool installed = false;
-  std::vector<StorageId> bound; ///< by part: the storage that plays it now
-  FlatMap<std::uint32_t> places; ///< by the hash of operators in a row: the last of them
-  std::vector<std::uint32_t> same_place; ///< by operator: another one with this hash; kNone: no other
+  std::uint64_t options = 0; ///< version of the options that it was computed for; 0: not yet computed
+  std::uint64_t followed = 0; ///< number of operators that matched it
+  std::uint64_t last_followed = 0; ///< the latest operator that matched it
+  std::size_t drift = 0; ///< bytes by which created storages have differed in this iteration
+  std::size_t born = 0; ///< bytes created in an iteration, as recorded
+  bool stale = false; ///< sizes differed too much in the last iteration
+  bool installed = false; ///< storages that should be on the host were retired (Policy::State::install)
+  std::vector<StorageId> bound; ///< by value: its current storage
+  FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
+  std::vector<std::uint32_t> same_place; ///< by operator: the next one with the same hash; kNone: no other
 };
 
 class Follower {
  public:
   static constexpr std::size_t kMostPlans = 8;
 
-  /// Where the latest operator is; nullptr: in no plan.
+  /// The schedule being followed; nullptr: none.
   KnownPlan* current() const {
     return current_;
   }
   std::uint32_t position() const {
     return position_;
   }
-  /// Whether the latest operator did what the plan had foreseen.
+  /// Whether the latest operator matched the schedule.
   bool matched() const {
     return matched_;
   }
-  /// Operators in a row that did.
+  /// Number of consecutive operators that came in the scheduled order.
   std::uint64_t in_a_row() const {
     return in_a_row_;
   }
 
-  /// The plan of what ran last: its last operator is the latest one.
+  /// Adds the schedule of the latest iteration, whose last operator is the latest one, and follows it. Replaces the
+  /// least recently followed schedule if there are too many.
   void add(Plan plan, std::uint64_t now, FlatMap<StorageState>& storages);
-  /// Plans that have not been followed for a lap.
+  /// Number of unproven schedules: those that fewer operators than one iteration have matched.
   unsigned unproved() const;
 
   enum class Step { kAsPlanned, kFoundAgain, kMissed, kLost };
   Step begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
-  /// A storage was born in or after the latest operator, the `place`th since it began.
+  /// A storage was created in or after the latest operator, as number `place` (from 0) since the operator began.
   void born(StorageId storage, StorageState& state, std::size_t place);
   void died(const StorageState& state);
 
-  /// The part that a storage plays in the current plan; kNone: none.
+  /// The storage's value in the current schedule; kNone: none.
   std::uint32_t part_of(StorageId storage, const StorageState& state) const;
 
  private:
@@ -91,10 +92,10 @@ class Follower {
   KnownPlan* current_ = nullptr;
   std::uint32_t position_ = 0;
   bool matched_ = false;
-  unsigned strayed_ = 0; ///< operators since the latest that matched
+  unsigned strayed_ = 0; ///< number of mismatches since the latest match
   std::uint64_t in_a_row_ = 0;
   std::uint64_t plans_made_ = 0;
-  std::uint64_t window_[3] = {}; ///< hashes of the latest operators
+  std::uint64_t window_[3] = {}; ///< hashes of the latest three operators
 };
 
 } // namespace torch_uvm::planning

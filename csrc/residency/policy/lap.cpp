@@ -6,7 +6,7 @@ namespace torch_uvm::planning {
 
 namespace {
 
-/// Operators from one to another, forwards; a whole lap from one to itself.
+/// Number of operators from one to another, forwards. From an operator to itself it is a whole iteration.
 std::uint32_t distance(std::uint32_t from, std::uint32_t to, std::uint32_t size) {
   return to > from ? to - from : to + size - from;
 }
@@ -35,7 +35,8 @@ class LapMaker {
     return static_cast<std::uint32_t>(lap_.parts.size() - 1);
   }
 
-  /// A storage that was born in this lap has the part of its place there, and so has the one of the lap before.
+  /// Makes a value for each storage created in this iteration. The storage created at the same place in the previous
+  /// iteration maps to the same value.
   void name_births() {
     std::vector<std::uint32_t> here;
     for (std::uint32_t op = 0; op < size_; ++op) {
@@ -100,7 +101,7 @@ class LapMaker {
       std::vector<std::uint32_t>& events = lap_.events_of[part];
       const Part& it = lap_.parts[part];
       const bool persistent = it.birth == kNone;
-      if (!persistent) { // what comes before the birth is of the next lap
+      if (!persistent) { // uses before its creation belong to the next iteration
         const auto birth =
             std::find_if(events.begin(), events.end(), [&](std::uint32_t event) { return lap_.events[event].birth; });
         std::rotate(events.begin(), birth, events.end());

@@ -1,4 +1,7 @@
-// One lap of a step that repeats: its operators, and the storages they use by the part they play in it.
+// One iteration of a step that repeats: its operators, and the values (tensor slots) that they use.
+//
+// Temporaries are new storages in each iteration. A value stands for all the storages that take the same role, so that
+// one iteration describes them all.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +19,7 @@ namespace torch_uvm::planning {
 inline constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 inline constexpr StorageId kNoStorage = ~StorageId{0};
 
-/// Lists of numbers, one for each operator, in one piece.
+/// A list of numbers per operator, stored contiguously.
 class Lists {
  public:
   void push(std::uint32_t value) {
@@ -38,43 +41,43 @@ class Lists {
   std::vector<std::uint32_t> ends_;
 };
 
-/// A part that a storage plays: a parameter, always the same one, or a temporary, a new one in each lap.
+/// A value (tensor slot) of the iteration. A persistent one is the same storage in each iteration (a parameter); a
+/// temporary is a new storage each time.
 struct Part {
   std::size_t bytes = 0;
-  StorageId persistent = kNoStorage;
-  std::uint32_t birth = kNone; ///< the operator that it is born in or after; kNone: persistent
-  std::uint32_t death =
-      kNone; ///< the operator in or after which it dies, of the next lap if not after the birth; kNone: never
-  StorageId latest = kNoStorage; ///< the storage that played it in the lap
-  bool held = false;
+  StorageId persistent = kNoStorage; ///< the storage of a persistent value
+  std::uint32_t birth = kNone; ///< created in or after this operator; kNone: persistent
+  std::uint32_t death = kNone; ///< freed in or after this operator, of the next iteration if not after the birth;
+                               ///< kNone: never
+  StorageId latest = kNoStorage; ///< its storage in the recorded iteration
+  bool held = false; ///< pinned
 };
 
-/// An event of a part: its birth, or a use by an operator.
+/// A use of a value by an operator, or its creation.
 struct Event {
   std::uint32_t part = 0;
   std::uint32_t op = 0;
-  std::uint32_t next =
-      kNone; ///< the part's next event, the first again after the last of a persistent one; kNone: dies
-  std::uint32_t distance = kNone; ///< operators until then, or until it dies; kNone: neither comes
+  std::uint32_t next = kNone; ///< the value's next use; wraps around if it is persistent; kNone: this is the last
+  std::uint32_t distance = kNone; ///< number of operators until then, or until it is freed; kNone: neither
   bool birth = false;
   bool writes = false;
 };
 
-/// Cyclic: after the last operator comes the first one again.
+/// An iteration. Cyclic: the first operator follows the last one.
 struct Lap {
   struct Op {
     OperatorKey key = 0;
     std::size_t workspace = 0;
-    std::uint32_t operands = 0; ///< its events that are no births come first, in order of the accesses
+    std::uint32_t operands = 0; ///< number of its uses by operands, in order of accesses; they precede its births
     bool in_place_ok = false;
   };
   std::vector<Op> ops;
   std::vector<Part> parts;
   std::vector<Event> events; ///< in order of operators
-  std::vector<std::uint32_t> event_begin; ///< by operator, and the end
-  std::vector<std::vector<std::uint32_t>> events_of; ///< by part, in order of operators, from the birth on
-  Lists deaths; ///< by operator: parts
-  FlatMap<std::uint32_t> part_of; ///< persistent storages
+  std::vector<std::uint32_t> event_begin; ///< by operator: its first event; one more entry for the end
+  std::vector<std::vector<std::uint32_t>> events_of; ///< by value, in order of operators, starting at its creation
+  Lists deaths; ///< by operator: the values freed in or after it
+  FlatMap<std::uint32_t> part_of; ///< persistent storages to values
 
   std::uint32_t size() const {
     return static_cast<std::uint32_t>(ops.size());
@@ -87,8 +90,9 @@ struct Lap {
   }
 };
 
-/// The last `operators` of the log as a lap.
-/// \param repeated those before them equal them: temporaries of theirs that live on play the same parts
+/// Makes an iteration from the last `operators` of the log.
+/// \param repeated the operators before them are an equal iteration; temporaries of it that are still alive then map to
+///   the same values
 Lap make_lap(const OperatorLog& log, std::uint64_t operators, bool repeated = true);
 
 } // namespace torch_uvm::planning

@@ -8,8 +8,8 @@ namespace torch_uvm::planning {
 
 namespace {
 
-constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ULL; // odd: no power of it is 0
-constexpr std::uint64_t kShortestEvidence = 16; ///< operators that have to repeat, however short the step
+constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ULL; // of the rolling hash; odd, so no power of it is 0
+constexpr std::uint64_t kShortestEvidence = 16; ///< minimum number of operators that must repeat
 constexpr std::size_t kLargestSeen = 1 << 18;
 
 std::uint64_t power(std::uint64_t base, std::uint64_t exponent) {
@@ -25,7 +25,7 @@ std::uint64_t power(std::uint64_t base, std::uint64_t exponent) {
 } // namespace
 
 OperatorLog::OperatorLog() : seen_(1 << 10) {
-  operators_.push({}); // number 0: what was there before the first
+  operators_.push({}); // number 0 stands for everything before the first operator
 }
 
 void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok) {
@@ -103,7 +103,8 @@ bool OperatorLog::sizes_repeat(std::uint64_t operators) const {
 }
 
 bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive) {
-  // A few differences are let pass: what lives longer than a step without being a parameter (running averages).
+  // Tolerate differences in 1/32 of the operators: some storages that are no parameters outlive a step (running
+  // averages).
   std::uint64_t different = 0;
   for (std::uint64_t back = 0; back < operators; ++back) {
     const std::uint64_t number = latest() - back;
@@ -111,8 +112,9 @@ bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(Stor
     bool differs = false;
     accesses_of(number, [&](const LoggedAccess& access) {
       const LoggedAccess& counterpart = accesses_[other++];
-      // Storages that differ are the step's own: born less than a step ago. What was only found there may be a layer's
-      // parameter, seen for the first time, or a batch; of batches, the one before is gone as a rule.
+      // Storages may differ if they are the step's own temporaries, created less than a step ago. A storage that was
+      // found rather than created is a parameter seen for the first time or an input batch. It is a batch if its
+      // counterpart was freed.
       const auto is_own = [&] {
         return number - access.birth <= operators && !(access.found && is_alive(counterpart.storage));
       };

@@ -1,4 +1,4 @@
-// The operators that ran last, and whether they repeat.
+// A log of the latest operators, and the detection of repetitions in it.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace torch_uvm::planning {
 
 struct LoggedAccess {
   StorageId storage = 0;
-  std::uint64_t birth = 0; ///< the operator that it was born in or after
+  std::uint64_t birth = 0; ///< created, or first seen, in or after this operator
   std::size_t bytes = 0;
   bool writes = false;
-  bool found = false; ///< it was there before `birth`, when it was seen first
+  bool found = false; ///< it existed before it was first seen
 };
 
 struct LoggedBirth {
@@ -27,34 +27,35 @@ struct LoggedBirth {
 
 struct LoggedOperator {
   OperatorKey key = 0;
-  std::uint64_t order = 0; ///< hash of all operators up to this one: what they are and which operands recur where
-  std::uint64_t sizes = 0; ///< hash of all operands' bytes up to this one
-  std::uint64_t accesses = 0; ///< where its own begin
+  std::uint64_t order = 0; ///< rolling hash of all signatures up to this one (see OperatorLog)
+  std::uint64_t sizes = 0; ///< rolling hash of all operands' bytes up to this one
+  std::uint64_t accesses = 0; ///< index of its first one in the log; likewise below
   std::uint64_t births = 0;
   std::uint64_t deaths = 0;
   std::size_t workspace = 0;
   bool in_place_ok = false;
 };
 
-/// An operand as it is logged: each storage once.
+/// An operand to log; each storage occurs once.
 struct Operand {
   LoggedAccess access;
-  std::uint64_t last_use = 0; ///< before this operator; 0: none
+  std::uint64_t last_use = 0; ///< number of the operator that used it before this one; 0: none
 };
 
-/// Two laps of the longest step that can be recognised, at most. An operator costs constant time.
+/// Holds at most two iterations of the longest step that can be recognised. An operator takes constant time.
 ///
-/// An operator's signature has, for each operand, how many operators ago it was used last. In a step that repeats
-/// these distances do, too, for parameters as for temporaries, which are new storages each time. Layers that look
-/// alike differ by it; where they do not (inference), `repeats` tells them apart by their parameters.
+/// An operator's signature includes its reuse distances: for each operand, the number of operators since its last use.
+/// In a step that repeats they are the same in each iteration, for parameters and for temporaries, which are new
+/// storages each time. They also tell apart layers of the same shape. Where they do not (inference), `repeats` compares
+/// parameters.
 class OperatorLog {
  public:
-  static constexpr std::uint64_t kLongestStep = 1 << 17; ///< operators
+  static constexpr std::uint64_t kLongestStep = 1 << 17; ///< in operators
   static constexpr std::uint64_t kMostAccesses = 1 << 21;
 
   OperatorLog();
 
-  /// The operators have the numbers 1, 2, ...; this one gets `latest() + 1`.
+  /// Logs an operator. Operators are numbered from 1; this one gets the number `latest() + 1`.
   void begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok);
   void birth(const LoggedBirth& birth) {
     births_.push(birth);
@@ -73,7 +74,7 @@ class OperatorLog {
     return operators_[number];
   }
 
-  /// Calls `visit` with each access of an operator, birth, or death (until the next operator begins).
+  /// Calls `visit` with each access of an operator. Below: with each birth or death until the next operator begins.
   template <typename F>
   void accesses_of(std::uint64_t number, F&& visit) const {
     for (std::uint64_t at = operators_[number].accesses; at < after(number, &LoggedOperator::accesses, accesses_);
@@ -94,14 +95,14 @@ class OperatorLog {
     }
   }
 
-  /// How many operators the step may have that ends with the latest one and equals the one before; 0: none seems to.
-  /// Told by hashes: `repeats` makes sure.
+  /// Length of a step that ends with the latest operator and seems to equal the step before it; 0: none. Compares
+  /// hashes only; confirm with `repeats`.
   std::uint64_t candidate() const;
-  /// Whether the last `operators` used the same persistent storages as those before them, operator by operator.
+  /// Whether the last `operators` used the same persistent storages as the same number of operators before them.
   bool repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive);
-  /// Whether as many operators before them were alike, by hashes.
+  /// Whether the hashes of the last `operators` equal those of the same number of operators before them.
   bool may_repeat(std::uint64_t operators) const;
-  /// ... and operands of the same bytes.
+  /// Whether the operands' sizes are equal, too.
   bool sizes_repeat(std::uint64_t operators) const;
 
  private:
@@ -121,11 +122,11 @@ class OperatorLog {
   Ring<LoggedAccess> accesses_;
   Ring<LoggedBirth> births_;
   Ring<StorageId> deaths_;
-  std::vector<Seen> seen_; ///< by signature, the latest; one that collides takes the place
-  std::uint64_t since_same_ = 0; ///< operators since the latest one's signature was seen before
-  std::uint64_t since_operand_ = 0; ///< since its operand that was used longest ago
-  std::uint64_t refused_ = 0; ///< a length that `repeats` refused, until what spoke against it has passed
-  std::uint64_t refused_until_ = 0;
+  std::vector<Seen> seen_; ///< latest operator by signature; a collision replaces the entry
+  std::uint64_t since_same_ = 0; ///< number of operators since the latest one's signature was last seen
+  std::uint64_t since_operand_ = 0; ///< its largest reuse distance
+  std::uint64_t refused_ = 0; ///< a length that `repeats` refused; not tried before `refused_until_`
+  std::uint64_t refused_until_ = 0; ///< the operator at which the difference has left both iterations
 };
 
 } // namespace torch_uvm::planning

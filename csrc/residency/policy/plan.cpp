@@ -9,7 +9,7 @@ namespace torch_uvm::planning {
 
 namespace {
 
-/// Bytes that are on the device during each operator, without fetches ahead.
+/// Device bytes in use during each operator, without prefetches.
 std::vector<std::size_t> base_usage(const Plan& plan) {
   const Lap& lap = plan.lap;
   const std::uint32_t size = lap.size();
@@ -33,9 +33,9 @@ std::vector<std::size_t> base_usage(const Plan& plan) {
     if (plan.leaves[event] || it.distance == 0) {
       add(it.op, 1, part.bytes);
     } else if (it.next != kNone) {
-      add(it.op, it.distance, part.bytes); // its next use counts for itself
+      add(it.op, it.distance, part.bytes); // the next use adds its own
     } else {
-      // Until it dies; what never dies is replaced by the next lap's.
+      // Until it is freed. A value that is never freed is replaced by that of the next iteration.
       add(it.op, it.distance == kNone ? size : it.distance + 1, part.bytes);
     }
   }
@@ -53,8 +53,8 @@ void schedule(Plan& plan, std::size_t capacity) {
   const Lap& lap = plan.lap;
   const std::uint32_t size = lap.size();
   Usage usage(base_usage(plan));
-  std::vector<std::vector<Fetch>> asked(size); // after each operator
-  std::vector<std::uint32_t> returning; // events after which a part leaves, and comes back
+  std::vector<std::vector<Fetch>> asked(size); // by operator
+  std::vector<std::uint32_t> returning; // uses after which a value is evicted and then needed on the device again
   for (std::uint32_t event = 0; event < lap.events.size(); ++event) {
     const std::uint32_t next = lap.events[event].next;
     if (plan.leaves[event] && next != kNone && !plan.in_place[next]) {
@@ -83,7 +83,7 @@ void schedule(Plan& plan, std::size_t capacity) {
   plan.fetch = {};
   plan.retire = {};
   for (std::uint32_t op = 0; op < size; ++op) {
-    // They were found in order of need from the lap's start; what is needed in the next lap comes after.
+    // They are in order of need from the iteration's start. Sort by distance from `op`, which wraps around.
     std::stable_sort(asked[op].begin(), asked[op].end(), [&](const Fetch& left, const Fetch& right) {
       return (left.need + size - op - 1) % size < (right.need + size - op - 1) % size;
     });

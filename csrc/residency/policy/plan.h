@@ -1,4 +1,4 @@
-// What to do in the course of a step, planned for its steady state.
+// The schedule: the evictions and prefetches of one iteration of a step, computed for the steady state.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace torch_uvm::planning {
 
-/// A fetch ahead: asked for after operator `issue` has ended, needed by `need`.
+/// A prefetch: issued after operator `issue` has ended, needed by operator `need`.
 struct Fetch {
   std::uint32_t part = 0;
   std::uint32_t issue = 0;
@@ -18,26 +18,25 @@ struct Fetch {
 };
 
 struct NextUse {
-  std::uint32_t ahead = 0; ///< operators from the latest one
+  std::uint32_t ahead = 0; ///< number of operators from the latest one
   bool in_place = false;
 };
 
 struct Plan {
   Lap lap;
-  std::vector<bool> leaves; ///< by event: the part leaves the device after it
-  std::vector<bool> in_place; ///< by event: used on the host
-  Lists retire; ///< by operator: parts that leave after it
-  Lists fetch; ///< by operator: fetches that are asked for after it, in order of need
-  std::vector<Fetch> fetches; ///< in order of need
+  std::vector<bool> leaves; ///< by use: the value is evicted after it
+  std::vector<bool> in_place; ///< by use: on the host
+  Lists retire; ///< by operator: values to evict after it
+  Lists fetch; ///< by operator: values to prefetch after it, in order of need
+  std::vector<Fetch> fetches; ///< all prefetches, in order of need
 };
 
-/// Decides for each stretch between two uses of a part whether it stays (`leaves`), and which uses happen on the host
-/// (`in_place`). The part that is needed the farthest away gives way to what does not fit, in steady state: laps are
-/// gone through until the first has no influence any more.
+/// Decides after which uses a value is evicted (`leaves`) and which uses happen on the host (`in_place`). Evicts the
+/// value with the farthest next use (Belady), and simulates several iterations to reach the steady state.
 void choose_what_leaves(Plan& plan, const PolicyOptions& options, std::size_t capacity);
 
-/// Asks for each fetch as early as there is room from then on until it is needed, the nearest need first. What would
-/// leave and come back at once stays.
+/// Issues each prefetch as early as there is room from then until its use, in order of need. If there is room all the
+/// way back to the eviction, the value is not evicted.
 void schedule(Plan& plan, std::size_t capacity);
 
 Plan make_plan(Lap lap, const PolicyOptions& options);

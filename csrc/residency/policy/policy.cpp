@@ -24,7 +24,7 @@ Policy::~Policy() = default;
 void Policy::set_options(const PolicyOptions& options) {
   state_->options = options;
   ++state_->options_version;
-  state_->next_planning = 0; // what has not proved itself was planned for something else
+  state_->next_planning = 0; // do not delay: unproven schedules were made for other options
 }
 
 void Policy::created(StorageId storage, std::size_t bytes) {
@@ -69,7 +69,7 @@ void Policy::State::see(std::span<const Access> accesses) {
     state->operand = static_cast<std::uint32_t>(operands.size() - 1);
     state->last_use = number;
   }
-  if (storages.size() != known) { // a new one may have moved the others
+  if (storages.size() != known) { // an insertion may have invalidated the pointers
     for (SeenOperand& operand : seen) {
       operand.state = storages.find(operand.storage);
     }
@@ -196,7 +196,7 @@ bool Policy::use_in_place(StorageId storage) const {
     return false;
   }
   if (!it.follower.matched()) {
-    return true; // without a plan a fetch is likely to throw out what is needed sooner
+    return true; // without a schedule a fetch is likely to evict something that is needed sooner
   }
   const KnownPlan& known = *it.follower.current();
   return known.plan.in_place[known.plan.lap.event_begin[it.follower.position()] + state->operand];

@@ -1,11 +1,11 @@
-// What to keep on a device, what to fetch ahead and what to write back behind: the residency engine's brain.
+// The residency policy: decides which storages to keep on a device, to prefetch and to evict.
 //
-// It is told what happens, in order: storages appear and die, outermost operators begin and end. It recognises steps
-// that repeat, plans one lap of them, and says at each operator what to start. It touches no memory, calls no
-// runtime, knows no thread and no clock. One policy for each device; the caller serialises all calls.
+// The policy receives events in order: storages are created and freed, outermost operators begin and end. It recognises
+// steps that repeat, makes a schedule for one iteration, and returns at each operator which transfers to start. It
+// touches no memory and uses no runtime, threads or clock. There is one policy per device; the caller serialises calls.
 //
-// What it says is advice. The caller may be late with it, or leave it: what is resident already is not fetched, what
-// is on the host already is not retired. Nothing here decides a result, only the time it takes.
+// Decisions are advice: the caller may carry them out late or ignore them. It skips fetches of storages that are
+// resident and retirements of those that are on the host. Decisions affect only time, never results.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@ namespace torch_uvm {
 class Policy {
  public:
   struct Counters {
-    std::uint64_t plan_hits = 0; ///< operators that did what the plan had foreseen
-    std::uint64_t plan_misses = 0; ///< operators that did not, or for which there was no plan
+    std::uint64_t plan_hits = 0; ///< operators that matched the schedule
+    std::uint64_t plan_misses = 0; ///< operators that did not match, or for which there was no schedule
     std::uint64_t plans_made = 0;
-    std::uint64_t resynchronised = 0; ///< times that a known plan was found again after a miss
-    bool following = false; ///< a plan foresaw the latest operator
+    std::uint64_t resynchronised = 0; ///< how often the position in a schedule was found again after a mismatch
+    bool following = false; ///< the latest operator matched the schedule
   };
 
   explicit Policy(PolicyOptions options = {});
@@ -34,38 +34,39 @@ class Policy {
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
 
-  /// Plans made for another budget are made anew as they come up.
+  /// Schedules made for other options are recomputed when they are next followed.
   void set_options(const PolicyOptions& options);
 
-  /// First sight of a storage that no operator gave birth to (a parameter, an input), or that was resized.
+  /// A storage that no operator created (a parameter, an input) was seen for the first time, or was resized.
   void created(StorageId storage, std::size_t bytes);
   void died(StorageId storage);
-  /// Held on the device for now, whatever the plan says (exports, `keep_resident`): the next plan counts its bytes
-  /// as taken throughout, and neither retires nor fetches it. Does not nest: the caller counts.
+  /// Pins a storage (exports, `keep_resident`) or unpins it. The next schedule counts the bytes of pinned storages as
+  /// always resident, and neither retires nor fetches them. Does not nest: the caller counts the pins.
   void hold(StorageId storage, bool held);
 
-  /// An outermost operator is about to run. What was not `created` is taken for a storage of no bytes.
-  /// \param in_place_ok it reads or writes each byte about once (optimizers, embeddings)
-  /// \return sizes of its results; fetches come from `end`, when its operands may be touched
+  /// An outermost operator is about to run. Storages without a `created` count as having no bytes.
+  /// \param in_place_ok the operator reads or writes each byte about once (optimizers, embeddings)
+  /// \return the sizes of its results. Fetches are returned by `end`, when its operands may be moved again
   const Decision& begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok);
-  /// The operator has ended (its kernels are queued). Where several threads run operators at once, it is the latest
-  /// that began.
-  /// \param births new storages that outlive it, in order of appearance, with their bytes
-  /// \param workspace bytes above what is live that it needed while it ran
+  /// The operator has ended: its kernels are queued. If several threads run operators at once, this refers to the one
+  /// that began last.
+  /// \param births new storages that outlive the operator, in order of creation, with their bytes
+  /// \param workspace peak of temporary bytes while it ran
   const Decision& end(std::span<const std::pair<StorageId, std::size_t>> births, std::size_t workspace);
 
-  /// A step ends here: asked for by the user, or an optimizer has run. Only a hint: steps are recognised without it.
+  /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating
+  /// steps need it.
   void mark_step();
 
-  /// Operators from the latest begun one until this storage's next use as the plan has it; infinity: none is known.
+  /// Number of operators from the latest one to the storage's next scheduled use. Infinity if none is known.
   double next_use(StorageId storage) const;
-  /// The same of a use that the plan has on the device; infinity: the next one is on the host, or none is known.
+  /// The same if the schedule has the next use on the device. Infinity if it is on the host or none is known.
   double next_use_on_device(StorageId storage) const;
-  /// Of the operator that has begun last: better used on the host, where it is not resident, than fetched.
+  /// Whether the latest operator should use the storage on the host if it is not resident, rather than fetch it.
   bool use_in_place(StorageId storage) const;
 
   Counters counters() const;
-  /// Operators of the plan that is followed; 0: none is.
+  /// Number of operators in the current schedule; 0 if the latest operator did not match one.
   std::uint64_t step_length() const;
 
  private:

@@ -1,4 +1,4 @@
-// What a policy says while it follows a plan.
+// A policy's decisions while operators match its schedule.
 #include <algorithm>
 
 #include "residency/policy/policy_state.h"
@@ -9,7 +9,7 @@ using namespace planning;
 
 namespace {
 
-constexpr std::size_t kMostCaughtUp = 512; // fetches that are asked for at once
+constexpr std::size_t kMostCaughtUp = 512; // maximum number of scheduled fetches to look at when catching up
 
 } // namespace
 
@@ -51,7 +51,8 @@ void Policy::State::advise() {
   }
 }
 
-/// What the plan has on the host by now leaves: for much of it no operator would ever say so.
+/// Retires the storages that the schedule has on the host at this position. Their scheduled evictions are after earlier
+/// operators, so `advise` would not retire them in this iteration.
 void Policy::State::install(KnownPlan& known) {
   const Lap& lap = known.plan.lap;
   const std::uint32_t position = follower.position();
@@ -71,7 +72,7 @@ void Policy::State::install(KnownPlan& known) {
     }
   }
   if (any_leaves) {
-    // What the step does not use is in its way.
+    // Storages that the step does not use only take up room.
     storages.for_each([&](StorageId storage, const StorageState& state) {
       if (!state.held && state.last_use + lap.size() < log.latest() && follower.part_of(storage, state) == kNone) {
         decision.retire.push_back(storage);
@@ -81,7 +82,7 @@ void Policy::State::install(KnownPlan& known) {
   known.installed = true;
 }
 
-/// The fetches that the plan has asked for before this position and that are still ahead.
+/// Issues the fetches scheduled before this position whose uses are still ahead.
 void Policy::State::ask_for_what_is_due(const KnownPlan& known) {
   const std::uint32_t position = follower.position(), size = known.plan.lap.size();
   const std::vector<Fetch>& fetches = known.plan.fetches;
@@ -90,7 +91,7 @@ void Policy::State::ask_for_what_is_due(const KnownPlan& known) {
   const std::size_t start = static_cast<std::size_t>(next - fetches.begin());
   for (std::size_t at = 0; at < std::min(fetches.size(), kMostCaughtUp); ++at) {
     const Fetch& it = fetches[(start + at) % fetches.size()];
-    const std::uint32_t ahead = (it.need + size - it.issue) % size; // 1 and more
+    const std::uint32_t ahead = (it.need + size - it.issue) % size; // at least 1
     const std::uint32_t left = (it.need + size - position) % size;
     if (left != 0 && left < ahead) {
       fetch(it.part);

@@ -1,4 +1,5 @@
-// When a policy plans: steps that repeat, or that take turns between marks; and never without end.
+// When a policy makes a schedule: for steps that repeat back to back, and for alternating steps that recur between step
+// marks. The rate is limited while schedules turn out useless.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +11,7 @@ using namespace planning;
 
 namespace {
 
-constexpr unsigned kLongestWait = 6; // powers of two laps between plans while others have not proved themselves
+constexpr unsigned kLongestWait = 6; // at most 2^6 iterations between schedules while earlier ones are unproven
 
 } // namespace
 
@@ -20,7 +21,7 @@ void Policy::State::consider_planning() {
       (current != nullptr && !current->stale && follower.in_a_row() >= 2 * current->plan.lap.size())) {
     return;
   }
-  for (int tried = 0; tried < 2; ++tried) { // one that is refused is not proposed again at once
+  for (int tried = 0; tried < 2; ++tried) { // a refused candidate is not proposed again, so the second try sees another
     const std::uint64_t operators = log.candidate();
     const bool foreseen = current != nullptr && follower.in_a_row() >= operators;
     if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators)))) {
@@ -47,8 +48,8 @@ void Policy::State::plan_last(std::uint64_t operators, bool repeated) {
   catch_up = forget = true;
 }
 
-/// Steps that take turns never follow themselves; the marks between them tell where they begin. What was born before
-/// the step before this one is taken for persistent.
+/// Alternating steps never repeat back to back, so step marks delimit them. Storages created before the previous step
+/// count as persistent.
 void Policy::State::end_marked_step() {
   const std::uint64_t end = log.latest(), operators = end - last_mark;
   const std::uint64_t persistent = std::exchange(mark_before, last_mark);
@@ -67,7 +68,8 @@ void Policy::State::end_marked_step() {
   if (!known) {
     marked[next_marked++ % kMarkedSteps] = hash;
   } else if (end >= next_planning) {
-    // What one step leaves to the next (gradients, where updates are deferred) is told only where it is the same step.
+    // Storages that one step passes to the next (gradients, with deferred updates) can be matched only if the previous
+    // step was the same.
     plan_last(operators, log.may_repeat(operators) && repeats(operators));
   }
 }

@@ -1,4 +1,4 @@
-// The latest of what was appended, by an index that only grows.
+// A growing ring buffer of the latest elements, addressed by a monotonic index.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace torch_uvm {
 
-/// Amortised constant time; keeps what is in [first(), end()).
+/// Holds the elements with indices in [first(), end()). `push` takes amortised constant time.
 template <typename T>
 class Ring {
  public:

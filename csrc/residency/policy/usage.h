@@ -1,4 +1,4 @@
-// Bytes in use over the operators of a lap.
+// Bytes in use at each operator of an iteration: a segment tree.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace torch_uvm::planning {
 
-/// Adds to ranges and finds where a bound is passed, each in logarithmic time. Ranges are cyclic.
+/// Adds to ranges and finds the nearest operator above a bound, each in logarithmic time. Ranges are cyclic.
 class Usage {
  public:
   explicit Usage(const std::vector<std::size_t>& bytes);
 
-  /// To `count` operators from `begin` on.
+  /// Adds `bytes` to `count` operators, starting at `begin`.
   void add(std::uint32_t begin, std::uint32_t count, std::int64_t bytes);
-  /// How many operators before `end`, at most `count`, in a row and up to it, use no more than `bound` each.
+  /// Number of consecutive operators right before `end`, at most `count`, that use no more than `bound` each.
   std::uint32_t fits_before(std::uint32_t end, std::uint32_t count, std::int64_t bound) const;
 
  private:
@@ -26,8 +26,8 @@ class Usage {
 
   std::uint32_t size_;
   std::uint32_t leaves_ = 1;
-  std::vector<std::int64_t> most_; ///< of what is below, without what is added above
-  std::vector<std::int64_t> added_; ///< to all below
+  std::vector<std::int64_t> most_; ///< maximum of the node's range, without additions at its ancestors
+  std::vector<std::int64_t> added_; ///< additions to the node's whole range
 };
 
 } // namespace torch_uvm::planning

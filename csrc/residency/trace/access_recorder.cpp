@@ -12,7 +12,7 @@ namespace torch_uvm {
 
 namespace {
 
-constexpr std::size_t kBlock = 256 * 1024; ///< written at once
+constexpr std::size_t kBlock = 256 * 1024; ///< bytes per write
 
 void append_format(std::string& to, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -25,7 +25,7 @@ void append_format(std::string& to, const char* format, ...) {
   to.append(text, static_cast<std::size_t>(length));
 }
 
-/// As a JSON string.
+/// Appends the text as a JSON string.
 void append_quoted(std::string& to, std::string_view text) {
   to += '"';
   for (const char c : text) {
@@ -62,7 +62,7 @@ AccessRecorder::AccessRecorder(const std::string& path, std::span<const std::siz
   if (file_ == nullptr) {
     throw InvalidArgument("cannot write a trace of accesses to '" + path + "': " + std::strerror(errno));
   }
-  std::setvbuf(file_, nullptr, _IONBF, 0); // the blocks are ours
+  std::setvbuf(file_, nullptr, _IONBF, 0); // `buffer_` does the buffering
   buffer_.reserve(kBlock + kBlock / 4);
   buffer_ += R"({"format": "torch_uvm accesses", "version": 2, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
   for (std::size_t device = 0; device < budgets.size(); ++device) {
@@ -97,7 +97,7 @@ void AccessRecorder::fail(const char* reason) noexcept {
   try {
     error_ = "the trace of accesses in '" + path_ + "' is not complete: " + reason;
   } catch (const std::exception&) {
-    error_.assign(1, '?'); // fits in any string
+    error_.assign(1, '?'); // needs no allocation
   }
 }
 

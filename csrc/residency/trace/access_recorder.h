@@ -1,4 +1,4 @@
-// A trace of accesses in a file, to be drawn and judged later: JSON lines, as docs/traces.md has them.
+// Records a trace of storage accesses to a file, as JSON lines. docs/traces.md describes the format.
 #pragma once
 
 #include <cstddef>
@@ -17,45 +17,44 @@ namespace torch_uvm {
 enum class TransferKind : std::uint8_t {
   kFetch, ///< host to device
   kWriteBack, ///< device to host
-  kDrop, ///< a device copy given up that was clean: no bytes cross
-  kInPlace, ///< used on the host by a running operator
+  kDrop, ///< a clean device copy was evicted; nothing is copied
+  kInPlace, ///< an operator used the host copy
 };
 
-/// Writes as it goes, in blocks; the caller serialises all calls. Nothing throws but the constructor: an error while
-/// writing (a full disk) is kept, what comes after it is left out, and `close` says it.
+/// Writes in blocks while recording. The caller serialises all calls. Only the constructor throws. A write error, such
+/// as a full disk, stops the recording and is returned by `close`.
 class AccessRecorder {
  public:
-  /// \param budgets device-resident bytes allowed, by device; 0: no budget
-  /// \throws InvalidArgument with the reason, if the file cannot be made
+  /// \param budgets budget in bytes, by device; 0: none
+  /// \throws InvalidArgument with the reason if the file cannot be created
   AccessRecorder(const std::string& path, std::span<const std::size_t> budgets);
   ~AccessRecorder();
   AccessRecorder(const AccessRecorder&) = delete;
   AccessRecorder& operator=(const AccessRecorder&) = delete;
 
-  /// A storage that was there before the recording, or that no operator gave birth to.
-  /// \param on_device where its bytes are
+  /// A storage that existed before the recording, or that no operator created.
   void storage(StorageId storage, int device, std::size_t bytes, bool on_device) noexcept;
-  /// An outermost operator. \param time_us since any one moment, never less than what was told before
+  /// An outermost operator begins. \param time_us monotonic time, from any origin
   void operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
                       bool in_place_ok) noexcept;
-  /// An output or temporary of the latest operator.
+  /// A storage created by the latest operator that outlives it.
   void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
-  /// \param begin_us when it was asked for
-  /// \return its number among those of the recording, from 0 on
+  /// \param begin_us when the transfer was queued
+  /// \return the transfer's number in this recording, from 0
   std::uint64_t transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
-  /// How long the copy of a transfer took, once that is known.
+  /// The duration of a transfer's copy, reported once it is known.
   void took(std::uint64_t transfer, double us) noexcept;
-  /// Bytes that storages have on a device as of the latest operator.
+  /// Allocated bytes of a device after the latest operator.
   void resident(int device, std::size_t bytes) noexcept;
   void mark_step() noexcept;
 
-  /// Writes what is left. Nothing is recorded after it.
-  /// \return what went wrong since the beginning, in words; empty: nothing
+  /// Writes the rest and closes the file. Later calls record nothing.
+  /// \return the first error of the recording; empty if there was none
   std::string close() noexcept;
 
  private:
-  /// \param append appends one line to a string, without its end
+  /// \param append appends one line to the given string, without the newline
   template <typename F>
   void line(F&& append) noexcept;
   void flush() noexcept;

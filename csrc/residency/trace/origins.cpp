@@ -6,7 +6,7 @@
 namespace torch_uvm {
 
 Origins& Origins::get() {
-  static auto* const origins = new Origins(); // leaked
+  static auto* const origins = new Origins(); // leaked on purpose
   return *origins;
 }
 
@@ -25,7 +25,7 @@ void Origins::stop() noexcept {
     std::this_thread::yield();
   }
   const std::lock_guard lock(mutex_);
-  unrecorded_.clear(); // blocks are made anew from now on without a word
+  unrecorded_.clear(); // frees and reuse of blocks are not reported from now on
 }
 
 OriginFigures& Origins::row(Origin origin, std::size_t bytes) {
@@ -42,7 +42,7 @@ OriginFigures& Origins::row(Origin origin, std::size_t bytes) {
 
 void Origins::made(const void* block, std::size_t bytes) noexcept {
   ++probing_;
-  const Probe probe = probe_.load(); // after the count: who takes it away waits for this call
+  const Probe probe = probe_.load(); // load after the increment: `stop` then waits for this call
   if (probe != nullptr) {
     const Origin origin = probe();
     try {
@@ -52,7 +52,7 @@ void Origins::made(const void* block, std::size_t bytes) noexcept {
       ++figures.made;
       figures.most_alive = std::max(figures.most_alive, ++figures.alive);
     } catch (...) {
-      // No memory to count it.
+      // No host memory: not counted.
     }
   }
   --probing_;
@@ -98,7 +98,7 @@ void Origins::moved(TransferKind kind, Origin origin, std::size_t bytes) noexcep
     ++figures.moves[static_cast<std::size_t>(kind)];
     figures.moved_bytes[static_cast<std::size_t>(kind)] += static_cast<std::int64_t>(bytes);
   } catch (...) {
-    // No memory to count it.
+    // No host memory: not counted.
   }
 }
 

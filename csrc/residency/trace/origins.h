@@ -1,7 +1,7 @@
-// What storages of one making cost: where they were made, how many there are, and what crossed the link for them.
+// The allocation-site profiler: counts storages and their transfers by where they were allocated.
 //
-// Only while somebody asks (a report of a run): otherwise an allocation costs one relaxed load more. An origin is a
-// number that the asker gives out, such as of a line of a script; here it is only counted by.
+// Off by default; an allocation then costs one more relaxed load. The report of a run turns it on. An origin is a
+// number that the probe assigns, for example to a line of a script. Here it is only a key.
 #pragma once
 
 #include <atomic>
@@ -17,43 +17,45 @@
 
 namespace torch_uvm {
 
-using Origin = std::uint32_t; ///< 0: nobody knows
+using Origin = std::uint32_t; ///< 0: unknown
 
-/// Storages of one origin and size.
+/// Figures of the storages of one origin and size.
 struct OriginFigures {
   Origin origin = 0;
-  std::size_t bytes = 0; ///< of one of them; 0: of all those that there was no row left for
-  std::int64_t made = 0;
-  std::int64_t alive = 0; ///< of these
-  std::int64_t most_alive = 0; ///< at once
+  std::size_t bytes = 0; ///< size of each storage; 0: the row of all storages beyond `kMostRows`
+  std::int64_t made = 0; ///< allocated since `start`
+  std::int64_t alive = 0; ///< allocated and not freed
+  std::int64_t most_alive = 0; ///< peak of `alive`
   std::int64_t moves[4] = {}; ///< by TransferKind
   std::int64_t moved_bytes[4] = {};
 };
 
-/// Thread-safe. Its mutex is a leaf: the probe is called without it, and nothing else is called with it.
+/// Thread-safe. The mutex is a leaf: nothing else is called with it held. The probe is called without it.
 class Origins {
  public:
-  /// Says where the calling thread is. Called where a storage is made, with no lock of ours held: it may wait for the
-  /// GIL, as PyTorch's own record of allocations does.
+  /// Returns the calling thread's allocation site. Called when a storage is allocated, with none of our locks held. It
+  /// may take the GIL, as PyTorch's own allocation history does.
   using Probe = Origin (*)() noexcept;
 
-  /// The process's; leaked on purpose, storages die after every static destructor.
+  /// The process-wide instance. Leaked on purpose: storages are freed after static destructors have run.
   static Origins& get();
 
-  /// Counts from 0 again.
+  /// Clears the figures and starts counting.
   void start(Probe probe);
-  /// Figures stay. No call of the probe is under way when this returns; not to be called with what it waits for held.
+  /// Stops counting and keeps the figures. Waits for running calls of the probe, so the caller must not hold what the
+  /// probe may wait for (the GIL).
   void stop() noexcept;
   bool asked() const noexcept {
     return probe_.load(std::memory_order_relaxed) != nullptr;
   }
 
-  /// Storages below `relocation_min()` are never moved, and not counted.
+  /// A storage was allocated. Not called for those below `relocation_min()`, which are never moved.
   void made(const void* block, std::size_t bytes) noexcept;
-  /// The storage on a block gets a record, which knows its origin from now on.
+  /// Returns the origin of the storage on a block and forgets the block. Its record keeps the origin from now on.
   Origin take(const void* block) noexcept;
-  /// One that has no record.
+  /// A storage without a record was freed.
   void gone(const void* block) noexcept;
+  /// A storage with a record was freed.
   void gone(Origin origin, std::size_t bytes) noexcept;
   void moved(TransferKind kind, Origin origin, std::size_t bytes) noexcept;
 
@@ -70,7 +72,7 @@ class Origins {
   std::atomic<int> probing_{0};
   mutable std::mutex mutex_;
   std::map<Key, OriginFigures> rows_;
-  std::unordered_map<const void*, Key> unrecorded_; ///< by block
+  std::unordered_map<const void*, Key> unrecorded_; ///< storages without a record, by block
 };
 
 } // namespace torch_uvm
