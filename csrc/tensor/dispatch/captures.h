@@ -14,9 +14,9 @@ void end_capture(std::uint64_t capture) noexcept;
 void note_replay(std::uint64_t capture);
 void release_capture(std::uint64_t capture) noexcept;
 
-/// Installs the CUDA function that tells whether the current stream is capturing. Set once.
+/// Installs the function that tells whether the calling thread's current stream is being captured; CUDA sets it once.
 void set_capture_probe(bool (*is_capturing)());
-/// Whether the calling thread is capturing; false if no probe is installed.
+/// Whether the calling thread's current stream is being captured; false if no probe is installed.
 bool is_capturing();
 
 } // namespace torch_uvm
