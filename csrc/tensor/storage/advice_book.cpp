@@ -105,8 +105,8 @@ void forget_hints(Block* block) noexcept {
     return;
   }
   try {
-    const AdviceBook::Entry entry =
-        AdviceBook::get().take(block); // a named variable: a range-for over a temporary's member would dangle
+    // A named variable: a range-for over a temporary's member would dangle.
+    const AdviceBook::Entry entry = AdviceBook::get().take(block);
     for (const auto& [statement, pages] : entry.advised) {
       for (const Range& range : pages) {
         Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
