@@ -18,7 +18,7 @@ bool is_word(std::string_view text, std::string_view word) {
   return std::ranges::equal(text, word, {}, [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
-/// "80%" for "0.8"; empty for what is no figure between 0 and 1.
+/// Converts a fraction between 0 and 1 to a percentage ("0.8" to "80%"). Returns "" for anything else.
 std::string as_share(std::string_view text) {
   double share = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share, std::chars_format::fixed);

@@ -27,7 +27,7 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-// Readers of one value. They throw InvalidArgument, or say by false that the text is none of theirs.
+// Parsers of a single value. They throw InvalidArgument or return false if the text is not acceptable.
 
 bool read_bool(std::string_view text, bool& value) {
   const std::string word = lower(text);

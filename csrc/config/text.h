@@ -6,7 +6,7 @@
 
 namespace torch_uvm {
 
-/// With no white space around it.
+/// Removes surrounding white space.
 inline std::string_view trim(std::string_view text) {
   constexpr std::string_view kSpaces = " \t\r\n";
   const std::size_t first = text.find_first_not_of(kSpaces);

@@ -7,10 +7,10 @@ namespace torch_uvm::cuda {
 namespace {
 
 using c10::CachingAllocator::Stat;
-constexpr std::size_t kBytes = 3; // allocated_bytes in the order below
+constexpr std::size_t kBytes = 3; // index of allocated_bytes in the order below
 static_assert(kPoolKinds == static_cast<std::size_t>(c10::CachingAllocator::StatType::NUM_TYPES));
 
-// The arrays that both have, in one order.
+// Visits the arrays that native and managed statistics have in common, in a fixed order.
 template <typename Visit>
 void each_level(Visit visit) {
   visit(0, &DeviceStats::allocation, &Statistics::allocation, &Levels::allocation);
@@ -44,7 +44,7 @@ void add_array(c10::CachingAllocator::StatArray& to, const StatArray& from) {
 } // namespace
 
 std::int64_t CombinedStatistics::at_most(std::size_t bytes) {
-  // The native allocator rounds up to 512 bytes, and leaves less than 1 MiB of a large block unsplit.
+  // The native allocator rounds up to 512 bytes, and does not split a large block if less than 1 MiB would be left.
   constexpr std::size_t kGranularity = 512;
   constexpr std::size_t kUnsplit = std::size_t{1} << 20;
   const std::size_t most =
@@ -56,7 +56,7 @@ bool CombinedStatistics::exceeds(const Device& known, const Levels& managed) {
   const std::int64_t grown = known.grown.load(std::memory_order_relaxed);
   bool higher = !known.read || known.native[kBytes][0] + grown + managed.allocated_bytes[0] > known.peak[kBytes][0];
   each_level([&](std::size_t level, auto, auto, auto now) {
-    for (std::size_t kind = 0; kind < kPoolKinds; ++kind) { // no branches: each allocation passes here
+    for (std::size_t kind = 0; kind < kPoolKinds; ++kind) { // branchless: this is on the path of every allocation
       higher |= known.native[level][kind] + (managed.*now)[kind] > known.peak[level][kind];
     }
   });
@@ -76,7 +76,7 @@ void CombinedStatistics::take(Device& known, const Levels& managed, const Device
 
 void CombinedStatistics::set_room(Device& known, const Levels& managed) {
   const std::int64_t used = managed.allocated_bytes[0];
-  // With no managed block in use the native allocator's own peaks say it all.
+  // With no managed block in use, the native allocator's own peaks suffice.
   known.room.store(
       used == 0 ? std::numeric_limits<std::int64_t>::max() : known.peak[kBytes][0] - known.native[kBytes][0] - used,
       std::memory_order_relaxed);
@@ -95,7 +95,7 @@ void CombinedStatistics::add(c10::DeviceIndex device, DeviceStats& native, const
     for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
       Stat& stat = (native.*theirs)[kind];
       const auto& added = (managed.*ours)[kind];
-      // Native peaks from before there was managed memory count, too.
+      // Includes native peaks from before the first managed allocation.
       stat.peak = std::max(stat.peak, known.peak[level][kind]);
       stat.current += added.current;
       stat.allocated += added.allocated;

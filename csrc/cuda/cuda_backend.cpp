@@ -13,13 +13,13 @@
 namespace torch_uvm::cuda {
 namespace {
 
-// A lower priority than the table has is ignored without a word; the native one registers with 0 or 1.
+// c10::SetAllocator silently ignores a priority below the current one; the native allocator registers with 0 or 1.
 constexpr std::uint8_t kPriority = 255;
 
 void put_in_place() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // First, as it may fail, and then nothing has changed. The native allocator has to know its devices.
+    // First, because it may fail, and because the native allocator has to know its devices.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     auto* before = native::allocator.load();
     static DelegatingAllocator* ours = nullptr;
@@ -33,7 +33,8 @@ void put_in_place() {
 } // namespace
 
 void register_backend() {
-  // Managed memory that comes before the switch, such as a CPU label's, finds the allocator in place, too.
+  // The allocator is installed with the runtime, so it is in place for every managed allocation, even with the switch
+  // off (of a CPU tensor, for example).
   Context::get().set_backend({"cuda", [](const Options& options) {
                                 put_in_place();
                                 return std::make_unique<CudaRuntime>(options.cuda.pool_segments);

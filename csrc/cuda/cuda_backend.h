@@ -1,15 +1,15 @@
-// CUDA as the accelerator whose memory is managed.
+// The CUDA backend.
 #pragma once
 
 namespace torch_uvm::cuda {
 
-/// Makes CUDA the Context's backend. Nothing of CUDA is initialised yet.
-/// \throws InvalidArgument where there is another backend
+/// Makes CUDA the Context's backend. Does not initialise CUDA.
+/// \throws InvalidArgument if another backend is set
 void register_backend();
 
-/// Puts our allocator in the native one's place, in both of PyTorch's tables, once and for good: at any
-/// time, CUDA may be in use already. Initialises CUDA, and makes the runtime: a process that is forked
-/// later knows then whose the memory is.
+/// Replaces PyTorch's CUDA allocator by ours in both of PyTorch's tables, once per process and permanently. May be
+/// called at any time, even if CUDA is in use. Initialises CUDA and creates the runtime, so that a process that is
+/// forked later knows that the memory belongs to its parent.
 void install_allocator();
 
 } // namespace torch_uvm::cuda

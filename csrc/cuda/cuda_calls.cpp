@@ -33,7 +33,7 @@ bool done(cudaError_t status, const char* call) {
 }
 
 bool has_context(int device) {
-  using GetState = int (*)(int device, unsigned int* flags, int* active); // of the driver, whose ordinals are ours
+  using GetState = int (*)(int device, unsigned int* flags, int* active); // driver and runtime ordinals are the same
   constexpr unsigned int kSince = 7000;
   static const auto get_state = [] {
     void* found = nullptr;
@@ -47,7 +47,7 @@ bool has_context(int device) {
 
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  // Of the default stream CUDA only says that asking is not allowed while one that waits for it is captured.
+  // The query fails for the legacy default stream while a blocking stream is being captured: that counts as captured.
   return !succeeded(cudaStreamIsCapturing(stream, &status)) || status != cudaStreamCaptureStatusNone;
 }
 

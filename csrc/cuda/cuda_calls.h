@@ -1,4 +1,4 @@
-// Calls of the CUDA runtime, with its errors as ours and the current device left as it was.
+// Helpers for CUDA runtime calls: error translation, and scopes for the current device and the capture mode.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,24 +15,25 @@ inline cudaEvent_t native(Event event) {
   return static_cast<cudaEvent_t>(event.handle);
 }
 
-/// \throws RuntimeFailure with the call's name and CUDA's own words; the error is taken from the thread,
-///         so that an unrelated call does not report it again
+/// \throws RuntimeFailure with the call's name and CUDA's message, and clears the thread's last error, so that a later
+///         unrelated check does not report it
 void check(cudaError_t status, const char* call);
 
-/// The same where nothing may be thrown: true if it succeeded.
+/// Returns whether the call succeeded, and clears the thread's last error if not.
 bool succeeded(cudaError_t status) noexcept;
 
-/// The same of a question: true for cudaSuccess, false for cudaErrorNotReady. \throws RuntimeFailure
+/// For queries: true for cudaSuccess, false for cudaErrorNotReady. \throws RuntimeFailure for other errors
 bool done(cudaError_t status, const char* call);
 
-/// Whether somebody uses the device already, so that naming it makes no context.
+/// Whether the device's primary context is active, so that using the device creates none.
 bool has_context(int device);
 
-/// Whether work that is put into the stream becomes part of a graph. The stream's device is current.
+/// Whether the stream is being captured into a graph. The stream's device must be current.
 bool is_capturing(cudaStream_t stream);
 
-/// Makes `device` current for its lifetime; a negative one leaves all as it is. From CUDA 12 on making a device
-/// current makes its context, which takes some hundred MiB: also of the one that is made current again.
+/// Makes `device` current for its lifetime; a no-op if `device` is negative or already current. From CUDA 12 on,
+/// cudaSetDevice creates the device's context, which takes some hundred MiB, also for the previous device when it is
+/// restored.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -41,11 +42,11 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  int previous_ = -1; ///< -1: it was current already
+  int previous_ = -1; ///< -1: the device has not changed
 };
 
-/// Lets this thread allocate, free and ask while a stream is captured in global mode by whatever thread: calls
-/// that a capture cannot hold would break it otherwise, and none of ours is meant to be part of a graph.
+/// Sets this thread's capture mode to relaxed. Otherwise an allocation, free or query would invalidate a capture in
+/// global mode on any thread. None of our calls is meant to become part of a graph.
 class CaptureScope {
  public:
   CaptureScope() {

@@ -1,4 +1,4 @@
-// CudaRuntime's hints, and what can be asked about them.
+// CudaRuntime's hints, and the range attributes that report them.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -10,7 +10,7 @@
 namespace torch_uvm::cuda {
 namespace {
 
-constexpr int kUnknown = -2; // CUDA's answer for a range with no one location (cudaInvalidDeviceId)
+constexpr int kUnknown = -2; // cudaInvalidDeviceId: CUDA's answer for a range without a common location
 
 cudaMemoryAdvise native(Advice advice) {
   switch (advice) {
@@ -73,15 +73,15 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   if (!takes_hints(location.index)) {
     return;
   }
-  // Seen on an H200 (driver 580): taking read-mostly back from a range whose first page does not have it does
-  // nothing to the others, and reports success. So that is done page by page.
+  // On an H200 (driver 580), unsetting read-mostly on a range whose first page does not have it succeeds but leaves the
+  // other pages unchanged. So unset it page by page.
   const std::size_t step = advice == Advice::kUnsetReadMostly ? kMigrationPage : bytes;
   auto* const begin = static_cast<std::byte*>(ptr);
   for (std::size_t done = 0; done < bytes; done += step) {
     const cudaError_t status = mem_advise(begin + done, std::min(step, bytes - done), native(advice), location);
     if (pools_ && status == cudaErrorNotSupported) {
       cudaGetLastError();
-      return; // CUDA 13.0 takes no advice about the memory of its pools
+      return; // CUDA 13.0 does not support advice on memory from pools
     }
     check(status, "cudaMemAdvise");
   }
@@ -112,7 +112,7 @@ void CudaRuntime::discard_before(Location writer, void* ptr, std::size_t bytes, 
   if (stream.handle != nullptr) {
     check(mem_discard(ptr, bytes, writer, native(stream)), "cudaMemDiscardAndPrefetchBatchAsync");
   } else {
-    // The call does not take the legacy default stream: it goes to a stream of its own, between two events.
+    // The call does not accept the legacy default stream. Use a temporary stream, ordered by events.
     const Stream own = create_stream(stream.device, /*priority=*/0);
     const Event event = create_event(stream.device, /*timing=*/false);
     try {
@@ -127,7 +127,7 @@ void CudaRuntime::discard_before(Location writer, void* ptr, std::size_t bytes, 
       throw;
     }
     destroy_event(event);
-    destroy_stream(own); // CUDA does so once what is queued there is done
+    destroy_stream(own); // CUDA destroys it once its queued work is done
   }
   const std::lock_guard lock(said_);
   if (Managed* const allocation = find(ptr)) {
@@ -137,7 +137,7 @@ void CudaRuntime::discard_before(Location writer, void* ptr, std::size_t bytes, 
 
 RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {
   int read_mostly = 0, preferred = kUnknown, last_prefetch = kUnknown;
-  std::vector<int> accessed_by(devices_.size() + 1, kUnknown); // every device, and the host
+  std::vector<int> accessed_by(devices_.size() + 1, kUnknown); // all devices and the host
   std::array<void*, 4> data{&read_mostly, &preferred, accessed_by.data(), &last_prefetch};
   std::array<std::size_t, 4> sizes{sizeof(int), sizeof(int), accessed_by.size() * sizeof(int), sizeof(int)};
   std::array<cudaMemRangeAttribute, 4> which{cudaMemRangeAttributeReadMostly, cudaMemRangeAttributePreferredLocation,
@@ -161,7 +161,7 @@ RangeAttributes CudaRuntime::ask(const void* ptr, std::size_t bytes) const {
 RangeAttributes CudaRuntime::range_attributes(const void* ptr, std::size_t bytes) const {
   check_usable();
   if (!all_concurrent_) {
-    return {}; // no hint was ever given
+    return {}; // hints are never given on such a system
   }
   RangeAttributes whole = ask(ptr, bytes);
   Managed said;
@@ -175,7 +175,7 @@ RangeAttributes CudaRuntime::range_attributes(const void* ptr, std::size_t bytes
       (whole.last_prefetch || !said.prefetched) && !said.accessed_by) {
     return whole;
   }
-  // Something was said of the allocation, and not alike of the whole range: of some of it, or of none.
+  // Some hint was given on the allocation, but the whole range does not report it: compare page by page.
   const auto end = reinterpret_cast<std::uintptr_t>(ptr) + bytes;
   for (auto begin = reinterpret_cast<std::uintptr_t>(ptr); begin < end && whole.uniform;) {
     const std::uintptr_t next = std::min((begin / kMigrationPage + 1) * kMigrationPage, end);

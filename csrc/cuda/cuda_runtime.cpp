@@ -14,7 +14,8 @@
 namespace torch_uvm::cuda {
 namespace {
 
-/// Seen on an H200, driver 580: what its free memory falls by, whatever the sizes and the number of allocations.
+/// The step by which an H200 (driver 580) takes device memory for managed pages, whatever the size and number of
+/// allocations.
 constexpr std::size_t kManagedStep = 128 * MiB;
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -32,7 +33,8 @@ DeviceProperties properties_of(int device) {
   properties.managed_memory = attribute(cudaDevAttrManagedMemory, device) != 0;
   properties.concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device) != 0;
   properties.pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
-  // Seen on an H200, whatever the memory is advised; where host and device have the same pages there is no migration.
+  // On an H200, copies of managed memory do not overlap with kernels, whatever the advice. They do if host and device
+  // share page tables, where nothing migrates.
   properties.managed_copies_overlap = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0;
   properties.page_bytes = CudaRuntime::kMigrationPage;
   properties.managed_step = properties.managed_copies_overlap ? 1 : kManagedStep;
@@ -55,9 +57,9 @@ void refuse_capture(Stream stream, const char* call) {
 
 // --- forks
 
-// The runtimes there are, and what is done with them around a fork. Handlers cannot be taken back: one set for all.
+// Registry of all runtimes, for the fork handlers. Handlers cannot be unregistered, so one set serves all runtimes.
 struct CudaRuntime::ForkHandlers {
-  static inline std::mutex mutex; // guards `all`; first of all locks here
+  static inline std::mutex mutex; // guards `all`; taken before all other locks of this file
   static inline std::vector<CudaRuntime*> all;
   static inline std::atomic<bool> in_child{false};
 
@@ -182,7 +184,7 @@ void* CudaRuntime::do_allocate_managed(std::size_t bytes, Location home) {
 
 void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
   if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
-    return; // the parent's
+    return; // the memory belongs to the parent
   }
   int device = -1;
   {
@@ -198,7 +200,7 @@ void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
     const CaptureScope uncaptured;
     pools_ ? pools_->free(ptr) : void(succeeded(cudaFree(ptr)));
   } catch (const RuntimeFailure&) {
-    // At exit the driver may be gone, and the memory with it.
+    // At process exit the driver may be unloaded, and the memory with it.
   }
 }
 
@@ -262,7 +264,7 @@ void CudaRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
 Stream CudaRuntime::create_stream(int device, int priority) {
   check_device(device);
   const DeviceScope scope(device);
-  int least = 0, greatest = 0; // the greatest priority is the lowest number
+  int least = 0, greatest = 0; // a lower number is a higher priority
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   const int asked = priority < greatest ? greatest : priority > least ? least : priority;
   cudaStream_t made = nullptr;
@@ -283,7 +285,7 @@ bool CudaRuntime::query_stream(Stream stream) {
   check_device(stream.device);
   const DeviceScope scope(stream.device);
   if (stream.handle != nullptr && is_capturing(native(stream))) {
-    return false; // to ask would break the capture
+    return false; // a query would invalidate the capture
   }
   const CaptureScope uncaptured;
   return done(cudaStreamQuery(native(stream)), "cudaStreamQuery");
@@ -303,7 +305,7 @@ void CudaRuntime::synchronize_stream(Stream stream) {
 void CudaRuntime::synchronize_device(int device) {
   check_device(device);
   if (!has_context(device)) {
-    return; // nothing was queued there, and to wait would make a context
+    return; // nothing can be queued there, and synchronising would create a context
   }
   const DeviceScope scope(device);
   const CaptureScope uncaptured;
@@ -328,7 +330,7 @@ void CudaRuntime::destroy_event(Event event) noexcept {
 void CudaRuntime::record_event(Event event, Stream stream) {
   check_stream(stream);
   const DeviceScope scope(stream.device);
-  refuse_capture(stream, "cudaEventRecord"); // it would mark a place in the graph, which is never reached
+  refuse_capture(stream, "cudaEventRecord"); // it would record a node of the graph, and the event would never complete
   check(cudaEventRecord(native(event), native(stream)), "cudaEventRecord");
 }
 

@@ -1,15 +1,15 @@
-// Managed memory of real GPUs, through the CUDA runtime.
+// ManagedRuntime on the CUDA runtime.
 //
-// Streams carry cudaStream_t, null for a device's default stream, events cudaEvent_t. A call that takes
-// the default stream, or makes something of a device, makes that device current for its time.
+// Stream handles are cudaStream_t (null: the device's default stream), event handles are cudaEvent_t. Calls on a
+// stream, and calls that create a device's object, make that device current for their duration.
 //
-// - Where concurrentManagedAccess is 0 (Windows, WSL, some embedded boards) hints are not given at all: the driver
-//   refuses them, and reports that as if memory were short.
-// - Where CPU and GPU are one chip with one memory nothing is prefetched or discarded: there is no way to go.
-// - No call of ours breaks a capture: nothing of it becomes part of a graph. What is put into a stream that is
-//   captured is left out, if it is a hint, or refused, if it is not.
-// - In a forked process every call throws, and what frees does nothing: CUDA would not survive it.
-// - At exit the driver may be gone before us. Then calls throw, and what frees does nothing.
+// - Without concurrentManagedAccess (Windows, WSL, some embedded boards) no hints are given: the driver refuses them,
+//   with an error as if memory were short.
+// - On integrated GPUs, which share the host's memory, nothing is prefetched or discarded: there is no migration.
+// - Our calls neither break a graph capture nor become part of the graph. On a capturing stream, hints are skipped;
+//   event records and synchronisation throw.
+// - In a forked process all calls throw, and frees do nothing: CUDA cannot be used in the child.
+// - During process exit the driver may be unloaded first. Then calls throw, and frees do nothing.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,12 @@ namespace torch_uvm::cuda {
 
 class CudaRuntime final : public ManagedRuntime {
  public:
-  static constexpr std::size_t kMigrationPage = std::size_t{2} << 20; ///< what the driver moves at once, at most
+  static constexpr std::size_t kMigrationPage = std::size_t{2} << 20; ///< the driver's largest migration granularity
 
-  /// \param pool_segments managed memory comes from a pool of the driver, not from cudaMallocManaged
-  /// \throws RuntimeFailure where CUDA finds no device, or has no such pools
+  /// \param pool_segments allocate managed memory from a driver memory pool instead of cudaMallocManaged
+  /// \throws RuntimeFailure if there is no CUDA device, or no pools of managed memory
   explicit CudaRuntime(bool pool_segments = false);
-  ~CudaRuntime() override; ///< nobody forks meanwhile
+  ~CudaRuntime() override; ///< must not run concurrently with a fork
 
   std::string name() const override {
     return "cuda";
@@ -39,7 +39,7 @@ class CudaRuntime final : public ManagedRuntime {
 
   void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
   void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
-  void discard(void* ptr, std::size_t bytes, Stream stream) override; ///< nothing before CUDA 13
+  void discard(void* ptr, std::size_t bytes, Stream stream) override; ///< a no-op before CUDA 13
   void discard_before(Location writer, void* ptr, std::size_t bytes, Stream stream) override;
   RangeAttributes range_attributes(const void* ptr, std::size_t bytes) const override;
   void* allocate_pinned(std::size_t bytes) override;
@@ -72,27 +72,28 @@ class CudaRuntime final : public ManagedRuntime {
  private:
   struct ForkHandlers;
 
-  // What was ever said of an allocation: CUDA answers one and the same for "never" and for "not everywhere alike".
+  // The kinds of hints ever given on an allocation. CUDA's range attributes do not distinguish "never set" from "not
+  // uniform over the range".
   struct Managed {
     std::size_t bytes = 0;
-    int device = 0; ///< that was current: freeing with another one current may make a context there
+    int device = 0; ///< the device current at allocation: freeing with another one current may create a context there
     bool preferred = false, read_mostly = false, accessed_by = false, prefetched = false;
   };
 
   void check_usable() const;
   void check_device(int device) const;
   void check_stream(Stream stream) const;
-  bool takes_hints(int device) const; ///< of all devices, for the host
-  bool prefetches(int device) const; ///< the same of prefetch and discard
-  Managed* find(const void* ptr) const; ///< with `said_` held
+  bool takes_hints(int device) const; ///< for the host (a negative index): whether all devices take hints
+  bool prefetches(int device) const; ///< the same for prefetch and discard
+  Managed* find(const void* ptr) const; ///< the allocation that contains `ptr`; requires `said_`
   RangeAttributes ask(const void* ptr, std::size_t bytes) const;
 
   std::vector<DeviceProperties> devices_;
-  std::vector<bool> one_memory_; ///< by device: the host's is the device's
+  std::vector<bool> one_memory_; ///< by device: integrated, so it shares the host's memory
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
   std::unique_ptr<PinnedMemory> pinned_;
-  std::unique_ptr<PoolSource> pools_; ///< null: cudaMallocManaged
+  std::unique_ptr<PoolSource> pools_; ///< null if segments come from cudaMallocManaged
   mutable std::mutex said_; // leaf; guards managed_
   mutable std::map<std::uintptr_t, Managed> managed_; ///< by address
 };

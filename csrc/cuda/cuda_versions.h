@@ -1,7 +1,6 @@
-// All that differs between versions of the CUDA runtime, and nothing else.
+// Wrappers for the differences between CUDA runtime versions.
 //
-// Compiled against 12.x a program runs on drivers that know no batch calls; against 13 the signatures of
-// prefetch and advise take a cudaMemLocation. Both are hidden here.
+// In CUDA 13 prefetch and advise take a cudaMemLocation. A build against 12.x also runs on drivers without batch calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,22 +26,22 @@ inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvi
   return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
 }
 
-/// Whether mem_discard does something, and whether pools can be of managed memory.
+/// Whether mem_discard and make_managed_pool are supported.
 constexpr bool kCanDiscard = true;
 constexpr bool kManagedPools = true;
 
-/// Forgets the contents and brings the pages to `next`. Never one without the other: seen on an H200 (driver 580,
-/// CUDA 13.0), cudaMemDiscardBatchAsync behind pending work forgets some milliseconds *after* its stream, and
-/// even the device, has been waited for, and with it what the host has written meanwhile.
+/// Discards the contents and prefetches the pages to `next`. Never discard alone: on an H200 (driver 580, CUDA 13.0),
+/// cudaMemDiscardBatchAsync behind pending work takes effect some milliseconds *after* its stream, and even the device,
+/// was synchronised. It then also discards what the host has written since.
 inline cudaError_t mem_discard(void* ptr, std::size_t bytes, Location next, cudaStream_t stream) {
   cudaMemLocation where = to_cuda(next);
   std::size_t first = 0;
   return cudaMemDiscardAndPrefetchBatchAsync(&ptr, &bytes, 1, &where, &first, 1, /*flags=*/0, stream);
 }
 
-/// A pool of managed memory with no preferred location, as cudaMallocManaged's has none. The driver of CUDA
-/// 13.0 takes no maximum size for such a pool: it is made without one then, and the limit that
-/// ManagedRuntime::allocate_managed holds is the only one.
+/// Creates a pool of managed memory without preferred location, like memory of cudaMallocManaged. The driver of CUDA
+/// 13.0 rejects a maximum size for such a pool. The pool is then created without one, and only
+/// ManagedRuntime::allocate_managed enforces the limit.
 inline cudaError_t make_managed_pool(cudaMemPool_t* pool, std::size_t max_bytes) {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypeManaged;
@@ -84,7 +83,7 @@ inline cudaError_t make_managed_pool(cudaMemPool_t* /*pool*/, std::size_t /*max_
 
 #endif
 
-/// A function of the driver, by its name and the CUDA version whose signature is meant.
+/// Looks up a driver function by name, with the signature of CUDA `version`.
 inline cudaError_t driver_function(const char* name, unsigned int version, void** function) {
 #if CUDART_VERSION >= 12050
   return cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableDefault, nullptr);

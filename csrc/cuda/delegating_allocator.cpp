@@ -1,4 +1,4 @@
-// What depends on the switch, on whose memory it is, and what both have a part in.
+// The functions of DelegatingAllocator that do more than forward.
 #include "cuda/delegating_allocator.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -19,7 +19,7 @@ CachingManagedAllocator& managed_allocator() {
   return Context::get().managed_allocator();
 }
 
-/// nullptr while there is no managed memory: to ask must not make the runtime.
+/// nullptr if the runtime does not exist yet: queries must not create it.
 CachingManagedAllocator* managed_in_use() {
   return Context::get().in_use() ? &managed_allocator() : nullptr;
 }
@@ -29,7 +29,7 @@ Block* managed_block_at(const void* ptr) {
   return allocator == nullptr || ptr == nullptr ? nullptr : allocator->find(ptr);
 }
 
-/// As the allocator of managed memory calls its own: with no lock held, and whatever becomes of it.
+/// Calls the out-of-memory observers. Call with no lock held, as observers may run any code.
 void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::DeviceIndex device, std::size_t bytes) {
   if (observers.empty()) {
     return;
@@ -38,14 +38,14 @@ void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::Device
   try {
     card = Context::get().runtime().memory_info(device);
   } catch (const RuntimeFailure&) {
-    // What is reported is that memory is out; this must not take its place.
+    // Report the out-of-memory error all the same, without the device's figures.
   }
   for (const auto& observer : observers) {
     observer(device, bytes, card.total, card.free);
   }
 }
 
-/// Whether `stream` is being captured into a graph, by whomever.
+/// Whether `stream` is being captured into a graph, by PyTorch or by others.
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
@@ -55,10 +55,10 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// What this thread has had from PyTorch's allocator: counted, to know whether it did in between.
+/// This thread's count of native allocations, to detect whether one happened in between.
 thread_local std::uint64_t native_allocations = 0;
 
-/// Whether managed memory has room for it without anybody giving way.
+/// Whether managed memory has room for a block without evicting anything.
 bool has_room(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
   try {
     CachingManagedAllocator& allocator = managed_allocator();
@@ -66,7 +66,7 @@ bool has_room(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
     allocator.free(block);
     return block != nullptr;
   } catch (const std::exception&) {
-    return true; // whoever asks for it in earnest will say what is wrong
+    return true; // the actual allocation will report the error
   }
 }
 
@@ -77,7 +77,8 @@ c10::DeviceIndex current_device() {
 } // namespace
 
 bool DelegatingAllocator::switch_wins(c10::DeviceIndex device, cudaStream_t stream) {
-  // The default stream, which most allocations are for, cannot be captured: to ask would take as long as the rest.
+  // Skip the query for the default stream, which cannot be captured: most allocations are for it, and the query would
+  // take as long as the rest of the allocation.
   return !filters_.any_takes(device, stream) && (stream == nullptr || !is_capturing(stream));
 }
 
@@ -104,7 +105,7 @@ void DelegatingAllocator::note_level(c10::DeviceIndex device) {
     try {
       return native_->getDeviceStats(device);
     } catch (const c10::Error&) {
-      return {}; // a pluggable allocator has none; nobody asked here
+      return {}; // a pluggable allocator has no statistics; an allocation must not fail for that
     }
   });
 }
@@ -116,14 +117,14 @@ void DelegatingAllocator::note_native(c10::DeviceIndex device, std::size_t bytes
 }
 
 c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
-  if (managed_enabled() && !Context::get().forked()) { // all that an allocation costs while the switch is off
+  if (managed_enabled() && !Context::get().forked()) { // the only overhead while the switch is off
     const c10::DeviceIndex device = current_device();
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     if (switch_wins(device, stream)) {
       const std::uint64_t before = native_allocations;
       reserve_workspaces(device, bytes, stream);
-      // Most likely this is for the workspace that has been made now, and is let go of at once: nothing leaves the
-      // device for it, nor is a budget exceeded.
+      // If a workspace was just allocated natively, this request is most likely for the same workspace, and PyTorch
+      // will free it at once. Do not evict anything for it or exceed a budget: without room, allocate it natively.
       if (native_allocations == before || has_room(device, bytes, stream)) {
         return allocate_managed_on(device, bytes, stream);
       }
@@ -150,7 +151,7 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
   if (managed_enabled() && !Context::get().forked() && switch_wins(device, stream)) {
     c10::DataPtr data = allocate_managed_on(device, bytes, stream);
     void* ptr = data.get();
-    data.release_context(); // found again by its address, in raw_delete
+    data.release_context(); // raw_delete finds the block by its address
     return ptr;
   }
   void* ptr = native_->raw_alloc_with_stream(bytes, stream);
@@ -160,7 +161,7 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
 
 void DelegatingAllocator::raw_delete(void* ptr) {
   if (c10::DataPtr data = data_by_address(ptr, c10::Device(c10::DeviceType::CUDA))) {
-    return; // goes back as it would from a storage
+    return; // the DataPtr's destructor frees it
   }
   native_->raw_delete(ptr);
 }
@@ -199,7 +200,7 @@ std::shared_ptr<c10::GatheredContext> DelegatingAllocator::getContextForPointer(
 
 #if TORCH_UVM_TORCH_AT_LEAST(14)
 void DelegatingAllocator::annotateMemory(const void* ptr, const std::string& metadata) {
-  if (managed_block_at(ptr) == nullptr) { // managed memory is in no native trace
+  if (managed_block_at(ptr) == nullptr) { // native traces do not contain managed memory
     native_->annotateMemory(ptr, metadata);
   }
 }
@@ -245,7 +246,7 @@ native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool i
   }
   for (const SegmentInfo& segment : managed->snapshot()) {
     if (segment.home.is_host()) {
-      continue; // torch_uvm.memory_snapshot() has those, too
+      continue; // not a device's segment; torch_uvm.memory_snapshot() reports those as well
     }
     native::SegmentInfo& described = info.segments.emplace_back();
     described.device = static_cast<c10::DeviceIndex>(segment.home.index);
@@ -266,7 +267,7 @@ native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool i
       described.stream = segment.blocks.front().stream.handle;
     }
   }
-  std::ranges::sort(info.segments, {}, &native::SegmentInfo::address); // as the native one has them
+  std::ranges::sort(info.segments, {}, &native::SegmentInfo::address); // the order of native snapshots
   return info;
 }
 

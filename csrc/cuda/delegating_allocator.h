@@ -1,11 +1,12 @@
-// The allocator that PyTorch holds for CUDA: one that hands every call to the one that was there before,
-// except while managed allocation is on for the calling thread.
+// PyTorch's CUDA allocator while torch_uvm is installed. Delegates every call to the native allocator that it replaced,
+// unless managed allocation is on for the calling thread.
 //
-// Both kinds of memory live side by side: a block finds its way home by its deleter. A capture or a MemPool
-// wins over the switch: pointers in a graph must never move, and a pool's owner asked for that pool.
+// Native and managed memory coexist: a block's deleter returns it to its own allocator. A graph capture or a MemPool
+// takes precedence over the switch: pointers in a graph must never move, and the pool was asked for explicitly.
 //
-// Compiled for one minor version of torch: the class's virtual functions change. A virtual with a default
-// that is not forwarded compiles and misbehaves in silence; scripts/audit_cuda_allocator.py looks for those.
+// A build supports one minor version of torch, because the virtual functions of CUDAAllocator change. A virtual
+// function with a default implementation that is not forwarded would compile and misbehave silently;
+// scripts/audit_cuda_allocator.py finds those.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,17 +28,17 @@ namespace torch_uvm::cuda {
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
-/// Leaked on purpose: a storage keeps a raw pointer to the allocator it was born with.
+/// Leaked on purpose: a storage keeps a raw pointer to its allocator.
 class DelegatingAllocator final : public native::CUDAAllocator {
  public:
   explicit DelegatingAllocator(native::CUDAAllocator* before) : native_(before) {}
 
-  // --- what depends on the switch (delegating_allocator.cpp)
+  // --- allocation: managed or native, depending on the switch (delegating_allocator.cpp)
   c10::DataPtr allocate(std::size_t bytes) override;
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
 
-  // --- what depends on whose memory it is
+  // --- functions that depend on which allocator owns the memory
   void raw_delete(void* ptr) override;
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
@@ -50,10 +51,11 @@ class DelegatingAllocator final : public native::CUDAAllocator {
   void annotateMemory(const void* ptr, const std::string& metadata) override;
 #endif
 
-  /// Whether the calling thread's current stream is being captured into a graph. One relaxed load while no graph is.
+  /// Whether the calling thread's current stream is being captured into a graph. One relaxed load if no pool filter is
+  /// active, as outside of captures.
   bool is_capturing_now() const;
 
-  // --- what both have a part in
+  // --- functions that combine both allocators
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
   native::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
@@ -64,7 +66,7 @@ class DelegatingAllocator final : public native::CUDAAllocator {
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // --- what is the native one's alone (forwarding.cpp)
+  // --- functions that only forward to the native allocator (forwarding.cpp)
   bool is_simple_data_ptr(const c10::DataPtr& data) const override;
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* dst, const void* src, std::size_t count) const override;
@@ -115,10 +117,10 @@ class DelegatingAllocator final : public native::CUDAAllocator {
 #endif
 
  private:
-  /// Whether no pool and no capture takes what is allocated on `stream` now.
+  /// Whether neither a pool nor a capture claims an allocation on `stream`.
   bool switch_wins(c10::DeviceIndex device, cudaStream_t stream);
   c10::DataPtr allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
-  void note_level(c10::DeviceIndex device); ///< for the peaks of both together
+  void note_level(c10::DeviceIndex device); ///< updates the combined peaks
   void note_native(c10::DeviceIndex device, std::size_t bytes);
 
   native::CUDAAllocator* const native_;

@@ -13,7 +13,7 @@ void* allocate(std::size_t bytes, Location home) {
   try {
     return context.runtime().allocate_managed(bytes, home);
   } catch (const OutOfMemory&) {
-    if (context.managed_allocator().empty_cache() == 0) { // what it keeps is under the same limit
+    if (context.managed_allocator().empty_cache() == 0) { // cached segments count against the same limit
       throw;
     }
     return context.runtime().allocate_managed(bytes, home);
@@ -27,11 +27,11 @@ void populate(void* ptr, std::size_t bytes, Location home, Stream stream) {
       runtime.prefetch(ptr, bytes, home, stream);
     }
   } catch (const std::exception&) {
-    // A hint: its pages come by fault instead.
+    // Only a hint: without it the pages are populated by page faults.
   }
 }
 
-/// Fresh memory need not hold zeros; what PyTorch's pool hands out again is the pool's.
+/// Zeroes fresh memory, whose contents are unspecified. Memory that PyTorch's pool reuses is not zeroed again.
 void zero(void* ptr, std::size_t bytes, Stream stream) {
   ManagedRuntime& runtime = Context::get().runtime();
   try {
@@ -60,7 +60,7 @@ void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
     }
     return ptr;
   } catch (const std::exception&) {
-    return nullptr; // the caller has its own error for that, and C has no exceptions
+    return nullptr; // a C function must not throw; the caller raises its own error
   }
 }
 

@@ -1,4 +1,4 @@
-// What others call for managed memory, with the signatures of torch.cuda.memory.CUDAPluggableAllocator.
+// C entry points for managed memory, with the signatures that torch.cuda.memory.CUDAPluggableAllocator expects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,12 +6,11 @@
 
 extern "C" {
 
-/// Managed memory under torch_uvm's limit, for first use on `stream`: its pages start moving to `device`.
-/// No cache: who calls this keeps segments, as PyTorch's pools do.
-/// \return nullptr where it is refused, for a size below 1, and in a forked child. Throws nothing
+/// Allocates managed memory under torch_uvm's limit and starts prefetching it to `device` on `stream`, its first user.
+/// Not cached: the caller is expected to cache segments, as PyTorch's pools do.
+/// \return nullptr on failure, for a size below 1, and in a forked child. Does not throw
 __attribute__((visibility("default"))) void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream);
 
-/// Gives back what torch_uvm_malloc returned; waits for device work that may still touch it.
-/// nullptr is ignored.
+/// Frees memory of torch_uvm_malloc, after waiting for device work that may still touch it. Ignores nullptr.
 __attribute__((visibility("default"))) void torch_uvm_free(void* ptr, ssize_t size, int device, cudaStream_t stream);
 }

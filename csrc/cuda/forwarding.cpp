@@ -1,9 +1,10 @@
-// What the allocator that was there before answers alone.
+// The functions of DelegatingAllocator that only forward to the native allocator.
 #include "cuda/delegating_allocator.h"
 
 namespace torch_uvm::cuda {
 
-// cudagraph trees compare the deleter, and name() decides what expandable segments may do: as before.
+// Forwarded because callers depend on the native values: cudagraph trees compare the deleter, and name() decides about
+// expandable segments.
 std::string DelegatingAllocator::name() {
   return native_->name();
 }
@@ -40,7 +41,7 @@ void DelegatingAllocator::enable(bool value) {
 bool DelegatingAllocator::isEnabled() const {
   return native_->isEnabled();
 }
-// cudnn.benchmark asks how large a workspace may be; workspaces of that kind come and go, wherever from.
+// cudnn.benchmark asks how large a workspace may be. Its workspaces are temporary, so the native answer will do.
 void DelegatingAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest_block) {
   native_->cacheInfo(device, largest_block);
 }

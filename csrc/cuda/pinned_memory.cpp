@@ -17,10 +17,9 @@ namespace torch_uvm::cuda {
 namespace {
 
 constexpr std::size_t kLargePage = 2 * MiB;
-constexpr std::size_t kLeastRegistered = 8 * kLargePage; ///< for less the calls themselves take as long
-/// More threads are no faster; with less each a thread takes longer to begin than to touch its part.
-constexpr std::size_t kMostThreads = 4;
-constexpr std::size_t kLeastTouched = 16 * MiB;
+constexpr std::size_t kLeastRegistered = 8 * kLargePage; ///< below this the overhead of the calls dominates
+constexpr std::size_t kMostThreads = 4; ///< more are no faster
+constexpr std::size_t kLeastTouched = 16 * MiB; ///< per thread; starting a thread takes longer than touching less
 constexpr std::size_t kSmallestPage = 4 * KiB;
 
 [[noreturn]] void refuse(const char* call, std::size_t bytes, const std::string& why) {
@@ -29,7 +28,7 @@ constexpr std::size_t kSmallestPage = 4 * KiB;
 }
 
 void touch(char* begin, std::size_t bytes) noexcept {
-  for (std::size_t at = 0; at < bytes; at += kSmallestPage) { // a large page is there after its first byte
+  for (std::size_t at = 0; at < bytes; at += kSmallestPage) { // a huge page is populated by its first touch
     static_cast<volatile char*>(begin)[at] = 0;
   }
 }
@@ -38,7 +37,7 @@ void touch_by_threads(char* begin, std::size_t bytes) {
   const std::size_t cores = std::max(std::thread::hardware_concurrency(), 1U);
   const std::size_t parts = std::clamp<std::size_t>(bytes / kLeastTouched, 1, std::min(cores, kMostThreads));
   const std::size_t part = round_up(bytes / parts, kLargePage);
-  std::vector<std::jthread> others; // joined on every way out
+  std::vector<std::jthread> others; // joined on destruction
   others.reserve(parts);
   std::size_t done = 0;
   try {
@@ -46,7 +45,7 @@ void touch_by_threads(char* begin, std::size_t bytes) {
       others.emplace_back(&touch, begin + done, part);
     }
   } catch (const std::exception&) {
-    // No thread, or no memory for one: the rest is this thread's.
+    // A thread could not be started: this thread touches the rest.
   }
   touch(begin + done, bytes - done);
 }
@@ -84,10 +83,9 @@ void* PinnedMemory::registered(std::size_t bytes, std::size_t available) {
   }
   void* const ptr = map_host_memory(bytes, kLargePage);
   try {
-    madvise(ptr, bytes, MADV_HUGEPAGE); // small pages do as well, slower
-    keep_from_children(
-        ptr,
-        round_up(bytes, kSmallestPage)); // whose copies of pages that are being written would take them from the device
+    madvise(ptr, bytes, MADV_HUGEPAGE); // may fail: small pages also work, only slower
+    // Copy-on-write after a fork would separate the parent's pages from those that the device has pinned.
+    keep_from_children(ptr, round_up(bytes, kSmallestPage));
     touch_by_threads(static_cast<char*>(ptr), bytes);
     const std::lock_guard lock(mutex_);
     mapped_.emplace(ptr, bytes);
@@ -105,7 +103,7 @@ void* PinnedMemory::registered(std::size_t bytes, std::size_t available) {
   if (status == cudaErrorMemoryAllocation) {
     refuse("cudaHostRegister", bytes, cudaGetErrorString(status));
   }
-  registers_ = false; // some systems do not let memory be pinned that is there already
+  registers_ = false; // some systems do not support registering existing memory
   return nullptr;
 }
 
@@ -117,7 +115,7 @@ void PinnedMemory::wait_for_devices() const noexcept {
         succeeded(cudaDeviceSynchronize());
       }
     } catch (...) {
-      // The driver is gone, or says so next.
+      // The driver is unloaded, or the next call reports the error.
     }
   }
 }
@@ -139,7 +137,7 @@ void PinnedMemory::free(void* ptr) noexcept {
     succeeded(cudaFreeHost(ptr));
     return;
   }
-  wait_for_devices(); // cudaFreeHost does; of cudaHostUnregister nobody says so
+  wait_for_devices(); // cudaFreeHost synchronises; for cudaHostUnregister that is not documented
   if (succeeded(cudaHostUnregister(ptr))) {
     unmap_host_memory(ptr, bytes);
   }

@@ -1,8 +1,11 @@
-// Pinned host memory, of large pages where there is much of it.
+// Pinned host memory. Large allocations use huge pages, touched by several threads and then registered.
 //
-// cudaHostAlloc touches and pins page by page, at 0.5 to 2.9 GB/s on an H200's host: a first step under a budget
-// waits for that. Large pages that a few threads of the host have touched are pinned at 30 to 50 GB/s, both together
-// take 10 to 20 GB/s, and copies run at the same rate (benchmarks/pinning.py).
+// cudaHostAlloc touches and pins page by page, and the first step under a budget waits for it. Copies run at the same
+// rate either way. Rates on the host of an H200 (benchmarks/pinning.py):
+//
+//   cudaHostAlloc                          0.5 to 2.9 GB/s
+//   pinning huge pages already touched     30 to 50 GB/s
+//   touching and pinning huge pages        10 to 20 GB/s
 #pragma once
 
 #include <atomic>
@@ -12,27 +15,27 @@
 
 namespace torch_uvm::cuda {
 
-/// Thread-safe. Every device can use it where it lies, at the host's address.
+/// Thread-safe. All devices can access the memory at its host address.
 class PinnedMemory {
  public:
-  /// \param devices how many there are
+  /// \param devices number of devices
   explicit PinnedMemory(int devices);
 
-  /// \param available bytes that the host could still give: touching more would end the process
+  /// \param available bytes that the host has left: touching more would get the process killed
   /// \throws OutOfMemory, RuntimeFailure
   void* allocate(std::size_t bytes, std::size_t available);
-  /// After the work that may touch it. At exit, when the driver is gone, it stays.
+  /// Frees the memory after device work that may touch it. At process exit, without the driver, it is leaked.
   void free(void* ptr) noexcept;
 
  private:
   void* registered(std::size_t bytes, std::size_t available);
-  std::size_t take_out(void* ptr) noexcept; ///< its bytes; 0: it was not registered
+  std::size_t take_out(void* ptr) noexcept; ///< removes it from `mapped_`; returns its bytes, 0 if it was not there
   void wait_for_devices() const noexcept;
 
   int devices_;
-  std::atomic<bool> registers_; ///< else it is all cudaHostAlloc's
+  std::atomic<bool> registers_; ///< false: all memory comes from cudaHostAlloc
   std::mutex mutex_; // leaf
-  std::map<void*, std::size_t> mapped_; ///< what was registered: address -> bytes
+  std::map<void*, std::size_t> mapped_; ///< registered memory: address -> bytes
 };
 
 } // namespace torch_uvm::cuda

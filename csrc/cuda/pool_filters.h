@@ -1,4 +1,4 @@
-// Which allocations PyTorch wants in a pool: those of a graph capture, of a MemPool's scope.
+// Tracks which allocations PyTorch routes to a pool: those of a graph capture or of a MemPool scope.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -11,8 +11,8 @@
 
 namespace torch_uvm::cuda {
 
-/// The filters that are in force, as beginAllocateToPool and endAllocateToPool say. With none in force,
-/// which is nearly always, a question costs one relaxed load.
+/// The active filters, maintained by beginAllocateToPool and endAllocateToPool. Without any, which is the common case,
+/// a query costs one relaxed load.
 class PoolFilters {
  public:
   using Filter = std::function<bool(cudaStream_t)>;
@@ -34,7 +34,7 @@ class PoolFilters {
     count_.store(entries_.size(), std::memory_order_relaxed);
   }
 
-  /// Whether any is in force, as there is during every capture that PyTorch makes.
+  /// Whether any filter is active. One is during every capture by PyTorch.
   bool any() const {
     return count_.load(std::memory_order_relaxed) != 0;
   }
@@ -43,7 +43,7 @@ class PoolFilters {
     if (count_.load(std::memory_order_relaxed) == 0) {
       return false;
     }
-    const std::lock_guard lock(mutex_); // held as the native allocator holds its own: filters do not allocate
+    const std::lock_guard lock(mutex_); // held while filters run, as in the native allocator: filters do not allocate
     for (const Entry& entry : entries_) {
       if (entry.device == device && entry.filter(stream)) {
         return true;

@@ -13,8 +13,8 @@
 namespace torch_uvm::cuda {
 namespace {
 
-constexpr int kFirstVersion = 13000; // whose driver knows pools of managed memory
-constexpr std::size_t kAlignment = 2 * MiB; // of segments that large
+constexpr int kFirstVersion = 13000; // first driver with pools of managed memory
+constexpr std::size_t kAlignment = 2 * MiB; // of segments of at least this size
 constexpr std::size_t kSmallAlignment = 512;
 
 [[noreturn]] void lacking(const std::string& what) {
@@ -68,7 +68,8 @@ PoolSource::~PoolSource() {
 cudaMemPool_t PoolSource::pool_for(std::size_t bytes, std::optional<std::size_t> limit) {
   if (newest_ != nullptr) {
     const Pool& made = pools_.at(newest_);
-    // One that was made beside earlier pools is smaller than the limit, and they may be gone.
+    // A pool that was created beside earlier ones is smaller than the limit. If the request does not fit in it, a new
+    // pool may, as the earlier ones may be gone.
     if (made.limit == limit && (!limit || bytes <= made.bytes - std::min(made.bytes, reserved_bytes(newest_)))) {
       return newest_;
     }
@@ -77,7 +78,7 @@ cudaMemPool_t PoolSource::pool_for(std::size_t bytes, std::optional<std::size_t>
   for (const auto& [pool, made] : pools_) {
     held += reserved_bytes(pool);
   }
-  if (limit && (held > *limit || bytes > *limit - held)) { // a size of 0 would mean no bound at all
+  if (limit && (held > *limit || bytes > *limit - held)) { // also avoids a maximum size of 0, which means unbounded
     throw refused(bytes, "pools hold " + format_bytes(held) + " of the limit's " + format_bytes(*limit));
   }
   const std::size_t size = limit ? *limit - held : 0;
@@ -103,7 +104,7 @@ cudaMemPool_t PoolSource::pool_for(std::size_t bytes, std::optional<std::size_t>
   return pool;
 }
 
-// Of a pool that is not the newest and empty.
+// Destroys the pool if it is empty and not the newest.
 void PoolSource::release(cudaMemPool_t pool) noexcept {
   if (pool != newest_ && pools_.at(pool).allocations == 0) {
     succeeded(cudaMemPoolDestroy(pool));
@@ -155,7 +156,7 @@ void PoolSource::free(void* ptr) noexcept {
     if (found == made_from_.end()) {
       return;
     }
-    // Unlike for memory of cudaMallocManaged, cudaFree takes it that nobody is at work on it any more.
+    // For pool memory, unlike memory of cudaMallocManaged, cudaFree does not wait for pending work.
     for (int device = 0; device < devices_; ++device) {
       if (has_context(device)) {
         const DeviceScope scope(device);
@@ -169,7 +170,7 @@ void PoolSource::free(void* ptr) noexcept {
     succeeded(cudaMemPoolTrimTo(pool, 0));
     release(pool);
   } catch (const std::exception&) {
-    // At exit the driver may be gone, and the memory with it.
+    // At process exit the driver may be unloaded, and the memory with it.
   }
 }
 

@@ -1,15 +1,16 @@
-// Managed memory from a memory pool of the driver (CUDA 13), instead of by cudaMallocManaged.
+// Managed memory from a driver memory pool (CUDA 13) instead of cudaMallocManaged.
 //
-// - One pool for all homes: its largest size then is the limit of managed bytes, so that the driver, too, refuses
-//   what would overrun it. A pool's size is fixed when it is made: where the limit has changed, or what
-//   earlier pools had taken of it is free again, an allocation makes another pool, as large as the limit less what
-//   the others still hold; an earlier pool goes with its last allocation.
-// - Nothing is kept (release threshold 0): caching is the allocator's business above, and what it gives back is to
-//   be free.
-// - The pool's calls are stream-ordered, ours are not: memory is waited for before it is handed out, and work of
-//   every device before it is given back.
+// - One pool serves all homes. Its maximum size is the limit of managed bytes, so that the driver enforces it as well.
+// - A pool's maximum size is fixed at creation. If the limit has changed, or earlier pools have released their share of
+//   it, an allocation creates a new pool, of the limit less what the other pools still hold. An earlier pool is
+//   destroyed with its last allocation.
+// - The pool caches nothing (release threshold 0): the allocator above does the caching, and memory that it releases
+// has
+//   to be free for others.
+// - Pool calls are stream-ordered, ours are not. An allocation waits until its memory is ready; a free first
+//   synchronises all devices.
 //
-// Only CudaRuntime::do_allocate_managed calls this, after the limit and the host's memory were checked.
+// Only CudaRuntime allocates from it, after the limit and the host's memory were checked.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,26 +27,26 @@ namespace torch_uvm::cuda {
 /// Thread-safe.
 class PoolSource {
  public:
-  /// \throws RuntimeFailure naming what is missing: CUDA 13, a driver for it, or pools of the devices
+  /// \throws RuntimeFailure naming what is missing: CUDA 13, its driver, or a device's support of memory pools
   explicit PoolSource(int devices);
   ~PoolSource();
   PoolSource(const PoolSource&) = delete;
   PoolSource& operator=(const PoolSource&) = delete;
 
-  /// On the current device. \param limit of managed bytes, of this moment; nullopt: the system's
-  /// \throws OutOfMemory; RuntimeFailure also for memory that is not aligned as segments must be
+  /// Allocates on the current device. \param limit the current limit of managed bytes; nullopt: only the system's
+  /// \throws OutOfMemory; RuntimeFailure, also if the memory does not have the alignment of segments
   void* allocate(std::size_t bytes, std::optional<std::size_t> limit);
   void free(void* ptr) noexcept;
 
-  // Held across a fork.
+  // For the fork handlers, which hold it across a fork.
   std::mutex& mutex() {
     return mutex_;
   }
 
  private:
   struct Pool {
-    std::optional<std::size_t> limit; ///< it was made for
-    std::size_t bytes = 0; ///< the most it may hold; 0: the system's
+    std::optional<std::size_t> limit; ///< the limit when the pool was created
+    std::size_t bytes = 0; ///< maximum size; 0: only the system's
     std::size_t allocations = 0;
   };
   cudaMemPool_t pool_for(std::size_t bytes, std::optional<std::size_t> limit);
@@ -53,11 +54,11 @@ class PoolSource {
   void release(cudaMemPool_t pool) noexcept;
 
   const int devices_;
-  std::mutex mutex_; // held while the driver is called: before no other lock of ours
+  std::mutex mutex_; // leaf of our locks; held during driver calls
   std::map<cudaMemPool_t, Pool> pools_;
   cudaMemPool_t newest_ = nullptr;
   std::unordered_map<void*, cudaMemPool_t> made_from_;
-  std::vector<cudaStream_t> streams_; ///< by device, made when first needed
+  std::vector<cudaStream_t> streams_; ///< by device, created at first use
 };
 
 } // namespace torch_uvm::cuda

@@ -11,8 +11,8 @@
 #include "runtime/bytes.h"
 #include "tensor/process/switch.h"
 
-// As in ATen/cuda/CUDAContextLight.h, which wants the headers of cuBLAS and its relatives. Weak: which of the
-// two handles there is depends on the version, and one that lacks all of them is none of our business.
+// Declarations of ATen/cuda/CUDAContextLight.h, which would need the headers of cuBLAS, cuSPARSE and others. Weak,
+// because PyTorch versions differ in which of them exist; without them nothing is reserved.
 struct cublasContext;
 namespace at::cuda {
 __attribute__((weak)) std::size_t getChosenWorkspaceSize();
@@ -46,8 +46,9 @@ Sizes read_sizes() {
   return {at::cuda::getChosenWorkspaceSize(), at::cuda::getCUDABlasLtWorkspaceSize()};
 }
 
-/// Of the current device. Until torch can be told sizes it reads them from the environment at each question. That takes
-/// longer than all else of an allocation, and another thread may be changing the environment: asked once a device.
+/// The workspace sizes of the current device. A torch without a function to set them reads them from the environment on
+/// each query. That takes longer than the rest of an allocation and races with threads that change the environment, so
+/// there they are read once per device.
 Sizes sizes(c10::DeviceIndex device) {
   if (&at::cuda::resetChosenWorkspaceSize != nullptr) {
     return read_sizes();
@@ -56,27 +57,27 @@ Sizes sizes(c10::DeviceIndex device) {
     std::once_flag asked;
     Sizes sizes;
   };
-  static auto* const known =
-      new std::array<Known, C10_COMPILE_TIME_MAX_GPUS>(); // leaked: memory is allocated until the end
+  // Leaked: memory is allocated until the process exits.
+  static auto* const known = new std::array<Known, C10_COMPILE_TIME_MAX_GPUS>();
   Known& one = known->at(static_cast<std::size_t>(device));
   std::call_once(one.asked, [&] { one.sizes = read_sizes(); });
   return one.sizes;
 }
 
-/// Whether cuBLASLt works in cuBLAS's workspace, and has none of its own. Torch, too, looks once. Until torch can be
-/// told sizes, whoever fetches the workspace shares it only where the variable says so, although the size is of one
-/// that is shared if the variable says nothing.
+/// Whether cuBLASLt uses the workspace of cuBLAS instead of one of its own. Read once, as in torch. The default depends
+/// on the version: a torch without a function to set the sizes shares the workspace only if the variable says so,
+/// although it reports the size of a shared one if the variable is unset.
 bool is_shared() {
   static const bool by_default = &at::cuda::resetChosenWorkspaceSize != nullptr;
   static const bool shared = c10::utils::check_env("TORCH_CUBLASLT_UNIFIED_WORKSPACE").value_or(by_default);
   return shared;
 }
 
-/// To have PyTorch look up a workspace that is there takes longer than all else of an allocation. It may have been told
-/// to let go of all of them since.
+/// Allocations between two lookups of a workspace. A lookup takes longer than the rest of an allocation, but is needed
+/// from time to time, because PyTorch may have been told to free all workspaces.
 constexpr unsigned kLooksAgainAfter = 64;
 
-/// Whether this thread has made the stream's workspace of that size, a few allocations ago at most.
+/// Whether this thread has looked up the stream's workspace of that size within the last kLooksAgainAfter allocations.
 bool is_made(c10::DeviceIndex device, const void* stream, std::size_t bytes) {
   struct Made {
     c10::DeviceIndex device = -1;
@@ -98,7 +99,7 @@ bool is_made(c10::DeviceIndex device, const void* stream, std::size_t bytes) {
 } // namespace
 
 void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes, const void* stream) noexcept {
-  if (bytes % KiB != 0 || // the unit of both sizes
+  if (bytes % KiB != 0 || // both sizes are whole KiB
       &at::cuda::getChosenWorkspaceSize == nullptr || &at::cuda::getCUDABlasLtWorkspaceSize == nullptr) {
     return;
   }
@@ -117,7 +118,7 @@ void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes, const void* 
       at::cuda::getCUDABlasLtWorkspace();
     }
   } catch (...) {
-    // Whoever needs cuBLAS will hear of it; an allocation does not.
+    // The next cuBLAS call will report the error; the allocation goes on without.
   }
 }
 

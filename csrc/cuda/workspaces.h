@@ -1,4 +1,4 @@
-// The workspaces that cuBLAS keeps: never in managed memory.
+// Keeps the persistent workspaces of cuBLAS and cuBLASLt out of managed memory.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,21 +7,22 @@
 
 namespace torch_uvm::cuda {
 
-/// Called before `bytes` of managed memory are given out to the current stream of `device`, the current one.
+/// Call before allocating `bytes` of managed memory on the current stream of `device`, the current device.
 ///
-/// PyTorch keeps a workspace for each cuBLAS handle (one a thread and device) and stream, for good: the first
-/// matmul with the switch on would leave up to 32 MiB of managed memory in use. An allocation of a workspace's
-/// size may be one, and so the workspace is made natively at that moment. If it was one, PyTorch finds that it
-/// has one already, and lets the new one go; if it was somebody's tensor, a workspace was made early.
+/// PyTorch keeps one workspace for each cuBLAS handle (one per thread and device) and stream, permanently. The first
+/// matmul with the switch on would leave up to 32 MiB of managed memory in use. A request of exactly a workspace's size
+/// may be for one, so this function first makes PyTorch allocate its workspace natively. If the request was for the
+/// workspace, PyTorch finds that one exists and frees the new one. If it was for a tensor, the workspace was only
+/// created early.
 ///
-/// A PyTorch that has no function to set the sizes reads them from the environment at each question. There the sizes
-/// are those of the first managed allocation on the device.
+/// - The sizes are read once per device, at the first managed allocation, from a PyTorch without a function to set
+/// them:
+///   it reads them from the environment on each query.
+/// - For each thread and stream, an existing workspace is looked up only at every 64th allocation of its size. After
+///   torch._C._cuda_clearCublasWorkspaces the next workspace may be managed until then.
+/// - Temporary workspaces, such as cuDNN's, are not affected.
 ///
-/// This holds for every thread and stream. Once made, a workspace is looked for at each 64th allocation of its size
-/// only: after PyTorch was told to let go of all (torch._C._cuda_clearCublasWorkspaces) the next may be managed until
-/// then. What does not pass here: workspaces of other libraries, such as cuDNN's, which come and go.
-///
-/// \param stream the current one
+/// \param stream the current stream
 void reserve_workspaces(c10::DeviceIndex device, std::size_t bytes, const void* stream) noexcept;
 
 } // namespace torch_uvm::cuda

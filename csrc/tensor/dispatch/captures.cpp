@@ -28,7 +28,7 @@ std::uint64_t begin_capture() {
     const Engine::Lock lock(engine);
     mine.operands.clear();
     for (Record* const record : mine.running->held) {
-      mine.operands.push_back({record, false}); // what it writes was said when it was entered
+      mine.operands.push_back({record, false}); // its writes were reported when the operator began
     }
     engine.captured(mine.operands);
   }

@@ -1,21 +1,22 @@
-// Captures into graphs of the device: what they hold keeps its address for as long as the graph lives.
+// Graph captures (CUDA graphs): storages used during a capture keep their address until the graph is destroyed.
 #pragma once
 
 #include <cstdint>
 
 namespace torch_uvm {
 
-/// A capture into a graph has begun: what is captured from now on stays where it is (Engine::begin_capture), as does
-/// what the compiled graph holds that this thread runs. 0: there is no managed memory.
+/// Begins a capture: storages that captured operators use are pinned at their address (Engine::begin_capture). So are
+/// the operands of the operator or compiled graph that the calling thread is running.
+/// \return the id for the other functions; 0 if there is no managed memory, or in a forked child
 std::uint64_t begin_capture();
 void end_capture(std::uint64_t capture) noexcept;
-/// On the calling thread's current stream of the current device.
+/// Records a replay on the calling thread's current stream of the current device.
 void note_replay(std::uint64_t capture);
 void release_capture(std::uint64_t capture) noexcept;
 
-/// For CUDA: whether a graph is being captured. Set once.
+/// Installs the function that tells whether the calling thread's current stream is being captured; CUDA sets it once.
 void set_capture_probe(bool (*is_capturing)());
-/// Whether one is being captured on the calling thread.
+/// Whether the calling thread's current stream is being captured; false if no probe is installed.
 bool is_capturing();
 
 } // namespace torch_uvm

@@ -15,7 +15,8 @@
 namespace torch_uvm {
 namespace {
 
-/// Under a mode of PyTorch's the calls mean something else, or are somebody else's to see.
+/// Whether the thread is in no dispatch mode. Modes (functorch, Python dispatch) give the calls another meaning or have
+/// to observe them now.
 bool is_plain_thread() {
   const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_ - c10::default_included_set;
   return modes.empty() && !c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
@@ -32,7 +33,7 @@ bool alike(const at::Tensor& left, const at::Tensor& right) {
          left.strides() == right.strides();
 }
 
-/// Whether what is written has its bytes for itself; gradients may share theirs.
+/// Whether no written tensor shares its storage with another operand. Gradients may share storage among themselves.
 bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
   constexpr std::size_t kGradients = 1;
   std::unordered_set<const c10::StorageImpl*> written;
@@ -48,7 +49,8 @@ bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
   });
 }
 
-/// The engine's to move. Whoever holds an address must find the update's result there.
+/// Whether the engine may move the storage. The update of a pinned storage is not deferred: code that has its address
+/// expects the result there.
 bool is_movable(Engine& engine, const at::Tensor& tensor) {
   if (tensor.device().is_cpu() || has_owner(tensor.storage().data_ptr())) {
     return false;

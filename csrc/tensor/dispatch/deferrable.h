@@ -1,4 +1,4 @@
-// Which parameters' updates may wait, of those that an optimizer is about to make.
+// Selects the parameter updates of an optimizer step that can be deferred.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,10 @@
 
 namespace torch_uvm {
 
-/// \param operands parameters, gradients and what there is of state beside numbers, a list each of the same length
-/// \return the indices of those whose update can be deferred, in order. None where to run them one by one could
-///         change a bit (kernels for lists look at all of their tensors), or where they share bytes
+/// \param operands parameters, gradients and tensor state, one list each, all of the same length
+/// \return the indices of the parameters whose update can be deferred, in ascending order. Empty if updating them one
+///         by one might not be bit-identical (foreach kernels look at all of their tensors), or if written tensors
+///         share storage
 std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& operands);
 
 } // namespace torch_uvm

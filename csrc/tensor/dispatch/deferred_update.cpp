@@ -53,7 +53,7 @@ void wait_for(c10::Stream earlier, c10::Stream later) {
 
 namespace {
 
-/// Makes a stream current; afterwards the one that was current before waits for what was queued meanwhile.
+/// RAII: makes a stream current. `join` makes the previously current stream wait for the work queued on it.
 class OnStream {
  public:
   explicit OnStream(c10::Stream stream) : guard_(stream.device_type()), stream_(stream), before_(stream) {
@@ -82,7 +82,7 @@ class OnStream {
   c10::Stream before_;
 };
 
-/// Optimizers' kernels write to gradients only to scale them, and the schema does not say so.
+/// Fused optimizer schemas declare `grads` mutable, but the kernels write gradients only if `grad_scale` is given.
 bool only_reads(const c10::FunctionSchema& schema, std::size_t argument, const torch::jit::Stack& inputs) {
   if (!std::string_view(schema.name()).starts_with("aten::_fused_") || schema.arguments()[argument].name() != "grads") {
     return false;
@@ -105,7 +105,8 @@ at::Tensor DeferredUpdate::keep(const at::Tensor& tensor, bool writes, Patch whe
     last_use_[where.result] = calls_.size();
     return {};
   }
-  // A tensor of its own: the caller's may be given another storage, and has a Python object.
+  // A new TensorImpl on the same storage: the caller may give its tensor another storage, and that tensor has a Python
+  // object.
   at::Tensor kept = tensor.variable_data();
   const c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
   const auto known = std::ranges::find(accesses_, storage, &Access::storage);
@@ -160,7 +161,7 @@ void DeferredUpdate::make(const Call& call) {
       value = results_[patch.result];
       continue;
     }
-    c10::List<at::Tensor> list = value.toTensorList().copy(); // the call's own is for its next try
+    c10::List<at::Tensor> list = value.toTensorList().copy(); // keep the original: the call may be retried
     list.set(patch.element, results_[patch.result]);
     value = std::move(list);
   }
@@ -180,7 +181,8 @@ void DeferredUpdate::make(const Call& call) {
 }
 
 void DeferredUpdate::run() {
-  // As below the step's own no_grad, whatever the thread that looks is in the midst of.
+  // Restore the dispatch state of the step (no_grad, below autograd and autocast): the thread that triggers the update
+  // may be in any other.
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ForceDispatchKeyGuard plain(
       c10::DispatchKeySet(c10::DispatchKey::BackendSelect),

@@ -1,8 +1,8 @@
-// An update of a parameter that is made later: the calls of operators that PyTorch's optimizer makes for it, recorded
-// at its step.
+// A deferred update of one parameter: the operator calls that PyTorch's optimizer makes for it, recorded during
+// `step()` and replayed later.
 //
-// They are made in their order and as if they were made then: on the step's stream, below autograd and autocast. What
-// an update holds has no Python object of its own, so that it runs, and goes, without the GIL.
+// Replay keeps the order of the calls and the context of the step: its stream, below autograd and autocast. The tensors
+// that an update owns have no Python object, so it runs and is destroyed without the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,19 +20,20 @@ namespace torch_uvm {
 
 c10::Stream current_stream(c10::Device device);
 
-/// What comes next on `later` waits for what is queued on the other.
+/// Makes future work on `later` wait for the work queued on `earlier`.
 void wait_for(c10::Stream earlier, c10::Stream later);
 
 class DeferredUpdate {
  public:
-  /// To be run on the current stream of `device`, with the switch as the calling thread has it.
+  /// Remembers the current stream of `device` and the calling thread's managed-memory switch for `run`.
   explicit DeferredUpdate(c10::Device device);
 
-  /// Another call. Its tensors are those of earlier results, or are kept, as they are now, until the update is done.
-  /// \param results stand for what it will return that is new; empty for one that writes to its operands
+  /// Records a call. An input that is a stand-in is replaced by the actual result in `run`. Other tensors are kept
+  /// alive until the update is destroyed, with the storage that they have now.
+  /// \param results stand-ins for the new tensors that the call will return; empty for an in-place call
   void add(const c10::OperatorHandle& op, torch::jit::Stack inputs, const std::vector<at::Tensor>& results);
 
-  /// No call is added from now on: lets go of what stood for results.
+  /// Ends recording: releases the stand-ins.
   void seal();
 
   struct Access {
@@ -43,7 +44,8 @@ class DeferredUpdate {
     return accesses_;
   }
 
-  /// Makes the calls that were not made yet. \throws what they throw
+  /// Makes the remaining calls. After a failure the next `run` resumes at the call that failed. \throws what a call
+  /// throws
   void run();
 
   /// Has whoever takes the address of a storage that it writes told why not, as a kernel does; and no longer.
@@ -55,16 +57,16 @@ class DeferredUpdate {
   }
 
  private:
-  struct Patch { ///< a tensor of an argument that is an earlier result
+  struct Patch { ///< an input tensor that is the result of an earlier call
     std::size_t argument;
-    std::size_t element; ///< of a list; ignored for a tensor
+    std::size_t element; ///< index in a list argument; ignored for a tensor
     std::size_t result;
   };
   struct Call {
     c10::OperatorHandle op;
     torch::jit::Stack inputs;
     std::vector<Patch> patches;
-    std::size_t results; ///< tensors that it returns anew
+    std::size_t results; ///< number of new tensors that it returns
   };
 
   at::Tensor keep(const at::Tensor& tensor, bool writes, Patch where, Call& call);
@@ -74,11 +76,11 @@ class DeferredUpdate {
   bool managed_;
   std::vector<Call> calls_;
   std::vector<Access> accesses_;
-  std::unordered_map<const c10::TensorImpl*, std::size_t> result_of_; ///< which result a stand-in is
-  std::vector<at::Tensor> stand_ins_; ///< keep their addresses taken
-  std::vector<std::size_t> last_use_; ///< of each result: the call after which it can go
+  std::unordered_map<const c10::TensorImpl*, std::size_t> result_of_; ///< stand-in to index of its result
+  std::vector<at::Tensor> stand_ins_; ///< kept alive so that no other tensor gets their address
+  std::vector<std::size_t> last_use_; ///< by result: the call after which it can be released
   std::size_t next_ = 0;
-  std::vector<at::Tensor> results_; ///< so far
+  std::vector<at::Tensor> results_; ///< of the calls made so far
 };
 
 } // namespace torch_uvm

@@ -20,17 +20,17 @@ struct Pending {
   std::uint64_t number = 0;
   bool running = false;
   bool done = false;
-  bool failed = false; ///< its tensors refuse their use
+  bool failed = false; ///< the tensors that it writes refuse access
 };
 using Shared = std::shared_ptr<Pending>;
 
-/// A storage that an update has written, on a stream.
+/// A storage that an update has written, and the stream of the write.
 struct Written {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage; // so that its address stands for no other
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage; // so that no other storage gets its address
   c10::Stream stream;
 };
 
-// Of the table below, apart from it: asked for every operator.
+// State of the table below that every operator reads without the mutex.
 std::atomic<std::size_t> pending_updates{0};
 std::atomic<bool> any_written{false};
 
@@ -40,15 +40,15 @@ struct Table {
   std::unordered_map<const c10::StorageImpl*, std::vector<Shared>> by_storage;
   std::uint64_t numbered = 0;
   std::unordered_map<const c10::StorageImpl*, Written> written;
-  std::size_t most_written = 64; ///< before those that are gone are looked for
-  /// Of all that were ever written, if it is one: then the thread that has it current need not look further.
+  std::size_t most_written = 64; ///< size of `written` at which expired entries are removed
+  /// The stream of all updates so far, while there is only one: a thread whose current stream it is never has to wait.
   std::atomic<c10::DeviceType> written_type{c10::DeviceType::CPU};
   std::atomic<int> written_device{0};
   std::atomic<c10::StreamId> written_stream{0};
   std::atomic<bool> several_streams{false};
 
   static Table& get() {
-    static auto* table = new Table(); // leaked: what is pending when the process ends nobody looks at
+    static auto* table = new Table(); // leaked: updates that are pending at process exit are not needed
     return *table;
   }
 };
@@ -59,7 +59,7 @@ void forget(Table& table, const Shared& pending) {
   for (const DeferredUpdate::Access& access : pending->update->accesses()) {
     const auto found = table.by_storage.find(access.storage);
     if (found == table.by_storage.end()) {
-      continue; // it never came to be filed
+      continue; // `defer` failed before it added this entry
     }
     std::erase(found->second, pending);
     if (found->second.empty()) {
@@ -68,7 +68,8 @@ void forget(Table& table, const Shared& pending) {
   }
 }
 
-/// \param gone entries to let go of without the mutex: theirs may be the last word on a storage with a Python object
+/// \param gone receives expired entries, to be destroyed without the mutex: destroying the last reference to a storage
+///        may involve a Python object
 void note_written(Table& table, const DeferredUpdate& update, std::vector<Written>& gone) {
   if (table.written.size() >= table.most_written) {
     std::erase_if(table.written, [&](auto& entry) {
@@ -83,7 +84,7 @@ void note_written(Table& table, const DeferredUpdate& update, std::vector<Writte
   for (const DeferredUpdate::Access& access : update.accesses()) {
     if (access.writes) {
       const auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-          const_cast<c10::StorageImpl*>(access.storage)); // which the update keeps
+          const_cast<c10::StorageImpl*>(access.storage)); // alive: the update has a strong reference
       table.written.insert_or_assign(access.storage,
                                      Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream()});
     }
@@ -99,7 +100,7 @@ void note_written(Table& table, const DeferredUpdate& update, std::vector<Writte
   any_written.store(true, std::memory_order_relaxed);
 }
 
-/// Runs it, or waits for the thread that does. \throws what it throws
+/// Runs an update, or waits for the thread that is running it. \throws what the update throws
 void run(const Shared& pending) {
   Table& table = Table::get();
   {
@@ -125,8 +126,8 @@ void run(const Shared& pending) {
   running = false;
   std::vector<Written> gone;
   std::optional<c10::Stream> unnoted;
-  std::unique_ptr<DeferredUpdate> done; // goes without the mutex, and when nobody waits any more: it may be the last
-                                        // to hold a storage with a Python object
+  std::unique_ptr<DeferredUpdate> done; // destroyed without the mutex, after waiting threads are notified: it may own
+                                        // the last reference to a storage with a Python object
   {
     const std::lock_guard lock(table.mutex);
     pending->running = false;
@@ -137,7 +138,7 @@ void run(const Shared& pending) {
       pending_updates.fetch_sub(1, std::memory_order_relaxed);
       try {
         note_written(table, *done, gone);
-      } catch (const std::exception&) { // no memory for it: nobody has to wait for what is over
+      } catch (const std::exception&) { // out of host memory: synchronise below, so that no other stream has to wait
         unnoted = done->stream();
       }
     }
@@ -146,7 +147,7 @@ void run(const Shared& pending) {
     try {
       c10::impl::VirtualGuardImpl(unnoted->device_type()).synchronizeStream(*unnoted);
     } catch (...) {
-      error = std::current_exception(); // what is wrong with the device
+      error = std::current_exception(); // a device error
     }
   }
   table.finished.notify_all();
@@ -155,7 +156,7 @@ void run(const Shared& pending) {
   }
 }
 
-/// In order; all are tried. \throws the first error
+/// Runs updates in the order of `defer`; tries all of them. \throws the first error
 void run(std::vector<Shared>& found) {
   std::ranges::sort(found, {}, [](const Shared& pending) { return pending->number; });
   found.erase(std::ranges::unique(found).begin(), found.end());
@@ -172,7 +173,7 @@ void run(std::vector<Shared>& found) {
   }
 }
 
-/// With the mutex held.
+/// Appends the pending updates that conflict with a use of the storage. Requires the mutex.
 void collect(const Table& table, const c10::StorageImpl* storage, bool writes, std::vector<Shared>& found) {
   const auto known = table.by_storage.find(storage);
   if (known == table.by_storage.end()) {
@@ -199,7 +200,7 @@ void collect(const Table& table, const at::Tensor& tensor, bool writes, std::vec
   if (tensor.has_storage()) {
     collect(table, tensor.storage().unsafeGetStorageImpl(), writes, found);
   } else {
-    collect_all(table, found); // functorch's wrapper of nobody knows what: within it no operator is seen
+    collect_all(table, found); // a functorch wrapper: its contents are unknown and its inner operators are not observed
   }
 }
 
@@ -246,7 +247,7 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
       for (const DeferredUpdate::Access& access : pending->update->accesses()) {
         table.by_storage[access.storage].push_back(pending);
       }
-    } catch (...) { // no memory for it: as if the step had been interrupted before it
+    } catch (...) { // out of host memory: as if the step had been interrupted before this update
       forget(table, pending);
       throw;
     }
@@ -257,7 +258,7 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
 void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
                                  c10::function_ref<bool(std::size_t)> writes) noexcept {
   if (running) {
-    return; // their own operators
+    return; // an operator of an update itself
   }
   try {
     std::vector<Shared> found;
@@ -270,13 +271,13 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
     }
     run(found);
   } catch (...) {
-    // The tensors say so when the operator comes to use them.
+    // The tensors raise the error when the operator accesses them.
   }
 }
 
 namespace {
 
-/// Whether the calling thread's current stream is the one that all updates have run on.
+/// Whether all updates so far have run on the calling thread's current stream.
 bool is_the_one_stream(const Table& table) {
   if (table.several_streams) {
     return false;
@@ -316,7 +317,7 @@ void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
       }
     }
   } catch (...) {
-    // No event could be had. What is wrong with the device the operator itself will say.
+    // Recording an event failed. The operator itself will report the device error.
   }
 }
 
@@ -354,7 +355,7 @@ void finish_deferred_updates_of(c10::StorageImpl* storage) {
     const std::lock_guard lock(table.mutex);
     if (const auto found = table.written.find(storage); found != table.written.end()) {
       stream = found->second.stream;
-      table.written.erase(found); // whoever comes after this comes after the host
+      table.written.erase(found); // later uses are ordered after the host's wait below
       any_written.store(!table.written.empty(), std::memory_order_relaxed);
     }
   }

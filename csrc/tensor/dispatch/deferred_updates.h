@@ -1,13 +1,14 @@
-// Updates of parameters that an optimizer's step has left for later: each runs before its tensors' next use.
+// The table of pending deferred updates. Each update runs before the next conflicting use of its tensors.
 //
-// - Whoever looks at a tensor that an update writes to, or writes to one that it reads, has it run first: operators
-//   by the watcher, on the thread that called them, and addresses that leave PyTorch. Reading what it only reads runs
-//   nothing.
-// - It runs once. One that fails goes on, the next time, at the call that failed; until then whoever uses its tensors
-//   is told.
+// - A use conflicts if it reads a tensor that the update writes, or writes one that the update reads. Reading a tensor
+//   that the update only reads does not run it.
+// - Uses are operators (the watcher runs the updates, on the thread that called the operator) and addresses that leave
+//   PyTorch.
+// - An update runs once. If it fails, its tensors refuse access with the error, and the next conflicting use resumes at
+//   the call that failed.
 //
-// No Python is called and no GIL is taken while one runs or is waited for: what an update holds has no Python object
-// of its own. Its mutex is taken last, and nothing is called with it held.
+// Running or waiting for an update calls no Python and takes no GIL: the tensors that an update owns have no Python
+// object. The table's mutex is a leaf: nothing is called with it held.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,33 +23,33 @@
 
 namespace torch_uvm {
 
-/// One relaxed load.
+/// Whether any update is pending. One relaxed load.
 bool has_deferred_updates() noexcept;
 std::size_t deferred_updates();
 
-/// Whether the calling thread runs one now.
+/// Whether the calling thread is running an update.
 bool runs_deferred_update() noexcept;
 
-/// From now on they run when somebody looks. They are run in this order where one look is at several.
+/// Makes the updates pending. A use that conflicts with several runs them in this order.
 void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates);
 
-/// Runs what an operator with these inputs has to wait for. Does not throw: tensors whose update failed refuse their
-/// use, with its error, until it has been run.
-/// \param writes whether the operator writes to an input
+/// Runs the updates that conflict with an operator on these inputs. Does not throw: if an update fails, the tensors
+/// that it writes refuse access with its error until it has run.
+/// \param writes whether the operator writes to the input at an index
 void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
                                  c10::function_ref<bool(std::size_t)> writes) noexcept;
 
-/// Whoever has waited for the step's stream after the step, but before the update ran there, has to wait again: so
-/// the calling thread's current stream waits, where an operator with these inputs uses what an update on another
-/// stream has written.
+/// Makes the calling thread's current stream wait for updates that wrote these inputs on another stream. A stream that
+/// waited for the step's stream after `step()` did not wait for the updates that ran there later.
 void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept;
 
-/// Runs what uses a storage, reading or writing. \throws what an update throws; it is still pending then
+/// Runs all updates that read or write the tensor's storage. \throws what an update throws; it stays pending then
 void run_deferred_updates_of(const at::Tensor& tensor);
-/// The same for an address that leaves PyTorch; the host waits for what updates have written since it last did.
+/// The same, for an address that leaves PyTorch: the host also waits until the writes of past updates to the storage
+/// are complete.
 void finish_deferred_updates_of(c10::StorageImpl* storage);
 void finish_deferred_updates_of(const at::Tensor& tensor);
-/// \throws what the first one that fails throws, when all have been tried
+/// Runs all pending updates. \throws the first error, after all have been tried
 void run_deferred_updates();
 
 } // namespace torch_uvm

@@ -37,7 +37,7 @@ void Kernel::use(c10::StorageImpl* storage, bool writes) {
   const Engine::Lock lock(engine);
   Record* const record = record_of(engine, storage);
   ThreadState& mine = this_thread();
-  // The thread's operator holds it, unless the budget was off when an operator within that one began.
+  // The thread's operator pins it already, unless the engine was asleep when a nested operator began.
   if (record != nullptr && (mine.running == nullptr || !mine.running->holds(*record))) {
     const Engine::Operand operand{record, writes};
     engine.begin_nested(frame_, {&operand, 1}, mine.stream_for(*record, *storage));

@@ -1,4 +1,4 @@
-// Kernels on the host, and the storages that they read addresses of.
+// Host kernels of the emulated accelerator, and the storages whose addresses they read.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -7,8 +7,8 @@
 
 namespace torch_uvm {
 
-/// A kernel on the host that reads addresses of storages. It is counted while it runs. If the engine is awake by now,
-/// it holds the storages that its operator does not hold.
+/// RAII object of a host kernel that reads storage addresses. The kernel counts as running for the object's lifetime.
+/// If the engine is awake at construction, `use` pins storages that the thread's operator does not pin already.
 class Kernel {
  public:
   Kernel();
@@ -16,10 +16,11 @@ class Kernel {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  /// Before an address of the storage is read.
+  /// Call before reading the storage's address.
   void use(c10::StorageImpl* storage, bool writes);
 
-  /// All kernels have this object from now on, as those of the emulated accelerator do.
+  /// Declares that every kernel has a `Kernel` object from now on, so that `running_kernels` is exact. The emulated
+  /// accelerator calls this.
   static void count();
 
  private:

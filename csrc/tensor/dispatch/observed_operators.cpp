@@ -41,11 +41,11 @@ void ObservedOperator::read(const c10::FunctionSchema& schema) {
     return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
   });
   if (name_ == "torch_uvm::move") {
-    transparent_ = false; // an alias as well, but the other label has the device's copy
+    transparent_ = false; // also a view, but the new label shares the device copy, so the bytes must be there
   }
   collective_ = name_.starts_with("c10d");
   for (const c10::Argument& argument : schema.arguments()) {
-    // A collective writes to what it takes, and its schema does not say so.
+    // Collectives write to their arguments without declaring it.
     const bool unsaid = collective_ || writes_unsaid(name_, argument.name());
     writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));
   }

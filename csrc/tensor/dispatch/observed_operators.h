@@ -1,4 +1,4 @@
-// What the watcher needs to know of an operator, read once from its schema.
+// Operator properties that the watcher needs, read once from the schema and cached per thread.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -19,19 +19,19 @@ class ObservedOperator {
   explicit ObservedOperator(const at::RecordFunction& function);
   explicit ObservedOperator(const c10::FunctionSchema& schema);
 
-  /// Is no operator, or makes only an alias of what it takes: what it calls is looked at instead.
+  /// Has no schema, or returns a view of an input. The watcher ignores it and sees the operators that it calls.
   bool is_transparent() const {
     return transparent_;
   }
-  /// Whether it writes to the tensors of an input.
+  /// Whether it writes to the tensors of the input at an index.
   bool writes(std::size_t input) const {
     return input < writes_.size() && writes_[input];
   }
-  /// It uses each byte about once, so that bytes on the host may stay there: optimizers, lookups in tables.
+  /// It touches each byte about once, so it may use host copies in place: fused and foreach optimizers, embeddings.
   bool in_place_ok() const {
     return in_place_ok_;
   }
-  /// Its work may go on, on streams that nobody sees, after it has returned.
+  /// A c10d collective: its work may continue on internal streams after the operator has returned.
   bool is_collective() const {
     return collective_;
   }
@@ -57,20 +57,21 @@ class ObservedOperator {
   std::vector<bool> writes_;
 };
 
-/// Those that a thread has met: its own need no lock.
+/// Operators that a thread has called. One cache per thread, so lookups need no lock.
 class ObservedOperators {
  public:
-  /// By the address of its name, which is the schema's own. One that was deregistered may leave its address to another.
-  /// \return valid until the next call. \throws std::bad_alloc
+  /// Looks up by the address of the name, which the schema owns. The names are compared as well: after a
+  /// deregistration, another operator may reuse the address.
+  /// \return a reference that is valid until the next call \throws std::bad_alloc
   const ObservedOperator& of(const at::RecordFunction& function);
 
  private:
-  static constexpr std::size_t kSlots = 256; // a power of two; a step has some dozens of operators
+  static constexpr std::size_t kSlots = 256; // a power of two; a training step uses dozens of distinct operators
 
-  /// Where the address of a name says: what a step repeats is found at once.
+  /// Direct-mapped cache in front of `known_`, indexed by a hash of the name's address.
   struct Slot {
     const char* name = nullptr;
-    const ObservedOperator* op = nullptr; ///< of `known_`, which keeps it where it is
+    const ObservedOperator* op = nullptr; ///< in `known_`, whose elements do not move
   };
   std::array<Slot, kSlots> slots_;
   std::unordered_map<const char*, ObservedOperator> known_;

@@ -1,4 +1,4 @@
-// An operator's tensors, found in its boxed inputs and outputs, and the streams that they are used on.
+// Finds the tensors in an operator's boxed inputs and outputs, and the current streams of their devices.
 #pragma once
 
 #include <ATen/SparseCsrTensorImpl.h>
@@ -14,10 +14,11 @@
 
 namespace torch_uvm {
 
-/// Calls `visit` with the tensor. A sparse tensor has no storage of its own: with the tensors that its bytes are in.
+/// Calls `visit` with the tensor, or with the component tensors of a sparse tensor, which has no storage itself.
 template <typename Visit>
 void visit_parts(const at::Tensor& tensor, const Visit& visit) {
-  // A wrapper (functorch's) takes over the key of what it wraps; what is within is seen by its own operators.
+  // The casts may fail: a functorch wrapper copies the Sparse key of the tensor that it wraps. The operators on the
+  // inner tensor are observed on their own.
   if (tensor.unsafeGetTensorImpl()->is_sparse()) {
     if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())) {
       visit(sparse->indices());
@@ -43,7 +44,7 @@ void for_each_listed_tensor(const c10::IValue& list, const Visit& visit) {
     } else if (element.isList()) { // collectives gather into lists of lists
       for_each_listed_tensor(element, visit);
     } else {
-      return; // a list of numbers; None among tensors comes as an undefined tensor or not at all
+      return; // a list of numbers: in a list of optional tensors, None is an undefined tensor
     }
   }
 }
@@ -65,12 +66,12 @@ inline bool is_accelerators(const at::Tensor& tensor) {
   return !device.is_cpu() && !device.is_meta();
 }
 
-/// Of an accelerator's tensor; nullptr: it is another's, or has none.
+/// The storage of an accelerator tensor; nullptr for other tensors and for those without storage.
 inline c10::StorageImpl* accelerators_storage(const at::Tensor& tensor) {
   return is_accelerators(tensor) && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-/// The calling thread's current streams, by device, of the devices that were asked about since `clear`.
+/// The calling thread's current streams by device, for the devices that `ask` was called with since `clear`.
 class CurrentStreams {
  public:
   void clear() {

@@ -15,7 +15,7 @@
 namespace torch_uvm {
 namespace {
 
-/// How long a pin waits for another thread's operator that uses the storage on the host.
+/// How long keep_resident waits for another thread's operator that uses the storage on the host.
 constexpr std::chrono::seconds kLongestWait{30};
 
 } // namespace
@@ -32,7 +32,7 @@ void settle(const at::Tensor& tensor) {
     record = find_record(*engine, tensor);
   }
   if (record != nullptr) {
-    engine->settle(record); // the tensor keeps it
+    engine->settle(record); // the record is valid without the lock: the tensor keeps its storage alive
   }
 }
 
@@ -79,7 +79,8 @@ void make_known(const std::vector<at::Tensor>& tensors) {
   const Engine::Lock lock(*engine);
   for (const at::Tensor& tensor : tensors) {
     c10::StorageImpl* const storage = accelerators_storage(tensor);
-    // Labels are taken off by operators: other threads may use these tensors, and read their pointers.
+    // Skip storages with labels: record_of may remove a label, which replaces the pointer that another thread may be
+    // reading. Operators do that later.
     if (storage != nullptr && !has_owner(storage->_mutable_data_ptr_no_checks())) {
       record_of(*engine, storage);
     }

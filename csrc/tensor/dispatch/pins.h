@@ -1,4 +1,4 @@
-// Storages that have to be somewhere: complete where an address leaves PyTorch, on their device while they are pinned.
+// Residency that callers request: materialising a storage before its address leaves PyTorch, and keep_resident.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,14 @@
 
 namespace torch_uvm {
 
-/// Before an address leaves PyTorch; ignored for storages that are not watched.
+/// Materialises a tensor's bytes before its address leaves PyTorch: runs deferred updates and completes transfers. The
+/// address stays valid until the next operator (Engine::settle).
 void settle(const at::Tensor& tensor);
-/// Brings the storage to its device and holds it there, or lets go of it again. Ignored where no device has a budget.
+/// Fetches the storage to its device and pins it there, or unpins it. Pins count. A no-op if its device has no budget.
+/// \throws OutOfMemory if there is no room, or if a running operator keeps using the storage on the host
 void keep_resident(const at::Tensor& tensor, bool keep);
 
-/// Tells the engine of storages that were there before there was a budget; what it knows, it can give up.
+/// Registers storages with the engine that were created before the budget: it can evict only storages that it knows.
 void make_known(const std::vector<at::Tensor>& tensors);
 
 } // namespace torch_uvm

@@ -11,7 +11,7 @@
 namespace torch_uvm {
 namespace {
 
-/// New ones have their first operand, or their maker.
+/// Tells the engine of storages that the graph created. A storage that has a record already is not new.
 void note_births(Engine& engine, Engine::Frame& frame, std::span<c10::StorageImpl* const> storages) {
   for (c10::StorageImpl* const storage : storages) {
     bool made = false;
@@ -42,7 +42,7 @@ std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> 
     return nullptr;
   }
   if (!engine->is_awake()) {
-    return std::unique_ptr<Region>(new Region(/*seen=*/false)); // a device may wake before the call ends
+    return std::unique_ptr<Region>(new Region(/*seen=*/false)); // counted, as a device may wake during the call
   }
   ThreadState& mine = this_thread();
   const Engine::Lock lock(*engine);
@@ -91,7 +91,7 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
   try {
     note_births(*engine, frame_, outputs);
   } catch (...) {
-    // As in after_operator.
+    // Out of host memory: the storage is registered at its first use as an operand.
   }
   engine->end(frame_);
 }

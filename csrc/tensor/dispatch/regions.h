@@ -1,4 +1,5 @@
-// Storages that are used outside of an operator: by calls of compiled graphs, and by work that outlives its operator.
+// Storages that are used outside of observed operators: by compiled graphs, and by asynchronous work that continues
+// after its operator has returned.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,19 +13,20 @@
 
 namespace torch_uvm {
 
-/// A call of a compiled graph, which is to the engine what an operator is: kernels run that nobody sees, on its inputs
-/// and on storages that it makes. Operators within it are within an operator.
+/// A call of a compiled graph. Its kernels are not observed, so the engine treats the whole call as one operator on its
+/// inputs and on the storages that it creates. Operators that it calls count as nested.
 class Region {
  public:
   struct Input {
     c10::StorageImpl* storage;
     bool writes;
   };
-  /// Makes the inputs ready and holds them.
-  /// \param key of the graph
-  /// \return nullptr: nothing is watched, or the call is within an operator, which holds them too
+  /// Makes the inputs ready and pins them.
+  /// \param key identifies the graph
+  /// \return nullptr if there is no engine, if a CUDA graph is being captured, or if the call is nested in an operator
+  ///         (which pins the inputs then)
   static std::unique_ptr<Region> enter(std::uint64_t key, std::span<const Input> inputs);
-  /// On the thread that entered. \param outputs storages that outlive it
+  /// Ends the call, on the thread that entered. \param outputs storages that live on after the call
   void leave(std::span<c10::StorageImpl* const> outputs) noexcept;
   ~Region();
   Region(const Region&) = delete;
@@ -33,12 +35,12 @@ class Region {
  private:
   explicit Region(bool seen);
   Engine::Frame frame_;
-  bool seen_; ///< else the engine sleeps
+  bool seen_; ///< false: the engine was asleep on entry, and only counts the call
   bool open_ = true;
 };
 
-/// Keeps storages where they are, as an operator that runs does, for work that goes on after its operator has returned.
-/// Made within that operator; let go of on any thread.
+/// Pins storages at their address, as a running operator does, for asynchronous work that continues after its operator
+/// has returned. Construct it within that operator; any thread may destroy it.
 class WorkUnderWay {
  public:
   explicit WorkUnderWay(std::span<const at::Tensor> tensors);

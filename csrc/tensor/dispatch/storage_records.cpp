@@ -20,20 +20,21 @@ namespace {
 using Strong = c10::intrusive_ptr<c10::StorageImpl>;
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// A storage that is kept (see StorageDoor::keep); what has no owner is still there, with nothing in it.
+/// The record's StorageImpl. The weak reference keeps the object allocated, but if no owner is left its contents are
+/// released.
 c10::StorageImpl* storage_of(const Record& record) {
   return static_cast<c10::StorageImpl*>(record.storage);
 }
 
-/// The record has a weak reference.
+/// Promotes the record's weak reference; null if the storage has expired.
 Strong lock(const Record& record) {
   return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage_of(record)));
 }
 
-/// What PyTorch calls before code gets a pointer to write through, from torch 2.13 on.
+/// The storage materializer of torch 2.13 and later: PyTorch calls it before it hands out a mutable data pointer.
 [[maybe_unused]] void before_mutable_access(c10::StorageImpl* storage) {
   if (this_thread().running != nullptr) {
-    return; // an operator's kernel: its schema says what it writes
+    return; // an operator's kernel: the watcher knows its writes from the schema
   }
   finish_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
@@ -50,7 +51,7 @@ Strong lock(const Record& record) {
   }
 }
 
-/// The old pointer goes without its memory.
+/// Replaces the storage's pointer without freeing the old memory.
 void replace(const Record& record, c10::DataPtr data) noexcept {
   c10::StorageImpl* const storage = storage_of(record);
   storage->_mutable_data_ptr_no_checks().release_context();
@@ -77,7 +78,7 @@ bool is_armed(const c10::StorageImpl* /*storage*/) {
 void arm(c10::StorageImpl* /*storage*/) {}
 #endif
 
-/// What a device's storage has, be it the only one that has it or not.
+/// The managed block of a device storage, whether or not other labels share it; nullptr for others.
 Block* own_block(const c10::DataPtr& data) {
   const c10::DataPtr& bytes = data_behind_labels(data);
   return is_own_block(bytes) && !data.device().is_cpu() ? static_cast<Block*>(bytes.get_context()) : nullptr;
@@ -92,12 +93,12 @@ bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
     return false;
   }
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
-  // Advice is about the pages of a block: a storage that has any stays there.
+  // Advice applies to the pages of a block, so a storage with advice must not leave its block.
   const bool its_own =
       record.points_at == Side::kHost
           ? is_on_host(data) && data.get_context() == &record
           : is_own_block(data) && data.get_context() == record.device_block && !has_advice(record.device_block);
-  kept.push_back(storage.release()); // in any case: it may have no other owner by now, and the mutex is held
+  kept.push_back(storage.release()); // even if false: this may be the last owner, which must not go under the mutex
   return its_own;
 }
 
@@ -129,14 +130,13 @@ void StorageRecords::point_at_host(Record& record, void* ptr) noexcept {
 void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
   const c10::Device label = storage_of(record)->device();
   if (const c10::DataPtr& data = storage_of(record)->_mutable_data_ptr_no_checks(); is_own_block(data)) {
-    forget_hints(static_cast<Block*>(data.get_context())); // it moves from one block to another
+    forget_hints(static_cast<Block*>(data.get_context())); // a move between blocks: advice belongs to the old one
   }
   replace(record, managed_data(block, label));
 }
 
 void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) {
-  // Only where a write that goes unseen would be lost: there is a copy that would be taken for the newest.
-  // Where it was only read since then, it still is.
+  // Only needed while there is a host copy: an unobserved write to the device copy would make it stale unnoticed.
   if (kTellsOfWrites && record.host_block != nullptr && !is_armed(storage_of(record)) && keep(record, kept)) {
     arm(storage_of(record));
   }
@@ -162,7 +162,7 @@ void StorageRecords::forget(Record& record) noexcept {
 
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
   const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
-  if (is_own_block(data)) { // most; one of no bytes has no block
+  if (is_own_block(data)) { // the common case; a zero-byte storage has no block
     auto* const block = static_cast<Block*>(data.get_context());
     return block == nullptr || data.device().is_cpu() ? nullptr : engine.record_on(block);
   }
@@ -190,14 +190,13 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   }
   Weak weak(Strong::reclaim_copy(storage));
   Record* const record = engine.adopt(block, device, storage);
-  weak.release(); // the record's, until StorageRecords::forget
+  weak.release(); // now owned by the record, until StorageRecords::forget
   if (made != nullptr) {
     *made = true;
   }
   return record;
 }
 
-/// What there is of a tensor's storage, under the engine's lock.
 Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep) {
   c10::StorageImpl* const storage = accelerators_storage(tensor);
   return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);

@@ -1,4 +1,4 @@
-// Storages as the engine finds them, without keeping them alive.
+// Connects the engine's records with PyTorch storages. A record has a weak reference to its storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace torch_uvm {
 
-/// The door that the process's engine is made with.
+/// The storage interface of the process's engine.
 class StorageRecords final : public StorageDoor {
  public:
   bool keep(const Record& record, std::vector<void*>& kept) override;
@@ -24,16 +24,18 @@ class StorageRecords final : public StorageDoor {
   void forget(Record& record) noexcept override;
 };
 
-/// The record of a storage, found or made; nullptr for storages that are not watched: other memory, small ones, a
-/// device with no budget; of bytes that carry several labels, all but the first. With the engine's lock held.
-/// \param made set if it was made
-/// \param asleep also where nobody watches now
+/// Finds or creates the record of a storage. Requires the engine's lock.
+/// \param made set to true if the record was created
+/// \param asleep create a record also if the device's engine is asleep
+/// \return nullptr if the engine does not track the storage: its bytes are not a managed block of its own, it is
+///         smaller than relocation_min(), or its device has no budget. Of storages that share bytes (labels), only the
+///         one that the record was created for has it.
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool asleep = false);
 
-/// The one that it has; nullptr: none. With the engine's lock held.
+/// The existing record of a storage, or nullptr. Requires the engine's lock.
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
-/// As record_of, of a tensor's storage.
+/// As record_of, for a tensor's storage.
 Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = false);
 
 } // namespace torch_uvm

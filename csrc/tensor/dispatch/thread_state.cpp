@@ -6,7 +6,7 @@ namespace torch_uvm {
 namespace {
 
 std::atomic<int> running{0};
-std::atomic<bool> counts_kernels{false}; // of all operators: on the emulated accelerator
+std::atomic<bool> counts_kernels{false}; // true on the emulated accelerator, whose kernels are all counted
 
 } // namespace
 
@@ -21,7 +21,9 @@ void count_kernels() {
 
 void begin_kernel() noexcept {
   running.fetch_add(1);
-  std::atomic_thread_fence(std::memory_order_seq_cst); // the engine wakes, and counts after it: one sees the other
+  // Pairs with the fence in running_kernels. A kernel counts itself and then reads whether the engine is awake; the
+  // engine wakes and then reads the count. At least one of them sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void end_kernel() noexcept {

@@ -1,4 +1,4 @@
-// What each thread runs: its outermost operator or compiled graph, and what is kept from one operator to the next.
+// Per-thread state of the watcher: the running outermost operator or compiled graph, and buffers that are reused.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -15,23 +15,24 @@
 
 namespace torch_uvm {
 
-/// Where the engine has the storage: its label may be another device's, which the bytes had, too.
+/// The device that the engine tracks the storage on. The storage's own label may name another device if the bytes had
+/// several labels.
 inline c10::Device device_of(const Record& record, const c10::StorageImpl& storage) {
   return {storage.device().type(), static_cast<c10::DeviceIndex>(record.device)};
 }
 
-/// A storage of an accelerator among an operator's inputs.
+/// An accelerator storage among an operator's inputs.
 struct Named {
   c10::StorageImpl* storage;
   std::size_t input;
 };
 
-/// Reused: an operator comes a million times, and nothing is allocated for one.
+/// The vectors are reused, so that observing an operator allocates no memory.
 struct ThreadState {
-  Engine::Frame* running = nullptr; ///< of the outermost operator that the thread runs; nullptr: it runs none
-  const at::RecordFunction* outermost = nullptr; ///< if that is no region. PyTorch keeps it where it is until its end
-  Engine::Frame frame; ///< its
-  std::vector<Named> named; ///< by the operator that was looked at last
+  Engine::Frame* running = nullptr; ///< frame of the outermost operator or region; nullptr: none is running
+  const at::RecordFunction* outermost = nullptr; ///< the outermost operator, unless it is a region; does not move
+  Engine::Frame frame; ///< of `outermost`
+  std::vector<Named> named; ///< operands of the operator inspected last
   std::vector<Engine::Operand> operands;
   CurrentStreams streams;
   ObservedOperators known;
@@ -39,7 +40,7 @@ struct ThreadState {
   void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {
     frame.reset();
     frame.key = op.key();
-    frame.name = op.name().c_str(); // `known` keeps it where it is
+    frame.name = op.name().c_str(); // elements of `known` do not move
     outermost = &function;
     running = &frame;
   }
@@ -54,15 +55,15 @@ struct ThreadState {
   }
 };
 
-/// Of the calling thread. To find it takes a call each time: once for each callback.
+/// The calling thread's state. A thread_local lookup is a function call, so call this once per callback.
 ThreadState& this_thread() noexcept;
 
-// Kernels that run, over all threads (kernels.h).
+// The count of running host kernels over all threads (kernels.h).
 
-void count_kernels(); ///< from now on
+void count_kernels(); ///< declares that all kernels are counted from now on
 void begin_kernel() noexcept;
 void end_kernel() noexcept;
-/// nullopt: not all kernels are counted.
+/// nullopt if kernels are not counted (CUDA).
 std::optional<int> running_kernels() noexcept;
 
 } // namespace torch_uvm

@@ -18,7 +18,7 @@
 namespace torch_uvm {
 namespace {
 
-/// What `inspect` has found. With the engine's lock held.
+/// Turns what `inspect` found into operands and their current streams. Requires the engine's lock.
 void look_up(ThreadState& mine, Engine& engine, const ObservedOperator& op) {
   mine.operands.clear();
   mine.streams.clear();
@@ -30,15 +30,15 @@ void look_up(ThreadState& mine, Engine& engine, const ObservedOperator& op) {
   }
 }
 
-/// Whether this thread runs the kernel of an operator, as far as PyTorch tells: below autograd, autograd is excluded.
-/// In inference mode it is throughout.
+/// Whether this thread may be inside an operator's kernel: below autograd, the autograd keys are excluded. Inference
+/// mode excludes them everywhere, so there the answer is always yes.
 bool may_be_nested() {
   return c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
 }
 
 struct Inputs {
-  bool accelerator = false; ///< any tensor of a device
-  bool wrapper = false; ///< one that has no storage: what is within the operator is what touches bytes
+  bool accelerator = false; ///< any accelerator tensor
+  bool wrapper = false; ///< one without storage: the operators that this one calls touch the bytes
 };
 
 Inputs inspect(ThreadState& mine, const at::RecordFunction& function) {
@@ -60,7 +60,8 @@ Inputs inspect(ThreadState& mine, const at::RecordFunction& function) {
   return found;
 }
 
-/// There was no memory to look the operands up with. The operator finds them where they are, complete.
+/// Fallback if the host is out of memory for operand bookkeeping: the operator uses its operands where they are, and
+/// their bytes are complete.
 void without_the_books(Engine& engine, const at::RecordFunction& function) noexcept {
   const auto note = [&](const at::Tensor& tensor) {
     c10::StorageImpl* const storage = accelerators_storage(tensor);
@@ -72,7 +73,7 @@ void without_the_books(Engine& engine, const at::RecordFunction& function) noexc
     try {
       stream = current_stream_of(device_of(*record, *storage));
     } catch (...) {
-      // The device cannot tell: the operator, which asks it too, will raise.
+      // The device query failed: the operator queries it as well, and will raise.
     }
     engine.used_unseen(*record, stream);
   };
@@ -82,7 +83,7 @@ void without_the_books(Engine& engine, const at::RecordFunction& function) noexc
       for_each_tensor(value, note);
     }
   } catch (...) {
-    // No memory to walk a list of operands: it has none of ours that could be told.
+    // Out of host memory while walking a list: these operands cannot be reported.
   }
 }
 
@@ -94,7 +95,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   }
   if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {
     if (!has_deferred_updates()) {
-      watch_operators(); // no longer
+      watch_operators(); // nothing to watch for any more: removes this callback
     }
     return nullptr;
   }
@@ -102,7 +103,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   try {
     Inputs inputs;
     const bool nested = mine.running != nullptr && !deferred;
-    if (nested) { // most of what an operator calls has nothing to do with a device: that is found out first
+    if (nested) { // most nested operators involve no device, so check that before the operator lookup
       inputs = inspect(mine, function);
       if (!inputs.accelerator || inputs.wrapper) {
         return nullptr;
@@ -113,7 +114,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (deferred) {
-      engine->stay_awake(); // who waits for an update is seen by its operators
+      engine->stay_awake(); // uses of pending updates are detected by watching operators
       run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
     }
     if (!nested) {
@@ -132,7 +133,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (mine.running != nullptr) {
-      if (inputs.accelerator) { // what it alone names may be given up for what it allocates
+      if (inputs.accelerator) { // pin operands that only the nested operator has, or its allocations could evict them
         const Engine::Lock lock(*engine);
         look_up(mine, *engine, op);
         engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
@@ -171,7 +172,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
   }
   const bool is_outermost = mine.outermost == &function;
   {
-    std::optional<Engine::Lock> lock; // one for all there is to say, and none where there is nothing
+    std::optional<Engine::Lock> lock; // taken at most once, and only if there is something to report
     try {
       for (const c10::IValue& value : function.outputs()) {
         for_each_tensor(value, [&](const at::Tensor& tensor) {
@@ -190,7 +191,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
         });
       }
     } catch (...) {
-      // A storage that is not noticed here is noticed as somebody's operand.
+      // Out of host memory: the storage is registered at its first use as an operand.
     }
     if (is_outermost && (!frame->held.empty() || !frame->births.empty())) {
       if (!lock) {
@@ -232,7 +233,7 @@ class Watcher final : public OperatorWatch {
 } // namespace
 
 void register_watcher() {
-  static auto* watcher = new Watcher(); // leaked, as the engine is: storages outlive every static destructor
+  static auto* watcher = new Watcher(); // leaked like the engine: storages outlive every static destructor
   register_operator_watch(*watcher);
 }
 

@@ -1,20 +1,22 @@
-// Sees operators go by, and tells the residency engine.
+// Observes operators and reports them to the residency engine.
 //
-// A callback of at::RecordFunction runs before and after each operator, on the thread that runs it, in backward too. It
-// is there only while a device has a budget that steps may run against (residency/engine/sleep.cpp): with a callback
-// that does nothing, a step that is bound by the host takes 1.2 to 1.4 times as long.
+// An at::RecordFunction callback runs before and after each operator, on the thread that runs it, in backward too. The
+// callback is registered only while it is needed: the engine is awake (residency/engine/sleep.cpp), a graph capture is
+// open, or deferred updates are pending. Even an empty callback slows a host-bound step down by a factor of 1.2 to 1.4.
 //
-// - An outermost operator of a thread has its operands made ready, and held until it ends. Operators within it find
-//   theirs where they are: an enclosing kernel may hold the pointers.
-// - Views touch no bytes, and some wrappers (functorch's, autograd's) hold tensors with no storage: what is within
-//   them is outermost.
-// - What an operator writes is what its schema says, and running statistics of a batch norm, of which it says nothing.
-// - It throws nothing: PyTorch would swallow it.
+// - The operands of a thread's outermost operator are made ready and pinned until it ends. A nested operator uses its
+//   operands where they are, because the enclosing kernel may hold their pointers.
+// - Views touch no bytes, and some wrapper tensors (functorch's, autograd's) have no storage. Such operators are
+//   skipped, and the operators that they call count as outermost.
+// - An operator writes the arguments that its schema declares mutable and those of unsaid_writes.h. A collective writes
+//   all of its arguments.
+// - The callbacks do not throw: PyTorch would swallow the exception.
 #pragma once
 
 namespace torch_uvm {
 
-/// Registers the watcher with the process's engine (tensor/process/process_engine.h). Once, as the extension is loaded.
+/// Registers the watcher for the process's engine (tensor/process/process_engine.h). Called once, when the extension is
+/// loaded.
 void register_watcher();
 
 } // namespace torch_uvm

@@ -16,13 +16,13 @@
 namespace torch_uvm {
 namespace {
 
-/// The pages of one call, by the blocks that they are of.
+/// The pages that one call advises, also grouped by block.
 struct Target {
   ManagedRuntime& runtime;
   Ranges pages;
   std::vector<std::pair<Block*, Ranges>> by_block;
 
-  /// In the book before in the runtime: should the runtime fail half-way, what it took is undone all the same.
+  /// Recorded before the runtime is called: if the runtime fails half-way, freeing the block still undoes the advice.
   void set(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
       AdviceBook::get().set(block, statement, pages_of_block);
@@ -35,7 +35,7 @@ struct Target {
     strike(statement);
   }
 
-  /// From the book alone.
+  /// Removes the advice from the record only.
   void strike(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
       AdviceBook::get().unset(block, statement, pages_of_block);
@@ -48,7 +48,7 @@ struct Target {
     }
   }
 
-  /// What the book has of one kind on these blocks.
+  /// The recorded locations of one kind of advice on these blocks.
   std::vector<Location> locations(Advice set) const {
     std::vector<Location> found;
     for (const auto& [block, pages_of_block] : by_block) {
@@ -84,7 +84,7 @@ void check(Location location) {
                     "; there are the CPU and ", devices, " devices, from 0");
 }
 
-/// The runtime takes a device for all advice, even where it means nothing.
+/// A placeholder: the runtime requires a location even for advice that ignores it.
 constexpr Location kAny = Location::device(0);
 
 } // namespace
@@ -111,7 +111,7 @@ void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) 
     *change.read_mostly ? target.set(read_mostly) : target.unset(read_mostly);
   }
   if (change.preferred_location) {
-    // Of a page's preferred location the runtime forgets the earlier one by itself; the book does not.
+    // In the runtime a new preferred location replaces the earlier one; in the record it has to be removed.
     const std::optional<Location> preferred = *change.preferred_location;
     for (const Location earlier : target.locations(Advice::kSetPreferredLocation)) {
       if (earlier != preferred) {

@@ -1,4 +1,4 @@
-// Advice about the pages of tensors. What is set is remembered by block (tensor/storage/advice_book.h).
+// Memory advice about the pages of tensors. Advice is recorded by block (tensor/storage/advice_book.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,16 @@
 
 namespace torch_uvm {
 
-/// What to change; what is nullopt stays as it is.
+/// The changes to make; a nullopt field leaves that advice unchanged.
 struct AdviceChange {
   std::optional<bool> read_mostly;
-  std::optional<std::optional<Location>> preferred_location; ///< nullopt within: none any more
-  std::optional<std::vector<Location>> accessed_by; ///< in place of the set there was
+  std::optional<std::optional<Location>> preferred_location; ///< inner nullopt: unset it
+  std::optional<std::vector<Location>> accessed_by; ///< replaces the previous set
 };
 
-/// Gives advice about the pages that are all the tensors' own; others are passed over, as by prefetch.
-/// \throws c10::Error for a location that does not exist; nothing has changed then
+/// Advises the whole pages that belong to the given tensors alone; skips other pages and tensors, as prefetch does.
+/// \throws c10::Error for a location that does not exist, and for tensors of a user-chosen allocator; nothing has
+///         changed then
 void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change);
 
 } // namespace torch_uvm

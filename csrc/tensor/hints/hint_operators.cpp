@@ -28,7 +28,7 @@ std::vector<Location> locations(at::IntArrayRef indices) {
   return made;
 }
 
-/// What is asked of a runtime whose arguments were checked; its own errors as torch's.
+/// Calls `function`, translating errors of the runtime into torch's.
 template <class Function>
 void asking(Function function) {
   try {
@@ -40,7 +40,7 @@ void asking(Function function) {
   }
 }
 
-/// \param numbers as torch.Stream is made from: its id, device index and device type
+/// \param numbers the fields of a torch.Stream: stream_id, device_index, device_type
 Stream stream_of(at::IntArrayRef numbers) {
   TORCH_CHECK_VALUE(numbers.size() == 3, "a stream of ", numbers.size(),
                     " numbers; accepted: its id, device index and device type");
@@ -64,8 +64,8 @@ void prefetch_kernel(at::TensorList tensors, std::optional<c10::Device> device, 
   asking([&] { prefetch(tensors.vec(), device, chosen); });
 }
 
-/// \param preferred_location empty: none any more, else one location. Locations are -1 for the CPU, and
-///        indices of devices
+/// Locations are -1 for the CPU, else the index of a device.
+/// \param preferred_location one location, or empty to unset it
 void advise_kernel(at::TensorList tensors, std::optional<bool> read_mostly, IntList preferred_location,
                    IntList accessed_by) {
   AdviceChange change;
@@ -92,7 +92,7 @@ void call_discard(at::TensorList tensors) {
   op.call(tensors);
 }
 
-// A discard writes: what holds for in-place operators holds for it, and is checked before anything happens.
+// A discard is a write, so it has the checks of in-place operators, made for all tensors before anything is discarded.
 
 void discard_autograd(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
@@ -123,7 +123,7 @@ void discard_in_place(at::TensorList tensors) {
 void register_hints() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Leaked: deregistering at exit would race with what still runs then.
+    // Leaked: deregistration at exit would race with threads that are still running.
     auto& definition = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
     definition.def("prefetch(Tensor[] tensors, Device? device=None, *, int[]? stream=None) -> ()");
     definition.def(

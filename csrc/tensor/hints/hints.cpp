@@ -29,7 +29,7 @@ int current_device() {
   return c10::impl::VirtualGuardImpl(accelerator_type()).getDevice().index();
 }
 
-/// The device that most likely has a block's bytes: its home, its label's, or else the current one.
+/// The device that most likely has a block's bytes: the block's home, else the tensor's label, else the current device.
 int device_of(Block* block, const at::Tensor& tensor) {
   const Location home = Context::get().managed_allocator().home(block);
   return !home.is_host() ? home.index : tensor.device().is_cpu() ? current_device() : tensor.device().index();
@@ -53,7 +53,7 @@ Block* managed_block(const at::Tensor& tensor) {
              : nullptr;
 }
 
-/// Waits on the host for what is queued on a stream now.
+/// Blocks the host until the work that is now queued on a stream is done.
 void wait_for(Stream stream) {
   ManagedRuntime& runtime = Context::get().runtime();
   const struct Owned {
@@ -67,7 +67,7 @@ void wait_for(Stream stream) {
   runtime.synchronize_event(owned.event);
 }
 
-/// What goes to one place on one stream, and so in common calls.
+/// Tensors with the same target and stream, whose pages are united into common runtime calls.
 struct Journey {
   Location to;
   Stream stream;
@@ -81,7 +81,8 @@ void add_to(std::vector<Journey>& journeys, Location to, Stream stream, const at
   journey.tensors.push_back(tensor);
 }
 
-/// Whether all of a block is given, and most of it in pages that moved.
+/// Whether a block moves as a whole: all of it is owned by the tensors, and more than half of it is in prefetched
+/// pages. If only part of it moves, that is recorded for `residency`.
 bool moved(const Owned& owned, const Ranges& pages) {
   const CachingManagedAllocator& allocator = Context::get().managed_allocator();
   const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(owned.block));
@@ -97,7 +98,7 @@ bool moved(const Owned& owned, const Ranges& pages) {
   return whole;
 }
 
-/// Queues the prefetches of one journey. \return the blocks that moved as a whole
+/// Queues the prefetches of one group. \return the blocks that move as a whole
 std::vector<Block*> start(const Journey& journey) {
   if (!Machine::get().takes_hints(journey.to.is_host() ? journey.stream.device : journey.to.index)) {
     return {};
@@ -126,7 +127,7 @@ void prefetch_range_of(const at::Tensor& tensor, Location to, Stream stream) {
 void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device> device, std::optional<Stream> stream) {
   const std::optional<Location> common = device ? std::optional(location_of(*device)) : std::nullopt;
   if (Context::get().forked()) {
-    return; // the pages are the parent's, and a current stream is more than CUDA tells a child
+    return; // the pages belong to the parent, and in a child CUDA cannot tell the current stream
   }
   std::vector<Journey> journeys;
   for (const at::Tensor& tensor : tensors) {
@@ -141,8 +142,8 @@ void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device>
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
   for (const Journey& journey : journeys) {
     for (Block* const block : start(journey)) {
-      // The stream stays: who waits for the block's work waits for that stream's. One that only the host
-      // has used is ordered by the stream that its pages travel on.
+      // Keep the block's stream: its pending work is ordered by that stream. A block that only the host has used gets
+      // the stream of the prefetch.
       const Stream owner = allocator.stream(block);
       allocator.set_home(block, journey.to, owner.is_host() && !journey.to.is_host() ? journey.stream : owner);
     }
@@ -153,7 +154,7 @@ void discard(const std::vector<at::Tensor>& tensors) {
   if (Context::get().forked()) {
     return;
   }
-  std::vector<Journey> journeys; // to who writes next: the CPU's label, which waits, or the device's
+  std::vector<Journey> journeys; // the target is the next writer: the host for a CPU label, else the label's device
   for (const at::Tensor& tensor : tensors) {
     if (Block* const block = managed_block(tensor); block != nullptr && tensor.numel() != 0) {
       const bool host = tensor.device().is_cpu();
@@ -166,7 +167,7 @@ void discard(const std::vector<at::Tensor>& tensors) {
     if (!Machine::get().takes_hints(journey.stream.device)) {
       continue;
     }
-    // No gap is covered: what is in one is somebody's contents.
+    // Do not cover gaps between runs: they are other tensors' contents.
     const std::vector<Owned> owned = owned_bytes(journey.tensors);
     const Ranges pages = page_ranges(owned, Machine::get().page_bytes);
     for (const Range& range : pages) {
@@ -176,10 +177,10 @@ void discard(const std::vector<at::Tensor>& tensors) {
       continue;
     }
     if (journey.to.is_host()) {
-      wait_for(journey.stream); // the host writes next, and no stream orders that
+      wait_for(journey.stream); // the host writes next, and is not ordered by a stream
       continue;
     }
-    // Not after the block is another's.
+    // Otherwise the discard could run after the block is freed and reused.
     for (const Owned& one : owned) {
       Context::get().managed_allocator().record_stream(one.block, journey.stream);
     }

@@ -19,10 +19,10 @@ struct Dimension {
   std::size_t size = 0;
 };
 
-/// Runs of `run` bytes, one for each position in the dimensions: none of them closes the gaps.
+/// Runs of `run` bytes, one for each index into the dimensions that leave gaps.
 struct Grid {
   std::size_t run = 0;
-  std::size_t count = 1; ///< or kMostRuns + 1, where there are more than that many
+  std::size_t count = 1; ///< saturates at kMostRuns + 1
   c10::SmallVector<Dimension, 8> dimensions; ///< smallest stride first
 };
 
@@ -31,13 +31,13 @@ Grid grid_of(const at::Tensor& tensor, std::size_t gap) {
   const std::size_t itemsize = tensor.itemsize();
   auto& dimensions = grid.dimensions;
   for (std::int64_t index = 0; index < tensor.dim(); ++index) {
-    if (tensor.size(index) > 1 && tensor.stride(index) != 0) { // others reach nothing more
+    if (tensor.size(index) > 1 && tensor.stride(index) != 0) { // other dimensions add no bytes
       dimensions.push_back(
           {static_cast<std::size_t>(tensor.stride(index)) * itemsize, static_cast<std::size_t>(tensor.size(index))});
     }
   }
   std::ranges::sort(dimensions, {}, &Dimension::stride);
-  // While what is reached is one run, a dimension whose steps leave no gap makes a longer one of it.
+  // From the smallest stride up, each dimension that leaves no gap extends the run.
   grid.run = itemsize;
   auto outer = dimensions.begin();
   for (; outer != dimensions.end() && outer->stride < grid.run + std::max<std::size_t>(gap, 1); ++outer) {
@@ -65,7 +65,7 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
   Ranges runs;
   runs.reserve(count);
   for (std::size_t made = 0; made < count; ++made) {
-    // A storage can be made smaller under a tensor.
+    // Clamp to the storage: it may have been shrunk after the tensor was made.
     runs.push_back({std::max(begin, all.begin), std::min(begin + grid.run, all.end)});
     for (std::size_t index = 0; index < position.size(); ++index) {
       const Dimension& dimension = grid.dimensions[index];
@@ -77,7 +77,7 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
       position[index] = 0;
     }
   }
-  normalise(runs); // overlapping windows are neither sorted nor apart
+  normalise(runs); // with overlapping strides the runs are unsorted and overlap
   return runs;
 }
 
@@ -98,7 +98,7 @@ std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size
     }
     const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(tensor.storage().data()) + tensor.storage().nbytes();
     if (runs.back().end == end && !is_from_allocator(data_behind_labels(tensor.storage().data_ptr()))) {
-      runs.back().end = block->address + block->bytes; // the padding is nobody's
+      runs.back().end = block->address + block->bytes; // include the padding
     }
     Owned& owned = by_address[block->address];
     owned.block = block;
@@ -115,7 +115,7 @@ std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size
 
 Ranges page_ranges(const std::vector<Owned>& owned, std::size_t page) {
   Ranges pages;
-  Ranges joined; // of one segment
+  Ranges joined; // of the current segment
   const Segment* segment = nullptr;
   const auto finish = [&] {
     normalise(joined);
@@ -127,7 +127,7 @@ Ranges page_ranges(const std::vector<Owned>& owned, std::size_t page) {
     joined.clear();
   };
   for (const Owned& one : owned) {
-    if (one.block->segment != segment) { // fixed while somebody has the block
+    if (one.block->segment != segment) { // safe to read without a lock: constant while the block is allocated
       finish();
       segment = one.block->segment;
     }

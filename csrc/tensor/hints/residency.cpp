@@ -1,4 +1,4 @@
-// Where the library last put the bytes of tensors.
+// Where the library last placed the bytes of tensors.
 #include <algorithm>
 #include <map>
 
@@ -25,18 +25,19 @@ void add(Places& places, c10::Device device, std::size_t bytes) {
   found == places.end() ? void(places.emplace_back(device, bytes)) : void(found->second += bytes);
 }
 
-constexpr std::size_t kCoarse = std::size_t{64} << 10; ///< gaps that are covered where runs are too many
+constexpr std::size_t kCoarse = std::size_t{64} << 10; ///< gap to cover if a tensor has too many runs
 
-/// All of one storage's bytes that were asked about.
+/// The bytes of one storage that the call covers.
 struct Asked {
   const at::Tensor* first = nullptr;
   Ranges runs;
-  std::size_t reached = 0; ///< 0: what the runs say
+  std::size_t reached = 0; ///< number of bytes if the runs are only approximate; 0: the runs are exact
 };
 
 using ByLocation = std::map<Location, std::size_t>;
 
-/// By the last prefetch of each page; of a page that has none, by the home of its block.
+/// Adds a range's bytes by the last prefetch location of each page, or by the block's home for pages without one.
+/// Bisects while the runtime has no one answer for the range.
 void look_up(Range range, std::size_t page, Location home, ByLocation& places) {
   const RangeAttributes attributes = Context::get().runtime().range_attributes(range.data(), range.bytes());
   const std::uintptr_t middle = (range.begin + range.bytes() / 2) / page * page;
@@ -54,7 +55,8 @@ void look_up(Range range, std::size_t page, Location home, ByLocation& places) {
 ByLocation places_of(Block* block, const Ranges& runs) {
   ByLocation places;
   const Location home = Context::get().managed_allocator().home(block);
-  // A home is newer than what an earlier tenant of the pages had prefetched.
+  // Without a recorded prefetch, use the home: the runtime may still report a prefetch from before the pages were
+  // reused for this block.
   const bool prefetched = has_prefetch(block);
   for (const Range& run : runs) {
     if (prefetched) {
@@ -66,7 +68,7 @@ ByLocation places_of(Block* block, const Ranges& runs) {
   return places;
 }
 
-/// Brings the sum to `total`, by shares: the runs of some tensors are too many to be looked at one by one.
+/// Scales the bytes proportionally to sum up to `total`. For tensors with too many runs, whose ranges are approximate.
 void scale(ByLocation& places, std::size_t total) {
   std::size_t sum = 0;
   for (const auto& [place, bytes] : places) {
@@ -84,7 +86,7 @@ void scale(ByLocation& places, std::size_t total) {
   }
 }
 
-/// The bytes that a tensor's elements have, where no two share theirs.
+/// The bytes of a tensor's elements, counting an expanded dimension (stride 0) once.
 std::size_t distinct_bytes(const at::Tensor& tensor) {
   std::size_t elements = 1;
   for (std::int64_t index = 0; index < tensor.dim(); ++index) {
@@ -94,7 +96,7 @@ std::size_t distinct_bytes(const at::Tensor& tensor) {
 }
 
 std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) {
-  std::map<const void*, std::vector<const at::Tensor*>> grouped; // labels of one block have one address
+  std::map<const void*, std::vector<const at::Tensor*>> grouped; // by address, which labels of one block share
   for (const at::Tensor& tensor : tensors) {
     if (has_bytes(tensor) && tensor.numel() != 0) {
       grouped[tensor.storage().data()].push_back(&tensor);

@@ -26,7 +26,7 @@ namespace {
 template <class T>
 constexpr bool kVersioned = std::is_same_v<T, DLManagedTensorVersioned>;
 
-/// Who has an address keeps the bytes where they are, under a budget.
+/// Pins an exported tensor under a budget: the consumer has its address.
 class Hold {
  public:
   Hold() = default;
@@ -38,11 +38,11 @@ class Hold {
         keep_resident(held_, false);
       }
     } catch (const std::exception&) {
-      // It stays held until it is freed.
+      // It stays pinned until it is freed.
     }
   }
   void begin(const at::Tensor& tensor) {
-    if (engine_in_use() != nullptr) { // it may sleep, and wake
+    if (engine_in_use() != nullptr) { // even if it is asleep: it may wake during the export
       keep_resident(tensor, true);
       held_ = tensor;
     }
@@ -69,10 +69,10 @@ void delete_export(T* given) {
 template <class T>
 struct Borrowed {
   T* source;
-  c10::Device device; // whose current stream may still use the bytes
+  c10::Device device; // its current stream may still use the bytes
 };
 
-/// The producer knows nothing of our streams: what is queued must be done before it has the bytes back.
+/// Waits for the current stream before the producer gets its bytes back: the producer does not know our streams.
 void finish_work(c10::Device device) noexcept {
   if (device.is_cpu() || Context::get().forked()) {
     return;
@@ -84,7 +84,7 @@ void finish_work(c10::Device device) noexcept {
       guard.synchronizeStream(stream);
     }
   } catch (const std::exception&) {
-    // Nothing to be done about it where memory is freed.
+    // A deleter cannot report the error.
   }
 }
 
@@ -160,7 +160,7 @@ T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied)
   made->strides = tensor.strides().vec();
   for (std::size_t i = 0; i < made->sizes.size(); ++i) {
     if (made->sizes[i] < 2) {
-      made->strides[i] = 1; // as PyTorch does: consumers look here for whether it is contiguous
+      made->strides[i] = 1; // as PyTorch does: some consumers test contiguity by the strides alone
     }
   }
   DLTensor& described = made->given.dl_tensor;
@@ -193,7 +193,7 @@ at::Tensor import_managed(T* source, c10::Device device, bool read_only_too) {
                      static_cast<int>(described.device.device_type), "; accepted: 13, managed memory");
   if (source->deleter == &delete_export<T>) {
     const at::Tensor exported = static_cast<Export<T>*>(source->manager_ctx)->tensor;
-    // The move first: it may throw, and then `source` is the caller's.
+    // Move before releasing `source`: if the move throws, the caller still owns it.
     at::Tensor back = exported.device() == device ? exported.detach() : move(exported, device, /*non_blocking=*/false);
     source->deleter(source);
     return back;
@@ -216,7 +216,7 @@ at::Tensor import_managed(T* source, c10::Device device, bool read_only_too) {
       c10::Storage(storage), c10::DispatchKeySet(c10::computeDispatchKey(type, std::nullopt, device)),
       c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
-  // Last, when nothing can throw any more: from here on the storage releases the source.
+  // Last, when nothing can throw any more: from here on the storage owns the source.
   auto borrowed = std::make_unique<Borrowed<T>>(Borrowed<T>{source, device});
   storage->set_data_ptr_noswap(c10::DataPtr(data, borrowed.release(), &release_source<T>, device));
   return tensor;

@@ -1,7 +1,7 @@
-// DLPack's device type for managed memory, kDLCUDAManaged, which PyTorch itself neither gives nor takes.
+// DLPack export and import with the device type for managed memory, kDLCUDAManaged, which PyTorch does not support.
 //
-// T is DLManagedTensor (DLPack before 1.0) or DLManagedTensorVersioned. Refusals are c10::BufferError
-// (Python's BufferError), and change nothing.
+// T is DLManagedTensor (DLPack before 1.0) or DLManagedTensorVersioned. Unsupported tensors raise c10::BufferError
+// (Python's BufferError), and nothing has changed then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,21 +12,22 @@
 
 namespace torch_uvm {
 
-/// The bytes of `tensor` for somebody who takes managed memory. The caller owns the result, and calls its
-/// deleter; until then the bytes live. Nothing is waited for.
-/// \param tensor managed, strided, neither conjugate nor negated by a bit
-/// \param device_id what the consumer is told; the bytes are every device's
-/// \param copied whether nobody else has these bytes; only the versioned form says so
+/// Exports `tensor` as managed memory. The caller owns the result and must call its deleter; the bytes live, and stay
+/// pinned under a budget, until then. Pending device work is not waited for.
+/// \param tensor managed and strided, without conjugate or negative bit
+/// \param device_id the device index in the result; every device can access the bytes
+/// \param copied sets the IS_COPIED flag (versioned form only): no other tensor has these bytes
 template <class T>
 T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied);
 
-/// A tensor on the producer's bytes under the label `device`, with its index, or the CPU's; it cannot be
-/// resized. `source` is the tensor's from now on: its deleter is called when the last tensor on the bytes
-/// is gone and the current stream's work on them is done. On an exception it is still the caller's.
+/// Imports `source` as a tensor on the producer's bytes. The tensor cannot be resized. It takes ownership of `source`:
+/// the deleter is called when the last tensor on the bytes is gone and the current stream's work is done. On an
+/// exception the caller still owns `source`.
 ///
-/// It is not managed: its bytes are the producer's, not the allocator's. What export_managed made is no
-/// import: it gives the tensor that was exported, under the label `device`.
-/// \param read_only_too whether read-only memory will do, because the caller is going to copy it
+/// The tensor is not managed: its bytes are the producer's, not our allocator's. But a `source` made by export_managed
+/// gives the exported tensor itself, moved to `device`.
+/// \param device the tensor's label: the CPU, or a device with an index
+/// \param read_only_too accept read-only memory, because the caller will copy it
 template <class T>
 at::Tensor import_managed(T* source, c10::Device device, bool read_only_too);
 

@@ -1,4 +1,4 @@
-// New managed memory, and a copy into it.
+// Allocates managed tensors, and copies tensors into managed memory.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_like.h>
@@ -19,7 +19,7 @@ at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c
   if (!device.is_cpu()) {
     TORCH_CHECK_VALUE(device.type() == at::getAccelerator(), "managed memory on ", device,
                       "; accepted: the CPU and the accelerator");
-    Context::get().runtime(); // with which the accelerator's allocator asks the switch
+    Context::get().runtime(); // on CUDA this installs the allocator that respects the switch
     const ManagedScope on(true);
     at::Tensor tensor = at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
     TORCH_CHECK(is_managed(tensor), "managed memory on ", device,
@@ -30,7 +30,7 @@ at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c
   const std::size_t bytes = at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
                        allocate_managed(bytes, Location::host(), Stream::host(), device), c10::GetCPUAllocator(),
-                       // Growing it would take memory from the CPU's allocator, which is not managed.
+                       // Growing would allocate from the CPU's allocator, whose memory is not managed.
                        /*resizable=*/false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));

@@ -22,7 +22,7 @@ using torch::autograd::ViewInfo;
 
 using Symbols = std::optional<std::vector<c10::SymInt>>;
 using Tensors = std::optional<std::vector<at::Tensor>>;
-/// From a view back to what it was made of, as ViewInfo has it.
+/// Maps a view back to its base: ViewInfo's reverse view function.
 using Undo = std::function<at::Tensor(const at::Tensor&)>;
 
 struct Geometry {
@@ -51,7 +51,7 @@ struct StridedAgain final : ViewFunc {
   const Geometry geometry;
 };
 
-/// What a tensor was made of its base by, before it was moved; nothing where it is the base.
+/// How a tensor was made from its base before it was moved. The functions are empty if it is the base.
 struct Before {
   Before copy(Symbols symints = {}, Tensors tensors = {}) const {
     return {again ? again->clone_and_set(std::move(symints), std::move(tensors)) : nullptr, undo, device};
@@ -59,10 +59,10 @@ struct Before {
 
   std::unique_ptr<ViewFunc> again;
   Undo undo;
-  c10::Device device; ///< where that was
+  c10::Device device; ///< the label before the move
 };
 
-/// Makes the view again from its base: autograd does so after a write in place to the base.
+/// Regenerates the view from its base, which autograd does after an in-place write to the base.
 struct MoveAgain final : ViewFunc {
   MoveAgain(Before before, c10::Device device) : before(std::move(before)), device(device) {}
 
@@ -81,7 +81,7 @@ struct MoveAgain final : ViewFunc {
 
   at::Tensor operator()(const at::Tensor& base) const override {
     at::Tensor source = before.again ? (*before.again)(base) : base;
-    if (source.device() == device) { // it was moved back
+    if (source.device() == device) { // moved back to its first label
       return before.again ? source : at::alias(source);
     }
     TORCH_CHECK_VALUE(is_managed(source),
@@ -103,13 +103,13 @@ bool is_plain(const at::Tensor& tensor) {
          !impl->has_symbolic_sizes_strides();
 }
 
-/// Whether sizes, strides and offset tell all about how `view` was made of `base`, its device aside.
+/// Whether as_strided alone, and a device label, can make `view` from `base`.
 bool is_strided_view(const at::Tensor& base, const at::Tensor& view) {
   return is_plain(base) && is_plain(view) && base.scalar_type() == view.scalar_type() &&
          base.is_conj() == view.is_conj() && base.is_neg() == view.is_neg();
 }
 
-/// \param of_self how `self` is a view, if it is one
+/// \param of_self the view info of `self`; nullptr if it is not a view
 ViewInfo info_of(const ViewInfo* of_self, const at::Tensor& self, const at::Tensor& moved) {
   const c10::Device here = self.device();
   Before before{nullptr, nullptr, here};
@@ -122,7 +122,7 @@ ViewInfo info_of(const ViewInfo* of_self, const at::Tensor& self, const at::Tens
       before = earlier->before.copy();
     } else if (of_self->has_view_fn()) {
       before = {of_self->view_fn().clone_and_set(), of_self->rev_view_fn(), here};
-    } else { // which PyTorch takes for strided
+    } else { // without a view function: PyTorch uses as_strided
       return of_self->chain(self, moved, std::make_unique<MoveAgain>(std::move(before), moved.device()),
                             [here](const at::Tensor& view) { return move(view, here, /*non_blocking=*/false); });
     }
@@ -134,9 +134,9 @@ ViewInfo info_of(const ViewInfo* of_self, const at::Tensor& self, const at::Tens
   return {std::move(base), std::make_unique<MoveAgain>(std::move(before), moved.device()), std::move(undo)};
 }
 
-/// What may be written to the new view in place while grad mode is on. Autograd refuses writes to a view
-/// of a leaf that requires grad by itself. It would carry one to a view of a non-leaf over to the base,
-/// which a move's contract refuses.
+/// The creation meta decides whether autograd accepts in-place writes to the view. Autograd itself refuses them for a
+/// view of a leaf that requires grad. For a view of a non-leaf it would propagate the write to the base, which the
+/// contract of `move` forbids, so that case is marked as well.
 CreationMeta creation_of_view(const at::Tensor& self) {
   if (c10::InferenceMode::is_enabled()) {
     return CreationMeta::INFERENCE_MODE;
@@ -160,7 +160,7 @@ at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved) {
   if (is_view) {
     creation = torch::autograd::propagate_creation_meta(meta->get_creation_meta(), creation);
   }
-  // A detached tensor is a view for forward gradients alone.
+  // A detached tensor is a view for forward-mode gradients only.
   const bool shared = meta == nullptr || meta->shared_view_info();
   std::optional<ViewInfo> forward;
   if (!shared) {

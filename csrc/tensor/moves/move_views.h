@@ -1,4 +1,4 @@
-// What a moved tensor is to autograd: a view of what its source is a view of.
+// The autograd view of a moved tensor: a view of the source's base.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,12 +6,12 @@
 
 namespace torch_uvm {
 
-/// Makes `moved` a differentiable view: of `self`, or of its base where `self` is a view itself.
+/// Makes `moved` a differentiable view of `self`, or of the base of `self` if that is a view.
 ///
-/// PyTorch's own as_view would append to how `self` came from that base, and copy it each time: a tensor
-/// that goes back and forth would get slower with each move, and overflow the stack in the end. Here the way
-/// from the base stays as short as that of a view that was never moved.
-/// \param moved what the kernel of a move made of `self`; nobody has seen it yet
+/// PyTorch's as_view would chain each move onto the view function of `self`, and copy the chain: a tensor that is moved
+/// back and forth would get slower with each move, and in the end overflow the stack. Here the view function stays as
+/// short as that of a view that was never moved.
+/// \param moved the result of the move kernel for `self`, not used by anything else yet
 at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved);
 
 } // namespace torch_uvm

@@ -1,4 +1,4 @@
-// The kernel of a move: the waiting that its contract asks for, and the other label.
+// The kernel of a move: synchronises as its contract requires, and makes the view with the new label.
 #include "tensor/moves/moves.h"
 
 #include <ATen/DeviceAccelerator.h>
@@ -27,7 +27,7 @@
 namespace torch_uvm {
 namespace {
 
-/// An event that is given back when its scope ends.
+/// RAII: an event recorded on a stream.
 class RecordedEvent {
  public:
   explicit RecordedEvent(Stream stream)
@@ -53,8 +53,8 @@ class RecordedEvent {
   const Event event_;
 };
 
-/// The streams with queued work that may touch the block: those that the allocator was told of, and the
-/// current one of the device that the bytes are labelled with.
+/// The streams that have pending work and may touch the block: those that the allocator knows, and the current stream
+/// of the label's device.
 std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
   Context& context = Context::get();
   const c10::Device label = data.device();
@@ -79,19 +79,19 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
   }
   ManagedRuntime& runtime = Context::get().runtime();
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
-  const bool shares_block = is_from_allocator(data_behind_labels(data)); // with others, which have not moved
+  const bool shares_block = is_from_allocator(data_behind_labels(data)); // with tensors that do not move
   if (to.is_cpu()) {
-    // By an event each: what others queue there meanwhile is not waited for.
+    // Wait for events, not streams: work that other threads queue from now on is not waited for.
     if (!non_blocking) {
       for (const Stream stream : busy_streams(block, data)) {
         runtime.synchronize_event(RecordedEvent(stream).get());
       }
-      // Where the host may not touch managed memory while a device works, on whatever.
+      // Without concurrentManagedAccess the host must not touch managed memory while the device runs any work.
       for (const int device : Machine::get().exclusive_devices()) {
         runtime.synchronize_device(device);
       }
     }
-    // The current stream of the old label may still be at work on them, and is not always the block's.
+    // The old label's current stream may still use the bytes, and need not be the block's stream.
     if (non_blocking && !self.device().is_cpu()) {
       record_stream(data, current_stream_of(self.device()));
     }
@@ -142,7 +142,7 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   const c10::Device device = resolve_device(to, "a move");
   Kernel kernel;
   kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
-  // As this operator's operand it was brought to its device, if there was room.
+  // The watcher has fetched this operand to its device, unless there was no room.
   TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(self.storage().data_ptr()), "a move of ", self.nbytes(),
                    " bytes that the budget of ", self.device(), " has no room for now: they are on the host");
   try {
@@ -152,7 +152,7 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   }
   c10::Allocator* allocator = device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type());
   const c10::DispatchKey key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
-  // As PyTorch's views: of a normal tensor a normal one, in inference mode, too.
+  // As for PyTorch's views: the view of a normal tensor is a normal tensor, even in inference mode.
   const c10::InferenceMode as_it_is(self.is_inference());
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(with_label(self.storage(), device, allocator),
                                                              c10::DispatchKeySet(key), self.dtype());

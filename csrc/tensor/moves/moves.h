@@ -1,4 +1,4 @@
-// Moves: another label for the same bytes, as an operator that autograd knows (tensor/moves/operators.h).
+// Moves: a view of the same bytes with another device label, as a differentiable operator (tensor/moves/operators.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,28 +6,28 @@
 
 namespace torch_uvm {
 
-/// A view of `self` labelled with `device`: same address, sizes, strides and offset, one version counter.
-/// Its backward moves the gradient back. Writing in place to the view of a tensor that requires grad
-/// raises.
+/// A view of `self` labelled with `device`: same address, sizes, strides, offset and version counter. Its backward
+/// moves the gradient back. An in-place write to the view of a tensor that requires grad raises.
 ///
-/// To a device: the range starts moving there on the current stream; nothing is waited for. To the CPU:
-/// the device's pending work that may touch the bytes is waited for, unless `non_blocking`: then that is
-/// the caller's duty. Between devices: ordered after the source device's current stream. Work that may
-/// touch the bytes is what is queued on the current stream of the device they are labelled with, on the
-/// stream that used them last, and on those that record_stream named.
+/// - To a device: starts a prefetch on the target's current stream, after the pending work on the bytes. The host does
+///   not wait.
+/// - To the CPU: the host waits for the pending work on the bytes. With `non_blocking` the caller has to.
+///
+/// The pending work on the bytes is the work queued on the current stream of the label's device, on the stream that
+/// used them last, and on the streams named by record_stream.
 /// \param self managed and strided
-/// \param device the CPU, or a device of the accelerator; without an index, the current one
-/// \throws c10::Error, and nothing has changed
+/// \param device the CPU, or an accelerator device; without an index, the current one
+/// \throws c10::Error; nothing has changed then
 at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking);
 
-/// The same, for the tensors of modules, which keep the label and forget the source: no view, so that
-/// nothing holds the source, and it can be swapped with the result. A view all the same where autograd has to
-/// know: while grad mode is on, of what requires grad; and of what has a tangent.
+/// The same for parameters and buffers of modules. The result is not a view, so it does not keep the source alive and
+/// the two can be swapped. It is a view only if autograd needs one: `self` requires grad while grad mode is on, or has
+/// a tangent.
 at::Tensor move_for_module(const at::Tensor& self, c10::Device device, bool non_blocking);
 
-/// `device` with its index, checked.
-/// \param what the operator, as errors name it
-/// \throws c10::ValueError for what is neither the CPU nor a device of the accelerator
+/// Validates `device` and completes its index.
+/// \param what the operator's name in errors
+/// \throws c10::ValueError for a device that is neither the CPU nor an existing accelerator device
 c10::Device resolve_device(c10::Device device, const char* what);
 
 } // namespace torch_uvm

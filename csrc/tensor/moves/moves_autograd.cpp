@@ -1,7 +1,7 @@
-// What autograd is told of moves and managed copies: nodes and views, as PyTorch's own operators have them.
+// The autograd kernels of moves and managed copies: graph nodes and views, as PyTorch's own operators make them.
 //
-// Why no torch::autograd::Function: it refuses under torch.func's transforms. A kernel that makes a node,
-// and hands on to the next key, is what they expect.
+// They do not use torch::autograd::Function, which raises under torch.func transforms. Those expect a kernel that makes
+// a node and redispatches to the next key.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/real.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Nodes are held by an intrusive_ptr from torch 2.12 on, by a shared_ptr before.
+/// Creates a node: owned by an intrusive_ptr from torch 2.12 on, by a shared_ptr before.
 template <class T, class... Arguments>
 auto make_node(Arguments&&... arguments) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
@@ -31,13 +31,12 @@ auto make_node(Arguments&&... arguments) {
   }
 }
 
-/// Whether writing to one tensor cannot be seen through another; unknown for wrappers, whose writes are
-/// not in place anyway.
+/// Whether no other tensor shares these bytes. True for wrappers without storage: their writes are not in place.
 bool has_bytes_to_itself(const at::Tensor& tensor) {
   return !tensor.has_storage() || (tensor.use_count() == 1 && tensor.storage().use_count() == 1);
 }
 
-/// The gradient goes back to where the tensor was.
+/// Moves the gradient back to the device of the forward input.
 struct MoveBackward final : Node {
   explicit MoveBackward(c10::Device device) : device(device) {}
 
@@ -46,8 +45,8 @@ struct MoveBackward final : Node {
     if (!gradient.defined() || gradient.device() == device || !should_compute_output(0)) {
       return {gradient};
     }
-    // Who else holds the gradient (a hook, another input of the same sum) must not find it accumulated
-    // into through the other label.
+    // Move only an unshared gradient. Gradients are accumulated in place, and another owner (a hook, another input of
+    // the same sum) would see that through the other label.
     if (is_managed(gradient) && has_bytes_to_itself(gradient)) {
       return {move(gradient, device, /*non_blocking=*/false)};
     }
@@ -60,7 +59,7 @@ struct MoveBackward final : Node {
   const c10::Device device;
 };
 
-/// The gradient goes back to where the tensor was, in its dtype.
+/// Copies the gradient back to the device and dtype of the forward input.
 struct ManagedCopyBackward final : Node {
   explicit ManagedCopyBackward(const at::Tensor& self) : device(self.device()), dtype(self.scalar_type()) {}
 
@@ -107,7 +106,7 @@ at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::
   }
   if (has_tangent) {
     const at::Tensor tangent = self._fw_grad(/*level=*/0);
-    // A copy would go stale, silently, when the tensor is written to through its other label.
+    // Do not copy the tangent: the copy would go stale silently when the tensor is written through its other label.
     TORCH_CHECK_VALUE(is_managed(tangent),
                       "a move of a managed tensor whose tangent is not managed; make it so: "
                       "tangent.to(tangent.device, managed=True), or run under torch_uvm.enabled()");

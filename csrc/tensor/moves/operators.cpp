@@ -12,7 +12,7 @@ namespace {
 constexpr auto kMove = "torch_uvm::move";
 constexpr auto kManagedCopy = "torch_uvm::managed_copy";
 
-/// Leaked: deregistering at exit would race with what still runs then.
+/// Leaked: deregistration at exit would race with threads that are still running.
 torch::Library& implementations(c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, "torch_uvm", key, __FILE__, __LINE__);
 }
@@ -52,7 +52,7 @@ void register_operators() {
     implementations(c10::DispatchKey::Autograd)
         .impl("move", TORCH_FN(move_autograd))
         .impl("managed_copy", TORCH_FN(managed_copy_autograd));
-    // Whatever is below grad's wrappers; vmap's are taken off by is_managed itself.
+    // The dispatcher removes the wrappers of grad; is_managed itself looks through those of vmap.
     constexpr bool (*managed)(const at::Tensor&) = &is_managed;
     for (const c10::DispatchKey key :
          {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::FuncTorchBatched}) {

@@ -1,4 +1,4 @@
-// The operators in namespace torch_uvm that make tensors: a move, and a copy into managed memory.
+// The operators torch_uvm::move and torch_uvm::managed_copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,24 +8,24 @@
 
 namespace torch_uvm {
 
-/// New managed memory labelled with `device`, whatever the switch says.
-/// \throws c10::Error where there is none; c10::OutOfMemoryError where it is refused
+/// A new managed tensor labelled `device`, whether or not the switch is on.
+/// \throws c10::Error if `device` has no managed memory, or a graph capture or memory pool is active;
+///         c10::OutOfMemoryError
 at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c10::ScalarType dtype,
                                  c10::Device device);
 
 /// A copy of `self` in new managed memory: the functional form of a move. Differentiable.
-/// \param device the CPU, or a device of the accelerator
-/// \param non_blocking as in torch.Tensor.to
-/// \param memory_format preserve keeps the strides of a dense tensor; else as in torch.Tensor.to
+/// \param device the CPU, or an accelerator device
+/// \param non_blocking,memory_format as in torch.Tensor.to
 at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarType dtype, bool non_blocking,
                         c10::MemoryFormat memory_format);
 
-/// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives; calling it again does
-/// nothing. Fake kernels and batching rules: torch_uvm/_tensors/operators.py.
+/// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives. Idempotent. Fake kernels and batching
+/// rules are in torch_uvm/_tensors/operators.py.
 void register_operators();
 
-// The kernels: moves.cpp, managed_copy.cpp, moves_autograd.cpp. Those with a key set are for keys above the
-// devices', and hand on to the next.
+// The kernels (moves.cpp, managed_copy.cpp, moves_autograd.cpp). Those that take a key set are for autograd keys, and
+// redispatch to the next key.
 
 at::Tensor move_kernel(const at::Tensor& self, c10::Device device, bool non_blocking);
 at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking);
@@ -36,7 +36,7 @@ at::Tensor managed_copy_kernel(const at::Tensor& self, c10::Device device, c10::
 at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
                                  c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format);
 
-// The operators as the dispatcher has them.
+// Dispatcher handles of the operators.
 
 const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator();
 const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>&

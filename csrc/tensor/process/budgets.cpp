@@ -16,9 +16,9 @@
 namespace torch_uvm {
 namespace {
 
-constexpr std::size_t kMaxDevices = 128; // as many as c10::DeviceIndex can count
+constexpr std::size_t kMaxDevices = 128; // the range of c10::DeviceIndex
 
-/// Of a device; what managed tensors have on it is theirs already, and counts as free.
+/// A device's memory, with our reserved managed memory counted as free: a budget includes it.
 MemoryInfo memory_of(int device) {
   Context& context = Context::get();
   MemoryInfo memory = context.runtime().memory_info(device);
@@ -28,17 +28,17 @@ MemoryInfo memory_of(int device) {
 }
 
 struct Budgets {
-  std::mutex mutex; // before that of process_engine.cpp
-  std::array<std::atomic<bool>, kMaxDevices> started{}; ///< devices that have had managed memory
-  std::array<std::optional<BudgetRequest>, kMaxDevices> in_force; ///< what each device's budget was made from
+  std::mutex mutex; // taken before that of process_engine.cpp
+  std::array<std::atomic<bool>, kMaxDevices> started{}; ///< devices that have had a managed allocation
+  std::array<std::optional<BudgetRequest>, kMaxDevices> in_force; ///< the request behind each device's budget
   std::optional<std::size_t> host_limit; ///< in force
 
   static Budgets& get() {
-    static auto* budgets = new Budgets(); // leaked: memory is allocated until the process ends
+    static auto* budgets = new Budgets(); // leaked: memory is allocated until the process exits
     return *budgets;
   }
 
-  // With the mutex held.
+  // These require the mutex.
 
   void apply_engine_options() {
     set_staging(Context::get().options().staging);
@@ -63,11 +63,12 @@ struct Budgets {
     before = request;
   }
 
+  /// Applies the requests of started devices.
   /// \param device nullopt: all
-  /// \param anew also where what is asked for is in force already
+  /// \param anew also apply a request that is in force already
   void apply_started(std::optional<int> device, bool anew) {
     if (Context::get().forked()) {
-      return; // its devices belong to the parent
+      return; // the devices belong to the parent
     }
     if (engine_in_use() != nullptr) {
       apply_engine_options();
@@ -132,7 +133,7 @@ void request_budget(std::optional<int> device, const std::optional<BudgetRequest
 
 void request_default_budget() {
   Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex); // a request that is under way may fail, and be taken back
+  const std::lock_guard lock(budgets.mutex); // a concurrent request may fail and roll its options back
   Context& context = Context::get();
   const Options before = context.options();
   if (!before.budget) {
@@ -156,7 +157,8 @@ void start_budget(int device) noexcept {
   try {
     bool begins = false;
     {
-      // Not waited for: who holds it may wait for the GIL, which the caller may have. The next allocation tries again.
+      // Do not wait for the mutex: its holder may wait for the GIL, which the caller may hold. If it is taken, the next
+      // allocation tries again.
       const std::unique_lock lock(budgets.mutex, std::try_to_lock);
       if (lock && !started.load(std::memory_order_relaxed)) {
         started.store(true, std::memory_order_relaxed);
@@ -165,7 +167,7 @@ void start_budget(int device) noexcept {
       }
     }
     if (const std::optional<std::string> less = begins ? budget_was_cut(device) : std::nullopt) {
-      TORCH_WARN(*less); // with no lock held: it may want the GIL
+      TORCH_WARN(*less); // with no lock held: the warning handler may take the GIL
     }
   } catch (const std::exception& error) {
     TORCH_WARN("torch_uvm: device ", device, " has no budget, and pages move when they are touched: ", error.what(),

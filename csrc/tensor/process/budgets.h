@@ -1,5 +1,5 @@
-// Budgets as they were asked for, and when they come into force: on a device that has managed memory at once, on
-// another with its first managed allocation. Until then nothing is asked of a device, and "auto" is not measured.
+// Requested budgets, and when they take effect: at once on a device that has had a managed allocation, on others with
+// their first one. Until then the device is not queried, and an "auto" budget is not computed.
 #pragma once
 
 #include <optional>
@@ -10,30 +10,30 @@
 
 namespace torch_uvm {
 
-/// Of one device, or (nullopt) of all of them, which takes the place of what single devices were given. "auto" is
-/// measured anew each time. \throws what the runtime throws; then what was asked for before stays so
-/// \param request nullopt: as if nobody had ever asked; of all devices only
+/// Requests a budget for one device, or (nullopt) for all devices, which replaces the requests of single devices. Each
+/// call computes "auto" anew. \throws what the runtime throws; the previous request then stays
+/// \param request nullopt clears the request; only valid for all devices
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request);
 
-/// "auto" for all devices, unless somebody has asked for anything already.
+/// Requests "auto" for all devices, unless there is a request for all devices already.
 void request_default_budget();
 
-/// nullopt: nobody has asked, and the device has no budget.
+/// The request that applies to a device; nullopt if there is none, and so no budget.
 std::optional<BudgetRequest> requested_budget(int device);
 
-/// The bytes of a device's budget: those in force, or, before its first managed allocation, those that it would have
-/// now, which makes the runtime. nullopt: none. \throws InvalidArgument; what the runtime throws
+/// The budget of a device in bytes; nullopt: none. Before the device's first managed allocation, the budget that it
+/// would get now; computing it creates the runtime. \throws InvalidArgument; what the runtime throws
 std::optional<std::size_t> budget_of(int device);
 
-/// A sentence where the budget in force is less than the bytes asked for, as the device has no more; else nullopt.
+/// A warning if the budget is less than the requested bytes because the device has no more memory; else nullopt.
 std::optional<std::string> budget_was_cut(int device);
 
-/// Before managed memory is allocated for a device; one relaxed load but for the first time. Does not throw: a
-/// device that cannot say what it has free gets no budget.
+/// Applies the requested budget before a device's first managed allocation; one relaxed load afterwards. Does not
+/// throw: if the device's free memory cannot be queried, it gets no budget, and a warning says so.
 void start_budget(int device) noexcept;
 
-/// As Context::load_options and Context::set_option; puts in force what they say of budgets. No request for a budget
-/// comes in between.
+/// As Context::load_options and Context::set_option, but also apply changed budgets, atomically with respect to
+/// request_budget.
 void load_options(std::string_view text);
 void set_option(std::string_view key, std::string_view value);
 

@@ -47,8 +47,8 @@ void Context::make_runtime_locked() {
         "torch_uvm has no device to manage memory for: no backend is registered "
         "(set TORCH_UVM_DEVICE=emu to use the emulated accelerator)");
   }
-  // Handlers before a fork run in the reverse order: this one last, when the runtime's own has finished what
-  // it writes, and with every lock held.
+  // `prepare` handlers run in reverse order of registration. This one is registered first, so it runs last: the
+  // runtime's handler has completed its writes by then, and all locks are held.
   static std::once_flag copies;
   std::call_once(copies, [] {
     pthread_atfork(
@@ -62,8 +62,8 @@ void Context::make_runtime_locked() {
   auto made = std::make_unique<Made>(backend_.make_runtime(options_), options_.allocator);
   made->runtime->set_limit(options_.limit);
   made_.store(made.release(), std::memory_order_release);
-  // The allocator's lock is taken across a fork, so that no child inherits it half-way through an
-  // operation of another thread (seen in a prototype: 2 of 60 children hung).
+  // Hold the allocator's lock across a fork, so that a child cannot inherit it locked by another thread (in a prototype
+  // 2 of 60 children hung).
   pthread_atfork([] { get().made_.load()->allocator.before_fork(); },
                  [] { get().made_.load()->allocator.after_fork_in_parent(); },
                  [] {

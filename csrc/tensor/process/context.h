@@ -1,4 +1,4 @@
-// The process's one runtime and one managed allocator, made at first use.
+// The process-wide runtime and managed allocator, created at first use.
 #pragma once
 
 #include <atomic>
@@ -16,45 +16,45 @@
 
 namespace torch_uvm {
 
-/// A backend: what makes the runtime, once, from the options of that moment.
+/// A backend creates the runtime, once, from the options at that time.
 struct Backend {
   std::string name; ///< "emulated", "cuda"
   std::function<std::unique_ptr<ManagedRuntime>(const Options&)> make_runtime;
 };
 
-/// Leaked on purpose, with all it holds: tensors outlive every static destructor.
+/// Leaked on purpose, with all it owns: tensors are freed after static destructors have run.
 class Context {
  public:
   static Context& get();
 
-  /// Chooses the backend. \throws InvalidArgument if another one was chosen before
+  /// Sets the backend. \throws InvalidArgument if a different one is set already
   void set_backend(Backend backend);
-  std::string backend_name() const; ///< "none" before one was chosen
+  std::string backend_name() const; ///< "none" if there is no backend
 
-  /// Whether the runtime exists already, so that what it was made from cannot change any more.
+  /// Whether the runtime exists. Then the options that it was created from cannot change any more.
   bool in_use() const;
 
-  /// \throws RuntimeFailure where there is no backend
+  /// Creates the runtime at the first call. \throws RuntimeFailure if there is no backend
   ManagedRuntime& runtime();
   CachingManagedAllocator& managed_allocator();
 
   Options options() const;
-  // What these say of budgets is what was asked for, no more; tensor/process/budgets.h puts it in force.
-  /// All options at once, from the text of TORCH_UVM_CONF. \throws as change_options
+  // These only store requested budgets; tensor/process/budgets.h applies them.
+  /// Sets all options, from the text of TORCH_UVM_CONF. \throws as set_option
   void load_options(std::string_view text);
-  /// \throws InvalidArgument as torch_uvm::set_option; RuntimeFailure for an option of the runtime's
-  ///         making when it is made already. Nothing changes then.
+  /// \throws InvalidArgument as torch_uvm::set_option; RuntimeFailure for an option that the existing runtime was
+  ///         created from. Nothing changes then.
   void set_option(std::string_view key, std::string_view value);
-  void set_emulated(const EmulatedConfig& config); ///< the same, for the emulator's options together
+  void set_emulated(const EmulatedConfig& config); ///< sets all options of the emulator; throws as set_option
   void set_limit(std::optional<std::size_t> bytes);
   void set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single);
 
-  /// The option zero_on_alloc, for every allocation to ask: one relaxed load.
+  /// The option zero_on_alloc. One relaxed load, as every allocation reads it.
   bool zeroes_allocations() const {
     return zeroes_allocations_.load(std::memory_order_relaxed);
   }
 
-  /// True in a process forked after first use: its managed memory is the parent's.
+  /// True in a process that was forked after first use: the managed memory belongs to the parent.
   static bool forked() noexcept {
     return forked_.load(std::memory_order_relaxed);
   }
@@ -65,12 +65,12 @@ class Context {
   void make_runtime_locked();
 
   struct Made; // runtime and allocator
-  mutable std::mutex mutex_; // held while the runtime is made; before every lock below
+  mutable std::mutex mutex_; // held while the runtime is created; taken before the locks of the layers below
   Backend backend_;
   Options options_;
   std::atomic<Made*> made_{nullptr};
-  static inline std::atomic<bool> forked_{false}; // asked for every operator
-  std::atomic<bool> zeroes_allocations_{false}; // of options_
+  static inline std::atomic<bool> forked_{false}; // read by every operator
+  std::atomic<bool> zeroes_allocations_{false}; // copy of an option in options_
 };
 
 } // namespace torch_uvm

@@ -20,7 +20,7 @@ void Machine::pretend_not_concurrent(bool pretend) {
 
 const Machine& Machine::get() {
   static const auto* machine = [] {
-    auto* made = new Machine(); // leaked: a block may be freed after every static destructor
+    auto* made = new Machine(); // leaked: blocks are freed after static destructors have run
     const ManagedRuntime& runtime = Context::get().runtime();
     for (int device = 0; device < runtime.device_count(); ++device) {
       const DeviceProperties properties = runtime.device_properties(device);
@@ -34,7 +34,7 @@ const Machine& Machine::get() {
 
 bool Machine::takes_hints(int device) const {
   if (Context::get().forked()) {
-    return false; // the pages are the parent's
+    return false; // the pages belong to the parent
   }
   if (concurrent.at(static_cast<std::size_t>(device)) && !pretending.load(std::memory_order_relaxed)) {
     return true;

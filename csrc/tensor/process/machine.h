@@ -1,4 +1,4 @@
-// What hints need to know of the runtime's devices, asked once.
+// Device properties that hints need, queried once.
 #pragma once
 
 #include <cstddef>
@@ -7,20 +7,20 @@
 namespace torch_uvm {
 
 struct Machine {
-  std::size_t page_bytes = 0; ///< the largest granularity of migration of any device
-  std::vector<bool> concurrent; ///< by device: host and device may touch managed memory at the same time
+  std::size_t page_bytes = 0; ///< the largest migration granularity of any device
+  std::vector<bool> concurrent; ///< by device: concurrentManagedAccess
 
-  /// Makes the runtime, if there is none yet; a runtime does not change.
+  /// Creates the runtime if there is none yet.
   static const Machine& get();
 
-  /// Whether managed memory of a device takes hints: not where the device cannot touch it while the host
-  /// does, which is warned of once, and not in a forked child.
+  /// Whether hints have an effect on a device. False without concurrentManagedAccess, which warns once, and in a forked
+  /// child.
   bool takes_hints(int device) const;
-  bool takes_hints() const; ///< of every device
-  /// Those whose work, on whatever memory, keeps the host from touching managed memory.
+  bool takes_hints() const; ///< whether they have on every device
+  /// The devices without concurrentManagedAccess: while they run any work, the host must not touch managed memory.
   std::vector<int> exclusive_devices() const;
 
-  /// For tests: as if no device could touch managed memory while the host does.
+  /// For tests: pretends that no device has concurrentManagedAccess.
   static void pretend_not_concurrent(bool pretend);
 };
 

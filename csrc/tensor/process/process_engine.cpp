@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<Engine*> the_engine{nullptr};
 std::atomic<OperatorWatch*> the_watch{nullptr};
-std::mutex engine_making; // and of when the watch comes and goes; before every other lock of ours
+std::mutex engine_making; // guards creating the engine and calls of `watch`; taken before the engine's own lock
 
 void watch(bool on) {
   the_watch.load()->watch(on);
@@ -26,7 +26,7 @@ Engine& engine_made() {
     return *engine;
   }
   Context& context = Context::get();
-  // Leaked: storages outlive every static destructor.
+  // Leaked: storages are freed after static destructors have run.
   the_engine.store(new Engine(context.runtime(), context.managed_allocator(), the_watch.load()->storages()),
                    std::memory_order_release);
   return *the_engine.load(std::memory_order_acquire);
@@ -49,7 +49,7 @@ void watch_operators() noexcept {
       watch_while_needed(*engine);
     }
   } catch (...) {
-    // No memory for it: residency stays the driver's.
+    // Out of host memory: operators stay unobserved, and the driver alone migrates pages.
   }
 }
 
@@ -59,7 +59,7 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
     return;
   }
   Engine& engine = engine_made();
-  watch(true); // before a cap is there that only the engine can keep
+  watch(true); // before the budget: its cap can be kept only if operators are observed
   engine.set_budget(device, bytes, hard);
   watch_while_needed(engine);
 }
@@ -105,7 +105,7 @@ void note_allocation(int device, std::size_t bytes) {
 bool forget_record(Block* block) {
   Engine* const engine = engine_in_use();
   if (engine == nullptr || block == nullptr || Context::forked()) {
-    return false; // a child has the parent's records, and the mutex as a thread of the parent may have left it
+    return false; // a child has the parent's records, and may have inherited the engine's mutex locked
   }
   void* const record = Context::get().managed_allocator().tag(block);
   if (record != nullptr) {

@@ -9,8 +9,8 @@
 
 namespace torch_uvm {
 
-// The state of one scope. It is shared by every thread that the scope was carried to, and keeps the
-// scope it is nested in: what was carried to another thread must not depend on the first one's stack.
+// The state of one scope, shared by all threads that it was propagated to. It owns its outer scope, because on another
+// thread it must not depend on the stack of the first one.
 struct ScopeInfo : c10::DebugInfoBase, std::enable_shared_from_this<ScopeInfo> {
   ScopeInfo(bool on, AllocatorChoice allocator, std::shared_ptr<ScopeInfo> outer)
       : on(on), allocator(std::move(allocator)), outer(std::move(outer)) {}
@@ -24,16 +24,16 @@ struct ScopeInfo : c10::DebugInfoBase, std::enable_shared_from_this<ScopeInfo> {
 namespace {
 
 std::atomic<bool> global_switch{false};
-// Threads without any scope, which are nearly all, need not look into the debug info at all.
+// While these are 0, which is the common case, threads need not look into the debug info.
 std::atomic<int> open_scopes{0};
-std::atomic<int> open_choices{0}; // of an allocator, by these scopes
+std::atomic<int> open_choices{0}; // open scopes that choose an allocator
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
 constexpr std::string_view kKindName = "TORCH_UVM_SCOPE";
 const c10::DebugInfoKind kKind(&kKindName);
 const c10::DebugInfoKind& kProfiler = c10::DebugInfoKind::PROFILER_STATE;
 #else
-// An enum until torch 2.12; any value that torch itself does not use is a kind of its own.
+// An enum up to torch 2.12: any value that torch does not use serves as a kind of our own.
 constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xE5);
 constexpr auto kProfiler = c10::DebugInfoKind::PROFILER_STATE;
 #endif
@@ -42,19 +42,18 @@ ScopeInfo* innermost() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kKind));
 }
 
-// The profiler's info on top of the stack, taken off for the time of our own pushing and popping: the
-// profiler pops nothing but its own from the top, and programs start and stop it where they like between
-// the two ends of a scope.
+// Pops the profiler's info from the top of the stack while we push or pop ours, and pushes it back afterwards. The
+// profiler expects its info on top when it stops, and a program may start and stop it anywhere inside a scope.
 class UnderTheProfiler {
  public:
   UnderTheProfiler() {
     if (c10::ThreadLocalDebugInfo::get(kProfiler) == nullptr) {
-      return; // nearly always; looking at the top for it would throw
+      return; // the common case; popping would throw
     }
     try {
       profiler_ = c10::ThreadLocalDebugInfo::_pop(kProfiler);
     } catch (const std::exception&) {
-      // Something else is on top: then it is in nobody's way but ours.
+      // An info of another kind is on top of the profiler's; pop_closed copes with that.
     }
   }
   ~UnderTheProfiler() {
@@ -77,15 +76,15 @@ ScopeInfo* innermost_open() {
   return info;
 }
 
-// The info of a closed scope has no effect. It stays on its thread's stack while an open scope or an info of another
-// kind is above it, and, where another thread has closed it, until its own thread begins or closes a scope.
+// Pops the infos of closed scopes, which have no effect any more. One stays on the stack while an open scope or an info
+// of another kind is above it, or, if another thread closed it, until its own thread opens or closes a scope.
 void pop_closed() noexcept {
   const ScopeInfo* top = innermost();
   while (top != nullptr && !top->open.load(std::memory_order_relaxed)) {
     try {
       c10::ThreadLocalDebugInfo::_pop(kKind);
     } catch (const std::exception&) {
-      return; // an info of another kind is above it: the next scope tries again
+      return; // an info of another kind is on top: the next scope tries again
     }
     top = innermost();
   }
@@ -135,7 +134,7 @@ void ManagedScope::close() noexcept {
   if (info_ == nullptr) {
     return;
   }
-  // The flag first: from here on the scope has no effect anywhere, whether or not it can be popped.
+  // Clear the flag first: the scope then has no effect on any thread, whether or not it can be popped.
   info_->open.store(false, std::memory_order_relaxed);
   open_scopes.fetch_sub(1, std::memory_order_relaxed);
   open_choices.fetch_sub(info_->allocator ? 1 : 0, std::memory_order_relaxed);

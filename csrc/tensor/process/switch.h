@@ -1,5 +1,5 @@
-// Whether new tensors are managed: a process-wide switch, and scopes that override it for a thread
-// and for the threads that run its backward.
+// Whether new tensors are managed: a process-wide switch, and scopes that override it for a thread and for the threads
+// that run its backward.
 #pragma once
 
 #include <memory>
@@ -10,26 +10,27 @@
 
 namespace torch_uvm {
 
-/// What holds for the calling thread: its innermost open scope, else the process-wide switch.
+/// Whether new tensors of the calling thread are managed: by its innermost open scope, else by the process-wide switch.
 bool managed_enabled();
 
-/// The process-wide switch. At any time; tensors made before stay what they are.
+/// Sets the process-wide switch, at any time. Existing tensors are not affected.
 void set_managed_enabled(bool on);
 bool managed_enabled_globally();
 
-/// Who gives the calling thread managed memory: what its innermost open scope with a choice says; nullptr: the
+/// The calling thread's allocator for managed memory, from its innermost open scope that chooses one; nullptr: the
 /// process's caching allocator.
 std::shared_ptr<Allocator> current_allocator();
 
 struct ScopeInfo; // switch.cpp
 
-/// What a scope says of the allocator; nullopt: nothing, so that an outer scope's choice holds.
+/// A scope's choice of allocator; nullopt: no choice, so the outer scope's applies.
 using AllocatorChoice = std::optional<std::shared_ptr<Allocator>>;
 
-/// Overrides the switch from its construction to `close()` on the thread that made it, and on the
-/// threads to which autograd carries that thread's state.
+/// Overrides the switch from construction to `close()`, on the constructing thread and on the threads to which autograd
+/// propagates its state.
 ///
-/// A plain thread_local would not reach backward threads; c10::ThreadLocalDebugInfo is carried over.
+/// The state is in c10::ThreadLocalDebugInfo: autograd propagates it to backward threads, which a plain thread_local
+/// would not reach.
 class ManagedScope {
  public:
   explicit ManagedScope(bool on, AllocatorChoice allocator = std::nullopt);
@@ -39,9 +40,9 @@ class ManagedScope {
   ManagedScope(const ManagedScope&) = delete;
   ManagedScope& operator=(const ManagedScope&) = delete;
 
-  /// Ends the scope, wherever its state was carried to. Scopes may be closed in any order and from any
-  /// thread. Closing twice does nothing. Closed by another thread, it keeps its allocator until the thread that
-  /// made it begins or closes another scope, or ends.
+  /// Ends the scope on all threads that its state was propagated to. Scopes may be closed in any order and from any
+  /// thread; closing twice does nothing. If another thread closes the scope, its allocator is kept alive until the
+  /// constructing thread opens or closes another scope, or ends.
   void close() noexcept;
 
  private:

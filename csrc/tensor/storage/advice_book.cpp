@@ -16,7 +16,7 @@ Advice undoing(Advice set) {
 }
 
 AdviceBook& AdviceBook::get() {
-  static auto* book = new AdviceBook(); // leaked: tensors outlive every static destructor
+  static auto* book = new AdviceBook(); // leaked: tensors are freed after static destructors have run
   return *book;
 }
 
@@ -105,15 +105,15 @@ void forget_hints(Block* block) noexcept {
     return;
   }
   try {
-    const AdviceBook::Entry entry =
-        AdviceBook::get().take(block); // by name: a loop over a temporary's member outlives it
+    // A named variable: a range-for over a temporary's member would dangle.
+    const AdviceBook::Entry entry = AdviceBook::get().take(block);
     for (const auto& [statement, pages] : entry.advised) {
       for (const Range& range : pages) {
         Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
       }
     }
   } catch (...) {
-    // A hint that could not be taken back: slower at worst.
+    // Advice that stays on the pages can only cost speed.
   }
 }
 

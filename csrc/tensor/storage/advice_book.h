@@ -1,10 +1,10 @@
-// Which block carries which advice, and which was prefetched.
+// Registry of the memory advice on each block, and of blocks that were prefetched.
 //
-// Advice is the runtime's note on pages, and pages pass to other tensors when a block is freed. So what was
-// set is remembered by block, and undone before the block goes back. A page that two blocks share, because
-// they were advised together, loses its advice when the first of them goes.
+// The runtime attaches advice to pages, and a freed block's pages are reused for other tensors. So advice is recorded
+// by block, and undone before the block is freed. A page that two blocks share (because they were advised together)
+// loses its advice when the first of them is freed.
 //
-// The book's mutex is a leaf: no runtime, no allocator is called with it held.
+// The registry's mutex is a leaf: neither the runtime nor an allocator is called with it held.
 #pragma once
 
 #include <atomic>
@@ -19,17 +19,17 @@
 
 namespace torch_uvm {
 
-/// One thing that can be said of a page: the advice that sets it, and the location it speaks of.
+/// One piece of advice about a page: the advice that sets it, and its location argument.
 using Statement = std::pair<Advice, Location>;
 
-/// The advice that takes it back.
+/// The advice that undoes a set advice.
 Advice undoing(Advice set);
 
 class AdviceBook {
  public:
   static AdviceBook& get();
 
-  /// What was said of pages of a block, and what is taken back.
+  /// Records that pages of a block were given advice, or that the advice was undone.
   void set(Block* block, Statement statement, const Ranges& pages);
   void unset(Block* block, Statement statement, const Ranges& pages);
   std::vector<Statement> statements(Block* block) const;
@@ -37,16 +37,17 @@ class AdviceBook {
   void note_prefetch(Block* block);
   bool has_prefetch(Block* block) const;
 
-  /// Who frees a block has it: nobody else writes to its entry, and its own writes come before.
+  /// Whether no block has an entry. A relaxed load is enough to free a block: only its owner writes to its entry, and
+  /// those writes happen before the free.
   bool empty() const {
     return count_.load(std::memory_order_relaxed) == 0;
   }
 
   struct Entry {
-    std::map<Statement, Ranges> advised; ///< pages; those that the block shares with another included
+    std::map<Statement, Ranges> advised; ///< pages, including those shared with another block
     bool prefetched = false;
   };
-  /// Forgets a block. \return what there was
+  /// Removes and returns a block's entry.
   Entry take(Block* block);
 
  private:
@@ -54,18 +55,18 @@ class AdviceBook {
 
   mutable std::mutex mutex_; // leaf
   std::unordered_map<Block*, Entry> entries_;
-  std::atomic<std::size_t> count_{0}; ///< of entries
+  std::atomic<std::size_t> count_{0}; ///< number of entries
 };
 
-/// Remembers that part of a block was prefetched elsewhere than its home, until the block is freed.
+/// Records, until the block is freed, that part of it was prefetched away from its home.
 void note_prefetch(Block* block);
 bool has_prefetch(Block* block);
 
-/// Whether any page of a block has advice that has not been taken back.
+/// Whether any page of a block has advice that was not undone.
 bool has_advice(Block* block);
 
-/// Undoes all advice on a block that is about to be freed. One relaxed load where no block has any. In a
-/// forked child nothing is undone: the pages are the parent's.
+/// Undoes all advice on a block that is about to be freed. One relaxed load if no block has advice. A no-op in a forked
+/// child, where the pages belong to the parent.
 void forget_hints(Block* block) noexcept;
 
 } // namespace torch_uvm

@@ -20,10 +20,10 @@ struct Given {
   std::shared_ptr<Allocator> allocator;
   Allocation allocation;
   Location home;
-  std::vector<Stream> streams; ///< the first: the one that it was allocated for
+  std::vector<Stream> streams; ///< the allocation's stream first, then the recorded ones
 };
 
-/// By address, in parts: threads allocate at once.
+/// Allocations by address, sharded so that threads that allocate concurrently rarely contend.
 class Registry {
  public:
   void add(Given* given) {
@@ -65,7 +65,7 @@ class Registry {
 };
 
 Registry& registry() {
-  static auto* all = new Registry(); // leaked: storages outlive every static destructor
+  static auto* all = new Registry(); // leaked: storages are freed after static destructors have run
   return *all;
 }
 
@@ -77,15 +77,15 @@ void report(void* ptr, std::int64_t change, Location home) {
 
 void delete_given(void* context) {
   if (Context::get().forked()) {
-    return; // the parent's
+    return; // the memory belongs to the parent
   }
   const std::unique_ptr<Given> given(static_cast<Given*>(context));
-  registry().remove(*given); // before the address may be somebody else's
+  registry().remove(*given); // before the free: afterwards the address may be reused
   given->allocator->free(given->allocation);
   try {
     report(given->allocation.ptr, -static_cast<std::int64_t>(given->allocation.bytes), given->home);
   } catch (const std::exception&) {
-    // Nothing to be done about it where memory is freed.
+    // Freeing must not fail because profiling does.
   }
 }
 

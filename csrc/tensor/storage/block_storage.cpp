@@ -26,7 +26,7 @@ void free(CachingManagedAllocator& allocator, Block* block) {
   try {
     report_to_profiler(allocator, ptr, -bytes, home);
   } catch (const std::exception&) {
-    // Nothing to be done about it where memory is freed.
+    // Freeing must not fail because profiling does.
   }
 }
 

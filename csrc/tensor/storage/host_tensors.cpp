@@ -14,7 +14,7 @@ namespace torch_uvm {
 namespace {
 
 std::atomic<bool> host_tensors_on{false};
-std::atomic<bool> any_made{false}; // until then no address can be one of ours
+std::atomic<bool> any_made{false}; // while false, no raw pointer can be managed
 
 c10::Device cpu() {
   return c10::Device(c10::DeviceType::CPU);
@@ -24,7 +24,7 @@ Block* block_at(void* ptr) {
   return Context::get().managed_allocator().find(ptr);
 }
 
-// What raw_allocate gave out: ours or the native allocator's, which only the address tells.
+// Deleter of the native allocator. A pointer from raw_allocate may be managed or native: only the address tells.
 c10::DeleterFnPtr native_deleter = nullptr;
 
 void delete_raw(void* ptr) {
@@ -50,7 +50,7 @@ struct HostTensorAllocator final : c10::Allocator {
     try {
       managed = allocate_managed(bytes, Location::host(), Stream::host(), cpu());
     } catch (const c10::OutOfMemoryError& error) {
-      // The script asked for a CPU tensor, and would have got one: being managed is what it loses.
+      // Fall back to ordinary memory: without host_tensors the script would have got its CPU tensor.
       TORCH_WARN_ONCE(
           "torch_uvm: a CPU tensor gets ordinary memory, as there is no managed memory for it (said once); raise the "
           "limit, or leave host_tensors off: ",
@@ -58,7 +58,7 @@ struct HostTensorAllocator final : c10::Allocator {
       return native->allocate(bytes);
     }
     if (block_of(managed) == nullptr) {
-      return managed; // forked meanwhile: ordinary memory
+      return managed; // ordinary memory: the process forked after the check above
     }
     void* ptr = managed.get();
     managed.release_context();
@@ -66,8 +66,8 @@ struct HostTensorAllocator final : c10::Allocator {
     return {ptr, ptr, host_tensor_deleter(), cpu()};
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
-    // It looks simple, and must not be taken for it: copy-on-write would put a deleter of its own in the
-    // place of ours, and nobody would know the memory any more.
+    // A managed DataPtr looks simple (its context is its address) but must not count as such: copy-on-write would
+    // replace the deleter, and with it what marks the memory as managed.
     return !is_host_tensor(data) && native->is_simple_data_ptr(data);
   }
   c10::DeleterFnPtr raw_deleter() const override {

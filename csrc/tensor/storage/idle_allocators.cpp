@@ -11,7 +11,7 @@ struct Remembered {
   std::vector<std::weak_ptr<Allocator>> allocators;
 
   static Remembered& get() {
-    static auto* all = new Remembered(); // leaked: memory runs short at exit, too
+    static auto* all = new Remembered(); // leaked: memory may run out during process exit
     return *all;
   }
 };
@@ -38,7 +38,7 @@ std::size_t release_idle_memory() {
     }
   }
   std::size_t bytes = 0;
-  for (auto each = live.rbegin(); each != live.rend(); ++each) { // what was made last stands on what was made first
+  for (auto each = live.rbegin(); each != live.rend(); ++each) { // newest first: an upstream is older than its users
     bytes += (*each)->release();
   }
   return bytes;

@@ -1,4 +1,4 @@
-// What other allocators keep and nobody uses, for when memory runs short.
+// Releases the idle memory of user-made allocators when managed memory runs out.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,14 @@
 
 namespace torch_uvm {
 
-/// It is asked to release what it keeps whenever memory runs short; until it is gone. \return the same
+/// Registers an allocator for release_idle_memory, for as long as it lives. \return the allocator
 std::shared_ptr<Allocator> remember(std::shared_ptr<Allocator> allocator);
 
-/// All that are remembered release what nobody uses. With no lock held. \return bytes \throws RuntimeFailure
+/// Makes all registered allocators release their idle memory. Call with no lock held. \return bytes released
+/// \throws RuntimeFailure
 std::size_t release_idle_memory();
 
-/// `allocate()`, once more where memory was refused and others had some to spare.
+/// Calls `allocate()`. On OutOfMemory, releases idle memory and retries once if that released anything.
 template <typename Allocate>
 auto with_idle_memory(const Allocate& allocate) {
   try {

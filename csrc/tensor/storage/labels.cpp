@@ -22,14 +22,15 @@ struct Owner final : c10::intrusive_ptr_target {
   explicit Owner(c10::DataPtr data, bool resizable) : data(std::move(data)), resizable(resizable) {}
 
   c10::DataPtr data; ///< frees the block
-  const bool resizable; ///< what the first storage was before it was shared
+  const bool resizable; ///< whether the first storage was resizable before it was shared
   std::mutex mutex; // leaf
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> labels;
 
-  /// The live storages. Dead ones are forgotten, and those whose bytes PyTorch has replaced by others:
-  /// share_memory_(), a resize, another storage's bytes swapped in. With the mutex held, but `keep` outlives
-  /// that: a storage that only this call kept alive comes back here when it is let go.
-  /// \param known one that is on these bytes, listed or not: it may have come by them in such a swap
+  /// The live storages on these bytes. Removes expired entries, and storages whose bytes PyTorch has replaced
+  /// (share_memory_(), a resize, a swap with another storage). Requires the mutex.
+  /// \param keep receives strong references, to be released without the mutex: releasing the last reference to a
+  ///        storage re-enters release_owner
+  /// \param known a storage that is on these bytes; added if it is not listed, as after a swap
   std::vector<c10::StorageImpl*> live(Storages& keep, c10::StorageImpl* known = nullptr) {
     std::vector<c10::StorageImpl*> storages;
     std::erase_if(labels, [&](const auto& label) {
@@ -66,7 +67,7 @@ void release_owner(void* pointer) {
     std::lock_guard lock(owner->mutex);
     const auto live = owner->live(keep);
     if (live.size() == 1) {
-      live.front()->set_resizable(owner->resizable); // the last one may grow again
+      live.front()->set_resizable(owner->resizable); // only one storage is left: it may grow again
     }
   }
   if (is_own_block(owner->data) && c10::raw::intrusive_ptr::use_count(owner) > 1) {
@@ -80,17 +81,19 @@ c10::DataPtr labelled(Owner* owner, c10::Device device) {
   return {owner->data.get(), owner, &release_owner, device};
 }
 
-/// The same bytes to be freed the same way; what is left frees nothing.
+/// Transfers the ownership of the bytes to a new DataPtr. `data` keeps its pointer but frees nothing.
 c10::DataPtr take_over(c10::DataPtr& data, c10::Device device) {
   c10::DataPtr taken(data.get(), data.get_context(), data.get_deleter(), device);
-  data.release_context(); // and shows them still: another thread may be reading
+  data.release_context(); // does not clear the pointer: another thread may be reading it
   return taken;
 }
 
-// Two threads may move one tensor for the first time. Taken after the engine's, if both are.
+// Serialises changes between exclusive and shared ownership: two threads may make the first move of the same tensor.
+// Lock order: the engine's mutex first.
 std::mutex first_moves;
 
-/// Kept: the storage may be one of its own again before the caller is done.
+/// The storage's owner, found or created. The caller gets a strong reference: another thread may call take_off_labels
+/// before the caller is done.
 c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
   std::lock_guard lock(first_moves);
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
@@ -104,7 +107,7 @@ c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
   return owner;
 }
 
-/// With the engine's lock held: on other threads it may look at the storage meanwhile.
+/// As make_owner, under the engine's lock: the engine may be reading the storage on another thread.
 c10::intrusive_ptr<Owner> make_owner_for_all(c10::StorageImpl* storage) {
   Engine* const engine = Context::forked() ? nullptr : engine_in_use();
   if (engine == nullptr) {
@@ -139,7 +142,7 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
   auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
                                                     labelled(owner.get(), device), allocator, /*resizable=*/false);
   owner->list(made.get());
-  // Growing one would leave the others with the old bytes, or over-run them.
+  // Growing one storage would leave the others with the old bytes, or overrun the block.
   for (c10::StorageImpl* storage_there : live) {
     storage_there->set_resizable(false);
   }

@@ -1,8 +1,8 @@
-// Several labels of the same bytes: what a move makes.
+// Device labels: several storages with different devices that share the same managed bytes. A move creates them.
 //
-// A managed block starts with one storage. The first move gives the block to an owner, which every
-// storage on it then shares; each storage has one device label. The owner knows all its labels, weakly:
-// storages live as their tensors want, and the block as long as any of them.
+// A managed block starts with one storage. The first move transfers the block to a reference-counted owner, which all
+// storages on the block then share; each storage has one device label. The owner has weak references to its storages.
+// The block lives as long as any of them.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -14,21 +14,21 @@
 
 namespace torch_uvm {
 
-/// A storage on the bytes of `storage`, labelled with `device`: the one that there is, or a new one.
-/// While bytes carry several labels none of their storages can be resized.
-/// \param storage managed; it may have been labelled before
+/// The storage labelled `device` on the bytes of `storage`: an existing one, or a new one. While bytes have several
+/// labels, none of their storages can be resized.
+/// \param storage managed; may have labels already
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator);
 
-/// Makes a storage with labels one of its own bytes again, if it is the last that is on them.
+/// Gives a labelled storage exclusive ownership of its bytes again, if it is the last storage on them.
 /// \return whether it was the last
 bool take_off_labels(c10::StorageImpl* storage);
 
-/// How many live storages share these bytes; nullopt: the memory was never moved.
+/// The number of live storages that share these bytes; nullopt if the storage has no owner.
 std::optional<std::size_t> labels_of(const c10::Storage& storage);
 
-/// The deleter of labelled storages.
+/// Whether the storage is labelled (its deleter is an owner's).
 bool has_owner(const c10::DataPtr& data);
-/// What they share: the DataPtr that frees the bytes; of other storages, their own.
+/// The DataPtr that frees the bytes: the owner's for a labelled storage, else `data` itself.
 const c10::DataPtr& data_behind_labels(const c10::DataPtr& data);
 
 } // namespace torch_uvm

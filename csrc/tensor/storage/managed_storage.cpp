@@ -21,12 +21,12 @@
 namespace torch_uvm {
 namespace {
 
-/// What an error of plain memory says last; the Python package says the same of CUDA's (out_of_memory.py).
+/// Appended to out-of-memory errors of plain memory; the Python package appends the same to CUDA's (out_of_memory.py).
 constexpr const char* kPlainHint =
     "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
 
-/// \param data_of what makes a DataPtr of the block
-/// \param hint of an error, at its end
+/// \param data_of makes the DataPtr of the block
+/// \param hint appended to an out-of-memory error
 c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
                       c10::Device device, c10::DataPtr (*data_of)(Block*, c10::Device), const char* hint = "") {
   Block* block = nullptr;
@@ -42,7 +42,8 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
   return data;
 }
 
-/// Before the stream's own work on it; the host has waited already for those that may still touch it.
+/// Zeroes new memory before the stream's own work on it. For the host at once: the allocator has waited for work that
+/// may still touch the block.
 void zero(void* ptr, std::size_t bytes, Stream stream) {
   if (ptr == nullptr) {
     return;
@@ -55,7 +56,7 @@ void zero(void* ptr, std::size_t bytes, Stream stream) {
 }
 
 void delete_host_tensor(void* ptr) {
-  data_by_address(ptr, c10::Device(c10::DeviceType::CPU)); // goes back as any other managed memory
+  data_by_address(ptr, c10::Device(c10::DeviceType::CPU)); // the temporary DataPtr frees the block
 }
 
 } // namespace
@@ -71,7 +72,7 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
     start_budget(home.index);
   }
   const std::shared_ptr<Allocator> chosen = current_allocator();
-  // No bytes are nobody's: the storage is managed all the same, which its deleter says.
+  // A zero-byte tensor has no block but keeps the managed deleter, so `is_managed` is true.
   c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &managed_data);
@@ -102,7 +103,8 @@ bool is_host_tensor(const c10::DataPtr& data) {
 }
 
 bool is_managed(const c10::DataPtr& data) {
-  // Read once: the engine may relocate the storage on another thread, which replaces one deleter of ours by another.
+  // Read the deleter once: the engine may relocate the storage on another thread, which replaces one of our deleters
+  // by another.
   const c10::DataPtr seen(nullptr, nullptr, data.get_deleter(), c10::Device(c10::DeviceType::CPU));
   return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen);
 }
@@ -124,7 +126,7 @@ Block* block_of(const c10::DataPtr& data) {
 
 c10::DataPtr data_by_address(void* ptr, c10::Device device) {
   if (ptr != nullptr && Context::get().in_use()) {
-    if (c10::DataPtr data = allocator_data_at(ptr, device)) { // first: its block is the allocator's
+    if (c10::DataPtr data = allocator_data_at(ptr, device)) { // first: `find` below would return the allocator's block
       return data;
     }
     if (Block* block = Context::get().managed_allocator().find(ptr)) {

@@ -1,4 +1,4 @@
-// Storages whose bytes come from the managed allocator, told from others by their deleter.
+// Storages in managed memory, recognised by their deleter.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,37 +9,37 @@
 
 namespace torch_uvm {
 
-/// Managed memory for a storage labelled with `device`.
-/// \param home,stream who uses it first; the host and no stream for a CPU label
-/// In a process forked after first use, ordinary host memory for a CPU label; an error for any other.
+/// Managed memory for a storage labelled with `device`. In a process that was forked after first use: ordinary host
+/// memory for the CPU, an error for any other device.
+/// \param home,stream location and stream of the first use; the host's for a CPU label
 /// \throws c10::OutOfMemoryError (torch.OutOfMemoryError), with a table of where the bytes are
 c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device);
 
-/// Plain memory of the device that `device` names, with the same error.
+/// Plain memory of `device`. \throws c10::OutOfMemoryError
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device);
 
-/// By the deleter, so that it holds for whatever wraps the storage: views, detached tensors, what a
-/// checkpoint was loaded into. Zero-size storages count by their allocation, too.
+/// Whether the bytes are managed. Decided by the deleter, so it holds for every tensor on the storage: views, detached
+/// tensors, checkpoints loaded into it. A zero-byte storage is managed if it was allocated so.
 bool is_managed(const c10::DataPtr& data);
 
-/// The deleter of managed memory whose context is its address, as c10::Allocator::raw_allocate wants it: the block is
-/// found by the address. CPU tensors have it (host_tensors.h).
+/// The deleter of managed CPU tensors (host_tensors.h). Its context is the address, as c10::Allocator::raw_allocate
+/// requires, so the block is looked up by address.
 c10::DeleterFnPtr host_tensor_deleter();
 bool is_host_tensor(const c10::DataPtr& data);
 
-/// How many live storages share these bytes; 1 for managed memory that was never moved, 0 for other memory.
+/// The number of live storages that share these bytes: 1 for managed memory without labels, 0 for other memory.
 std::size_t label_count(const c10::Storage& storage);
 
-/// The block behind a managed or plain DataPtr; nullptr for others, for empty ones, and for storages that the
-/// residency engine has on the host. Of memory from another allocator, the block that this one has it from, which is
-/// larger.
+/// The block behind a managed or plain DataPtr; nullptr for other memory, for zero-byte storages, and for storages that
+/// the engine has evicted to the host. For memory of a user-chosen allocator, the larger block that this allocator has
+/// split.
 Block* block_of(const c10::DataPtr& data);
 
-/// A DataPtr for memory of which only the address is known, by searching for it, as allocate_managed and allocate_plain
-/// make them; empty if it is not ours.
+/// The owning DataPtr for an address that allocate_managed or allocate_plain returned; empty if it is not ours. For
+/// callers that have only the pointer.
 c10::DataPtr data_by_address(void* ptr, c10::Device device);
 
-/// Says that `stream`, too, uses the bytes; ignored for memory that is not ours.
+/// Records that `stream` also uses the bytes; a no-op for memory that is not ours.
 void record_stream(const c10::DataPtr& data, Stream stream);
 
 } // namespace torch_uvm

@@ -18,7 +18,7 @@ bool is_managed(const at::Tensor& tensor) {
   if (tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("torch_uvm::_is_managed", "").typed<bool(const at::Tensor&)>();
-    return op.call(tensor); // the dispatcher knows how to take the wrapper off
+    return op.call(tensor); // the dispatcher unwraps the tensor
   }
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
          is_managed(tensor.storage().data_ptr());

@@ -1,12 +1,12 @@
-// Whether a tensor is managed, whatever wraps it.
+// Whether a tensor is managed, looking through functorch wrappers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace torch_uvm {
 
-/// Whether the bytes of `tensor` are managed. The wrappers of vmap and grad are seen through; tensors that
-/// have no bytes (meta, fake, functional, sparse), and nested ones, which are made of others, are not managed.
+/// Whether the bytes of `tensor` are managed. Looks through the wrappers of vmap and grad. False for tensors without
+/// bytes of their own: meta, fake, functional, sparse and nested tensors.
 bool is_managed(const at::Tensor& tensor);
 
 } // namespace torch_uvm

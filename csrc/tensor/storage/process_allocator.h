@@ -1,4 +1,5 @@
-// The process's managed memory as the upstream of other allocators: what budgets and hints have to hear of is told.
+// The process's caching allocator as an upstream for other allocators. Budgets and hints are notified of its
+// allocations and frees.
 #pragma once
 
 #include <memory>
@@ -7,7 +8,7 @@
 
 namespace torch_uvm {
 
-/// Made with the runtime, at first use, and never destroyed. \throws RuntimeFailure where there is no backend
+/// Created with the runtime at first use, never destroyed. \throws RuntimeFailure if there is no backend
 std::shared_ptr<Allocator> process_allocator();
 
 } // namespace torch_uvm

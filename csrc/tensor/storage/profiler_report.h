@@ -1,4 +1,4 @@
-// Tells the profiler of memory that came or went, as PyTorch's own allocators do.
+// Reports allocations and frees to the PyTorch profiler, as PyTorch's own allocators do.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace torch_uvm {
 
-/// To be called only while c10::memoryProfilingEnabled().
-/// \param memory whose totals go with it
-/// \param change in bytes; less than 0 for memory that went
+/// Call only if c10::memoryProfilingEnabled().
+/// \param memory the allocator whose totals are reported
+/// \param change in bytes; negative for a free
 void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home);
 
 } // namespace torch_uvm

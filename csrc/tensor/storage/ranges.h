@@ -1,4 +1,4 @@
-// Sets of bytes, as ranges of addresses.
+// Sets of bytes, as lists of address ranges.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace torch_uvm {
 
-/// Bytes from `begin` to before `end`.
+/// The half-open range [begin, end).
 struct Range {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -21,18 +21,18 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-using Ranges = std::vector<Range>; ///< sorted, none empty, none touching another, where nothing else is said
+using Ranges = std::vector<Range>; ///< unless noted: sorted, non-empty, neither overlapping nor adjacent
 
-/// Sorts, and joins what touches or overlaps.
+/// Sorts, drops empty ranges, and merges overlapping or adjacent ones.
 void normalise(Ranges& ranges);
-/// What is left of `from` without `without`.
+/// `from` minus `without`.
 Ranges difference(const Ranges& from, const Ranges& without);
-/// What of a set lies within a range; a binary search. Members may touch.
+/// The intersection of a set with a range, found by binary search. Ranges of the set may be adjacent.
 Ranges within(const Ranges& ranges, Range range);
-/// Adds a set to another.
+/// Adds a set to `into`.
 void unite(Ranges& into, const Ranges& added);
 
-/// The largest whole pages within a range, and the smallest around it.
+/// The largest range of whole pages inside a range, and the smallest one around it.
 Range rounded_inwards(Range range, std::size_t page);
 Range rounded_outwards(Range range, std::size_t page);
 

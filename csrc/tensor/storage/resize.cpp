@@ -34,7 +34,8 @@ const at::Tensor& resize_cpu(const at::Tensor& self, at::IntArrayRef size,
   return at::native::resize_(self, size, memory_format);
 }
 
-// PyTorch's own for CUDA, as it was registered: this floor does not link to where it is. Leaked, as the library is.
+// PyTorch's CUDA kernel, saved before it is overridden: this layer does not link to torch_cuda. Leaked, as the library
+// is.
 const c10::SafeKernelFunction* plain_cuda = nullptr;
 
 const at::Tensor& resize_cuda(const at::Tensor& self, at::IntArrayRef size,
@@ -45,7 +46,7 @@ const at::Tensor& resize_cuda(const at::Tensor& self, at::IntArrayRef size,
   return self;
 }
 
-// PyTorch warns when a kernel takes another's place; here that is meant, and users can do nothing about it.
+// Drops PyTorch's warning about an overridden kernel: the override is intended, and users cannot act on the warning.
 struct Silent final : c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
@@ -57,7 +58,7 @@ void register_resize_check() {
   std::call_once(once, [] {
     Silent silent;
     const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-    // Leaked: deregistering at exit would race with what still runs then.
+    // Leaked: deregistration at exit would race with threads that are still running.
     auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     library.impl("resize_", TORCH_FN(resize_cpu));
     const auto resize = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resize_", "");

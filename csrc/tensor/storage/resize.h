@@ -1,11 +1,11 @@
-// Resizing managed memory that cannot grow: refused before anything has changed.
+// Refuses a resize of managed memory that cannot grow before the tensor changes.
 #pragma once
 
 namespace torch_uvm {
 
-/// Puts a check before PyTorch's own aten::resize_ for the CPU, and for CUDA where PyTorch has it: they set a
-/// tensor's sizes before its storage refuses to grow. Operators that resize their `out=` go the same way. Memory that
-/// is not managed goes on to PyTorch after one comparison. Once a process; calling it again does nothing.
+/// Overrides aten::resize_ for the CPU, and for CUDA in a CUDA build, with a check before PyTorch's own kernel.
+/// PyTorch's kernel sets the tensor's sizes before the storage refuses to grow. The check also covers operators that
+/// resize their `out=`. It costs one comparison for a resizable storage. Idempotent.
 void register_resize_check();
 
 } // namespace torch_uvm
