@@ -40,8 +40,7 @@ std::optional<KernelMemory> take_kernel_memory(void* ptr) {
   for (auto entry = kernel_memory.rbegin(); entry != kernel_memory.rend(); ++entry) {
     if (entry->ptr == ptr) {
       const KernelMemory taken = *entry;
-      kernel_memory.erase(
-          std::next(entry).base()); // keeps the order: of two entries for one address the newer one is valid
+      kernel_memory.erase(std::next(entry).base()); // keeps the order: the newest entry of an address is the valid one
       return taken;
     }
   }
