@@ -1,8 +1,8 @@
-// scaled_dot_product_attention asks each backend which of its kernels to use. Ours are the CPU's, so
-// the CPU chooses, and its flash kernel then runs on our tensors through the fallback.
+// scaled_dot_product_attention asks each backend which of its kernels to use. The accelerator forwards the question to
+// the CPU, whose flash kernel then runs through the fallback.
 //
-// Nothing differentiates the flash kernel's backward. Where that is wanted (create_graph=True) the gradients are
-// composed of operators that can be differentiated; the CPU refuses there, so there are no bits to equal.
+// PyTorch has no derivative of the flash kernel's backward. For double backward (create_graph=True) the gradients are
+// composed of differentiable operators. The CPU raises in that case, so there is no CPU result to match.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/transformers/attention.h>
@@ -30,7 +30,7 @@ std::int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Te
   Operands operands(query.device().index());
   const auto to_cpu = [&](const at::Tensor& tensor) {
     at::Tensor cpu = tensor.device().type() == kDeviceType ? operands.to_cpu(tensor, false) : tensor;
-    // Whether gradients are wanted is part of the choice.
+    // The choice depends on requires_grad.
     return cpu.set_requires_grad(tensor.requires_grad());
   };
   const std::optional<at::Tensor> cpu_mask = mask && mask->defined() ? std::optional(to_cpu(*mask)) : mask;
@@ -38,9 +38,9 @@ std::int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Te
                                enable_gqa);
 }
 
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>; ///< of query, key and value
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>; ///< of query, key, value
 
-/// Operands are (N, heads, length, width); key and value may have fewer heads, each for several of the query's.
+/// Operands have the shape (N, heads, length, width). With grouped-query attention key and value have fewer heads.
 Gradients differentiable_backward(const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, bool is_causal, const std::optional<at::Tensor>& mask,
                                   std::optional<double> scale) {

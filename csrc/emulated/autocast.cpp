@@ -1,5 +1,5 @@
-// Autocast with the CPU's lists: the accelerator runs the CPU's kernels, so what is safe in a lower
-// precision is what is safe there, and a run under autocast equals the CPU's.
+// Autocast with the CPU's operator lists. The accelerator runs the CPU's kernels, so the same operators are safe in
+// lower precision, and results under autocast equal the CPU's.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,8 +13,8 @@
 namespace torch_uvm::emulated {
 namespace {
 
-// Which operators the CPU casts is asked of the dispatcher; what it casts to, it does not tell. Two of
-// its three lists are short and said here (aten/src/ATen/autocast_mode.cpp); the third, to float32, is the rest.
+// The dispatcher knows which operators the CPU casts, but not to which dtype. PyTorch has three lists
+// (aten/src/ATen/autocast_mode.cpp): the two short ones are repeated here, all other operators are cast to float32.
 const std::unordered_set<std::string>& cast_down() {
   static const std::unordered_set<std::string> names = {"aten::conv1d",
                                                         "aten::conv2d",

@@ -19,7 +19,7 @@ std::atomic<CachingManagedAllocator*> the_plain_allocator{nullptr};
 std::mutex making_plain_allocator;
 
 thread_local int thread_device = 0;
-// Handles of the current stream, by device; null is the default stream.
+// The current stream's handle of each device; null is the default stream.
 thread_local std::array<void*, kMaxDevices> thread_streams{};
 
 } // namespace
@@ -27,7 +27,8 @@ thread_local std::array<void*, kMaxDevices> thread_streams{};
 std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options) {
   auto made = std::make_unique<EmulatedRuntime>(options.emulated);
   the_runtime.store(made.get(), std::memory_order_release);
-  // Registered before the allocators' handlers, so that theirs run first: locks are taken top-down.
+  // Registered before the allocators' handlers: prepare handlers run in reverse order, so the allocators' locks are
+  // taken first, as the lock order demands.
   pthread_atfork([] { the_runtime.load()->before_fork(); }, [] { the_runtime.load()->after_fork_in_parent(); },
                  [] { the_runtime.load()->after_fork_in_child(); });
   return made;
@@ -36,7 +37,7 @@ std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options) {
 EmulatedRuntime& runtime() {
   EmulatedRuntime* made = the_runtime.load(std::memory_order_acquire);
   if (made == nullptr) {
-    // Not of another backend, whose runtime would be made here.
+    // With another backend, Context::runtime() would create that backend's runtime.
     TORCH_CHECK(is_registered(), "the emulated accelerator is not in use in this process, whose backend is '",
                 Context::get().backend_name(), "'; TORCH_UVM_DEVICE=emu registers it");
     Context::get().runtime();
@@ -52,7 +53,7 @@ CachingManagedAllocator& plain_allocator() {
     std::lock_guard lock(making_plain_allocator);
     made = the_plain_allocator.load(std::memory_order_acquire);
     if (made == nullptr) {
-      // Leaked: tensors outlive every static destructor.
+      // Leaked, because tensors outlive static destructors.
       made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source));
       set_plain_allocator(made);
       the_plain_allocator.store(made, std::memory_order_release);

@@ -1,4 +1,4 @@
-// The emulated accelerator as PyTorch's PrivateUse1 device: what its parts share.
+// The emulated accelerator, registered as PyTorch's PrivateUse1 device: declarations that its parts share.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,38 +15,38 @@ namespace torch_uvm::emulated {
 constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
 constexpr int kMaxDevices = EmulatedConfig::kMaxDevices;
 
-/// Puts the accelerator in place: backend, guard, hooks, allocators, kernels, autocast. Once.
+/// Registers the backend, guard, hooks, allocators, kernels and autocast. Later calls do nothing.
 void register_accelerator();
 bool is_registered();
 
-/// What the Context calls to make the runtime.
+/// Creates the runtime; called by the Context.
 std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options);
 
-/// The emulated runtime; made at first use.
+/// The emulated runtime, created at first use.
 EmulatedRuntime& runtime();
 
-/// The allocator of plain memory: what the accelerator's tensors have while managed memory is off.
+/// Allocates plain device memory, which the accelerator's tensors get while managed memory is off.
 CachingManagedAllocator& plain_allocator();
 
-/// How many devices there are, without making the runtime.
+/// The number of devices. Does not create the runtime.
 int device_count();
 
-/// For what touches the bytes of the accelerator's tensors: in a forked process they are the parent's, and
-/// managed ones are not even mapped. \throws c10::Error there
+/// Called before the bytes of an accelerator tensor are accessed.
+/// \throws c10::Error in a forked process: the memory belongs to the parent, and managed memory is not mapped
 void check_not_forked();
 
 // --- the calling thread's current device and streams
 
 int current_device();
-void set_current_device(int device); ///< checked
+void set_current_device(int device); ///< \throws c10::Error for a device that does not exist
 int exchange_device(int device);
 Stream current_stream(int device);
 Stream exchange_stream(Stream stream);
 
-/// An index that PyTorch passes: -1 means the current device. \throws c10::Error for others that are none
+/// Resolves an index passed by PyTorch: -1 is the current device. \throws c10::Error for a device that does not exist
 int checked_index(c10::DeviceIndex index);
 
-/// A c10::Stream carries the runtime's handle as its id: 0 is the default stream.
+/// The id of a c10::Stream is the runtime's handle; 0 is the default stream.
 c10::Stream to_torch(Stream stream);
 Stream from_torch(const c10::Stream& stream);
 

@@ -1,13 +1,13 @@
-// Every operator of c10d is run by its CPU kernel, which calls the group's backend for the CPU, on CPU tensors that
-// have the bytes of the accelerator's. That is one boxed kernel for all of them, whatever a version of torch names them
-// or adds. The other ways were a subclass of c10d::Backend, whose virtual functions come and go with versions, and one
-// in Python, whose trampoline lacks half of them.
+// One boxed kernel serves every c10d operator: it runs the operator's CPU kernel, which calls the group's CPU backend,
+// on CPU aliases of the accelerator's tensors. It works for every torch version, whatever operators that has. A
+// subclass of c10d::Backend would not: its virtual functions differ between versions, and its Python trampoline lacks
+// half of them.
 //
-// A collective goes on after its operator has returned. What it uses stays alive by the CPU tensors, which gloo keeps,
-// and stays where it is as long as there is a WorkUnderWay.
+// A collective continues after its operator has returned. gloo keeps the CPU aliases, which keep the storages alive. A
+// WorkUnderWay pins them, so that they do not move.
 #include "emulated/collectives.h"
 
-#ifdef TORCH_UVM_WITHOUT_DISTRIBUTED // such a torch has neither the operators nor what they return
+#ifdef TORCH_UVM_WITHOUT_DISTRIBUTED // such a torch has no c10d operators and no c10d::Work
 
 namespace torch_uvm::emulated {
 
@@ -43,11 +43,11 @@ bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
 }
 
-/// CPU tensors of a collective, each with the accelerator's tensor on whose bytes it is.
+/// A CPU alias and its original, the accelerator's tensor.
 using Pair = std::pair<at::Tensor, at::Tensor>;
 using Pairs = std::vector<Pair>;
 
-/// The value with each tensor in it, in lists and lists of lists too, replaced.
+/// A copy of the value with each tensor replaced, in nested lists too.
 template <class Replace>
 c10::IValue replaced(const c10::IValue& value, const Replace& replace) {
   if (value.isTensor()) {
@@ -80,7 +80,7 @@ at::Tensor original_of(const Pairs& pairs, const at::Tensor& cpu) {
   return cpu;
 }
 
-/// Holds the tensors of a collective where they are; ended by whoever first knows that it is done.
+/// Pins the tensors of a collective until `end`. The first callback or waiter that sees the collective done calls it.
 class UnderWay {
  public:
   explicit UnderWay(std::span<const at::Tensor> tensors) : work_(std::in_place, tensors) {}
@@ -90,12 +90,11 @@ class UnderWay {
   }
 
  private:
-  std::mutex mutex_; ///< before the engine's
+  std::mutex mutex_; ///< in the lock order before the engine's
   std::optional<WorkUnderWay> work_;
 };
 
-/// gloo's work, with the accelerator's tensors where it gives results: DistributedDataParallel and its hooks go on
-/// with those.
+/// Wraps gloo's Work and returns the accelerator's tensors as results, which DistributedDataParallel and its hooks use.
 class DeviceWork final : public c10d::Work {
  public:
   DeviceWork(c10::intrusive_ptr<c10d::Work> work, Pairs pairs, std::shared_ptr<UnderWay> under_way)
@@ -103,7 +102,7 @@ class DeviceWork final : public c10d::Work {
     try {
       work_->getFuture()->addCallback([under_way = under_way_](c10::ivalue::Future&) { under_way->end(); });
     } catch (const c10::Error&) {
-      // Sending and receiving have no future: then whoever waits says that it is done, or lets go of it.
+      // The Work of send and recv has no future. Then `wait` or the destructor unpins the tensors.
     }
   }
 
@@ -188,7 +187,7 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (!tensor.defined()) {
         return tensor;
       }
-      // Schemas of c10d do not say what is written.
+      // c10d schemas do not mark which arguments are written.
       at::Tensor cpu = operands.to_cpu(tensor, /*written=*/true);
       accesses.push_back(access_of(tensor, /*write=*/true));
       pairs.emplace_back(cpu, tensor);
@@ -197,7 +196,7 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     });
   }
   auto under_way = std::make_shared<UnderWay>(originals);
-  // Waits for what is queued on the stream: gloo's threads read the bytes at once, and know of no stream.
+  // Also waits for the work queued on the stream: gloo's threads do not know streams and access the bytes at once.
   runtime().begin_kernel(current_stream(device), std::span<const Touch>(accesses.data(), accesses.size()));
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -216,7 +215,7 @@ void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
-/// PyTorch warns whoever takes the place of a kernel, once in a process. Here that is meant.
+/// Suppresses PyTorch's warning, once per process, that a kernel is overridden: it is intended here.
 class NoWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& /*warning*/) override {}

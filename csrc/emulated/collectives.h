@@ -1,10 +1,10 @@
-// torch.distributed's collectives on the accelerator: gloo's, on the same bytes.
+// torch.distributed collectives on the accelerator: gloo runs them on the same bytes, without a copy.
 #pragma once
 
 namespace torch_uvm::emulated {
 
-/// Takes the place of PyTorch's kernels for operators of c10d: theirs would hand the accelerator's tensors to a
-/// backend, and gloo takes none but the CPU's and CUDA's. Does nothing where torch was built without.
+/// Replaces PyTorch's kernels of the c10d operators: those pass the accelerator's tensors to gloo, which accepts only
+/// tensors of the CPU and CUDA. Does nothing if torch was built without torch.distributed.
 void register_collectives();
 
 } // namespace torch_uvm::emulated

@@ -1,4 +1,4 @@
-// Copies within the accelerator and across the link.
+// Copies on a device, between devices, and between the host and a device.
 #include <ATen/Functions.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 
@@ -18,7 +18,7 @@ bool is_ours(const at::Tensor& tensor) {
   return tensor.device().type() == kDeviceType;
 }
 
-/// Whether the bytes of one can simply become the bytes of the other.
+/// Whether a copy between the tensors is a plain copy of their bytes.
 bool same_bytes_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.dtype() == b.dtype() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() && a.sizes() == b.sizes() &&
          a.strides() == b.strides() && a.is_non_overlapping_and_dense();
@@ -29,7 +29,7 @@ void* data_of(const at::Tensor& tensor, bool write) {
   return base + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
 }
 
-/// Within one device: the CPU's copy, as a kernel.
+/// On one device: the CPU's copy_, run as a kernel.
 void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   const int device = dst.device().index();
   Operands operands(device);
@@ -42,8 +42,8 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   to.copy_(from);
 }
 
-/// Queues the copy of tensors whose bytes are laid out alike, and waits for it where the host side
-/// could change or be read unnoticed: unless it was asked not to, and that side is pinned or managed.
+/// Between the host and a device, for tensors of the same layout. Waits for the copy, unless it is non_blocking and the
+/// host side is pinned or managed: nothing orders accesses to other host memory after the copy.
 void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
   if (bytes == 0) {
@@ -54,7 +54,7 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
   const Stream stream = current_stream(device_side.device().index());
   Kernel kernel;
   kernel.use(device_side.storage().unsafeGetStorageImpl(), is_ours(dst));
-  record_stream(host_side.storage().data_ptr(), stream); // before the copy, which may not be left unnoticed
+  record_stream(host_side.storage().data_ptr(), stream); // first: if it throws, no copy is pending
   runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, stream);
   const bool host_side_waits =
       is_managed(host_side.storage().data_ptr()) || runtime().is_pinned_ptr(data_of(host_side, false));
@@ -63,7 +63,7 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
   }
 }
 
-/// What comes next on `later` waits for what is queued on `earlier`.
+/// Later work on `later` waits for the work now queued on `earlier`.
 void wait_for(Stream earlier, Stream later) {
   EmulatedRuntime& rt = runtime();
   const Event event = rt.create_event(earlier.device, /*timing=*/false);
@@ -77,7 +77,7 @@ void wait_for(Stream earlier, Stream later) {
   rt.destroy_event(event);
 }
 
-/// Between two devices, in the order of both their current streams.
+/// Between two devices, ordered with the current streams of both.
 void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
   if (bytes == 0) {
@@ -89,7 +89,7 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   kernel.use(self.storage().unsafeGetStorageImpl(), false);
   kernel.use(dst.storage().unsafeGetStorageImpl(), true);
   record_stream(dst.storage().data_ptr(), from);
-  // Nobody may still use the destination, and its stream goes on only when the bytes are there.
+  // The copy waits for earlier work on the destination's stream, and later work there waits for the copy.
   wait_for(to, from);
   runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, from);
   wait_for(from, to);
@@ -107,8 +107,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_b
     copy_within(self, dst);
     return dst;
   }
-  // As CUDA does it: what has to be made compact or converted is so on its own side, first in the
-  // source's dtype, and the destination converts.
+  // As with CUDA: the source's device makes the tensor contiguous in the source's dtype, and the destination's device
+  // converts it.
   const bool direct = same_bytes_layout(self, dst);
   const at::Tensor from = direct ? self : self.resolve_conj().resolve_neg().contiguous();
   const at::Tensor to =
@@ -116,7 +116,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_b
   if (is_ours(self) && is_ours(dst)) {
     copy_between(from, to);
   } else {
-    // A temporary on the host is read at once, so its copy cannot be left pending.
+    // A temporary on the host is read right below, so its copy is never non-blocking.
     copy_across(from, to, non_blocking && (to.is_same(dst) || is_ours(dst)));
   }
   if (!to.is_same(dst)) {
@@ -132,7 +132,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
   return target.copy_(self);
 }
 
-// Reading one number is a synchronisation: the host waits for the stream.
+// item(): synchronises the stream.
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   check_not_forked();
   const Stream stream = current_stream(self.device().index());

@@ -1,5 +1,5 @@
-// Dropout as the CPU does it. PyTorch sends every PrivateUse1 device to the fused native_dropout, which
-// rounds in another order, and so differs from the CPU's in the last bit in low precisions.
+// Dropout as on the CPU. PyTorch uses the fused native_dropout for every PrivateUse1 device. Its roundings come in
+// another order, so in low precisions its results differ from the CPU's in the last bit.
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>

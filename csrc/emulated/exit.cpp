@@ -15,10 +15,10 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr std::chrono::seconds kPatience(5); // somebody's backward may hang; then exit is not ours to hold up
+constexpr std::chrono::seconds kPatience(5); // a hanging backward pass must not block exit
 
-// A device's thread takes one task after the other, so a pass of no bytes is done when those before it are
-// gone. Made on a thread of its own it carries no Python object itself.
+// Runs an empty backward pass on every device. A device's thread runs its tasks in order, so when the empty pass is
+// done, the earlier ones are destroyed. It is called on a new thread, so the empty pass holds no Python object itself.
 void pass_through_every_device() {
   for (int device = 0; device < device_count(); ++device) {
     const auto options = at::TensorOptions().device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
@@ -40,13 +40,13 @@ void finish_backward_threads() noexcept {
       try {
         pass_through_every_device();
       } catch (const std::exception&) {
-        // Nothing to be done about it at exit.
+        // Nobody can handle an error at exit.
       }
       done->set_value();
     }).detach();
     finished.wait_for(kPatience);
   } catch (const std::exception&) {
-    // No thread to be had: exit goes on as it would have.
+    // No thread could be started: exit without waiting.
   }
 }
 

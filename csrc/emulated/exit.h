@@ -1,13 +1,13 @@
-// What has to be over before the interpreter goes.
+// Synchronisation with autograd's threads before the interpreter ends.
 #pragma once
 
 namespace torch_uvm::emulated {
 
-/// Waits until autograd's device threads have let go of the backward passes that are over.
+/// Waits until autograd's device threads have released all finished backward passes. Called at exit, without the GIL.
 ///
-/// backward() returns when its gradients are there, and the device's thread drops the pass a little later:
-/// with it a Python object, for which it takes the GIL. If the interpreter is ending by then, Python ends
-/// the thread inside a destructor, and the process aborts. Called at exit, without the GIL.
+/// backward() returns when the gradients are ready. The device's thread destroys the pass a little later, which takes
+/// the GIL to release a Python object. If the interpreter is ending by then, Python terminates the thread inside a
+/// destructor, and the process aborts.
 void finish_backward_threads() noexcept;
 
 } // namespace torch_uvm::emulated

@@ -1,4 +1,4 @@
-// Making tensors, and changing what storage they have.
+// Operators that create tensors or change their storage.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/resize_native.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-/// Makes a device current for the time of an allocation.
+/// Sets the current device in a scope, for an allocation.
 class CurrentDevice {
  public:
   explicit CurrentDevice(std::optional<c10::Device> device)
@@ -54,7 +54,7 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
   return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// Forward-mode differentiation's immutable zeros take no memory on other backends; here they are zeros.
+// Forward-mode AD's immutable zeros. Other backends allocate no memory for them; here they are ordinary zeros.
 at::Tensor efficient_zeros(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
                            std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                            std::optional<bool> pin_memory) {
@@ -64,13 +64,13 @@ at::Tensor efficient_zeros(c10::IntArrayRef size, std::optional<c10::ScalarType>
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> memory_format) {
   const CurrentDevice current(self.device());
-  // PyTorch's own sets the sizes first and then finds that the storage cannot grow.
+  // Checked first: at::native::resize_ sets the sizes before it finds that the storage cannot grow.
   const std::size_t needed = at::detail::computeStorageNbytesContiguous(
       size, self.itemsize(), static_cast<std::size_t>(self.storage_offset()));
   TORCH_CHECK(self.storage().resizable() || needed <= self.storage().nbytes(),
               "Trying to resize storage that is not resizable");
   if (needed > self.storage().nbytes()) {
-    // PyTorch's own would copy the old bytes at once, whatever the stream has yet to write there or to the new ones.
+    // In stream order. at::native::resize_ would copy the old bytes at once, before pending work of the stream.
     at::native::resize_bytes_nocuda(self.storage(), static_cast<std::int64_t>(needed));
   }
   return at::native::resize_(self, size, memory_format);
@@ -110,13 +110,13 @@ at::Tensor& set_nothing(at::Tensor& self) {
 }
 
 void record_stream_of(at::Tensor& self, c10::Stream stream) {
-  Kernel kernel; // the block stays the tensor's until the stream is recorded
+  Kernel kernel; // pins the block until the stream is recorded
   kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
   record_stream(self.storage().data_ptr(), from_torch(stream));
 }
 
-// Asked by `parameter.data = other`, and so by Module.to: with yes, parameters keep their identity and
-// their ties, as between the CPU and CUDA; PyTorch's own answer for a PrivateUse1 device is no.
+// `parameter.data = other` and so Module.to ask this. With true, parameters keep their identity and stay tied, as
+// between the CPU and CUDA. PyTorch's default for PrivateUse1 is false.
 bool can_take_the_place_of(const at::Tensor& self, const at::Tensor& from) {
   static constexpr c10::DispatchKeySet kDense({c10::BackendComponent::CPUBit, c10::BackendComponent::PrivateUse1Bit});
   const auto plain = [](const at::Tensor& tensor) {

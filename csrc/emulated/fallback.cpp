@@ -19,7 +19,7 @@ namespace {
 
 using Kind = OperatorInfo::Kind;
 
-constexpr std::size_t kManyRows = 1 << 20; // bytes; below it all rows are touched: to look which costs more
+constexpr std::size_t kManyRows = 1 << 20; // bytes; below, reading the index costs more than it saves
 
 bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
@@ -69,8 +69,8 @@ c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operan
   return converted;
 }
 
-/// The rows that an index of whole numbers names, each once, neighbours together; nothing where one is not there: the
-/// kernel will say so.
+/// The rows that the index selects, each once, with adjacent rows merged into one access. nullopt if a row is out of
+/// range: the kernel will raise.
 template <class Number>
 std::optional<c10::SmallVector<Touch, 8>> touch_rows(const Touch& all, std::size_t row_bytes, std::size_t stride,
                                                      std::int64_t rows, std::span<const Number> index) {
@@ -92,7 +92,7 @@ std::optional<c10::SmallVector<Touch, 8>> touch_rows(const Touch& all, std::size
   return touches;
 }
 
-/// A large table of which an operator uses some rows: its access becomes theirs.
+/// For an operator that uses only some rows of a large tensor: replaces the tensor's access by accesses to the rows.
 void narrow_to_rows(const OperatorInfo& info, const torch::jit::Stack& stack, Stream stream,
                     c10::SmallVectorImpl<Touch>& accesses) {
   const auto argument = [&](std::size_t i) -> const c10::IValue& {
@@ -116,7 +116,7 @@ void narrow_to_rows(const OperatorInfo& info, const torch::jit::Stack& stack, St
   if (all.bytes <= kManyRows || access == accesses.end()) {
     return;
   }
-  runtime().wait_in_kernel(stream); // the index may be a copy's result
+  runtime().wait_in_kernel(stream); // a pending copy may still write the index
   const std::size_t stride = static_cast<std::size_t>(table.stride(0)) * table.itemsize();
   const std::size_t row_bytes = all.bytes - static_cast<std::size_t>(table.size(0) - 1) * stride;
   const auto count = static_cast<std::size_t>(index.numel());
@@ -224,7 +224,7 @@ void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Opera
 
 namespace {
 
-/// With the CPU's kernel for the kind of tensors that `kernel` names.
+/// Runs the operator with the CPU kernel of the dispatch key `kernel`.
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DispatchKey kernel) {
   const OperatorInfo& info = operator_info(op);
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(kernel), "Could not run '",
@@ -246,8 +246,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::Di
     runtime().begin_kernel(stream, std::span<const Touch>(accesses.data(), accesses.size()));
   }
   {
-    // The kernel's own operators are the CPU's business: no autograd, no autocast, and what it
-    // allocates is memory of the device.
+    // Operators called inside the kernel run without autograd and autocast. Memory that they allocate is the device's.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const AllocationScope on_device(device);

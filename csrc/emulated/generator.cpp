@@ -17,7 +17,7 @@ EmuGenerator::EmuGenerator(int device, at::Generator inner)
 void EmuGenerator::set_current_seed(std::uint64_t seed) {
   inner_.set_current_seed(seed);
 }
-// The CPU's generator has no offset, but pickling a generator of any other device asks for one.
+// The CPU's generator has no offset, but pickling reads one from the generators of all other devices.
 void EmuGenerator::set_offset(std::uint64_t offset) {
   TORCH_CHECK_VALUE(offset == 0, "offset ", offset, " for a generator of ", device(), "; accepted: 0");
 }

@@ -1,5 +1,5 @@
-// Random numbers on the emulated accelerator: the CPU's generator under another label, so that the
-// same seed draws the same numbers in the same kernels.
+// Random number generators of the emulated accelerator. Each wraps a CPU generator, so that with the same seed a kernel
+// draws the same numbers as on the CPU.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -28,16 +28,16 @@ struct EmuGenerator final : c10::GeneratorImpl {
   at::Generator inner_;
 };
 
-/// The device's default generator; leaked.
+/// The device's default generator. Leaked, because it is used at exit.
 const at::Generator& default_generator(int device);
 at::Generator make_generator(int device);
 
-/// The CPU generator that a kernel is given for `generator`. As with CUDA, its device's index does not matter.
-/// \throws c10::Error for a generator of another type of device
+/// The CPU generator inside `generator`. The device's index does not matter, as with CUDA.
+/// \throws c10::Error for a generator of another device type
 at::Generator unwrap(const at::Generator& generator);
 
-/// While it lives, the process's default CPU generator continues the sequence of `device`'s, and at the
-/// end each has its own again: for kernels that draw without taking a generator.
+/// For kernels that draw random numbers without taking a generator. In its scope, the process's default CPU generator
+/// continues the sequence of `device`'s default generator. The destructor restores both.
 class BorrowedDefaultGenerator {
  public:
   explicit BorrowedDefaultGenerator(int device);

@@ -1,5 +1,5 @@
-// Group normalisation in the operand's memory format, as the CPU does it. PyTorch makes the input of every other device
-// contiguous first, so that channels_last would be lost.
+// Group normalisation in the operand's memory format, as on the CPU. For every other device PyTorch makes the input
+// contiguous first, which loses channels_last.
 #include <ATen/ops/native_group_norm.h>
 #include <c10/core/SymIntArrayRef.h>
 

@@ -1,5 +1,5 @@
-// The gradient of group normalisation in the operand's memory format, as the CPU computes it. PyTorch's formula makes
-// the operands of every other device contiguous, which changes the order of the kernel's sums.
+// The gradient of group normalisation in the operand's memory format, as on the CPU. For every other device PyTorch's
+// formula makes the operands contiguous first, which changes the summation order in the kernel.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/native_group_norm.h>
@@ -18,20 +18,20 @@ namespace {
 
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>; ///< the result, the means, 1 / the standard deviations
+using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>; ///< result, mean, rstd
 
 struct Sizes {
   std::int64_t batch, channels, plane, groups;
   double eps;
 };
 
-/// With PyTorch's own formula for the gradient.
+/// Runs the operator with PyTorch's own gradient formula.
 Results with_pytorchs_gradient(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                                const Sizes& sizes) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("aten::native_group_norm", "")
                              .typed<decltype(at::native_group_norm_symint)>();
-  // The same kernel is autograd's for devices without a key of their own.
+  // AutogradOther has PyTorch's autograd kernel; AutogradPrivateUse1's is replaced by this file.
   constexpr c10::DispatchKeySet kKeys({c10::DispatchKey::AutogradOther, c10::DispatchKey::PrivateUse1});
   return op.redispatch(kKeys, input, weight, bias, sizes.batch, sizes.channels, sizes.plane, sizes.groups, sizes.eps);
 }
@@ -42,7 +42,7 @@ struct InMemoryFormat : torch::autograd::Function<InMemoryFormat> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto [result, mean, rstd] =
         at::native_group_norm(input, weight, bias, sizes.batch, sizes.channels, sizes.plane, sizes.groups, sizes.eps);
-    ctx->set_materialize_grads(false); // whether there are gradients of the statistics chooses the formula
+    ctx->set_materialize_grads(false); // backward has to see which gradients are undefined
     ctx->save_for_backward({input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()), mean, rstd});
     ctx->saved_data["sizes"] = c10::List<std::int64_t>({sizes.batch, sizes.channels, sizes.plane, sizes.groups});
     ctx->saved_data["eps"] = sizes.eps;
@@ -68,7 +68,7 @@ struct InMemoryFormat : torch::autograd::Function<InMemoryFormat> {
     } else {
       results.resize(inputs.size());
     }
-    results.emplace_back(); // of the sizes
+    results.emplace_back(); // for the argument `sizes`
     return results;
   }
 
@@ -77,7 +77,7 @@ struct InMemoryFormat : torch::autograd::Function<InMemoryFormat> {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   }
 
-  /// What is differentiated again, and gradients of the statistics, which no kernel has.
+  /// Handles double backward and gradients of mean and rstd, which the kernel does not support.
   static variable_list by_pytorch(const variable_list& inputs, const variable_list& gradients, const Sizes& sizes) {
     const bool create_graph = at::GradMode::is_enabled();
     variable_list results(inputs.size());

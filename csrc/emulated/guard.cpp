@@ -13,8 +13,8 @@
 namespace torch_uvm::emulated {
 namespace {
 
-/// Streams handed out round robin, as PyTorch's CUDA backend does: programs make streams freely and
-/// never give them back.
+/// A pool of streams, handed out round robin as in PyTorch's CUDA backend: programs create many streams and never
+/// destroy them.
 class StreamPool {
  public:
   Stream next(int device, bool high_priority) {
@@ -38,7 +38,7 @@ class StreamPool {
 };
 
 StreamPool& stream_pool() {
-  static auto* pool = new StreamPool(); // leaked: its streams belong to the leaked runtime
+  static auto* pool = new StreamPool(); // leaked: its streams belong to the runtime, which is leaked
   return *pool;
 }
 
@@ -60,7 +60,7 @@ struct EmuGuard final : c10::impl::DeviceGuardImplInterface {
     try {
       setDevice(device);
     } catch (const std::exception&) {
-      // Called from destructors: the device that was current a moment ago still exists.
+      // Destructors call this with a device that was current before, so it exists.
     }
   }
   c10::DeviceIndex deviceCount() const noexcept override {
@@ -86,7 +86,7 @@ struct EmuGuard final : c10::impl::DeviceGuardImplInterface {
     return from_torch(stream).handle;
   }
   c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
-    return {}; // every dtype: the kernels are the CPU's
+    return {}; // the default, every dtype: the kernels are the CPU's
   }
   bool queryStream(const c10::Stream& stream) const override {
     return runtime().query_stream(from_torch(stream));
@@ -144,7 +144,7 @@ struct EmuGuard final : c10::impl::DeviceGuardImplInterface {
 } // namespace
 
 const c10::impl::DeviceGuardImplInterface* device_guard() {
-  static const auto* guard = new EmuGuard(); // leaked: c10's registry never lets go of it
+  static const auto* guard = new EmuGuard(); // leaked: c10's registry keeps the pointer
   return guard;
 }
 

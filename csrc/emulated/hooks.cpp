@@ -64,7 +64,7 @@ struct EmuHooks final : at::PrivateUse1HooksInterface {
     TORCH_CHECK(false, "the address ", data, " is not memory of the emulated accelerator");
   }
 
-  // What resize_() of a tensor and of a storage come down to: new memory, the old bytes copied.
+  // Implements resize_() of tensors and storages: allocates new memory and copies the old bytes.
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
@@ -73,7 +73,7 @@ struct EmuHooks final : at::PrivateUse1HooksInterface {
     if (const std::size_t kept = std::min(bytes, impl->nbytes()); kept != 0) {
       runtime().copy_async(grown.get(), impl->data(), kept, current_stream(device));
     }
-    // The old memory is freed in the order of its stream, after the copy.
+    // The old memory is freed in stream order, so after the copy.
     impl->set_data_ptr_noswap(std::move(grown));
     impl->set_nbytes(bytes);
   }
@@ -82,7 +82,7 @@ struct EmuHooks final : at::PrivateUse1HooksInterface {
 } // namespace
 
 at::PrivateUse1HooksInterface* hooks() {
-  static auto* hooks = new EmuHooks(); // leaked: PyTorch keeps the pointer for ever
+  static auto* hooks = new EmuHooks(); // leaked: PyTorch keeps the pointer
   return hooks;
 }
 

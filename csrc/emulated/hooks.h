@@ -1,11 +1,11 @@
-// What PyTorch's device-independent code asks of an accelerator.
+// The implementation of PyTorch's accelerator hooks, which its device-independent code calls.
 #pragma once
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 namespace torch_uvm::emulated {
 
-/// The process's one set of hooks; leaked.
+/// The hooks, a singleton. Leaked, because PyTorch keeps the pointer.
 at::PrivateUse1HooksInterface* hooks();
 
 } // namespace torch_uvm::emulated

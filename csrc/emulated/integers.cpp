@@ -1,5 +1,5 @@
-// What CUDA computes of integers and the CPU's kernels refuse. Programs that know the CPU's limits by its name ask for
-// it on any other device.
+// Integer operators that CUDA supports and the CPU does not. Programs that avoid them on the CPU test for the device
+// type "cpu", so they use them on every other device.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/histc.h>
 
@@ -9,7 +9,7 @@
 namespace torch_uvm::emulated {
 namespace {
 
-/// Integers are counted as doubles, which have all of them up to 2^53, and the counts are of the operand's dtype.
+/// Computes integers as doubles, which are exact up to 2^53. The counts have the operand's dtype.
 at::Tensor histc(const at::Tensor& self, std::int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   if (c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
     return at::histc(self.to(c10::kDouble), bins, min, max).to(self.scalar_type());

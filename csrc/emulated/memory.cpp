@@ -20,14 +20,14 @@ namespace torch_uvm::emulated {
 namespace {
 
 constexpr int kOrdinary = -1;
-thread_local int kernel_device = kOrdinary; // whose memory CPU allocations of this thread are
+thread_local int kernel_device = kOrdinary; // the device of this thread's AllocationScope
 
-// What CPU kernels allocate.
+// Memory that a CPU kernel allocated in an AllocationScope.
 //
-// c10::Allocator::raw_allocate, which oneDNN's scratch memory comes from, takes any allocation for one
-// whose context is its address and whose deleter is the allocator's one raw_deleter(). So kernel memory
-// looks like that, and is found again by its address: among the thread's own of the running kernel,
-// which is where nearly all of it ends, else by a search.
+// c10::Allocator::raw_allocate, which oneDNN uses for scratch memory, demands that an allocation's context is its
+// address and its deleter is the allocator's raw_deleter(). So kernel memory has these, and its real context and
+// deleter are looked up by address: first among this thread's allocations of the running kernel, where nearly all of it
+// is freed or adopted, then among all blocks.
 struct KernelMemory {
   void* ptr;
   void* context;
@@ -40,20 +40,20 @@ std::optional<KernelMemory> take_kernel_memory(void* ptr) {
   for (auto entry = kernel_memory.rbegin(); entry != kernel_memory.rend(); ++entry) {
     if (entry->ptr == ptr) {
       const KernelMemory taken = *entry;
-      kernel_memory.erase(std::next(entry).base()); // in order: of two at one address the newer is meant
+      kernel_memory.erase(std::next(entry).base()); // keeps the order: the newest entry of an address is the valid one
       return taken;
     }
   }
   return std::nullopt;
 }
 
-c10::DeleterFnPtr native_deleter = nullptr; // of the CPU allocator that was there before
+c10::DeleterFnPtr native_deleter = nullptr; // of the CPU allocator that ours replaced
 
 void delete_cpu_memory(void* ptr) {
-  // Ours goes back through a DataPtr as any other.
+  // The destructor of `freed` frees kernel memory.
   const c10::Device cpu(c10::DeviceType::CPU);
   c10::DataPtr freed;
-  // Outside a kernel the list is old: what it names may have been freed by another thread, and be another's.
+  // Outside a kernel the list may be stale: another thread may have freed an entry and reused its address.
   const auto mine = kernel_device == kOrdinary ? std::nullopt : take_kernel_memory(ptr);
   if (mine) {
     freed = c10::DataPtr(ptr, mine->context, mine->deleter, cpu);
@@ -66,7 +66,7 @@ void delete_cpu_memory(void* ptr) {
 }
 
 void add(c10::CachingAllocator::StatArray& to, const StatArray& from) {
-  // c10's pool kinds are ours, in the same order.
+  // The pool kinds are c10's, in the same order.
   static_assert(kPoolKinds == static_cast<std::size_t>(c10::CachingAllocator::StatType::NUM_TYPES));
   for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
     to[kind].current += from[kind].current;
@@ -93,8 +93,8 @@ void add(c10::CachingDeviceAllocator::DeviceStats& to, const Statistics& from) {
   to.num_device_free += from.num_device_free;
 }
 
-// Statistics are those of plain and managed memory together. A peak is the sum of the two peaks: exact
-// while a program uses one of the two, an upper bound where it switches between them.
+// Statistics are the sums of plain and managed memory's. The sum of the two peaks is an upper bound, and exact for a
+// program that uses only one of the two.
 struct EmuAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     return emulated::allocate(current_device(), bytes);
@@ -154,7 +154,7 @@ struct PinnedAllocator final : c10::Allocator {
 
  private:
   static void free_pinned(void* ptr) {
-    runtime().free_pinned(ptr); // waits for copies that still use it
+    runtime().free_pinned(ptr); // waits for pending copies
   }
 };
 
@@ -168,7 +168,8 @@ struct DelegatingCpuAllocator final : c10::Allocator {
     c10::DataPtr data = emulated::allocate(kernel_device, bytes);
     void* ptr = data.get();
     if (ptr != nullptr) {
-      // The allocator may have made the stream wait for another one's work on this block; the kernel runs already.
+      // To reuse a block, the allocator may have made the stream wait for another stream. The kernel is already
+      // running, so that wait has to happen now.
       runtime().wait_in_kernel(current_stream(kernel_device));
       kernel_memory.push_back({ptr, data.get_context(), data.get_deleter()});
       data.release_context();
@@ -179,7 +180,7 @@ struct DelegatingCpuAllocator final : c10::Allocator {
     return native->is_simple_data_ptr(data);
   }
   c10::DeleterFnPtr raw_deleter() const override {
-    return &delete_cpu_memory; // for native memory, too: what it is shows when it is freed
+    return &delete_cpu_memory; // for ordinary memory too; the deleter tells the two apart
   }
   void copy_data(void* dst, const void* src, std::size_t bytes) const override {
     native->copy_data(dst, src, bytes);
@@ -196,7 +197,7 @@ c10::DataPtr allocate(int device, std::size_t bytes) {
   if (managed_enabled()) {
     return allocate_managed(bytes, Location::device(device), stream, label);
   }
-  plain_allocator(); // made before its first use
+  plain_allocator(); // created before its first use
   return allocate_plain(bytes, stream, label);
 }
 
@@ -228,15 +229,15 @@ c10::Allocator* pinned_allocator() {
 }
 
 void install_cpu_allocator() {
-  install_host_tensors(); // below ours: what kernels allocate is the device's, however large
+  install_host_tensors(); // first, so that ours delegates to it and large kernel memory stays the device's
   native_deleter = c10::GetCPUAllocator()->raw_deleter();
-  static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked, never uninstalled
+  static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked: never uninstalled
   c10::SetCPUAllocator(allocator, /*priority=*/1);
 }
 
 AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {
   if (previous_ == kOrdinary) {
-    kernel_memory.clear(); // what an earlier kernel left is somebody's, and is found by its address
+    kernel_memory.clear(); // memory left by an earlier kernel is found by its address instead
   }
 }
 AllocationScope::~AllocationScope() {

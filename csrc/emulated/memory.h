@@ -1,25 +1,25 @@
-// Memory of the emulated accelerator, as PyTorch asks for it.
+// Allocators of the emulated accelerator.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 namespace torch_uvm::emulated {
 
-/// Memory of `device` for the calling thread's current stream there: managed while the switch is on,
-/// else plain.
+/// Allocates on `device`, for the calling thread's current stream there: managed memory while the switch is on, plain
+/// memory otherwise.
 c10::DataPtr allocate(int device, std::size_t bytes);
 
-/// The allocator that PyTorch's allocator table has for PrivateUse1; a c10::DeviceAllocator. Leaked.
+/// PyTorch's allocator for PrivateUse1, a c10::DeviceAllocator. Leaked.
 c10::Allocator* device_allocator();
 
-/// Pinned host memory. Leaked.
+/// PyTorch's allocator of pinned host memory. Leaked.
 c10::Allocator* pinned_allocator();
 
-/// Puts a delegating allocator in the CPU's place, once and for good: what CPU kernels allocate while
-/// an AllocationScope is open is memory of that device; all else goes to the allocator that was there.
+/// Replaces PyTorch's CPU allocator by one that allocates on a device inside an AllocationScope and delegates to the
+/// previous allocator otherwise. Called once, never undone.
 void install_cpu_allocator();
 
-/// While it lives, CPU allocations of this thread are memory of `device`.
+/// Within the scope, CPU allocations of this thread are memory of `device`: "kernel memory".
 class AllocationScope {
  public:
   explicit AllocationScope(int device);
@@ -31,13 +31,13 @@ class AllocationScope {
   int previous_;
 };
 
-/// Whether `data` is memory that the CPU's allocator made in an AllocationScope.
+/// Whether `data` was allocated by the CPU allocator in an AllocationScope.
 bool is_kernel_memory(const c10::DataPtr& data);
 
-/// The same memory as `device`'s own; `data` is kernel memory, and loses it.
+/// Takes kernel memory out of `data` and returns it as memory of `device`.
 c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device);
 
-/// The reverse, inside a kernel: ordinary CPU memory for what must outlive it on the CPU.
+/// Nested in an AllocationScope: CPU allocations are ordinary again, for results that stay on the CPU.
 class OrdinaryAllocationScope {
  public:
   OrdinaryAllocationScope();

@@ -1,5 +1,6 @@
-// Nested tensors of strided layout: one storage, and CPU tensors that say where in it each part lies. (Those of jagged
-// layout are made of strided tensors in Python.) A CPU kernel gets a CPU nested tensor on the same bytes.
+// Nested tensors of strided layout: one storage, and CPU tensors with the sizes, strides and offset of each part. A CPU
+// kernel gets a CPU nested tensor on the same storage. Nested tensors of jagged layout need nothing here: they are
+// composed of strided tensors in Python.
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_to_copy_native.h>
@@ -20,7 +21,7 @@ const NestedTensorImpl& impl_of(const at::Tensor& tensor) {
   return *static_cast<const NestedTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-/// What a kernel made of sizes and places is memory of the device; it stays the host's.
+/// Sizes, strides and offsets stay on the host. If a kernel allocated them, they are in kernel memory and are copied.
 at::Tensor on_host(const at::Tensor& metadata) {
   if (!is_kernel_memory(metadata.storage().data_ptr())) {
     return metadata;
@@ -61,7 +62,7 @@ at::Tensor Operands::nested_to_device(const at::Tensor& result) {
   return made;
 }
 
-// Theirs are made of copies of the buffer, whatever the devices.
+// PyTorch's implementations work on any device, because they copy the underlying buffer.
 void register_nested(torch::Library& aten) {
   aten.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested));
   aten.impl("empty_like", TORCH_FN(at::native::empty_like_nested));

@@ -14,13 +14,13 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr std::size_t kWalked = 16; // up to here a walk beats a hash map
+constexpr std::size_t kWalked = 16; // up to this many entries a linear search beats a hash map
 
 void release_original(void* original) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(original));
 }
 
-/// The bytes of `original` under the CPU's label; keeps it alive.
+/// A CPU DataPtr to the bytes of `original`, which it keeps alive.
 c10::DataPtr share(c10::StorageImpl* original, void* data) {
   c10::raw::intrusive_ptr::incref(original);
   return {data, original, &release_original, c10::Device(c10::DeviceType::CPU)};
@@ -87,10 +87,10 @@ Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) 
   if (known != nullptr) {
     return *known;
   }
-  void* data = nullptr; // an operator that makes views reads no address: another thread may be changing it
+  void* data = nullptr; // a view operator must not read it: another thread may be changing it
   if (kernel_) {
     kernel_->use(original, written);
-    // Asking for mutable data materialises a copy-on-write storage: only where it is going to be written.
+    // mutable_data() materialises a copy-on-write storage, so it is called only for written arguments.
     data = written ? original->mutable_data() : const_cast<void*>(original->data());
   }
   auto storage =
@@ -144,8 +144,8 @@ const Operands::Shadow* Operands::shadow_behind(const c10::StorageImpl* storage)
               [&](const Shadow& shadow) { return shadow.storage.get() == storage; });
 }
 
-// The memory that a kernel allocated becomes the accelerator's where it lies; results that share a
-// storage go on sharing it, because the storage itself changes its label.
+// Relabels memory that a kernel allocated as the accelerator's, in place. The storage itself is relabelled, so results
+// that share it keep sharing it.
 void Operands::label(c10::StorageImpl* storage) {
   const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(device_));
   if (storage->device() == device) {
@@ -155,7 +155,7 @@ void Operands::label(c10::StorageImpl* storage) {
   if (is_kernel_memory(data)) {
     storage->set_data_ptr_noswap(data.get() != nullptr ? adopt_kernel_memory(data, device_) : allocate(device_, 0));
   } else if (data.get() != nullptr && block_of(data) == nullptr) {
-    // Not from our allocator: made by another thread of the kernel, or handed through from elsewhere.
+    // Not allocated in the scope: by another thread of the kernel, or outside the kernel. It has to be copied.
     c10::DataPtr own = allocate(device_, storage->nbytes());
     std::memcpy(own.get(), data.get(), storage->nbytes());
     storage->set_data_ptr_noswap(std::move(own));
@@ -181,12 +181,13 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::Layout::Strided && result.has_storage(), "a result of layout ",
                               result.layout(),
                               " on the emulated accelerator, which has strided and sparse COO tensors only");
-  // Its scales would be lost: a plain tensor has no place for them.
+  // A plain tensor cannot hold its scales.
   TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), "a result of dtype ", result.dtype(),
                               " on the emulated accelerator, which has no quantised tensors");
   c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
   if (const Shadow* shadow = shadow_behind(storage)) {
-    // A view of a normal tensor is one in inference mode, too, and of an inference tensor never.
+    // As in PyTorch, a view of a normal tensor is a normal tensor even in inference mode, and a view of an inference
+    // tensor is always an inference tensor.
     const c10::InferenceMode as_operand(std::ranges::any_of(aliases_, [&](const Alias& alias) {
       return alias.original.is_inference() && alias.original.has_storage() &&
              alias.original.storage().unsafeGetStorageImpl() == shadow->original;
@@ -206,7 +207,7 @@ void Operands::write_back() {
     if (data.get() == shadow.data && shadow.storage->nbytes() == shadow.original->nbytes()) {
       continue;
     }
-    // Resized: the shadow has new memory, which is to be the original's. What it had goes with it.
+    // The kernel resized the alias. Its new memory replaces the original's, which is freed.
     if (data.get() != shadow.data) {
       label(shadow.storage.get());
       shadow.original->set_data_ptr_noswap(std::move(shadow.storage->_mutable_data_ptr_no_checks()));
@@ -214,7 +215,7 @@ void Operands::write_back() {
     shadow.original->set_nbytes(shadow.storage->nbytes());
   }
   for (const Alias& alias : aliases_) {
-    if (!alias.written || alias.cpu.is_nested()) { // nothing changes the sizes of a nested tensor
+    if (!alias.written || alias.cpu.is_nested()) { // no operator changes a nested tensor's sizes in place
       continue;
     }
     if (alias.cpu.is_sparse()) {

@@ -1,5 +1,5 @@
-// An operator's tensors, seen from both sides: as the accelerator's, and as CPU tensors on the same
-// bytes for the time of one CPU kernel.
+// CPU aliases of an operator's tensors, for the duration of one CPU kernel. An alias has the same bytes as the
+// accelerator's tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,17 +14,17 @@
 
 namespace torch_uvm::emulated {
 
-/// The bytes of a strided tensor's storage that its sizes and strides can reach; of a nested tensor's, all.
+/// The bytes of a strided tensor's storage that its sizes and strides reach; a nested tensor's whole storage.
 Touch access_of(const at::Tensor& tensor, bool write);
 
-/// Adds what the operator uses of `tensor`, sparse ones included.
+/// Appends the accesses to `tensor`, which may be sparse.
 void add_accesses(const at::Tensor& tensor, bool write, c10::SmallVectorImpl<Touch>& accesses);
 
-/// Lives for one call. Tensors that share a storage share the CPU's view of it, too, so that kernels
-/// see the same overlaps on both sides.
+/// The aliases of one operator call. Tensors that share a storage have aliases that share one, so that kernels see the
+/// same overlaps.
 class Operands {
  public:
-  /// \param touches whether bytes are read or written; else the operator makes views
+  /// \param touches whether the operator reads or writes bytes; false for view operators
   explicit Operands(int device, bool touches = true) : device_(device) {
     if (touches) {
       kernel_.emplace();
@@ -36,18 +36,18 @@ class Operands {
     return kernel_.has_value();
   }
 
-  /// A CPU tensor on the bytes of `tensor`, which is the accelerator's.
-  /// \param written whether the kernel may change it: its bytes, or its sizes and storage (out=, resize)
+  /// The CPU alias of an accelerator tensor.
+  /// \param written whether the kernel may change its bytes, sizes or storage (out=, resize)
   at::Tensor to_cpu(const at::Tensor& tensor, bool written);
 
-  /// What a kernel's result is on the accelerator: the tensor that it is an alias of, a view of the
-  /// storage that it shares, or, for fresh memory, that memory under the accelerator's label.
+  /// The accelerator tensor for a kernel's result: the original if `result` is an alias, a view if it shares an alias's
+  /// storage, else the result's own memory, relabelled as the accelerator's.
   at::Tensor to_device(const at::Tensor& result);
 
-  /// Carries over what the kernel changed of sizes, strides and storages of written arguments.
+  /// Applies the kernel's changes of sizes, strides and storages of written arguments to the originals.
   void write_back();
 
-  /// The fresh results of to_device, for the touches of the kernel's end.
+  /// Accesses to the new memory among the results, for end_kernel.
   const c10::SmallVector<Touch, 4>& fresh() const {
     return fresh_;
   }
@@ -64,10 +64,10 @@ class Operands {
     bool written;
   };
 
-  at::Tensor sparse_to_cpu(const at::Tensor& tensor, bool written); ///< sparse.cpp, as all of sparse tensors
+  at::Tensor sparse_to_cpu(const at::Tensor& tensor, bool written); ///< in sparse.cpp, like all for sparse tensors
   at::Tensor sparse_to_device(const at::Tensor& result);
   void write_back_sparse(const Alias& alias);
-  at::Tensor nested_to_cpu(const at::Tensor& tensor, bool written); ///< nested.cpp, as all of nested tensors
+  at::Tensor nested_to_cpu(const at::Tensor& tensor, bool written); ///< in nested.cpp, like all for nested tensors
   at::Tensor nested_to_device(const at::Tensor& result);
 
   void remember(Alias alias);
@@ -76,16 +76,17 @@ class Operands {
   const Shadow* shadow_behind(const c10::StorageImpl* storage) const;
   void label(c10::StorageImpl* storage);
 
-  std::optional<Kernel> kernel_; ///< reads the addresses
+  std::optional<Kernel> kernel_; ///< keeps the operands' addresses stable; none for view operators
   int device_;
   c10::SmallVector<Shadow, 4> shadows_;
   c10::SmallVector<Alias, 4> aliases_;
   c10::SmallVector<Touch, 4> fresh_;
-  // Filled only for long argument lists (foreach and fused optimizers), where a walk would be quadratic.
+  // Filled only for long argument lists (foreach and fused optimizers), where linear searches would be quadratic.
   std::unordered_map<const void*, std::size_t> shadow_index_, shadow_storage_index_, alias_index_;
 };
 
-/// A tensor of the accelerator on `storage`, with the sizes, strides, offset and bits of `like`.
+/// Creates an accelerator tensor on `storage` with the sizes, strides, offset, and conjugate and negative bits of
+/// `like`.
 at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like);
 
 } // namespace torch_uvm::emulated

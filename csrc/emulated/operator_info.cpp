@@ -33,8 +33,7 @@ Kind kind_of(const c10::TypePtr& type) {
   }
 }
 
-// Arguments for which CUDA kernels, too, take tensors of the CPU: indices, and lengths that are read
-// on the host anyway.
+// Arguments that CUDA also accepts as CPU tensors: indices, and lengths that are read on the host anyway.
 bool may_be_cpu(std::string_view op, std::string_view argument) {
   static const std::unordered_map<std::string_view, std::unordered_set<std::string_view>> accepted = {
       {"aten::index", {"indices"}},
@@ -56,7 +55,7 @@ bool may_be_cpu(std::string_view op, std::string_view argument) {
   return found != accepted.end() && found->second.contains(argument);
 }
 
-// On the CPU an embedding is an index_select. What takes all rows besides those of its index is not here.
+// Operators that access only the rows in their index. An embedding runs as index_select on the CPU.
 std::optional<OperatorInfo::Rows> rows_of(const c10::OperatorName& name) {
   static const std::unordered_map<std::string_view, OperatorInfo::Rows> known = {
       {"aten::index_select", {0, 2, 1}},
@@ -79,8 +78,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
     read.written = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
                    writes_unsaid(schema.name(), argument.name());
     read.may_be_cpu = may_be_cpu(schema.name(), argument.name());
-    // A 0-dim CPU tensor is a number, which kernels take from anywhere; but not what they write to, nor
-    // what says where to read.
+    // Kernels accept a 0-dim CPU tensor as a number, except for written arguments and indices.
     read.may_be_number = !read.written && argument.name() != "index";
     takes_generator = takes_generator || read.kind == Kind::kGenerator;
     info.arguments.push_back(read);
@@ -105,9 +103,9 @@ OperatorInfo read(const c10::OperatorHandle& op) {
 } // namespace
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Keyed by the schema's address; the name is compared because an operator that is deregistered (a
-  // torch.library in a test) gives its address to the next one. A thread's own map needs no lock. The
-  // infos themselves are leaked: kernels run at exit, too.
+  // Keyed by the schema's address. The name is compared too, because a deregistered operator's address may be reused
+  // (by a torch.library in a test). The map is per thread, so it needs no lock. Infos are leaked, because kernels run
+  // at exit.
   thread_local std::unordered_map<const c10::FunctionSchema*, const OperatorInfo*> known;
   const OperatorInfo*& info = known[&op.schema()];
   if (info == nullptr || info->name != op.operator_name()) {

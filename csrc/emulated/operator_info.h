@@ -1,4 +1,4 @@
-// What the fallback needs to know about an operator, read once from its schema.
+// Properties of an operator that the fallback needs, read once from its schema.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,27 +16,27 @@ struct OperatorInfo {
 
   struct Argument {
     Kind kind = Kind::kOther;
-    bool written = false; ///< the operator writes to it
-    bool may_be_cpu = false; ///< a CPU tensor of any size is accepted, as CUDA does
-    bool may_be_number = false; ///< a 0-dim CPU tensor is accepted
+    bool written = false; ///< the operator writes to this argument
+    bool may_be_cpu = false; ///< may be a CPU tensor of any size, as with CUDA
+    bool may_be_number = false; ///< may be a 0-dim CPU tensor
   };
 
-  /// Which arguments of an operator say that it uses some rows of a tensor, and which rows.
+  /// Argument positions of an operator that uses only the rows of a tensor that an index selects.
   struct Rows {
     std::size_t tensor, index;
-    std::optional<std::size_t> dim; ///< the argument that says which dimension the index is of; without it, the first
+    std::optional<std::size_t> dim; ///< position of the indexed dimension's number; nullopt: dimension 0
   };
 
   c10::OperatorName name;
   std::vector<Argument> arguments;
   std::size_t returns = 0;
-  bool is_view = false; ///< only makes an alias of its argument: touches no bytes
-  bool draws_by_default = false; ///< draws random numbers without taking a generator
-  std::uint32_t cpu_returns = 0; ///< bit i: return i is a CPU tensor on every device
+  bool is_view = false; ///< returns an alias of an argument; accesses no bytes
+  bool draws_by_default = false; ///< draws random numbers but takes no generator
+  std::uint32_t cpu_returns = 0; ///< bit i: return i is a CPU tensor, whatever the device
   std::optional<Rows> rows;
 };
 
-/// Thread-safe; the reference is good for ever.
+/// Thread-safe. The reference stays valid forever.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 } // namespace torch_uvm::emulated

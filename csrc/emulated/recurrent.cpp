@@ -1,11 +1,12 @@
 // LSTM, GRU and plain recurrent layers.
 //
-// PyTorch's composite operators choose an implementation by device. The CPU has oneDNN's layers for LSTM, and cells
-// whose input products are computed for the whole sequence at once. Any PrivateUse1 device gets fused cells, which no
-// CPU kernel exists for.
-// Here the layers are composed of the operators that the CPU composes them of, in the same order, so that results and
-// gradients equal the CPU's to the last bit. Each of these operators is dispatched with the accelerator's tensors:
-// autograd saves tensors that the residency engine knows, and double backward and vmap work as on the CPU.
+// PyTorch's composite operators choose an implementation by device. On the CPU these are oneDNN's LSTM layers, or cells
+// with one product of the input weights and the whole sequence. On a PrivateUse1 device they are fused cells, which
+// have no CPU kernel.
+//
+// So the layers are composed here, of the same operators in the same order as on the CPU. Results and gradients equal
+// the CPU's to the last bit. Each operator is dispatched with the accelerator's tensors, so autograd saves tensors that
+// the residency engine tracks, and double backward and vmap work as on the CPU.
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/RNN.h>
@@ -56,7 +57,7 @@ std::span<const std::int64_t> sizes_of(const Tensor& batch_sizes) {
   return {batch_sizes.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(batch_sizes.numel())};
 }
 
-/// Each layer's and direction's state of (layers * directions, N, H).
+/// Splits (layers * directions, N, H) into the states of each layer and direction.
 std::vector<State> split(const Tensor& h, const Tensor& c = {}) {
   std::vector<State> states;
   for (Tensor& part : h.unbind(0)) {
@@ -99,7 +100,7 @@ bool onednn_supports(const char* question) {
   return op && op->typed<bool()>().call();
 }
 
-/// Whether the CPU would use oneDNN's layer.
+/// Whether the CPU uses oneDNN's layer for these operands.
 bool onednn_has_layer_for(const Tensor& input, TensorList hx) {
   const at::Context& context = at::globalContext();
   if (!at::Context::hasMKLDNN() || !context.userEnabledMkldnn() || input.sym_numel() == 0 ||
@@ -122,11 +123,11 @@ bool onednn_has_layer_for(const Tensor& input, TensorList hx) {
   }
 }
 
-/// A layer of oneDNN's for each direction of each layer.
+/// Runs one oneDNN layer for each direction of each layer.
 std::tuple<Tensor, Tensor, Tensor> run_onednn_lstm(const Tensor& input, TensorList hx,
                                                    const std::vector<Weights>& weights, const Layers& layers,
                                                    bool batch_first) {
-  constexpr std::int64_t kLstm = 2; // oneDNN's number for this kind of layer, as PyTorch passes it
+  constexpr std::int64_t kLstm = 2; // oneDNN's number of the cell type, as PyTorch passes it
   const std::size_t directions = layers.bidirectional ? 2 : 1;
   const auto bias_or_zeros = [](const Tensor& bias, const Tensor& weight) {
     return bias.defined() ? bias : at::zeros(weight.sizes(), weight.options()); // not read
@@ -227,7 +228,7 @@ std::tuple<Tensor, Tensor> packed(const Tensor& data, const Tensor& batch_sizes,
 
 using MaybeTensor = std::optional<Tensor>;
 
-/// Devices come before shapes, as with CUDA's fused cells.
+/// Checks the devices before the shapes, as CUDA's fused cells do.
 Weights checked_cell(std::int64_t gates, const Tensor& input, TensorList hidden, const Tensor& input_weight,
                      const Tensor& hidden_weight, const MaybeTensor& input_bias, const MaybeTensor& hidden_bias) {
   Weights weights{input_weight, hidden_weight, input_bias.value_or(Tensor()), hidden_bias.value_or(Tensor()), {}};

@@ -115,7 +115,7 @@ Pass Packed::run(Cell cell, const State& first, const Weights& weights, bool rev
   return reverse ? run_backwards(cell, products, first, weights) : run_forwards(cell, products, first, weights);
 }
 
-// The state of a row after its last step is put aside; the shortest rows come first.
+// `finished` collects the final states of rows that end; the shortest rows end first.
 Pass Packed::run_forwards(Cell cell, const Tensor& products, const State& first, const Weights& weights) const {
   State state = first;
   std::vector<State> finished;
@@ -138,7 +138,7 @@ Pass Packed::run_forwards(Cell cell, const Tensor& products, const State& first,
   return {at::cat(outputs, 0), concatenate(finished)};
 }
 
-// Shorter rows join with their first states.
+// Begins with the longest rows; shorter rows join at their last step, with their initial states.
 Pass Packed::run_backwards(Cell cell, const Tensor& products, const State& first, const Weights& weights) const {
   std::int64_t offset = data.size(0);
   std::int64_t rows = batch_sizes.back();

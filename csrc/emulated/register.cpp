@@ -1,5 +1,5 @@
-// Puts the accelerator in place. Nothing here runs before register_accelerator(): a registered
-// PrivateUse1 device becomes PyTorch's current accelerator even beside CUDA.
+// Registers the accelerator with PyTorch. Nothing is registered before register_accelerator(), because a registered
+// PrivateUse1 device becomes PyTorch's current accelerator even if CUDA is available.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
@@ -24,14 +24,14 @@ namespace {
 
 std::atomic<bool> registered{false};
 
-/// A library of registrations. Leaked: deregistering at exit would race with what still runs then.
+/// Leaked: deregistering at exit would race with operators that still run.
 torch::Library& library(const char* name_space, c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
 }
 
-// A backend fallback loses against composite kernels. Where the CPU has a kernel of its own, so do we,
-// or results would differ from the CPU's in the last bit (layer_norm, batch_norm) and small operators
-// would be slower. Convolutions choose their implementation by device inside a composite.
+// Registers the fallback for each operator that has both a CPU kernel and a composite one. The dispatcher prefers a
+// composite kernel to a backend fallback. It would be slower for small operators and differ from the CPU's kernel in
+// the last bit (layer_norm, batch_norm).
 template <c10::KernelFunction::BoxedKernelFunction* fallback>
 void prefer_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -52,7 +52,7 @@ void prefer_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::Dispat
   }
 }
 
-/// The kernels of one kind of tensors: those of the CPU, but for the operators that are registered before.
+/// Uses the CPU's kernels under the dispatch key `ours`, except for operators that are already registered there.
 template <c10::KernelFunction::BoxedKernelFunction* fallback>
 void use_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
   prefer_cpu_kernels<fallback>(aten, ours, cpu);
@@ -70,7 +70,8 @@ void register_kernels() {
   register_attention(autograd, aten);
   register_group_norm_backward(autograd);
   register_integer_kernels(aten);
-  // Not aten::convolution, which calls it: torch.jit.trace records this one alone.
+  // The composite _convolution chooses an implementation by device, so it needs a kernel. Its caller aten::convolution
+  // gets none, because torch.jit.trace records only _convolution.
   aten.impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
   aten.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
   use_cpu_kernels<&cpu_kernel_fallback>(aten, c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU);
@@ -87,7 +88,7 @@ void register_kernels() {
   use_cpu_kernels<&nested_cpu_kernel_fallback>(nested, c10::DispatchKey::NestedTensorPrivateUse1,
                                                c10::DispatchKey::NestedTensorCPU);
 
-  // A copy resolves conjugation and negation itself; their own fallbacks would call it again for ever.
+  // _copy_from resolves conjugation and negation itself. PyTorch's fallbacks for them would recurse endlessly.
   for (const c10::DispatchKey lazy : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
     library("aten", lazy).impl("_copy_from", torch::CppFunction::makeFallthrough());
   }
@@ -110,7 +111,7 @@ void register_accelerator() {
     at::RegisterPrivateUse1HooksInterface(hooks());
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
-    Kernel::count(); // before the first kernel
+    Kernel::count(); // must come before the first kernel
     register_kernels();
     register_collectives();
     registered.store(true);

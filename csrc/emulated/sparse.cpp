@@ -1,5 +1,5 @@
-// Sparse COO tensors: a pair of strided tensors, the indices and the values, under one set of sizes. A CPU kernel gets
-// a CPU sparse tensor on the same bytes.
+// Sparse COO tensors: two strided tensors, the indices and the values. A CPU kernel gets a CPU sparse tensor made of
+// their aliases.
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copy_native.h>
@@ -26,7 +26,7 @@ void assign(at::SparseTensorImpl& to, const at::SparseTensorImpl& from, const at
 
 at::Tensor make_like(const at::Tensor& like, c10::DispatchKey key, const at::Tensor& indices,
                      const at::Tensor& values) {
-  const c10::DeviceGuard guard(values.device()); // the tensor takes the current device's index
+  const c10::DeviceGuard guard(values.device()); // SparseTensorImpl takes the current device
   at::Tensor made = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), like.dtype());
   assign(impl_of(made), impl_of(like), indices, values);
   return made;
@@ -56,7 +56,7 @@ at::Tensor Operands::sparse_to_device(const at::Tensor& result) {
   return make_like(result, c10::DispatchKey::SparsePrivateUse1, to_device(impl.indices()), to_device(impl.values()));
 }
 
-/// An operator that writes to a sparse tensor may give it other indices and values.
+/// The operator may have replaced the indices and values of a sparse tensor that it writes.
 void Operands::write_back_sparse(const Alias& alias) {
   const at::SparseTensorImpl& from = impl_of(alias.cpu);
   at::SparseTensorImpl& to = impl_of(alias.original);

@@ -32,8 +32,8 @@ constexpr std::array<Unit, 10> kUnits{{
     {"tb", kKilo * kKilo * kKilo * kKilo},
 }};
 
-// A size_t has at most 20 decimal digits, and a fraction of a TiB that is whole bytes at most 40 binary
-// places, hence 40 decimal ones; those that 128 bits do not hold are refused, not rounded.
+// A size_t has at most 20 decimal digits. A fraction of a TiB that is a whole number of bytes has at most 40 decimal
+// places; more than 20 might not fit 128 bits, so they are refused, not rounded.
 constexpr std::size_t kMaxDigits = 20;
 
 bool is_space(char c) {
@@ -51,7 +51,7 @@ bool is_digit(char c) {
                         std::to_string(std::numeric_limits<std::size_t>::max()));
 }
 
-/// "20GiB" for "20G" and "20Gi"; empty where the unit is no abbreviation.
+/// The suggestion "20GiB" for "20G" and "20Gi"; empty if the unit is not such an abbreviation.
 std::string spelled_out(std::string_view figure, const std::string& name) {
   const bool abbreviated = (name.size() == 1 || (name.size() == 2 && name[1] == 'i')) &&
                            std::string_view("kmgt").find(name[0]) != std::string_view::npos;

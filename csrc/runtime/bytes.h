@@ -1,4 +1,4 @@
-// Byte counts as people write and read them.
+// Formatting, parsing and rounding of byte counts.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@ constexpr std::size_t round_down(std::size_t value, std::size_t step) {
 /// "1.50 GiB", "512 B": two decimals from KiB on.
 std::string format_bytes(std::size_t bytes);
 
-/// As it may be parsed again, with nothing lost: a whole number of the largest unit that has one, "1536MiB".
+/// Exact, for parse_bytes to read again: a whole number of the largest unit that divides it, such as "1536MiB".
 std::string exact_bytes(std::size_t bytes);
 
-/// The bytes in "4GiB", "512 MiB", "64KiB", "1.5GiB" or "4096" (units KiB, MiB, GiB, TiB, and KB, MB,
-/// GB, TB in powers of ten, B; case does not matter; spaces around are ignored).
-/// \throws InvalidArgument naming the text and the accepted forms; also for negative figures, fractions
-/// of a byte, and what does not fit a size_t.
+/// Parses "4GiB", "512 MiB", "64KiB", "1.5GiB" or "4096". Units: B, KiB, MiB, GiB, TiB (powers of 1024) and KB, MB, GB,
+/// TB (powers of 1000). Case is ignored, and so are spaces around the number and the unit.
+/// \throws InvalidArgument, naming the text and the accepted forms, for any other text, a negative number, a fraction
+///         of a byte, or a number that does not fit a size_t
 std::size_t parse_bytes(std::string_view text);
 
 } // namespace torch_uvm

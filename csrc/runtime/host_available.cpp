@@ -13,10 +13,10 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
-/// No machine has that much; for "max" version 1 says a larger number.
+/// Larger than any machine's memory. Version 1 reports "no limit" as a number above it.
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max() / 4;
 
-// The names that the two versions of control groups use.
+// File names of the two versions of control groups.
 struct GroupFiles {
   const char* mount;
   const char* limit;
@@ -27,7 +27,7 @@ constexpr GroupFiles kVersion1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                "total_inactive_file"};
 constexpr GroupFiles kVersion2{"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
 
-// The number in a file; nullopt if there is no such file, or it says "max".
+// The number in a file; nullopt if the file does not exist or contains "max".
 std::optional<std::size_t> read_number(const std::string& path) {
   std::ifstream file(path);
   std::size_t value = 0;
@@ -49,20 +49,20 @@ std::size_t read_stat(const std::string& path, const std::string& wanted) {
 std::size_t available_in_group(const std::string& folder, const GroupFiles& files) {
   const auto limit = read_number(folder + "/" + files.limit);
   if (!limit || *limit >= kNoLimit) {
-    return kUnbounded; // as nearly always: each file takes its microseconds, and every segment asks
+    return kUnbounded; // the usual case: saves reading further files, since every segment's allocation comes here
   }
   const auto usage = read_number(folder + "/" + files.usage);
   if (!usage) {
     return kUnbounded;
   }
-  // File pages that the group has not used lately are given up before it runs out.
+  // The kernel reclaims inactive file pages before the group runs out of memory.
   const std::size_t reclaimable = std::min(*usage, read_stat(folder + "/memory.stat", files.reclaimable));
   const std::size_t held = *usage - reclaimable;
   return *limit > held ? *limit - held : 0;
 }
 
-// A group is bounded by every group above it. In a container the path may be one of the host's, that is
-// not mounted here: then only the mount's own folder has the files.
+// The limits of all parent groups apply too. In a container the path may be the host's and not be mounted here; then
+// only the mount's root folder has the files.
 std::size_t available_on_path(const std::string& root, std::string path, const GroupFiles& files) {
   std::size_t available = kUnbounded;
   while (true) {
@@ -104,7 +104,7 @@ std::size_t available_in_system(const std::string& root) {
       return kibibytes * KiB;
     }
   }
-  // A kernel that does not say (before 3.14, or a sandbox): the host's own refusal is the bound then.
+  // A kernel before 3.14, or a sandbox, has no MemAvailable. Then the only bound is the host's refusal to allocate.
   return kUnbounded;
 }
 

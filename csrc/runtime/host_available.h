@@ -1,4 +1,4 @@
-// What the host could still give, read from the operating system's files.
+// The host's available memory, read from /proc and /sys.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace torch_uvm {
 
-/// As operating_system_memory_available, of the system whose /proc and /sys are below `root` ("" for the
-/// real ones; tests make their own).
+/// operating_system_memory_available for a system whose /proc and /sys are below `root`. "" is the real system; tests
+/// create their own files.
 std::size_t memory_available_below(const std::string& root);
 
 } // namespace torch_uvm

@@ -29,8 +29,8 @@ void* map_host_memory(std::size_t bytes, std::size_t alignment) {
   }
   const std::size_t wanted = round_up(bytes, page);
   const std::size_t slack = alignment > page ? alignment - page : 0;
-  // Not reserved: a program that asks for much and touches little is what managed memory is for. Whether
-  // the host has enough is checked before, by allocate_managed.
+  // MAP_NORESERVE, because programs may allocate much managed memory and touch little of it. allocate_managed has
+  // already checked that the host has enough.
   void* mapped =
       mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) {
@@ -86,7 +86,7 @@ void leave_to_children(void* ptr, std::size_t bytes) noexcept {
 }
 
 void* copy_pages(AddressRange pages) noexcept {
-  // Reserved, unlike managed memory: it is written at once.
+  // Without MAP_NORESERVE: all of it is written at once.
   void* copy = mmap(nullptr, pages.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) {
     return nullptr;
@@ -97,12 +97,12 @@ void* copy_pages(AddressRange pages) noexcept {
 
 bool move_pages(void* copy, AddressRange to) noexcept {
   void* const target = reinterpret_cast<void*>(to.begin);
-  // mremap would silently replace what somebody else's fork handler may have put there.
+  // mremap alone would silently replace a mapping that another library's fork handler may have made there.
   void* const taken =
       mmap(target, to.bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (taken != target) {
     if (taken != MAP_FAILED) {
-      munmap(taken, to.bytes()); // a kernel before 4.17, which took the address for a wish
+      munmap(taken, to.bytes()); // a kernel before 4.17 treats the address as a hint
     }
     return false;
   }

@@ -1,5 +1,4 @@
-// Host memory straight from the operating system, for the runtimes that have no other, and what a forked
-// child gets of it.
+// Host memory from mmap, for the runtimes without CUDA, and control over what a forked child inherits of it.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +6,14 @@
 
 namespace torch_uvm {
 
-/// Zeroed pages of host memory at an address that is a multiple of `alignment` (a power of two). They cost
-/// nothing until they are written.
-/// \throws OutOfMemory when the operating system refuses
+/// Maps zeroed pages at a multiple of `alignment` (a power of two). Pages take no physical memory until written.
+/// \throws OutOfMemory if the operating system refuses
 void* map_host_memory(std::size_t bytes, std::size_t alignment);
 
-/// Gives back what map_host_memory returned for `bytes`; touching it afterwards is a segmentation fault.
+/// Unmaps memory of map_host_memory(bytes). Any later access is a segmentation fault.
 void unmap_host_memory(void* ptr, std::size_t bytes) noexcept;
 
-/// From one address to another.
+/// [begin, end).
 struct AddressRange {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -24,21 +22,20 @@ struct AddressRange {
   }
 };
 
-/// The whole pages of the operating system that lie within a range, and those that it touches.
+/// The operating system's pages that lie wholly within a range, and those that overlap it.
 AddressRange pages_within(AddressRange range) noexcept;
 AddressRange pages_around(AddressRange range) noexcept;
 
-// What a child forked from now on gets of a range's inner whole pages: nothing, or, as ever, a copy on
-// write. Failure is not reported. The kernel refuses both for memory that is no mapping of its own
-// (allocated by other means, or special to a driver); such memory a child has or lacks whatever we say, and
-// undoing what was never done fails in the same way.
+// Whether children forked later inherit the whole pages within a range: not at all (MADV_DONTFORK), or copy-on-write as
+// by default (MADV_DOFORK). Failure is ignored: the kernel refuses both for mappings that it treats specially, such as
+// a driver's. The driver alone decides what a child inherits of those, and undoing the mark fails the same way.
 void keep_from_children(void* ptr, std::size_t bytes) noexcept;
 void leave_to_children(void* ptr, std::size_t bytes) noexcept;
 
-/// An ordinary copy of whole pages, which children do get; nullptr when the operating system refuses.
+/// Copies whole pages to new memory, which children inherit; nullptr if the operating system refuses.
 void* copy_pages(AddressRange pages) noexcept;
-/// In the child: puts a copy at the address of its original, where nothing must be. \return false: it
-/// could not be, and the copy is where it was
+/// In the child: moves a copy to the address of its original, where nothing may be mapped.
+/// \return false: the move failed, and the copy stays where it was
 bool move_pages(void* copy, AddressRange to) noexcept;
 
 } // namespace torch_uvm

@@ -1,4 +1,4 @@
-// Where bytes can be, and the streams that touch them.
+// Locations, streams and events: the plain values that name them.
 #pragma once
 
 #include <compare>
@@ -8,7 +8,7 @@
 
 namespace torch_uvm {
 
-/// A place that memory can live in: the host, or a device by its index.
+/// Where memory can be resident: the host (-1), or a device by its index.
 struct Location {
   int index = -1;
 
@@ -29,9 +29,8 @@ inline std::string to_string(Location location) {
   return location.is_host() ? "host" : "device " + std::to_string(location.index);
 }
 
-/// A queue of work on a device, in order. `handle` is the runtime's own (a cudaStream_t, an emulated
-/// queue); null is the default stream of `device`. The host has no queue: work of the host is over
-/// when its code returns, so `Stream::host()` only says "no stream".
+/// A stream of a device. `handle` is the runtime's (a cudaStream_t, or a number of the emulated runtime); null is the
+/// default stream of `device`. `Stream::host()` means "no stream": host code is done when it returns.
 struct Stream {
   int device = -1;
   void* handle = nullptr;
@@ -48,7 +47,7 @@ struct Stream {
   auto operator<=>(const Stream&) const = default;
 };
 
-/// A point in a stream. Owned by whoever created it, freed by `ManagedRuntime::destroy_event`.
+/// A point in a stream. The creator owns it and frees it with `ManagedRuntime::destroy_event`.
 struct Event {
   void* handle = nullptr;
 

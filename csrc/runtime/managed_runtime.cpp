@@ -19,11 +19,11 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
   if (!home.is_host() && !device_properties(home.index).managed_memory) {
     throw RuntimeFailure(to_string(home) + " has no managed memory: neither its processor nor the host could touch it");
   }
-  // Reading what the host has is a system call: not under the lock.
+  // Reads files of the operating system, so it happens outside the lock.
   const std::size_t host_available = host_memory_available();
   {
     std::lock_guard lock(mutex_);
-    // Both comparisons are written so that they cannot overflow.
+    // Subtractions, because `managed_bytes_ + bytes` could overflow.
     if (limit_ && (managed_bytes_ > *limit_ || bytes > *limit_ - managed_bytes_)) {
       std::ostringstream message;
       message << "managed memory limit: " << format_bytes(bytes) << " asked for, " << format_bytes(managed_bytes_)
@@ -36,13 +36,13 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
               << format_bytes(host_available) << " available there";
       throw OutOfMemory(OutOfMemory::Cause::kHost, bytes, message.str());
     }
-    // Reserved before the runtime is asked: two threads cannot both pass on the same remainder.
+    // Counted before the runtime's call, so that two threads cannot both use the same remainder of the limit.
     managed_bytes_ += bytes;
   }
   void* ptr = nullptr;
   try {
     ptr = do_allocate_managed(bytes, home);
-    // A driver takes its pages from under a forking parent, or lets the child wreck what both share.
+    // If a child inherited these pages, the driver might unmap them in the parent, or the child might corrupt them.
     keep_from_children(ptr, bytes);
     std::lock_guard lock(mutex_);
     managed_.emplace(ptr, bytes);
@@ -68,14 +68,14 @@ void ManagedRuntime::free_managed(void* ptr) noexcept {
     std::lock_guard lock(mutex_);
     const auto found = managed_.find(ptr);
     if (found == managed_.end()) {
-      return; // not ours: freeing it would be worse than leaking it
+      return; // an unknown address: leaking it is safer than freeing it
     }
     bytes = found->second;
     managed_.erase(found);
   }
-  leave_to_children(ptr, bytes); // who gets these addresses next knows nothing of the mark
+  leave_to_children(ptr, bytes); // or the next mapping at these addresses might keep the mark
   do_free_managed(ptr, bytes);
-  // Counted as free only once it is: the limit holds in between, too.
+  // Subtracted only after the free, so that the limit also holds during it.
   std::lock_guard lock(mutex_);
   managed_bytes_ -= bytes;
 }

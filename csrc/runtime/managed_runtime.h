@@ -1,7 +1,7 @@
-// What memory can do, as one narrow interface: CUDA's runtime, the emulated one, and one that records.
+// The interface to memory, streams and events. Three runtimes implement it: CUDA, emulated and recording.
 //
-// Everything above this floor is written against ManagedRuntime, so that all of it runs on a machine
-// with no GPU. There are no torch headers here.
+// Every layer above uses only ManagedRuntime, so it runs and is tested on a machine without a GPU. This folder
+// includes no torch headers.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace torch_uvm {
 
-/// Hints about a managed range, as cudaMemAdvise has them.
+/// Hints about a managed range; the same as cudaMemAdvise's.
 enum class Advice {
-  kSetReadMostly, ///< may be duplicated wherever it is read; a write drops the duplicates
+  kSetReadMostly, ///< pages may be duplicated where they are read; a write drops the duplicates
   kUnsetReadMostly,
-  kSetPreferredLocation, ///< where pages should be; a fault from elsewhere maps, if it can, and does not migrate
+  kSetPreferredLocation, ///< pages stay there: a fault from elsewhere maps them if possible, without migration
   kUnsetPreferredLocation,
-  kSetAccessedBy, ///< keep a mapping for that location, so that its accesses do not fault
+  kSetAccessedBy, ///< that location keeps a mapping, so its accesses do not fault
   kUnsetAccessedBy,
 };
 
@@ -30,21 +30,21 @@ struct DeviceProperties {
   std::string name;
   std::size_t total_memory = 0; ///< bytes
   bool managed_memory = true;
-  bool concurrent_managed_access = true; ///< host and device may touch managed memory at the same time
-  bool pageable_memory_access = false; ///< the device can reach ordinary host memory
-  bool managed_copies_overlap = true; ///< kernels run beside copies of managed memory
+  bool concurrent_managed_access = true; ///< host and device may access managed memory concurrently
+  bool pageable_memory_access = false; ///< the device can access ordinary host memory
+  bool managed_copies_overlap = true; ///< copies of managed memory run concurrently with kernels
   std::size_t page_bytes = 0; ///< granularity of migration
-  std::size_t managed_step = 1; ///< what is taken of the device for managed memory is a multiple of it
+  std::size_t managed_step = 1; ///< device memory is taken for managed memory in multiples of this many bytes
 };
 
-/// What is known of a managed range. Where bytes of the range differ, `uniform` is false and the
-/// fields that differ are empty.
+/// Attributes of a managed range. If pages of the range differ in a field, that field is empty (or false) and
+/// `uniform` is false.
 struct RangeAttributes {
   bool uniform = true;
   bool read_mostly = false;
   std::optional<Location> preferred_location;
   std::vector<Location> accessed_by;
-  std::optional<Location> last_prefetch; ///< where the last prefetch was to, not where pages are now
+  std::optional<Location> last_prefetch; ///< the target of the last prefetch; pages may be elsewhere by now
 };
 
 struct MemoryInfo {
@@ -52,10 +52,10 @@ struct MemoryInfo {
   std::size_t total = 0; ///< bytes
 };
 
-/// A runtime that hands out managed memory and moves it about. Thread-safe.
+/// Allocates and moves managed memory. Thread-safe.
 ///
-/// Errors: InvalidArgument for a device, stream or range that does not exist, OutOfMemory where memory
-/// is refused, RuntimeFailure for all else that the runtime reports. Destroy and free functions do not throw.
+/// Errors: InvalidArgument for a device, stream or range that does not exist; OutOfMemory if memory is refused;
+/// RuntimeFailure for any other error of the runtime. Destroy and free functions do not throw.
 class ManagedRuntime {
  public:
   ManagedRuntime() = default;
@@ -68,37 +68,40 @@ class ManagedRuntime {
 
   // --- managed memory -----------------------------------------------------------------------------
 
-  /// Allocates managed memory that `home` is going to use first. Every managed allocation of the
-  /// process goes through here, on every runtime: that the device is there and has managed memory, the limit and the
-  /// host's available memory are checked before the runtime is asked, so that no path can overrun them. What the host
-  /// has available is a figure of that moment: memory that was given out and not touched yet is still part of it. How
-  /// much a device may have at once is its budget's, not checked here: managed memory may exceed it.
-  /// Its whole pages are kept from processes forked later (MADV_DONTFORK), until it is freed.
+  /// Allocates managed memory. Every managed allocation of the process goes through this function, on every runtime.
+  ///
+  /// The checks come before the runtime's own call, so no path can bypass them: the device exists and supports managed
+  /// memory, the limit holds, and the host has `bytes` available. The host's available memory is a snapshot: memory
+  /// that is allocated but not yet touched still counts as available. A device's budget is not checked: managed memory
+  /// may exceed it.
+  ///
+  /// Until the memory is freed, its whole pages are not mapped in forked processes (MADV_DONTFORK).
   /// \param bytes at least 1
-  /// \return an address that is aligned to 512 bytes at least, and to 2 MiB if that many bytes are asked for
-  /// \throws OutOfMemory; InvalidArgument for a device that there is not; RuntimeFailure for one that has no managed
-  ///         memory. Nothing has changed then
+  /// \param home the location that uses the memory first
+  /// \return an address aligned to at least 512 bytes, or to 2 MiB for 2 MiB and more
+  /// \throws OutOfMemory; InvalidArgument for a device that does not exist; RuntimeFailure for a device without managed
+  ///         memory. On an error nothing has changed
   void* allocate_managed(std::size_t bytes, Location home);
 
-  /// Gives back what allocate_managed returned. Waits for device work that may still touch it.
+  /// Frees memory of allocate_managed. Waits for device work that may still access it.
   void free_managed(void* ptr) noexcept;
 
-  /// The most managed bytes that may be reserved at any time; nullopt: what the host has available.
-  /// A limit below what is reserved now only refuses further allocation.
+  /// The maximum of `managed_bytes()`; nullopt: only the host's available memory bounds it. A limit below the current
+  /// `managed_bytes()` frees nothing, it only refuses further allocations.
   void set_limit(std::optional<std::size_t> bytes);
   std::optional<std::size_t> limit() const;
 
-  /// Managed bytes that are allocated now, and the most there ever were.
+  /// Managed bytes allocated now, and their peak.
   std::size_t managed_bytes() const;
   std::size_t peak_managed_bytes() const;
 
-  /// Starts moving a range of managed memory to `to`, in `stream`'s order.
+  /// Starts to migrate a managed range to `to`, in stream order.
   virtual void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) = 0;
   virtual void advise(void* ptr, std::size_t bytes, Advice advice, Location location) = 0;
-  /// Says that the contents are not needed any more, in `stream`'s order: until they are written again
-  /// their value is undefined and moving them costs nothing.
+  /// Discards the contents of a range, in stream order. Their value is undefined until the next write, and migrating
+  /// them transfers no data.
   virtual void discard(void* ptr, std::size_t bytes, Stream stream) = 0;
-  /// The same of a range that `writer` writes next: a runtime may have to bring its pages there.
+  /// Discards a range that `writer` writes next. A runtime may override this to make the pages resident there.
   virtual void discard_before(Location /*writer*/, void* ptr, std::size_t bytes, Stream stream) {
     discard(ptr, bytes, stream);
   }
@@ -106,26 +109,26 @@ class ManagedRuntime {
 
   // --- pinned host memory and plain device memory ----------------------------------------------------
 
-  // At least 1 byte; aligned to 512. Like managed memory it is given back after the work that may touch it.
+  // Sizes are at least 1 byte; addresses are aligned to 512. Freeing waits for work that may still access the memory.
   virtual void* allocate_pinned(std::size_t bytes) = 0;
   virtual void free_pinned(void* ptr) noexcept = 0;
-  /// Memory that stays on one device and that only that device may touch.
+  /// Memory that stays on `device`; only that device may access it.
   virtual void* allocate_device(std::size_t bytes, int device) = 0;
   virtual void free_device(void* ptr) noexcept = 0;
 
-  /// Copies between any two of managed, pinned, device and ordinary memory, in `stream`'s order.
-  /// The call returns before the copy is done; both ranges must stay valid until it is.
+  /// Copies between any two of managed, pinned, device and ordinary memory, in stream order. May return before the
+  /// copy is done; both ranges must stay valid until then.
   virtual void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) = 0;
-  /// Writes zeros to managed, pinned or device memory, in `stream`'s order; returns before that is done.
+  /// Writes zeros to managed, pinned or device memory, in stream order. May return before that is done.
   virtual void zero_async(void* ptr, std::size_t bytes, Stream stream) = 0;
 
   // --- streams and events ----------------------------------------------------------------------------
 
-  // `Stream::host()` is always done, and no call that queues takes it.
+  // `Stream::host()` is always idle. Calls that queue work do not accept it.
 
   virtual Stream create_stream(int device, int priority) = 0; ///< lower is more urgent; a runtime may ignore it
   virtual void destroy_stream(Stream stream) noexcept = 0;
-  virtual bool query_stream(Stream stream) = 0; ///< true: all that was queued is done
+  virtual bool query_stream(Stream stream) = 0; ///< true: all queued work is done
   virtual void synchronize_stream(Stream stream) = 0;
   virtual void synchronize_device(int device) = 0;
 
@@ -134,23 +137,23 @@ class ManagedRuntime {
   virtual void record_event(Event event, Stream stream) = 0;
   virtual bool query_event(Event event) = 0; ///< true: reached, or never recorded
   virtual void synchronize_event(Event event) = 0;
-  virtual void wait_event(Stream stream, Event event) = 0; ///< `stream` goes on when `event` is reached
-  virtual double elapsed_ms(Event from, Event to) = 0; ///< both made with timing, recorded and reached
+  virtual void wait_event(Stream stream, Event event) = 0; ///< later work of `stream` waits for `event`
+  virtual double elapsed_ms(Event from, Event to) = 0; ///< both events have timing, are recorded and reached
 
   // --- devices -----------------------------------------------------------------------------------------
 
   virtual int device_count() const = 0;
   virtual DeviceProperties device_properties(int device) const = 0;
   virtual MemoryInfo memory_info(int device) const = 0;
-  /// Bytes the host could give now, page cache that can be dropped included.
+  /// Bytes the host could allocate now, including page cache that it can drop.
   virtual std::size_t host_memory_available() const = 0;
 
  protected:
-  /// The runtime's own calls; only allocate_managed and free_managed make them.
+  /// The runtime's own allocation calls. Only allocate_managed and free_managed call them.
   virtual void* do_allocate_managed(std::size_t bytes, Location home) = 0;
   virtual void do_free_managed(void* ptr, std::size_t bytes) noexcept = 0;
 
-  /// For a runtime's own fork handlers: nobody is inside the books while the process is copied.
+  /// For a runtime's fork handlers: locked across fork(), so that the child gets a consistent registry.
   void lock_for_fork() {
     mutex_.lock();
   }
@@ -159,15 +162,15 @@ class ManagedRuntime {
   }
 
  private:
-  mutable std::mutex mutex_; // leaf: nothing is called with it held
+  mutable std::mutex mutex_; // a leaf in the lock order: no other lock is taken while it is held
   std::optional<std::size_t> limit_;
   std::size_t managed_bytes_ = 0;
   std::size_t peak_managed_bytes_ = 0;
   std::map<void*, std::size_t> managed_; // base address -> bytes, of every live managed allocation
 };
 
-/// Bytes the operating system says could be given to a new program: MemAvailable on Linux, or less where
-/// a control group bounds this process; the largest number where it does not say. Does not fail.
+/// Bytes that the operating system could give a new program: Linux's MemAvailable, or less if a control group limits
+/// this process; SIZE_MAX if the system reports neither. Does not fail.
 std::size_t operating_system_memory_available();
 
 } // namespace torch_uvm

@@ -11,7 +11,7 @@ double time_of(std::size_t bytes, double rate) {
   return static_cast<double>(bytes) / rate * kMicroseconds;
 }
 
-// Occupies a resource from when it is free, but not before `start_us`; gives when it is free again.
+// Occupies a resource for `duration_us`, from `start_us` or from when it is free. Returns the end.
 double occupy(double& busy_us, double start_us, double duration_us) {
   busy_us = std::max(busy_us, start_us) + duration_us;
   return busy_us;
@@ -44,7 +44,7 @@ double EmulatedClock::serve(int device, double start_us, const Traffic& traffic)
                          time_of(traffic.in_place_faulted, profile_.in_place_fault_rate) +
                          time_of(traffic.in_place_read, profile_.in_place_rate);
   const double outwards = time_of(traffic.in_place_written, profile_.in_place_rate);
-  // A kernel reads and writes across the link at the same time.
+  // A kernel reads and writes over the link concurrently.
   double end = now;
   if (inwards > 0) {
     end = std::max(end, occupy(own.to_device_us, now, inwards));
@@ -57,7 +57,7 @@ double EmulatedClock::serve(int device, double start_us, const Traffic& traffic)
 
 double EmulatedClock::kernel(int device, double stream_us, const Traffic& traffic) {
   const double begin = start(device, stream_us, host_us_);
-  // The host launches and goes on; small kernels come as fast as they are launched, not faster.
+  // The launch is asynchronous, but takes the host launch_us. So the launch rate bounds the rate of small kernels.
   host_us_ += profile_.launch_us;
   return serve(device, begin + profile_.launch_us, traffic);
 }
@@ -83,7 +83,7 @@ double EmulatedClock::prefetch(int device, double stream_us, double queued_us, L
       }
     }
     if (traffic.moved > 0) {
-      host_waited(now); // the call blocks for the whole time
+      host_waited(now); // a prefetch to the host blocks the caller
     }
     return now;
   }
@@ -126,7 +126,7 @@ double EmulatedClock::copy(int device, double stream_us, double queued_us, const
       break;
   }
   if (copy.pageable) {
-    host_waited(now); // such a call blocks
+    host_waited(now); // a pageable copy blocks the caller
   }
   return now;
 }

@@ -1,4 +1,4 @@
-// The cost profiles of the emulated runtime, as one table.
+// The table of cost profiles.
 #include "runtime/emulated/cost_profile.h"
 
 #include <array>
@@ -11,17 +11,17 @@ namespace {
 
 constexpr double GB = 1e9; // rates are in decimal units
 
-// One H200 on PCIe Gen5 x16, CUDA 13.0, driver 580: measured, except where a line says assumed.
+// One H200 on PCIe Gen5 x16, CUDA 13.0, driver 580. Measured, unless a line says "assumed".
 const CostProfile& h200() {
   static const CostProfile profile{
       .name = "h200",
       .device_memory_rate = 3800 * GB,
-      .host_memory_rate = 100 * GB, // assumed: a few host cores reading their own memory
+      .host_memory_rate = 100 * GB, // assumed: a few cores reading local memory
       .copy_to_device_rate = 55.3 * GB,
       .copy_to_host_rate = 55.3 * GB,
-      .pageable_copy_rate = 9.5 * GB, // the middle of 5 to 14
+      .pageable_copy_rate = 9.5 * GB, // the middle of the range 5 to 14
       .device_copy_rate = 2080 * GB,
-      .peer_copy_rate = 51.3 * GB, // assumed: over the PCIe link, with no NVLink
+      .peer_copy_rate = 51.3 * GB, // assumed: over PCIe, without NVLink
       .fault_to_device_rate = 7.4 * GB,
       .fault_to_host_rate = 5.8 * GB,
       .fault_populate_rate = 10.6 * GB,
@@ -31,10 +31,10 @@ const CostProfile& h200() {
       .in_place_rate = 51.2 * GB,
       .in_place_fault_rate = 1 * GB,
       .discard_rate = 300 * GB,
-      // With it 2 MiB take 17 GB/s, 8 MiB 33, 32 MiB 44 and 128 MiB 48, as measured.
+      // Fits the measured GB/s: 2 MiB 17, 8 MiB 33, 32 MiB 44, 128 MiB 48.
       .prefetch_us = 85,
       .launch_us = 4, // assumed
-      .call_us = 4.5, // a prefetch call that finds everything in its place
+      .call_us = 4.5, // measured: a prefetch of pages that are already resident
   };
   return profile;
 }

@@ -1,4 +1,4 @@
-// The counters of an emulated runtime: a row a device, and one for what no device does.
+// The counters of an emulated runtime: one row per device, and one for what belongs to no device.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Advice, discards, and what can be asked of a range.
+// Advice, discards, and queries of a range.
 #include "runtime/emulated/pages.h"
 
 namespace torch_uvm::emulated {

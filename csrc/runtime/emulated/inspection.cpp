@@ -1,4 +1,4 @@
-// What only an emulated runtime has: kernels, touches, and everything that can be asked of it.
+// Functions that only the emulated runtime has: kernels, accesses by the host, queries, and aids for tests.
 #include <algorithm>
 
 #include "runtime/emulated/state.h"
@@ -9,7 +9,7 @@ using emulated::Traffic;
 
 void EmulatedRuntime::State::kernel_touch(int device, const Touch& touch, Traffic& traffic) {
   if (const auto* allocation = find_plain(touch.ptr); allocation != nullptr && allocation->device < 0) {
-    // Pinned memory is mapped: it is used across the link, and never moves.
+    // Pinned memory is mapped: a device accesses it over the link, and it never migrates.
     (touch.write ? traffic.in_place_written : traffic.in_place_read) += touch.bytes;
     counters.of(device).bytes_in_place += touch.bytes;
     return;
@@ -23,7 +23,7 @@ void EmulatedRuntime::begin_kernel(Stream stream, std::span<const Touch> accesse
   emulated::StreamState* on = found.get();
   std::shared_ptr<emulated::StreamState> kept;
   if (!state_->queue.idle(*on)) {
-    kept = found; // the lock is let go of meanwhile
+    kept = found; // `drain` releases the lock, so the stream may be destroyed meanwhile
     state_->queue.drain(lock, kept);
   }
   Traffic traffic;
@@ -184,7 +184,7 @@ void EmulatedRuntime::before_fork() {
   State::Lock lock(state_->mutex);
   state_->queue.before_fork(lock);
   lock_for_fork();
-  lock.release(); // stays locked until one of the two below
+  lock.release(); // the mutex stays locked until after_fork_in_parent or after_fork_in_child
 }
 
 void EmulatedRuntime::after_fork_in_parent() {

@@ -1,4 +1,4 @@
-// What an emulated machine is made from, and what it tells of itself.
+// The configuration of an emulated machine, and the values it reports: counters, residency, samples.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,16 @@ struct EmulatedConfig {
   static constexpr std::size_t kMinMemory = std::size_t{1} << 20;
 
   int devices = 1; ///< 1 to kMaxDevices
-  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device, kMinMemory at least
+  std::size_t memory = std::size_t{256} << 20; ///< bytes of each device, at least kMinMemory
   std::string profile = "h200";
-  /// With a seed, queued work is delayed by chance until somebody waits for it.
+  /// With a seed, queued work is delayed at random until a thread waits for it.
   std::optional<std::uint64_t> schedule_seed = std::nullopt;
 
   bool operator==(const EmulatedConfig&) const = default;
 };
 
 // clang-format off
-// X(name): a count since the runtime was made or since reset_counters
+// X(name): a count since the runtime was created or since reset_counters
 #define TORCH_UVM_EMULATED_COUNTERS(X) \
   X(faults_on_device)       /* pages */ \
   X(faults_on_host)         /* pages */ \
@@ -48,29 +48,29 @@ struct EmulatedConfig {
   X(synchronisations)       /* the host waited for a stream, an event or a device */
 // clang-format on
 
-/// What the runtime has counted, of one device or of all. What no device does counts for all alone.
+/// Counters of one device, or the total. Only the total includes what belongs to no device.
 struct EmulatedCounters {
 #define TORCH_UVM_DECLARE(name) std::uint64_t name = 0;
   TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_DECLARE)
 #undef TORCH_UVM_DECLARE
 };
 
-/// Bytes that are where, now. A page that is duplicated counts in each place.
+/// Resident bytes by location. A duplicated page counts at each of its locations.
 struct ResidencyInfo {
   std::size_t host = 0;
   std::vector<std::size_t> devices;
-  std::size_t untouched = 0; ///< never touched: nowhere yet
+  std::size_t untouched = 0; ///< not resident anywhere
 };
 
 /// One point of `timeline`.
 struct ResidencySample {
-  double time_us = 0; ///< modelled
+  double time_us = 0; ///< modelled time
   std::size_t device_bytes = 0; ///< managed bytes resident on the device
   std::size_t plain_bytes = 0; ///< plain device memory allocated there
-  std::size_t managed_bytes = 0; ///< managed bytes allocated in all
+  std::size_t managed_bytes = 0; ///< managed bytes allocated, of all devices
 };
 
-/// A range that a kernel or host code uses.
+/// An access to a range by a kernel or host code.
 struct Touch {
   const void* ptr = nullptr;
   std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// Allocations, places and eviction; the rules of touches are in emulated_touch.cpp, hints in emulated_hints.cpp.
+// Allocations, residency and eviction. touch.cpp has accesses, prefetches and copies; hints.cpp has advice and queries.
 #include "runtime/emulated/pages.h"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ void PageTable::remove(void* base) noexcept {
 
 ManagedAllocation* PageTable::find(const void* ptr) const {
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
-  // Tensors share segments, so the next question is mostly about the same one.
+  // Tensors share segments, so consecutive lookups mostly hit the same allocation.
   if (last_found_ != nullptr && address - last_found_->base < last_found_->bytes) {
     return last_found_;
   }
@@ -135,7 +135,7 @@ void PageTable::evict_one(int device, Traffic& traffic) {
   --owner.pages;
   page.devices &= ~bit(device);
   if (!page.untouched() || page.discarded) {
-    ++counters.dropped_pages; // there is another copy, or nobody wants this one
+    ++counters.dropped_pages; // there is another copy, or the contents were discarded
     return;
   }
   page.host = true;

@@ -1,13 +1,13 @@
-// The page table of an emulated machine: which 64 KiB page of managed memory is where, and what moves it.
+// The page table of an emulated machine: residency, migration and eviction of managed memory, in pages of 64 KiB.
 //
-// - A page is resident nowhere (never touched, or discarded and dropped), in one place, or, if it is
-//   read-mostly, in several.
-// - Every device keeps its resident pages in a list, least recently used first. A device that is full
-//   evicts from the front: a duplicate is dropped, a page that is the only one is written back to the host.
-// - Plain device memory is reserved from the same capacity and pushes managed pages out, never the reverse.
+// - A page is resident nowhere (never touched, or discarded and dropped), at one location, or, if it is read-mostly, at
+//   several.
+// - Each device has an LRU list of its resident pages. A full device evicts the least recently used one: it drops a
+//   duplicate or a discarded page, and writes any other page back to the host.
+// - Plain device memory shares the device's capacity. It evicts managed pages; managed pages never displace it.
 //
-// Nothing here knows of time: what a call moved is added to a `Traffic`, from which clocks take the cost.
-// Not thread-safe: guarded by the runtime's mutex.
+// The page table has no notion of time. Each call adds the bytes it moved or accessed to a `Traffic`, from which the
+// clock computes the cost. Not thread-safe: guarded by the runtime's mutex.
 #pragma once
 
 #include <bit>
@@ -25,42 +25,42 @@ namespace torch_uvm::emulated {
 
 constexpr std::size_t kPageBytes = kEmulatedPageBytes;
 
-/// A device, in a set of them.
+/// A set with one device, as a bit mask.
 constexpr std::uint64_t bit(int device) {
   return std::uint64_t{1} << device;
 }
 static_assert(EmulatedConfig::kMaxDevices <= 64, "a set of devices is one word");
 
-/// What one call moved or used, in bytes, by what it costs.
+/// Bytes that a call moved or accessed, by kind of cost.
 struct Traffic {
-  std::size_t local = 0; ///< used where the processor has it
-  std::size_t populated = 0; ///< fresh pages
-  std::size_t moved = 0; ///< to the processor that wanted them
+  std::size_t local = 0; ///< accessed where resident, by that location's processor
+  std::size_t populated = 0; ///< pages that were resident nowhere
+  std::size_t moved = 0; ///< migrated or duplicated to the location that asked for them
   std::size_t written_back = 0; ///< evicted to make room
-  std::size_t in_place_read = 0; ///< across the link, mapped
+  std::size_t in_place_read = 0; ///< accessed over the link through a mapping
   std::size_t in_place_written = 0;
-  std::size_t in_place_faulted = 0; ///< across the link, by faults
-  std::uint64_t sources = 0; ///< the devices that pages were moved from, a bit each
+  std::size_t in_place_faulted = 0; ///< accessed over the link by faults
+  std::uint64_t sources = 0; ///< bit mask of the devices that pages were moved from or read from
 };
 
-/// Where the bytes of a copy's side are.
+/// Where the bytes of a copy's source or destination are resident.
 struct CopySide {
   std::size_t host = 0;
   std::size_t device = 0;
-  int device_index = -1; ///< one of the devices that `device` counts
+  int device_index = -1; ///< one of the devices that they are resident on
 };
 
 struct Page {
   static constexpr std::int8_t kNone = -2; // as a location index
 
-  std::uint64_t devices = 0; ///< where it is resident, a bit a device
-  std::uint64_t accessed_by = 0; ///< who keeps a mapping, a bit a device
+  std::uint64_t devices = 0; ///< bit mask of the devices it is resident on
+  std::uint64_t accessed_by = 0; ///< bit mask of the devices with a mapping
   std::int8_t preferred = kNone;
   std::int8_t last_prefetch = kNone;
   bool host : 1 = false; ///< resident on the host
   bool accessed_by_host : 1 = false;
   bool read_mostly : 1 = false;
-  bool discarded : 1 = false; ///< its contents need not be moved
+  bool discarded : 1 = false; ///< its contents need not be migrated
 
   bool untouched() const {
     return devices == 0 && !host;
@@ -68,15 +68,15 @@ struct Page {
   int copies() const {
     return std::popcount(devices) + (host ? 1 : 0);
   }
-  /// Of several copies the one that stays: the preferred location's, or else the host's, or else that of the
-  /// first device.
+  /// The copy that stays when duplicates are dropped: the preferred location's, else the host's, else the first
+  /// device's.
   Location main_copy() const {
     const bool preferred_has_it = preferred >= 0 && (devices & bit(preferred)) != 0;
     return Location{preferred_has_it ? preferred : host ? -1 : std::countr_zero(devices)};
   }
 };
 
-/// A page's place in a device's list.
+/// A page's node in a device's LRU list.
 struct LruNode {
   LruNode* previous = nullptr;
   LruNode* next = nullptr;
@@ -89,7 +89,7 @@ struct ManagedAllocation {
   Location home;
   std::size_t page_count = 0;
   std::unique_ptr<Page[]> pages;
-  std::vector<std::unique_ptr<LruNode[]>> nodes; ///< by device, made when the device first has a page of it
+  std::vector<std::unique_ptr<LruNode[]>> nodes; ///< by device, allocated when a page is first resident there
 };
 
 class PageTable {
@@ -98,29 +98,29 @@ class PageTable {
 
   void add(void* base, std::size_t bytes, Location home);
   void remove(void* base) noexcept;
-  /// The allocation that holds this address; nullptr if none does.
+  /// The allocation that contains the address, or nullptr.
   ManagedAllocation* find(const void* ptr) const;
-  /// The allocation that holds the whole range. \throws InvalidArgument
+  /// The allocation that contains the whole range. \throws InvalidArgument
   ManagedAllocation& require(const void* ptr, std::size_t bytes) const;
 
   const std::map<std::uintptr_t, ManagedAllocation>& allocations() const {
     return allocations_;
   }
 
-  /// `who` uses the range. What lies outside managed memory counts as local.
+  /// An access by `who`. Bytes outside managed memory count as local.
   void touch(Location who, const void* ptr, std::size_t bytes, bool write, Traffic& traffic);
   void prefetch(ManagedAllocation& allocation, const void* ptr, std::size_t bytes, Location to, Traffic& traffic);
-  /// The copy engine of `device` uses a range that lies in `allocation`: nothing migrates, fresh pages are
-  /// populated, duplicates of what is written are dropped.
+  /// An access by the copy engine of `device` to a range of `allocation`. It migrates nothing, populates untouched
+  /// pages and drops duplicates of written pages.
   CopySide copy_side(ManagedAllocation& allocation, const void* ptr, std::size_t bytes, int device, bool write,
                      Traffic& traffic);
   void advise(ManagedAllocation& allocation, const void* ptr, std::size_t bytes, Advice advice, Location location);
-  /// Only pages that lie wholly in the range: the others hold bytes of a neighbour.
+  /// Discards the pages that lie wholly in the range; the others contain bytes outside it.
   void discard(ManagedAllocation& allocation, const void* ptr, std::size_t bytes);
   RangeAttributes attributes(const ManagedAllocation& allocation, const void* ptr, std::size_t bytes) const;
   ResidencyInfo residency(const ManagedAllocation& allocation, const void* ptr, std::size_t bytes) const;
 
-  /// Takes capacity for plain device memory. \throws OutOfMemory, and nothing has changed
+  /// Reserves capacity for plain device memory, evicting managed pages. \throws OutOfMemory; nothing has changed then
   void reserve_plain(int device, std::size_t bytes, Traffic& traffic);
   void release_plain(int device, std::size_t bytes) noexcept;
 
@@ -142,7 +142,7 @@ class PageTable {
   }
 
  private:
-  // On the heap, one by one: list ends point at each other's addresses.
+  // Allocated individually, because the list nodes point to `ends`.
   struct Device {
     LruNode ends; // next: least recently used, previous: most recently used
     std::size_t pages = 0;
@@ -150,7 +150,7 @@ class PageTable {
     std::size_t plain_bytes = 0;
   };
 
-  // Pages of a range, and how many of a page's bytes are in it.
+  // The pages of a range. bytes_in: how many bytes of a page are in the range.
   struct Span {
     std::size_t first, last; // page indices, both included
     std::size_t begin, end; // byte offsets
@@ -165,12 +165,12 @@ class PageTable {
   void populate(ManagedAllocation& allocation, std::size_t index, int device, bool by_fault, std::size_t bytes,
                 bool write, Traffic& traffic);
   void use_in_place(const Page& page, std::size_t bytes, int device, bool write, bool fault, Traffic& traffic);
-  // Brings a page that is elsewhere to the device, or to the host.
+  // Migrate or duplicate a page that is resident elsewhere to the device, or to the host.
   void bring_to_device(ManagedAllocation& allocation, std::size_t index, int device, bool duplicate, Traffic& traffic);
   void bring_to_host(ManagedAllocation& allocation, std::size_t index, bool duplicate, Traffic& traffic);
 
   std::size_t capacity(int device) const;
-  bool make_room(int device, Traffic& traffic); // for one page; false: plain memory has it all
+  bool make_room(int device, Traffic& traffic); // for one page; false: plain memory fills the device
   void evict_one(int device, Traffic& traffic);
   void place(ManagedAllocation& allocation, std::size_t index, int device);
   void displace(ManagedAllocation& allocation, std::size_t index, int device);

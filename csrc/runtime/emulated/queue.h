@@ -1,20 +1,20 @@
-// Streams, events, and who does queued work when.
+// Streams, events, and the schedule of queued operations.
 //
-// An operation has two halves. *Accounting* brings pages and clocks up to date; *performing* copies bytes.
+// An operation has two halves. *Accounting* updates the page table and the clocks; *performing* copies the bytes.
 //
-// - Default schedule: an operation is accounted when it is queued, which is what doing everything in the
-//   order queued amounts to, and makes figures repeatable. Only copies, and the marks and waits behind
-//   them, stay in a stream's queue; a worker thread per device, started when first needed, takes those
-//   that are ready, in the order queued, and copies without holding the mutex.
-// - Seeded schedule: both halves are done at once, by whichever thread waits for the operation, or by the
-//   generator's choice at some later call. Half of the operations are held: only a wait gets them done,
-//   or being asked about often. There are no threads, so a seed repeats.
+// - Default schedule: an operation is accounted when it is queued, as if work ran in that order. So figures are
+//   repeatable. Only copies stay in a stream's queue, with the marks and waits behind them. Each device has a worker
+//   thread, started when first needed. It takes ready operations in the order queued and copies without holding the
+//   mutex.
+// - Seeded schedule: both halves are done together, by a thread that waits for the operation, or at a random later
+//   call. Half of the operations are held: only a wait, or repeated queries, get them done. There are no worker
+//   threads, so a single-threaded program repeats exactly with the same seed.
 //
-// Waiting for an operation gets all done that is before it in its stream and, through waits for marks, in
-// others. A mark is recorded before anyone can wait for it, so this always ends.
+// Waiting for an operation completes everything before it in its stream and, through waits for marks, in other streams.
+// A mark is recorded before it can be waited for, so there are no cycles.
 //
-// The queue uses the runtime's mutex; every function is called with it held, and those that take the lock
-// may let go of it while they wait.
+// The queue uses the runtime's mutex. Every function is called with it held; those that take the lock may release it
+// while they wait.
 #pragma once
 
 #include <condition_variable>
@@ -35,26 +35,26 @@ namespace torch_uvm::emulated {
 
 struct StreamState;
 
-/// A place in a stream, made by a record.
+/// A position in a stream, created by record_event.
 struct Mark {
   std::shared_ptr<StreamState> stream;
   std::uint64_t position = 0; ///< of the record in its stream
   bool reached = false;
-  double time_us = 0; ///< known once accounted
+  double time_us = 0; ///< valid once accounted
 };
 
 struct Operation {
   enum class Kind { kCopy, kZero, kPrefetch, kDiscard, kRecord, kWait } kind = Kind::kCopy;
-  void* ptr = nullptr; ///< the range; of a copy, where to
+  void* ptr = nullptr; ///< the range; of a copy, the destination
   const void* source = nullptr; ///< of a copy
   std::size_t bytes = 0;
   Location to; ///< of a prefetch
-  std::shared_ptr<Mark> mark; ///< of a record or wait
-  double queued_us = 0; ///< the host's clock then
-  std::uint64_t sequence = 0; ///< over all streams
+  std::shared_ptr<Mark> mark; ///< of a record or a wait
+  double queued_us = 0; ///< the host's clock at queueing
+  std::uint64_t sequence = 0; ///< order of queueing over all streams
   bool held = false;
 
-  /// Whether there are bytes to write, which a worker does without the mutex.
+  /// Whether it writes bytes, which a worker does without the mutex.
   bool writes() const {
     return kind == Kind::kCopy || kind == Kind::kZero;
   }
@@ -67,11 +67,11 @@ struct Operation {
 struct StreamState {
   int device = 0;
   std::deque<Operation> operations;
-  std::uint64_t queued = 0; ///< operations that were ever put into `operations`
+  std::uint64_t queued = 0; ///< operations ever added to `operations`
   std::uint64_t done = 0;
-  bool running = false; ///< a worker is at the first one
+  bool running = false; ///< a worker is performing the first operation
   bool destroyed = false;
-  double time_us = 0; ///< its clock
+  double time_us = 0; ///< the stream's clock
 };
 
 struct EventState {
@@ -89,12 +89,12 @@ class EmulatedQueue {
   ~EmulatedQueue() {
     stop();
   }
-  /// Without the mutex held: ends the workers; what they have not begun is dropped.
+  /// Ends the workers and drops pending operations. Called without the mutex.
   void stop();
 
   Stream create_stream(int device);
   void destroy_stream(Stream stream) noexcept;
-  /// \throws InvalidArgument for a stream that does not exist, the host's included
+  /// \throws InvalidArgument for a stream that does not exist, such as Stream::host()
   const std::shared_ptr<StreamState>& stream(Stream stream) const;
   const std::vector<std::shared_ptr<StreamState>>& streams(int device) const {
     return devices_[static_cast<std::size_t>(device)].streams;
@@ -115,43 +115,43 @@ class EmulatedQueue {
   void drain(Lock& lock, const std::shared_ptr<StreamState>& stream);
   void drain_device(Lock& lock, int device);
   void reach(Lock& lock, const std::shared_ptr<Mark>& mark);
-  /// Gets everything done that uses bytes of the range.
+  /// Completes all operations that access the range.
   void drain_range(Lock& lock, const void* ptr, std::size_t bytes);
 
-  /// Under a seeded schedule some of what is ready gets done, by chance; else nothing happens.
+  /// Seeded schedule: performs a random number of ready operations. Default schedule: does nothing.
   void tick();
-  /// Somebody asked whether the stream is done: then it will not be held for ever.
+  /// The stream was queried. Repeated queries eventually release held operations, so that polling ends.
   void tick_for(StreamState& stream);
   std::size_t pending() const;
 
-  // For tests, under the default schedule: a device that is busy until it is released.
+  // For tests, default schedule only: a held device performs nothing until it is released.
   void hold(int device, bool held);
-  /// Waits until a thread waits for queued work.
+  /// Blocks until a thread waits for queued work.
   void await_waiter(Lock& lock);
-  /// Streams and events that were created and not destroyed.
+  /// The number of created streams and events that are not destroyed.
   std::size_t handles() const {
     return created_streams_.size() + events_.size();
   }
 
-  void before_fork(Lock& lock); ///< what workers have begun, and could do, is done
+  void before_fork(Lock& lock); ///< completes what the workers can perform
   void after_fork_in_child();
 
  private:
   struct Device {
-    std::vector<std::shared_ptr<StreamState>> streams; ///< first the default one
-    // On the heap, and abandoned in a forked child: the threads that it belongs to are not there.
+    std::vector<std::shared_ptr<StreamState>> streams; ///< the default stream is the first
+    // On the heap, so that a forked child, which has no such thread, can leak it.
     std::unique_ptr<std::thread> worker;
-    bool held = false; ///< the worker takes no operation
+    bool held = false; ///< the worker starts no operation
   };
 
-  /// Under the default schedule: whether nothing of it has to wait in the stream's queue.
+  /// Default schedule: whether the operation is done at once and does not enter the stream's queue.
   static bool over_at_once(const StreamState& stream, const Operation& operation);
-  /// Unless it runs. \throws RuntimeFailure where the system has no thread for it
+  /// Starts the device's worker, if it is not running. \throws RuntimeFailure if no thread can be created
   void start_worker(int device);
   void work(int device);
   StreamState* next_ready(int device);
   void finish_first(StreamState& stream);
-  void perform_first(StreamState& stream); // seeded: accounts and performs, under the mutex
+  void perform_first(StreamState& stream); // seeded schedule: accounts and performs under the mutex
   void force(StreamState& stream, std::uint64_t position);
   void complete(Lock& lock, const std::shared_ptr<StreamState>& stream, std::uint64_t position);
   bool chance(unsigned one_in);
@@ -162,11 +162,11 @@ class EmulatedQueue {
   std::vector<Device> devices_;
   std::unordered_map<void*, std::shared_ptr<StreamState>> created_streams_;
   std::unordered_map<void*, EventState> events_;
-  std::uintptr_t next_handle_ = 0; ///< handles are numbers, never reused: a stale one is noticed
+  std::uintptr_t next_handle_ = 0; ///< handles are never reused, so that stale ones are detected
   std::uint64_t next_sequence_ = 0;
   bool stopping_ = false;
   int waiters_ = 0; ///< threads in `complete`
-  // Abandoned in a forked child, like the workers: one that was waited on cannot be used or destroyed there.
+  // On the heap and leaked in a forked child too: it must not use or destroy a condition variable with waiters.
   std::unique_ptr<std::condition_variable> work_;
   std::unique_ptr<std::condition_variable> progress_;
 };

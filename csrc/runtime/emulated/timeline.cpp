@@ -28,7 +28,7 @@ void Timeline::add(const ResidencySample& sample) {
     stride_ *= 2;
   }
   points_.push_back(sample);
-  // Streams have clocks of their own; a timeline does not run backwards.
+  // Each stream has its own clock; clamped, so that the timeline is monotonic.
   if (points_.size() > 1) {
     points_.back().time_us = std::max(sample.time_us, points_[points_.size() - 2].time_us);
   }

@@ -1,4 +1,4 @@
-// Residency over modelled time, in bounded space.
+// Residency over modelled time, in bounded memory.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace torch_uvm::emulated {
 
-/// The samples of one device. Each point stands for `stride` samples in a row, with their maxima and the
-/// time of the first; when there are too many points, neighbours are merged and the stride doubles.
+/// The samples of one device. A point holds the maxima of `stride_` consecutive samples and the time of the first. At
+/// kMaxPoints points, adjacent ones are merged and the stride doubles.
 class Timeline {
  public:
   static constexpr std::size_t kMaxPoints = 4096;
@@ -23,7 +23,7 @@ class Timeline {
  private:
   std::vector<ResidencySample> points_;
   std::size_t stride_ = 1;
-  std::size_t in_last_ = 0; ///< samples that the last point stands for so far
+  std::size_t in_last_ = 0; ///< samples in the last point so far
 };
 
 } // namespace torch_uvm::emulated

@@ -1,4 +1,4 @@
-// The rules of a touch, a prefetch and a copy, page by page.
+// The effects of accesses, prefetches and copies on each page.
 #include <algorithm>
 
 #include "runtime/emulated/pages.h"
@@ -107,7 +107,7 @@ void PageTable::touch_from_host(ManagedAllocation& allocation, const Span& span,
         keep_only(allocation, index, Location::host());
       }
     } else if (page.untouched()) {
-      // The host cannot map device memory, so a preferred location on a device does not matter here.
+      // The host cannot map device memory, so it ignores a preferred location on a device.
       page.host = true;
       ++counters_.of(Location::host()).faults_on_host;
       traffic.populated += kPageBytes;
@@ -128,7 +128,7 @@ void PageTable::populate(ManagedAllocation& allocation, std::size_t index, int d
   EmulatedCounters& counters = counters_.of(device);
   counters.faults_on_device += by_fault ? 1 : 0;
   page.discarded = false;
-  // A kernel's first touch goes to the preferred location, if that can be mapped; a prefetch says itself where to.
+  // A kernel's first touch populates the preferred location. A prefetch names its target and ignores the preference.
   const bool elsewhere = by_fault && page.preferred != Page::kNone && page.preferred != device;
   const Location target = elsewhere ? Location{page.preferred} : Location::device(device);
   if (!target.is_host() && make_room(target.index, traffic)) {
@@ -142,7 +142,7 @@ void PageTable::populate(ManagedAllocation& allocation, std::size_t index, int d
     return;
   }
   if (by_fault) {
-    use_in_place(page, bytes, device, write, false, traffic); // the fault has been counted, and made a mapping
+    use_in_place(page, bytes, device, write, false, traffic); // the fault is already counted, and it created a mapping
   }
 }
 
@@ -174,7 +174,7 @@ void PageTable::bring_to_device(ManagedAllocation& allocation, std::size_t index
     return;
   }
   if (several) {
-    keep_only(allocation, index, Location::device(device)); // duplicates are dropped, and counted as such
+    keep_only(allocation, index, Location::device(device)); // counts the dropped duplicates
     return;
   }
   if (before != 0) {
@@ -195,7 +195,7 @@ void PageTable::bring_to_host(ManagedAllocation& allocation, std::size_t index, 
   if (duplicate) {
     return;
   }
-  displace(allocation, index, from); // moved; what else there is are duplicates
+  displace(allocation, index, from); // this copy moved; the remaining ones are dropped as duplicates
   keep_only(allocation, index, Location::host());
 }
 
@@ -225,7 +225,7 @@ void PageTable::prefetch(ManagedAllocation& allocation, const void* ptr, std::si
       populate(allocation, index, to.index, false, 0, false, traffic);
     } else if (make_room(to.index, traffic)) {
       bring_to_device(allocation, index, to.index, page.read_mostly, traffic);
-    } // else plain memory has the whole device: the page stays where it is
+    } // else plain memory fills the whole device: the page stays where it is
   }
 }
 
