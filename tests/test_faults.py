@@ -262,7 +262,7 @@ def test_each_call_of_the_engines_copies(name: str) -> None:
 def test_what_could_not_all_be_kept_is_not_kept() -> None:
     torch_uvm.enable(budget=BUDGET)
     xs = [filled(MIB // 2, float(i)) for i in range(3)]  # of 2 MiB
-    others = [filled(13 * MIB // 8, 1.0) for _ in range(2)]  # of 6.5 MiB: there is no room for any of xs beside one
+    others = [filled(13 * MIB // 8, 1.0) for _ in range(2)]  # of 6.5 MiB: no room for any of xs beside one
     on_device = {torch.device("emu:0"): xs[0].nbytes}
 
     def leave() -> bool:
