@@ -65,7 +65,7 @@ std::string what(const std::exception_ptr& error) {
   }
 }
 
-/// Makes access to the data pointers that the update writes raise its error, as a kernel would see.
+/// Has whoever takes the address of a storage told why not, as a kernel does.
 void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcept {
   for (const DeferredUpdate::Access& access : pending.update->accesses()) {
     if (access.writes) {
@@ -76,7 +76,7 @@ void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcep
   }
 }
 
-/// Undoes refuse_use. Before torch 2.13, PyTorch cannot clear the error.
+/// Before torch 2.13 there is no way back.
 template <typename Storage>
 void accept_use(Storage* storage) {
   if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
