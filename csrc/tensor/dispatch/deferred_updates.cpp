@@ -65,7 +65,7 @@ std::string what(const std::exception_ptr& error) {
   }
 }
 
-/// Has whoever takes the address of a storage told why not, as a kernel does.
+/// Makes access to the data pointers that the update writes raise its error, as a kernel would see.
 void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcept {
   for (const DeferredUpdate::Access& access : pending.update->accesses()) {
     if (access.writes) {
@@ -76,7 +76,7 @@ void refuse_use(const Pending& pending, const std::exception_ptr& error) noexcep
   }
 }
 
-/// Before torch 2.13 there is no way back.
+/// Undoes refuse_use. Before torch 2.13, PyTorch cannot clear the error.
 template <typename Storage>
 void accept_use(Storage* storage) {
   if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {

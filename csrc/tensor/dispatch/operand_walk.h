@@ -76,7 +76,7 @@ inline Stream current_stream_of(c10::Device device) {
   return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
 }
 
-/// The calling thread's current streams, by device, of the devices that were asked about since `clear`.
+/// The calling thread's current streams by device, for the devices that `ask` was called with since `clear`.
 class CurrentStreams {
  public:
   void clear() {

@@ -32,7 +32,7 @@ Stream current_stream(c10::Device device) {
   return Stream{device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
 }
 
-/// An event that is given back when its scope ends.
+/// RAII: an event recorded on a stream.
 class RecordedEvent {
  public:
   explicit RecordedEvent(Stream stream)
