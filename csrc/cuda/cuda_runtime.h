@@ -6,8 +6,8 @@
 // - Without concurrentManagedAccess (Windows, WSL, some embedded boards) no hints are given: the driver refuses them,
 //   with an error as if memory were short.
 // - On integrated GPUs, which share the host's memory, nothing is prefetched or discarded: there is no migration.
-// - Our calls neither break a graph capture nor become part of the graph. On a capturing stream, hints are skipped;
-//   event records and synchronisation throw.
+// - Our calls neither break a graph capture nor become part of the graph. On a capturing stream, hints are skipped,
+//   recording an event and synchronising throw, and a query returns false.
 // - In a forked process all calls throw, and frees do nothing: CUDA cannot be used in the child.
 // - During process exit the driver may be unloaded first. Then calls throw, and frees do nothing.
 #pragma once

@@ -4,9 +4,8 @@
 // - A pool's maximum size is fixed at creation. If the limit has changed, or earlier pools have released their share of
 //   it, an allocation creates a new pool, of the limit less what the other pools still hold. An earlier pool is
 //   destroyed with its last allocation.
-// - The pool caches nothing (release threshold 0): the allocator above does the caching, and memory that it releases
-// has
-//   to be free for others.
+// - The pool caches nothing (release threshold 0): the allocator above does the caching, and the memory that it
+//   releases has to be free for others.
 // - Pool calls are stream-ordered, ours are not. An allocation waits until its memory is ready; a free first
 //   synchronises all devices.
 //
@@ -54,7 +53,7 @@ class PoolSource {
   void release(cudaMemPool_t pool) noexcept;
 
   const int devices_;
-  std::mutex mutex_; // leaf of our locks; held during driver calls
+  std::mutex mutex_; // leaf, but driver calls are made with it held
   std::map<cudaMemPool_t, Pool> pools_;
   cudaMemPool_t newest_ = nullptr;
   std::unordered_map<void*, cudaMemPool_t> made_from_;

@@ -27,7 +27,7 @@ class ObservedOperator {
   bool writes(std::size_t input) const {
     return input < writes_.size() && writes_[input];
   }
-  /// It touches each byte about once, so it may use host copies in place: fused and foreach optimizers, embeddings.
+  /// It touches each byte about once, so it may use host copies in place: fused and foreach operators, embeddings.
   bool in_place_ok() const {
     return in_place_ok_;
   }

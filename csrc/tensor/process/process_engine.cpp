@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<Engine*> the_engine{nullptr};
 std::atomic<OperatorWatch*> the_watch{nullptr};
-std::mutex engine_making; // guards creating the engine and calls of `watch`; taken before the engine's own lock
+std::mutex engine_making; // guards creating the engine and calls of `watch`; only that of budgets.cpp is taken earlier
 
 void watch(bool on) {
   the_watch.load()->watch(on);

@@ -31,8 +31,8 @@ bool is_host_tensor(const c10::DataPtr& data);
 std::size_t label_count(const c10::Storage& storage);
 
 /// The block behind a managed or plain DataPtr; nullptr for other memory, for zero-byte storages, and for storages that
-/// the engine has evicted to the host. For memory of a user-chosen allocator, the larger block that this allocator has
-/// split.
+/// the engine has evicted to the host. For memory of a user-chosen allocator, the (larger) block that this allocator
+/// got from the caching allocator.
 Block* block_of(const c10::DataPtr& data);
 
 /// The owning DataPtr for an address that allocate_managed or allocate_plain returned; empty if it is not ours. For
