@@ -24,7 +24,7 @@ std::string what(const std::exception_ptr& error) {
   }
 }
 
-/// Before torch 2.13 there is no way back.
+/// Clears the access error of a storage. Before torch 2.13, PyTorch cannot clear it.
 template <typename Storage>
 void allow_address(Storage* storage) {
   if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {

@@ -48,7 +48,8 @@ class DeferredUpdate {
   /// throws
   void run();
 
-  /// Has whoever takes the address of a storage that it writes told why not, as a kernel does; and no longer.
+  /// Makes access to the data pointers that the update writes raise its error, as a kernel would see; `accept_use` undoes
+  /// that.
   void refuse_use(const std::exception_ptr& error) const noexcept;
   void accept_use() const;
 
