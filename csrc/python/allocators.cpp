@@ -1,4 +1,4 @@
-// Bindings of csrc/allocator's allocators: made, nested, asked for their figures, and chosen by scopes (tensor.cpp).
+// Bindings of the allocators of csrc/allocator. Scopes (tensor.cpp) choose one of them.
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -53,10 +53,10 @@ py::dict passed_dict(const CountingAllocator& allocator) {
   return dict;
 }
 
-/// Calls Python wherever memory runs short, and may be let go of by any thread, after Python's end, too.
+/// A memory-pressure callback that calls Python. Any thread may destroy it, even after the interpreter has ended.
 RetryingAllocator::Callback callback_of(py::function function) {
   const std::shared_ptr<py::function> kept(new py::function(std::move(function)), [](py::function* held) {
-    if (Py_IsInitialized() != 0) { // else it is leaked: nobody is there to delete it
+    if (Py_IsInitialized() != 0) { // else leaked, because it cannot be deleted without an interpreter
       const py::gil_scoped_acquire gil;
       delete held;
     }
@@ -98,7 +98,7 @@ using Shared = std::shared_ptr<Allocator>;
 } // namespace
 
 void bind_allocators(py::module_& module) {
-  // The last owner of an allocator gives its memory back.
+  // The destructor of an allocator frees its memory.
   const py::release_gil_before_calling_cpp_dtor no_gil_at_end;
   py::class_<Allocator, Shared>(module, "Allocator", no_gil_at_end)
       .def("figures", &figures_dict, no_gil_inside)

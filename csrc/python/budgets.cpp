@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/process/budgets.h: budgets as they are asked for.
+// Bindings of csrc/tensor/process/budgets.h: requests for budgets.
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
@@ -10,7 +10,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// A tensor on the storage, made without an operator.
+/// Creates a tensor on the storage without calling an operator.
 at::Tensor over(c10::Storage storage) {
   const c10::DispatchKeySet key(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
   return at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, caffe2::TypeMeta::Make<std::uint8_t>());

@@ -1,4 +1,4 @@
-// Bindings of csrc/cuda. Without CUDA the functions are there all the same, and say that it is not.
+// Bindings of csrc/cuda. In a build without CUDA the functions exist and throw.
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"

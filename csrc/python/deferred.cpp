@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/dispatch/deferred_updates.h: updates of parameters that wait for the parameters' next use.
+// Bindings of csrc/tensor/dispatch/deferred_updates.h: optimizer updates that run before the parameters' next use.
 #include <ATen/record_function.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -15,7 +15,7 @@ namespace py = pybind11;
 
 void add(DeferredUpdate& update, const std::string& name, const std::string& overload, const py::tuple& args,
          const py::dict& kwargs, const std::vector<at::Tensor>& results) {
-  const torch::jit::ToIValueAllowNumbersAsTensors numbers(true); // as autograd hands operands on to Python
+  const torch::jit::ToIValueAllowNumbersAsTensors numbers(true); // PyTorch passes such operands to Python as numbers
   const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   update.add(op,
              torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args),
@@ -23,22 +23,24 @@ void add(DeferredUpdate& update, const std::string& name, const std::string& ove
              results);
 }
 
-/// What Python makes an update from.
+/// An update that Python is recording.
 struct Recorded {
   explicit Recorded(c10::Device device) : update(std::make_unique<DeferredUpdate>(device)) {}
   std::unique_ptr<DeferredUpdate> update;
 };
 
-// Ctrl-C may come between any two calls that Python makes. What must not be done by halves is one call, each way.
+// A KeyboardInterrupt may come between any two calls from Python. So each of these functions is one call: it happens
+// completely or not at all.
 
-/// Operators of this thread go to `mode`, a TorchDispatchMode, and are not observed: they do not run yet.
+/// Sends this thread's operators to `mode`, a TorchDispatchMode, and disables RecordFunction: the operators do not run
+/// yet.
 void begin_recording(const py::object& mode) {
   mode.attr("observed") = at::isRecordFunctionEnabled();
   py::module_::import("torch._C").attr("_push_on_torch_dispatch_stack")(mode);
   at::enableRecordFunction(false);
 }
 
-/// As before `begin_recording`, if that has been called at all.
+/// Undoes `begin_recording`, if it was called.
 void end_recording(const py::object& mode) {
   const py::module_ torch = py::module_::import("torch._C");
   const auto modes = torch.attr("_len_torch_dispatch_stack")().cast<int>();
@@ -51,7 +53,7 @@ void end_recording(const py::object& mode) {
 } // namespace
 
 void bind_deferred(py::module_& module) {
-  py::class_<Recorded>(module, "DeferredUpdate", py::release_gil_before_calling_cpp_dtor()) // tensors may go with it
+  py::class_<Recorded>(module, "DeferredUpdate", py::release_gil_before_calling_cpp_dtor()) // may free tensors
       .def(py::init<c10::Device>(), py::arg("device"), no_gil)
       .def(
           "add",
@@ -67,12 +69,12 @@ void bind_deferred(py::module_& module) {
       [](const std::vector<Recorded*>& recorded) {
         std::vector<std::unique_ptr<DeferredUpdate>> updates;
         for (Recorded* const each : recorded) {
-          each->update->seal(); // what it stands on in Python goes here, with the GIL
-          updates.push_back(std::move(each->update)); // the Python object is of no use afterwards
+          each->update->seal(); // releases its Python objects, which needs the GIL
+          updates.push_back(std::move(each->update)); // the Python object is empty afterwards
         }
         without_gil([&] {
           defer(std::move(updates));
-          watch_operators(); // a budget may have been taken away meanwhile
+          watch_operators(); // a budget may have been removed meanwhile
         });
       },
       py::arg("updates"), no_gil_inside);

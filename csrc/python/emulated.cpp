@@ -1,4 +1,4 @@
-// Bindings of csrc/emulated.
+// Bindings of csrc/emulated, the emulated accelerator.
 #include "emulated/backend.h"
 #include "emulated/exit.h"
 #include "emulated/generator.h"
@@ -29,7 +29,7 @@ ResidencyInfo residency_of(const at::Tensor& tensor) {
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
   if (is_on_host(tensor.storage().data_ptr())) {
-    info.host = range.bytes; // in pinned memory
+    info.host = range.bytes; // pinned memory
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
   } else if (range.bytes != 0) {
     info = emulated::runtime().residency(range.ptr, range.bytes);
@@ -85,13 +85,13 @@ void bind_emulated(py::module_& module) {
   module.def("emu_residency", &residency_dict, py::arg("tensor"), no_gil_inside);
   module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); }, no_gil);
   module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); }, no_gil);
-  // For tests of what may go on beside a wait for a device.
+  // For tests of concurrency with a wait for a device.
   module.def("emu_hold_device", [](int device) { emulated::runtime().hold_device(device); }, py::arg("device"), no_gil);
   module.def(
       "emu_release_device", [](int device) { emulated::runtime().release_device(device); }, py::arg("device"), no_gil);
   module.def("emu_await_waiter", [] { emulated::runtime().await_waiter(); }, no_gil);
 
-  // What torch.emu is made of, beyond torch.accelerator's own functions.
+  // Functions of torch.emu that torch.accelerator does not have.
   module.def("emu_device_count", &emulated::device_count, no_gil);
   module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); }, no_gil);
   module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); }, no_gil);

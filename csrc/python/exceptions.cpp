@@ -1,4 +1,4 @@
-// The errors of the floors below torch, as Python exceptions.
+// Translates the C++ errors of runtime/error.h to Python exceptions.
 #include <pybind11/gil_safe_call_once.h>
 
 #include <exception>
@@ -12,8 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// torch.OutOfMemoryError. Kept for good (the storage is leaked on purpose): exceptions may be raised
-/// while the interpreter is shutting down.
+/// torch.OutOfMemoryError. The reference is leaked, because exceptions may be raised while the interpreter shuts down.
 py::object& out_of_memory_error() {
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> storage;
   return storage
@@ -36,9 +35,9 @@ void translate(std::exception_ptr pointer) {
 } // namespace
 
 void register_exceptions(pybind11::module_& /*module*/) {
-  // Looked up now: translating an error must not have to import anything.
+  // Imported now, so that translating an error never imports.
   out_of_memory_error();
-  // Local to this extension: other pybind11 modules keep their own translation.
+  // Local to this extension, so that it does not affect other pybind11 modules.
   py::register_local_exception_translator(translate);
 }
 

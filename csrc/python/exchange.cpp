@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/moves/dlpack.h: tensors that leave PyTorch's hands, and come back.
+// Bindings of csrc/tensor/moves/dlpack.h: export and import of DLPack capsules.
 #include <ATen/DLConvertor.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// What a capsule of a DLPack tensor holds, if nobody has taken it: nullptr for a capsule of something else.
+/// The tensor in an unconsumed DLPack capsule; nullptr for any other object.
 template <class T>
 T* held_by(PyObject* capsule) {
   using Names = at::DLPackTraits<T>;
@@ -27,13 +27,13 @@ T* held_by(PyObject* capsule) {
 template <class T>
 void delete_capsule(PyObject* capsule) {
   if (T* held = held_by<T>(capsule); held != nullptr && held->deleter != nullptr) {
-    without_gil([held] { held->deleter(held); }); // ours: the tensor is unpinned, and may be freed
+    without_gil([held] { held->deleter(held); }); // our deleter unpins the tensor and may free it
   }
 }
 
 template <class T>
 py::object export_capsule(const at::Tensor& tensor, std::int32_t device_id, bool copied) {
-  T* given = without_gil([&] { return export_managed<T>(tensor, device_id, copied); }); // it may be fetched
+  T* given = without_gil([&] { return export_managed<T>(tensor, device_id, copied); }); // may wait for a fetch
   PyObject* capsule = PyCapsule_New(given, at::DLPackTraits<T>::capsule, &delete_capsule<T>);
   if (capsule == nullptr) {
     without_gil([given] { given->deleter(given); });
@@ -44,11 +44,11 @@ py::object export_capsule(const at::Tensor& tensor, std::int32_t device_id, bool
 
 template <class T>
 at::Tensor import_capsule(PyObject* capsule, T* held, c10::Device device, bool read_only_too) {
-  // Taken before others may run: of two threads with one capsule the second finds it consumed. Its
-  // destructor leaves the tensor alone from here on.
+  // Marked as consumed before the GIL is released, so that another thread cannot consume it too. From here on the
+  // capsule's destructor does nothing.
   PyCapsule_SetName(capsule, at::DLPackTraits<T>::used);
   try {
-    // A label of the CPU's waits for the device.
+    // With the label "cpu" this waits for the device.
     return without_gil([&] { return import_managed<T>(held, device, read_only_too); });
   } catch (...) {
     PyCapsule_SetName(capsule, at::DLPackTraits<T>::capsule);
@@ -56,7 +56,7 @@ at::Tensor import_capsule(PyObject* capsule, T* held, c10::Device device, bool r
   }
 }
 
-/// Calls `use` with what an untaken capsule holds. \throws as Python's TypeError or BufferError
+/// Calls `use` with the tensor in an unconsumed capsule. \throws py::type_error or py::buffer_error for other objects
 template <class Use>
 auto with_capsule(const py::object& capsule, Use use) {
   if (auto* held = held_by<DLManagedTensorVersioned>(capsule.ptr())) {

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/hints/hints.h and owned_bytes.h. The hints themselves are called as operators.
+// Bindings of csrc/tensor/hints/hints.h and owned_bytes.h. The hints themselves are registered as operators.
 #include "python/bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -44,7 +44,7 @@ py::dict attributes_dict(std::uintptr_t address, std::size_t bytes) {
   return dict;
 }
 
-/// Its address, bytes and home.
+/// The block's address, bytes and home; nullopt for a tensor that is not managed.
 std::optional<std::tuple<std::uintptr_t, std::size_t, int>> block_values(const at::Tensor& tensor) {
   Block* const block = is_managed(tensor.storage().data_ptr()) ? block_of(tensor.storage().data_ptr()) : nullptr;
   if (block == nullptr) {
@@ -72,7 +72,7 @@ void bind_hints(py::module_& module) {
       },
       py::arg("tensors"), no_gil_inside);
 
-  // What the hints go by, for tests: (address, bytes).
+  // For tests: the ranges that hints apply to, as (address, bytes).
   module.def(
       "byte_runs", [](const at::Tensor& tensor, std::size_t gap) { return pairs(runs_of(tensor, gap)); },
       py::arg("tensor"), py::arg("gap") = 0, keeps_gil);

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/storage/host_tensors.h.
+// Bindings of csrc/tensor/storage/host_tensors.h: managed memory for CPU tensors.
 #include "tensor/storage/host_tensors.h"
 
 #include <torch/csrc/utils/pybind.h>

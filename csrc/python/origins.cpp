@@ -1,8 +1,8 @@
-// Where storages are made: the line of Python that the allocating thread is at, for residency/trace/origins.h.
+// The allocation-site profiler's view of Python: finds the Python line that allocates a storage, for
+// residency/trace/origins.h.
 //
-// Looked for only while a report is asked for. A thread that has let go of the GIL, as an operator's has, takes it for
-// a moment, with no lock of ours held; one that has never run Python has no line. In a backward pass no line of the
-// script runs: there it is the node of the graph.
+// Runs only while profiling is on. The allocating thread takes the GIL, with none of our locks held. A thread that
+// never ran Python has no line. In a backward pass no line of the script runs, so the name of the graph's node is used.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -20,14 +20,14 @@ namespace py = pybind11;
 
 constexpr std::size_t kMostPlaces = 1 << 16;
 
-/// A line of Python, or what there was in place of one.
+/// An allocation site: a line of Python, or a node of the backward graph.
 struct Place {
-  PyCodeObject* code = nullptr; ///< kept, so that no other one is made at its address
+  PyCodeObject* code = nullptr; ///< a reference, so that its address is not reused
   int line = 0;
-  std::string node; ///< of the backward graph
+  std::string node; ///< its name; empty for a line
 };
 
-/// The GIL guards it. Leaked: the last storages are made after every static destructor.
+/// All allocation sites. Guarded by the GIL. Leaked, because storages are created even after static destructors.
 class Places {
  public:
   static Places& get() {
@@ -35,7 +35,7 @@ class Places {
     return *places;
   }
 
-  /// \param skipped beginnings of files' names: their frames do not count
+  /// \param skipped prefixes of file names whose frames are skipped
   void start(std::vector<std::string> skipped) {
     skipped_ = std::move(skipped);
     passed_over_.clear();
@@ -45,7 +45,7 @@ class Places {
     return all_[origin < all_.size() ? origin : kUnknown];
   }
 
-  /// Of the innermost frame of this thread that is not passed over; else of the innermost.
+  /// This thread's innermost frame that is not skipped, or its innermost frame if all are.
   Origin here() {
     PyFrameObject* frame = PyEval_GetFrame();
     if (frame == nullptr) {
@@ -115,7 +115,7 @@ class Places {
     bool passed_over = false;
     const char* const file = PyUnicode_AsUTF8(code->co_filename);
     if (file == nullptr) {
-      PyErr_Clear(); // a name with bytes that are no text is the user's
+      PyErr_Clear(); // a file name that is not valid text is not skipped
     } else {
       const std::string_view name(file);
       for (const std::string& beginning : skipped_) {
@@ -123,7 +123,7 @@ class Places {
       }
     }
     if (passed_over_.size() < kMostPlaces) {
-      passed_over_.emplace(code, passed_over); // keeps it
+      passed_over_.emplace(code, passed_over); // takes over the reference
     } else {
       Py_DECREF(code);
     }
@@ -148,7 +148,7 @@ class Places {
   }
 
   std::vector<std::string> skipped_;
-  std::vector<Place> all_; ///< by origin; 0 is nobody's, 1 what nobody knows
+  std::vector<Place> all_; ///< by origin; 0: created before profiling, 1: unknown
   std::unordered_map<Line, Origin, Hash> lines_;
   std::unordered_map<std::string, Origin> nodes_;
   std::unordered_map<PyCodeObject*, bool> passed_over_;
@@ -156,15 +156,15 @@ class Places {
 
 Origin where_this_thread_is() noexcept {
   if (PyGILState_GetThisThreadState() == nullptr) {
-    return 1; // never a thread of Python's
+    return 1; // this thread never ran Python
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   Origin origin = 1;
   try {
-    const py::error_scope error; // one may be on its way
+    const py::error_scope error; // preserves a pending Python exception
     origin = Places::get().here();
   } catch (...) {
-    // No memory to say where.
+    // Out of memory: the origin stays unknown.
   }
   PyGILState_Release(gil);
   return origin;
@@ -207,7 +207,8 @@ void bind_origins(py::module_& module) {
       "start_counting_origins",
       [](std::vector<std::string> skipped) {
         Places::get().start(std::move(skipped));
-        without_gil([] { Origins::get().start(&where_this_thread_is); }); // a probe may wait for the GIL
+        // Without the GIL: another thread's probe may be waiting for it.
+        without_gil([] { Origins::get().start(&where_this_thread_is); });
       },
       py::arg("skipped"), no_gil_inside);
   module.def("stop_counting_origins", [] { Origins::get().stop(); }, no_gil);

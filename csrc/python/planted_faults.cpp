@@ -1,5 +1,5 @@
-// Faults for a sanitizer to find, in builds with TORCH_UVM_SANITIZED only: `_C.planted_race()` and
-// `_C.planted_use_after_free()`. A sanitizer that reports neither sees nothing of the extension.
+// Deliberate faults that prove a sanitizer is active: `_C.planted_race()` and `_C.planted_use_after_free()`, in builds
+// with TORCH_UVM_SANITIZED only. If neither is reported, the extension is not instrumented.
 #include "python/bindings.h"
 
 #ifdef TORCH_UVM_SANITIZED
@@ -11,12 +11,12 @@
 namespace torch_uvm {
 namespace {
 
-/// Two threads write a variable without a lock.
+/// A data race: two threads write a variable without synchronisation.
 int planted_race() {
   int written = 0;
   std::atomic<int> ready{0};
   const auto write = [&] {
-    ready.fetch_add(1, std::memory_order_relaxed); // relaxed: orders nothing
+    ready.fetch_add(1, std::memory_order_relaxed); // relaxed, so that it does not order the writes
     while (ready.load(std::memory_order_relaxed) != 2) {
       std::this_thread::yield();
     }

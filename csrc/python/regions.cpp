@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/dispatch/regions.h and captures.h: calls of compiled graphs, and captures into CUDA's graphs.
+// Bindings of csrc/tensor/dispatch/regions.h and captures.h: calls of compiled graphs, and CUDA graph captures.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// nullptr: nothing that the engine could move.
+/// nullptr if the object has no storage that the engine could move.
 c10::StorageImpl* storage_of(py::handle object) {
   if (!THPVariable_Check(object.ptr())) {
     return nullptr;
@@ -67,7 +67,7 @@ void leave_region(Region& region, const py::object& outputs) {
 } // namespace
 
 void bind_regions(py::module_& module) {
-  py::class_<Region>(module, "Region", py::release_gil_before_calling_cpp_dtor()); // it lets go of its inputs
+  py::class_<Region>(module, "Region", py::release_gil_before_calling_cpp_dtor()); // its destructor releases the inputs
   module.def("enter_region", &enter_region, py::arg("key"), py::arg("inputs"), py::arg("constants"), py::arg("written"),
              py::arg("unwritten"), no_gil_inside);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);

@@ -1,4 +1,4 @@
-// Bindings of csrc/allocator/replay/allocation_log.h and replay.h: allocations written down, and done again.
+// Bindings of csrc/allocator/replay/allocation_log.h and replay.h: recording and replay of allocations.
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
@@ -17,13 +17,14 @@ namespace {
 
 namespace py = pybind11;
 
-/// The log of all managed memory of the process; none while nobody records. The mutex comes before the allocator's.
+/// The log of the process's managed allocations; nullptr while none is recorded. Lock order: before the allocator's
+/// mutex.
 struct Recording {
   std::mutex mutex;
   std::unique_ptr<AllocationLog> log;
 
   static Recording& get() {
-    static auto* recording = new Recording(); // leaked: memory is freed after every static destructor
+    static auto* recording = new Recording(); // leaked, because memory is freed even after static destructors
     return *recording;
   }
 };
@@ -50,7 +51,7 @@ AllocationLogEnd stop_recording() {
   return log->close();
 }
 
-/// \param column an array.array, or bytes, of unsigned numbers of Number's width
+/// \param column an array.array, or bytes, with unsigned integers of the width of Number
 template <typename Number>
 std::vector<Number> column_of(const py::buffer& column, const char* name) {
   const py::buffer_info info = column.request();
@@ -97,7 +98,7 @@ py::dict replay_on(const std::string& allocator, const py::buffer& kinds, const 
   const ReplayLog log = log_of(kinds, allocations, bytes, streams, logged_streams, count);
   const ReplayResult result = without_gil([&] {
     ManagedRuntime& runtime = Context::get().runtime();
-    log.check(runtime); // before anything looks at it
+    log.check(runtime); // before any other use: throws for an invalid log
     const ReplayOptions options{log.busiest_home(), ceiling, initial, Context::get().options().allocator};
     const auto make = [&] { return make_subject(allocator, runtime, options); };
     const auto tell = [&](std::size_t done, std::size_t of) {

@@ -1,4 +1,4 @@
-// Bindings of csrc/tensor/process/process_engine.h and csrc/tensor/dispatch/pins.h: the residency engine.
+// Bindings of the residency engine: csrc/tensor/process/process_engine.h and csrc/tensor/dispatch/pins.h.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -88,7 +88,7 @@ void bind_residency(py::module_& module) {
             keep_resident(tensors[kept], keep);
           }
         } catch (...) {
-          for (std::size_t each = 0; keep && each < kept; ++each) { // all of them or none
+          for (std::size_t each = 0; keep && each < kept; ++each) { // all or none
             keep_resident(tensors[each], false);
           }
           throw;

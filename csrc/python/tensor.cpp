@@ -27,7 +27,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// A home as Python names it: None for all together, a CPU device for the host.
+/// Converts a home from Python: None is all homes, a CPU device is the host.
 std::optional<Location> home_of(const std::optional<c10::Device>& device) {
   if (!device) {
     return std::nullopt;
@@ -35,16 +35,15 @@ std::optional<Location> home_of(const std::optional<c10::Device>& device) {
   return device->is_cpu() ? Location::host() : Location::device(std::max<int>(device->index(), 0));
 }
 
-/// PyTorch starts a device when its own functions are called with it, not when operators are. Where managed
-/// memory is CUDA's it is so under the CPU's label, too, but for a forked process, which has ordinary memory
-/// there.
+/// Initialises PyTorch's device. PyTorch does this lazily in its own Python functions, but not in operators. With the
+/// CUDA backend, managed memory labelled "cpu" needs CUDA too, except in a forked process, where it is ordinary memory.
 void start_device(const c10::Device& device) {
   const bool cuda = Context::get().backend_name() == "cuda" && !(device.is_cpu() && Context::get().forked());
   torch::utils::maybe_initialize_device(cuda ? c10::Device(c10::DeviceType::CUDA) : device);
 }
 
-/// nullptr before first use. There is nothing to tell then, and to ask must not settle what the runtime
-/// is made from, nor fail where there is no backend.
+/// nullptr before the first use. A query must not create the runtime, which would freeze its options, and must not fail
+/// if there is no backend.
 CachingManagedAllocator* allocator_in_use() {
   return Context::get().in_use() ? &Context::get().managed_allocator() : nullptr;
 }
@@ -160,7 +159,7 @@ bool is_built_with_cuda() {
 #endif
 }
 
-/// Whether two of the values are tensors under different labels of the same bytes.
+/// Whether two of the values are tensors with different labels on the same bytes.
 bool share_bytes(const py::sequence& values) {
   std::vector<std::pair<const void*, const c10::StorageImpl*>> labelled;
   for (const py::handle value : values) {
@@ -188,10 +187,10 @@ void bind_tensor(py::module_& module) {
   register_operators();
   module.def("set_enabled", &set_managed_enabled, py::arg("on"), keeps_gil);
   module.def("is_enabled", &managed_enabled, keeps_gil);
-  // With a scope that is over, its allocator may go.
+  // The destructor of a scope may free its allocator.
   py::class_<ManagedScope>(module, "Scope", py::release_gil_before_calling_cpp_dtor())
       .def(py::init<bool>(), py::arg("on"), no_gil)
-      .def(py::init([](bool on, std::shared_ptr<Allocator> allocator) { // None: the process's own
+      .def(py::init([](bool on, std::shared_ptr<Allocator> allocator) { // None: the process's allocator
              return without_gil(
                  [&] { return std::make_unique<ManagedScope>(on, AllocatorChoice(std::move(allocator))); });
            }),
