@@ -48,8 +48,8 @@ class DeferredUpdate {
   /// throws
   void run();
 
-  /// Makes access to the data pointers that the update writes raise its error, as a kernel would see; `accept_use` undoes
-  /// that.
+  /// Makes access to the data pointers that the update writes raise its error, as a kernel would see; `accept_use`
+  /// undoes that.
   void refuse_use(const std::exception_ptr& error) const noexcept;
   void accept_use() const;
 
