@@ -30,8 +30,8 @@ torch::Library& library(const char* name_space, c10::DispatchKey key) {
 }
 
 // Registers the fallback for each operator that has both a CPU kernel and a composite one. The dispatcher prefers a
-// composite kernel to a backend fallback. It would be slower for small operators and differ from the CPU's kernel in
-// the last bit (layer_norm, batch_norm).
+// composite kernel to a backend fallback, but composites are slower for small operators, and the results of some differ
+// from the CPU kernel's in the last bit (layer_norm, batch_norm).
 template <c10::KernelFunction::BoxedKernelFunction* fallback>
 void prefer_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -167,7 +167,7 @@ void PageTable::reset_peaks() {
   }
 }
 
-// --- places ---------------------------------------------------------------------------------------------
+// --- residency ---------------------------------------------------------------------------------------------
 
 void PageTable::place(ManagedAllocation& allocation, std::size_t index, int device) {
   auto& nodes = allocation.nodes[static_cast<std::size_t>(device)];
