@@ -42,6 +42,7 @@ DEVELOPERS = frozenset(
         "REPORT_OF",
         "REQUIRE_CUDA",
         "SANITIZE",
+        "TEST_BINDINGS",
         "TEST_CUDA",
         "TEST_TABLES",
     )
