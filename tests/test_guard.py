@@ -37,7 +37,8 @@ MAPPERS = {
     r"map_host_memory": {
         "cuda/pinned_memory.cpp",
         "runtime/emulated/emulated_runtime.cpp",
-        "runtime/testing/recording_runtime.cpp",
+        "runtime/emulated/state.cpp",
+        "runtime/testing/recording_state.h",
     },
 }
 
