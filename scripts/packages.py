@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def files_of(package: Path) -> set[str]:
 def test_doubles_in(wheel: Path) -> list[str]:
     """Those that its extension has."""
     with zipfile.ZipFile(wheel) as archive:
-        (extension,) = (name for name in archive.namelist() if name.startswith("torch_uvm/_C."))
+        (extension,) = (name for name in archive.namelist() if re.fullmatch(r"torch_uvm/_C\..*so", name))
         content = archive.read(extension)
     return [name for name in TEST_DOUBLES if name.encode() in content]
 

@@ -216,7 +216,7 @@ class TestUsage:
             (["run", "--budget", "0.8", "script.py"], ["0.8", "did you mean 80%?"]),
             (["run", "--budget", "-5GiB", "script.py"], ["-5GiB", "it is negative"]),
             (["run", "--conf", "budget:20G", "script.py"], ["20G", "did you mean 20GiB?"]),
-            (["plot", __file__, "-o", "picture.png"], ["line 1", "not a trace of accesses", "record_accesses"]),
+            (["plot", __file__, "-o", "picture.png"], ["line 1", "not a trace", "record_accesses"]),
             (["info", "--jsno"], ["--jsno"]),
             (["run"], ["SCRIPT", "-m MODULE"]),
             (["run", "--lmit", "4GiB", "script.py"], ["--lmit", "--limit"]),

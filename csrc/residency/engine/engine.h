@@ -441,6 +441,8 @@ class Engine final : public RoomMaker {
   std::size_t unused(int device) const;
   /// The record of a retirement, or nullptr if the storage was used or freed since.
   Record* retiring(const Device::Retirement& retirement) const;
+
+  // move_aside.cpp
   /// Frees a contiguous range by relocating blocks within the device. \return false if that cannot be done
   bool move_aside(std::size_t bytes, int device, Stream taker);
   void move(const CachingManagedAllocator::Move& move, Stream taker);
@@ -452,8 +454,7 @@ class Engine final : public RoomMaker {
   /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
   bool make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
 
-  // operators.cpp
-  void note_begin(Frame& frame, const Operator& op);
+  // fetches_ahead.cpp
   void follow(const Decision& decision, int device);
   void forget_fetches(Device& device) noexcept;
   /// The prefetched storage was used, or its fetch abandoned: it no longer counts as fetched ahead.
@@ -463,6 +464,9 @@ class Engine final : public RoomMaker {
   void fetch_again(const Record& record);
   /// Adds the noted re-fetches that are needed soon to `pending`, in order of need.
   void queue_unforeseen_fetches(int device);
+
+  // operators.cpp
+  void note_begin(Frame& frame, const Operator& op);
   /// Peak allocated bytes since the last call. Takes no lock if nothing was allocated since, which is the common case.
   std::int64_t take_allocated_peak(int device);
   void begin_workspace(int device);

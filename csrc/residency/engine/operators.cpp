@@ -1,26 +1,11 @@
-// Prepares operands before an operator, and carries out the policy's decisions after it. Copies are in relocation.cpp.
+// Prepares operands before an operator and releases them after it. fetches_ahead.cpp carries out the policy's
+// decisions; copies are in relocation.cpp.
 #include <algorithm>
 #include <cmath>
 
 #include "residency/engine/engine.h"
 
 namespace torch_uvm {
-namespace {
-
-/// Maximum number of operators between two searches for room for the next prefetch.
-constexpr unsigned kLongestPause = 31;
-
-/// Number of operators before its use at which a storage that was evicted off schedule is fetched again. An earlier
-/// fetch takes room that was already short; a later one queues behind the scheduled prefetches. In modelled time 64 to
-/// 256 perform alike; 32 is worse if many fetches are queued.
-constexpr double kSoon = 128;
-
-/// At most 1/4 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
-/// memory and leaves no contiguous room for large results. In modelled time 1/5 to 1/3 perform alike. Without a bound
-/// steps take up to a third longer; with 1/10 the link goes idle.
-constexpr std::size_t kAheadShare = 4;
-
-} // namespace
 
 void Engine::announce(Record& record) {
   if (!record.announced) {
@@ -375,94 +360,6 @@ std::size_t Engine::end_workspace(int device) {
   const Workspace& workspace = of(device).workspace;
   const std::int64_t now = take_allocated_peak(device) - workspace.ours;
   return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
-}
-
-void Engine::follow(const Decision& decision, int index) {
-  Device& device = of(index);
-  if (decision.forget) {
-    forget_fetches(device);
-  }
-  for (const StorageId id : decision.retire) {
-    Record* const record = find(id);
-    if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
-      continue;
-    }
-    reclaim(*record);
-    if (record->host_valid || start_write_back(*record)) {
-      record->retiring = true;
-      record->retirement = ++device.retirements;
-      device.retired.push_back({id, record->retirement});
-    }
-  }
-  give_up_read(index);
-  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
-  queue_unforeseen_fetches(index);
-  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
-}
-
-void Engine::forget_fetches(Device& device) noexcept {
-  device.pending.clear();
-  device.fetched_ahead = 0;
-  ++device.fetch_round;
-}
-
-void Engine::no_longer_ahead(const Record& record) noexcept {
-  Device& device = of(record.device);
-  device.fetched_ahead -= record.fetch_round == device.fetch_round ? record.bytes : 0;
-}
-
-void Engine::start_pending_fetches(int index, bool changed) {
-  Device& device = of(index);
-  if (changed) {
-    device.pause = 0;
-  } else if (device.pause > 0) {
-    --device.pause; // a search for room costs more than an operator, so not after each one
-    return;
-  }
-  while (!device.pending.empty()) {
-    Record* const record = find(device.pending.front());
-    // A collective may still write to the host copy, on a stream that is not known.
-    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching() &&
-                        record->captured == 0 && !record->collective;
-    if (wanted && device.fetched_ahead != 0 && device.fetched_ahead + record->bytes > device.cap / kAheadShare) {
-      return; // until a prefetched storage is used or its fetch abandoned
-    }
-    if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
-      device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
-      device.pause = device.next_pause;
-      return; // no room yet, or a running operator uses it on the host
-    }
-    device.next_pause = 0;
-    device.pending.pop_front();
-  }
-}
-
-void Engine::fetch_again(const Record& record) {
-  Device& device = of(record.device);
-  const double next = device.policy->next_use_on_device(record.id);
-  if (std::isfinite(next)) {
-    device.unforeseen.emplace(operators_ + static_cast<std::uint64_t>(std::max(next - kSoon, 0.0)), record.id);
-  }
-}
-
-void Engine::queue_unforeseen_fetches(int index) {
-  Device& device = of(index);
-  const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
-  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {
-    const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
-    const Record* const record = find(id);
-    const double next = next_use(id); // the schedule may have changed
-    if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
-      continue;
-    }
-    if (next > kSoon) {
-      fetch_again(*record);
-      continue;
-    }
-    const auto later = std::ranges::find_if(device.pending, [&](StorageId other) { return next_use(other) > next; });
-    device.pending.insert(later, id);
-    device.pause = 0;
-  }
 }
 
 } // namespace torch_uvm
