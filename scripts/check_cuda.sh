@@ -98,7 +98,7 @@ if wanted build; then
   }
 fi
 if wanted cpp; then
-  stage cpp build 120 bash -c floors || true
+  stage cpp build 150 bash -c floors || true
 fi
 
 one_process=()
@@ -127,7 +127,7 @@ if wanted suite; then
   # The CPU suite's cases take kernels for done when their call returns.
   CUDA_LAUNCH_BLOCKING=1 suite cases 200
   # A device's free memory says something only while no other process is at work there.
-  stage alone alone 60 "$PYTHON" -m pytest tests/gpu/test_cuda_budget.py -k TestDriversFigures --tb=short -rs || true
+  stage alone alone 60 "$PYTHON" -m pytest tests/gpu/test_cuda_budget_driver.py --tb=short -rs || true
 fi
 if wanted bench; then
   stage bench bench 200 "$PYTHON" benchmarks/bench_cuda.py --json "$OUT/cuda.json" || true

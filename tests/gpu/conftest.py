@@ -18,6 +18,7 @@ import torch
 from _cuda_cases import FROM_CPU_SUITE
 from _gpu_guard import GIB, Guard, Refused, check_program, check_room, environment
 from _spawn import Spawn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_uvm
 from torch_uvm import _C
@@ -155,3 +156,18 @@ def leave_no_trace() -> Iterator[None]:
             os._exit(70)
         pytest.exit(f"CUDA is lost to this process: {error}", returncode=5)
     assert _C.check_allocator() is None
+
+
+@pytest.fixture
+def to_the_last_bit() -> Iterator[None]:
+    """Two plain runs are equal. Afterwards there is no budget."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        gc.collect()
+        torch.cuda.synchronize()
+        _C.request_budget(None, None)
+        torch_uvm.empty_cache()

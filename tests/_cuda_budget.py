@@ -1,0 +1,105 @@
+"""Training programs on a GPU under a budget, compared with runs without one.
+
+Programs are small, of some tens of MiB: budgets are shares of what they use.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Read when cuBLAS starts. Where it has started before, matrix products may differ between two runs.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from _cuda import MIB
+from torch import nn
+from torch.nn import functional as F
+
+import torch_uvm
+from torch_uvm import _C
+
+Program = Callable[[], list[torch.Tensor]]
+
+
+class Run(NamedTuple):
+    results: list[torch.Tensor]
+    figures: dict[str, Any]
+    used: int  # bytes of managed memory at most
+    reserved: int
+
+
+def run(program: Program, budget: int | str | None) -> Run:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch_uvm.empty_cache()
+    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.enable(budget=budget)
+    torch_uvm.reset_residency_stats()
+    torch.manual_seed(0)
+    try:
+        results = [result.detach().cpu() for result in program()]
+        figures = torch_uvm.residency_stats()
+        assert _C.check_residency() is None
+        return Run(results, figures, torch_uvm.max_memory_allocated(0), torch_uvm.max_memory_reserved(0))
+    finally:
+        torch_uvm.disable()
+
+
+def check(program: Program, share: float = 0.6) -> Run:
+    """Runs the program in a `share` of what it uses."""
+    plain = run(program, None)
+    budget = int(plain.used * share)
+    assert budget >= 8 * MIB, "too small: it would not be moved"
+    bounded = run(program, budget)
+    assert len(bounded.results) == len(plain.results) > 0
+    for number, (result, wanted) in enumerate(zip(bounded.results, plain.results, strict=True)):
+        assert torch.equal(result, wanted), number
+    assert bounded.figures["written_back"]["bytes"] > 0 and bounded.figures["failures"] == 0
+    if bounded.figures["over_budget"] == 0:
+        assert bounded.reserved <= budget
+    return bounded
+
+
+def mlp(width: int = 1024, layers: int = 6) -> nn.Module:
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*parts, nn.Linear(width, 16))
+
+
+def vectors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(512, 1024), torch.randint(0, 16, (512,))
+
+
+def training(
+    make_model: Callable[[], nn.Module],
+    make_batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype = torch.float32,
+    steps: int = 5,
+    **options: Any,
+) -> Program:
+    def program() -> list[torch.Tensor]:
+        model = make_model().to("cuda", dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+        losses = []
+        for _ in range(steps):
+            inputs, target = make_batch()
+            inputs = inputs.to("cuda", dtype if inputs.is_floating_point() else None)
+            logits = model(inputs)
+            loss = F.cross_entropy(logits.flatten(0, -2).float(), target.to("cuda").flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return [*losses, *model.state_dict().values()]
+
+    return program
+
+
+def churn(kept: list[torch.Tensor]) -> None:
+    """Takes and uses more than any budget of this file, so that what may leave the device has to."""
+    for each in kept:
+        each.add_(1)

@@ -1,0 +1,122 @@
+"""Addresses under a budget on a GPU: what has been handed out, and what a graph has captured, stays."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from _cuda import MIB, runtime
+from _cuda_budget import churn
+
+import torch_uvm
+
+pytestmark = pytest.mark.usefixtures("to_the_last_bit")
+
+
+def copy(target: int, source: int, count: int) -> None:
+    """By CUDA itself, which nobody announces; it is done on return."""
+    default = 4  # cudaMemcpyDefault
+    status = runtime().cudaMemcpy(
+        ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(count), default
+    )
+    assert status == 0, status
+
+
+class TestAddresses:
+    """Bytes are where their address says, whoever asks for it."""
+
+    @pytest.fixture
+    def pressure(self) -> Iterator[list[torch.Tensor]]:
+        torch_uvm.enable(budget=24 * MIB)
+        yield [torch.zeros(MIB, device="cuda") for _ in range(10)]  # 40 MiB
+
+    def test_numpy_on_a_cpu_label(self, pressure: list[torch.Tensor]) -> None:
+        table = torch.arange(float(MIB), device="cuda")
+        array = torch_uvm.to(table, "cpu").numpy()
+        for turn in range(1, 4):
+            churn(pressure)
+            array[:] += 1
+            assert torch.equal(table, torch.arange(float(MIB), device="cuda") + 2 * turn - 1)
+            churn(pressure)
+            table += 1
+            torch.cuda.synchronize()
+            assert array[5] == 5 + 2 * turn
+
+    def test_dlpack(self, pressure: list[torch.Tensor]) -> None:
+        table = torch.arange(float(MIB), device="cuda")
+        other = torch.utils.dlpack.from_dlpack(table)
+        for turn in range(1, 4):
+            churn(pressure)
+            other += 1
+            churn(pressure)
+            assert torch.equal(table, torch.arange(float(MIB), device="cuda") + turn)
+        assert other.data_ptr() == table.data_ptr()
+
+    def test_a_bare_address(self, pressure: list[torch.Tensor]) -> None:
+        source, target = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")
+        for turn in range(1, 4):
+            churn(pressure)
+            source += 1
+            torch.cuda.synchronize()
+            copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+            churn(pressure)
+            assert torch.equal(target, torch.arange(float(MIB), device="cuda") + turn)
+
+    def test_what_is_kept_resident_stays(self, pressure: list[torch.Tensor]) -> None:
+        table = torch.ones(MIB, device="cuda")
+        with torch_uvm.resident(table):
+            address = table.data_ptr()
+            churn(pressure)
+            assert table.data_ptr() == address
+            assert torch_uvm.residency(table) == {torch.device("cuda:0"): table.nbytes}
+        assert table.sum().item() == MIB
+
+
+class TestGraphs:
+    @pytest.fixture(autouse=True)
+    def budget(self) -> None:
+        torch_uvm.enable(budget=32 * MIB)
+
+    def test_operands_stay_while_the_graph_lives(self) -> None:
+        kept = [torch.zeros(MIB, device="cuda") for _ in range(10)]
+        x = torch.ones(MIB, device="cuda")
+        weight = torch.full((MIB,), 3.0, device="cuda")
+        (x * weight).sum()  # as one warms up
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * weight
+            weight += 1
+        address = weight.data_ptr()
+        for turn in range(4):
+            churn(kept)
+            x.fill_(turn + 2.0)
+            graph.replay()
+            assert y[-1].item() == (turn + 2) * (3 + turn)
+            assert weight.data_ptr() == address
+        del graph, y
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch_uvm.residency_stats()["written_back"]["bytes"]
+        churn(kept)
+        churn(kept)
+        assert torch_uvm.residency_stats()["written_back"]["bytes"] > before
+        assert torch.device("cpu") in torch_uvm.residency(weight), "nobody holds it any more"
+        assert weight[7].item() == 7, "the graph's writes are there"
+
+    def test_captured_before_there_is_a_budget(self) -> None:
+        torch_uvm.set_budget(None)
+        x = torch.ones(MIB, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        torch_uvm.set_budget(32 * MIB)
+        kept = [torch.zeros(MIB, device="cuda") for _ in range(12)]
+        for turn in range(3):
+            churn(kept)
+            x.fill_(float(turn))
+            graph.replay()
+            assert y[5].item() == turn + 1
