@@ -83,13 +83,17 @@ class TestUnderABudget:
         assert "The operator aten::empty" in message and "needs 16.00 MiB on the device" in message
         kept.release()
 
-    def test_tensors_that_are_too_small_to_be_moved_are_counted(self) -> None:
+    @pytest.mark.parametrize("smallest", ["256KiB", "1MiB"])
+    def test_tensors_that_are_too_small_to_be_moved_are_counted(self, smallest: str) -> None:
+        _C.set_option("relocation_min", smallest)
         torch_uvm.set_budget("24MiB")
         small = [torch_uvm.empty(200 << 10, dtype=torch.uint8, device="emu") for _ in range(100)]
-        message = refusal(lambda: managed(8))
-        assert (
-            f"below 256 KiB, has several labels or is in use: {_C.format_bytes(100 * 200 << 10)}" in message
-        )
+        try:
+            message = refusal(lambda: managed(8))
+        finally:
+            _C.set_option("relocation_min", "256KiB")
+        below, bytes_of_small = _C.format_bytes(_C.parse_bytes(smallest)), _C.format_bytes(100 * 200 << 10)
+        assert f"below {below}, has several labels or is in use: {bytes_of_small}" in message
         torch_uvm.set_budget(smallest_budget(message))
         assert managed(8).numel() and len(small) == 100
 

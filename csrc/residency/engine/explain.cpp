@@ -69,8 +69,8 @@ std::string Engine::explain(std::size_t bytes, Location home) noexcept {
       said += "Pinned there by keep_resident, exports and graph captures: " + format_bytes(now.pinned) + ".\n";
     }
     if (now.others + now.unknown != 0) {
-      said += "Cannot be moved, as it is below 256 KiB, has several labels or is in use: " +
-              format_bytes(now.others + now.unknown) + ".\n";
+      said += "Cannot be moved, as it is below " + format_bytes(relocation_min()) +
+              ", has several labels or is in use: " + format_bytes(now.others + now.unknown) + ".\n";
     }
     if (device.hard) {
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
