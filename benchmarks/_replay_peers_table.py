@@ -45,7 +45,7 @@ class Column:
     peak_reserved: int = 0
     runtime_allocations: int = 0
     runtime_frees: int = 0
-    events_recorded: int | None = None  # None: nobody counts them
+    events_recorded: int | None = None  # None: not counted
     failure: str = ""
     seconds: list[list[float]] = field(default_factory=list)
     last_iteration_seconds: list[list[float]] = field(default_factory=list)

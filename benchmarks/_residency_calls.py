@@ -165,7 +165,7 @@ def operators(
     """Nanoseconds of an operator in a step of small ones; half are in place, half make a temporary.
 
     off: without the engine. asleep: with a budget that all fits. awake: with one that does not, as there is
-    cold memory that nobody uses; none of the step's has to move. In turns, the least of them: what else the
+    cold memory that is not used; none of the step's has to move. In turns, the least of them: what else the
     machine does adds to all of them, and more than what is looked for.
     """
     rows = []

@@ -1,7 +1,7 @@
 """One column of bench_residency.py, in this process.
 
 Imports torch, then waits for a line of JSON on its standard input that says what to do: so many can import at
-once, while nobody measures. Writes what it has found so far to a file after every stage.
+once, before the measurement. Writes what it has found so far to a file after every stage.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Training:
         return (time.perf_counter() - begin) * 1e3
 
     def steady(self, count: int) -> dict[str, Any]:
-        """Steps as a script runs them: nobody waits between two, unless the column needs it."""
+        """Steps as a script runs them: no wait between two, unless the column needs it."""
         marked: list[list[Any]] = []
         wall: list[float] = []
         self.marks.wait()

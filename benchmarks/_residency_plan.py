@@ -146,4 +146,4 @@ def _peak(
                 return int(row[figure])
             if row["status"] == "ok" and nominal is not None:
                 return nominal
-    raise Unresolved(f"nobody knows the peak of {workload!r}, {column}")
+    raise Unresolved(f"no peak is known of {workload!r}, {column}")

@@ -19,7 +19,7 @@ a CUDA toolkit, and of this package nothing that is built.
 
 Pools and arenas, of whomever, are told how much to begin with; that is taken before the clock starts. They
 get what makes their peak the lowest, of 57 sizes from half to four times what is live at most. RMM's get no
-more than that, and ours what they ask for later, on the clock. What others record as events nobody counts:
+more than that, and ours what they ask for later, on the clock. Events that others record are not counted:
 RMM's pool records one at each free, by its source.
 """
 

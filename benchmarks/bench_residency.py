@@ -39,7 +39,7 @@ from _residency_sampler import Reader, Sampler, any_reader
 from _results import write_results
 
 WITHOUT_OURS = ("in core", "save_on_cpu", "FSDP2 offload", "PagedAdamW")
-NOMINAL_PEAK = 40 * 1024**2  # of a rehearsal, where nobody measures it
+NOMINAL_PEAK = 40 * 1024**2  # of a rehearsal, which does not measure it
 STARTING = 15  # seconds that a column takes at least: with less left none is begun
 
 
@@ -113,7 +113,7 @@ class Bench:
 
     def _start_ahead(self, plan: Sequence[Planned], place: int) -> None:
         """Starts this column's process and the next ones', together, if it was not; all have imported when it
-        is told to begin, so that nobody does while it measures."""
+        is told to begin, so that none runs while it measures."""
         if place in self._waiting:
             return
         for next_place in range(place, min(place + self.args.ahead, len(plan))):

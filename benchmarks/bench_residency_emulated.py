@@ -60,7 +60,7 @@ class Row:
 
 
 def child(spec: dict[str, Any]) -> Row:
-    """Trains in this process, whose emulated accelerator nobody has used yet."""
+    """Trains in this process, whose emulated accelerator is unused so far."""
     import torch
     from _residency_workloads import SEED, TransformerOf
 

@@ -93,7 +93,7 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
                     there = it["bytes"] if it["resident"] and len(operators) == 1 else 0
                     storages[it["storage"]] = _Storage(it["bytes"], it["device"], there)
                     if it["resident"] and not there:
-                        # Nobody saw it made, and it was not there from the beginning.
+                        # Its creation is not in the trace, and it did not exist at the beginning.
                         operators.append(_Operator([], [], True, steps, births=[it["storage"]]))
             elif "death" in it:
                 operators[-1].deaths.append(it["death"])

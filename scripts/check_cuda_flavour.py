@@ -227,7 +227,7 @@ def link(version: str, objects: list[Path], target: Path) -> None:
         there = output_of(["nm", "-DC", "--defined-only", libraries / "libtorch_cuda.so"])
         lacking |= {name for name in weak if f" {name}(" not in there}
     if lacking:
-        raise Failed("\n".join(f"nobody has {name}" for name in sorted(lacking)))
+        raise Failed("\n".join(f"no file has {name}" for name in sorted(lacking)))
 
 
 def fingerprint(floors: Iterable[str], version: str = "") -> str:

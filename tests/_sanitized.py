@@ -33,7 +33,7 @@ class Sanitizer(NamedTuple):
 
 
 SANITIZERS = {
-    # Nothing looks for leaks: engine, allocators and door are leaked on purpose, and so is much in Python.
+    # No leak check: engine, allocators and storage adapter are leaked on purpose, and so is much in Python.
     "address": Sanitizer(
         "libasan.so",
         "ASAN_OPTIONS",

@@ -362,7 +362,7 @@ class AllocatorModel(RuleBasedStateMachine):
         self.limit = None if spare is None else self.runtime.managed_bytes + spare
         self.runtime.limit = self.limit
         self.evict = list(self.live)[::3] if room else []
-        self.allocator.set_room_maker(self.make_room if room else None)
+        self.allocator.set_pressure_callback(self.make_room if room else None)
 
     @rule(what=st.sampled_from(["cache", "peak", "sums", "options"]), failing=FAILING, options=OPTIONS)
     def keep_house(self, what: str, failing: Failing, options: tuple[bool, int | None]) -> None:
@@ -454,7 +454,7 @@ class AllocatorModel(RuleBasedStateMachine):
         if not (hasattr(self, "allocator") and self.sound):
             return  # a step failed half-way: more failures would hide which
         self.disarm()
-        self.allocator.set_room_maker(None)
+        self.allocator.set_pressure_callback(None)
         for key in list(self.live):
             self.look(key)
             self.drop(key)

@@ -269,9 +269,9 @@ class TestRecording:
         recording.finish()
         assert not recording.path.exists() and not recording._sampler._thread.is_alive()
         torch_uvm.enable()
-        before = _C.origin_figures()
+        before = _C.allocation_site_figures()
         held = torch.ones(1 << 20, device=torch.accelerator.current_accelerator())
-        assert held.numel() and _C.origin_figures() == before
+        assert held.numel() and _C.allocation_site_figures() == before
 
     def test_figures_go_on_where_the_script_resets_them(self, recording: report.Recording) -> None:
         totals = samples._Totals()

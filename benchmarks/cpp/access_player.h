@@ -57,7 +57,7 @@ class Player {
     while (!storages_.empty()) {
       die(storages_.begin()->first);
     }
-    memory_.set_room_maker(nullptr);
+    memory_.set_pressure_callback(nullptr);
   }
   Player(const Player&) = delete;
   Player& operator=(const Player&) = delete;
@@ -88,7 +88,7 @@ class Player {
     Record* record = nullptr;
   };
 
-  class Door final : public StorageDoor {
+  class Adapter final : public StorageAdapter {
    public:
     bool keep(const Record&, std::vector<void*>&) override {
       return true;
@@ -133,7 +133,7 @@ class Player {
     storages_.erase(found);
     Block* const block = storage->block;
     if (storage->record != nullptr) {
-      engine_.died(storage->record);
+      engine_.destroyed(storage->record);
     }
     memory_.free(block);
     if (storage->record != nullptr && block != nullptr) {
@@ -210,7 +210,7 @@ class Player {
       const Engine::Lock lock(engine_);
       for (Storage* const storage : born) {
         if (Record* const record = record_of(*storage)) {
-          engine_.born(frame, record, {kStream});
+          engine_.created(frame, record, {kStream});
         }
       }
       engine_.end(frame);
@@ -245,7 +245,7 @@ class Player {
     for (std::size_t at = loop.begin; at < loop.end; ++at) {
       for (const std::vector<Made>* const all : {&trace_.ops[at].found, &trace_.ops[at].births}) {
         for (const Made& made : *all) {
-          die(made.id); // nobody has inherited it
+          die(made.id); // without an heir
         }
       }
     }
@@ -278,8 +278,8 @@ class Player {
   const Settings settings_;
   PacedRuntime runtime_{CostProfile::named("h200")};
   CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
-  Door door_;
-  Engine engine_{runtime_, memory_, door_};
+  Adapter adapter_;
+  Engine engine_{runtime_, memory_, adapter_};
   std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
   std::unordered_map<Id, std::size_t> found_; ///< bytes of what was there before the first operator
   std::deque<double> queued_; ///< when the latest operators end

@@ -31,7 +31,7 @@ struct Use {
 struct Op {
   std::string name;
   bool in_place_ok = false;
-  std::vector<Made> found; ///< before it, by nobody knows whom
+  std::vector<Made> found; ///< before it; the trace does not say by which operator
   std::vector<Use> uses;
   std::vector<Made> births;
   std::vector<Id> deaths; ///< after it
@@ -133,7 +133,7 @@ class TraceReader {
       if (trace_.ops.empty()) {
         std::erase_if(trace_.found, [id](const Made& found) { return found.id == id; });
         known_.erase(id);
-      } else if (known_.erase(id) != 0) { // else nobody has used it
+      } else if (known_.erase(id) != 0) { // else it was never used
         trace_.ops.back().deaths.push_back(id);
       }
     } else if (begins_with("step")) {

@@ -1,4 +1,4 @@
-// What order between streams costs: events recorded when somebody needs them, against one at each free.
+// What order between streams costs: events recorded when needed, against one at each free.
 //
 //   bench_events [--json FILE] [--call-us MICROSECONDS]
 //

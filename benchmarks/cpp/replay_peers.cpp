@@ -117,7 +117,7 @@ py::dict replay_on(const std::string& name, const ReplayLog& log, const std::str
   dict["peak_reserved"] = result.peak_reserved;
   dict["runtime_allocations"] = result.runtime_allocations;
   dict["runtime_frees"] = result.runtime_frees;
-  dict["events_recorded"] = result.events_recorded; // of ours: nobody counts what the others record
+  dict["events_recorded"] = result.events_recorded; // of ours; those of the others are not counted
   dict["failure"] = result.failure;
   dict["failed_at"] = result.failed_at;
   return dict;

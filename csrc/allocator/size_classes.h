@@ -70,7 +70,7 @@ constexpr std::size_t block_alignment(std::size_t requested) {
   return requested < kWholePagesRequest ? kBlockAlignment : kLargeGranularity;
 }
 
-constexpr std::size_t kMostDivisions = 64;
+constexpr std::size_t kMaxDivisions = 64;
 /// Rounds up to a multiple of 1/divisions of the largest power of two not above `bytes`, as PyTorch's
 /// roundup_power2_divisions does.
 /// \param divisions a power of two; 0: no rounding

@@ -172,13 +172,13 @@ constexpr std::array kTable{
           return true;
         }},
     Row{"roundup_power2_divisions",
-        [] { return "0, 1, 2, 4, ... " + std::to_string(kMostDivisions); },
+        [] { return "0, 1, 2, 4, ... " + std::to_string(kMaxDivisions); },
         "sizes are rounded up in steps of that part of a power of two, as in PyTorch; 0: they are not",
         [](const Options& o) { return std::to_string(o.allocator.roundup_power2_divisions); },
         [](Options& o, std::string_view text) {
           std::size_t& divisions = o.allocator.roundup_power2_divisions;
           return read_number(text, divisions) &&
-                 (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMostDivisions));
+                 (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMaxDivisions));
         }},
     Row{"release_threshold",
         [] { return std::string("bytes such as 1GiB, or none"); },

@@ -17,9 +17,9 @@ namespace torch_uvm::cuda {
 namespace {
 
 constexpr std::size_t kLargePage = 2 * MiB;
-constexpr std::size_t kLeastRegistered = 8 * kLargePage; ///< below this the overhead of the calls dominates
-constexpr std::size_t kMostThreads = 4; ///< more are no faster
-constexpr std::size_t kLeastTouched = 16 * MiB; ///< per thread; starting a thread takes longer than touching less
+constexpr std::size_t kMinRegistered = 8 * kLargePage; ///< below this the overhead of the calls dominates
+constexpr std::size_t kMaxThreads = 4; ///< more are no faster
+constexpr std::size_t kMinTouched = 16 * MiB; ///< per thread; starting a thread takes longer than touching less
 constexpr std::size_t kSmallestPage = 4 * KiB;
 
 [[noreturn]] void refuse(const char* call, std::size_t bytes, const std::string& why) {
@@ -35,7 +35,7 @@ void touch(char* begin, std::size_t bytes) noexcept {
 
 void touch_by_threads(char* begin, std::size_t bytes) {
   const std::size_t cores = std::max(std::thread::hardware_concurrency(), 1U);
-  const std::size_t parts = std::clamp<std::size_t>(bytes / kLeastTouched, 1, std::min(cores, kMostThreads));
+  const std::size_t parts = std::clamp<std::size_t>(bytes / kMinTouched, 1, std::min(cores, kMaxThreads));
   const std::size_t part = round_up(bytes / parts, kLargePage);
   std::vector<std::jthread> others; // joined on destruction
   others.reserve(parts);
@@ -62,7 +62,7 @@ PinnedMemory::PinnedMemory(int devices) : devices_(devices), registers_(true) {
 }
 
 void* PinnedMemory::allocate(std::size_t bytes, std::size_t available) {
-  if (bytes >= kLeastRegistered && registers_) {
+  if (bytes >= kMinRegistered && registers_) {
     if (void* const ptr = registered(bytes, available)) {
       return ptr;
     }

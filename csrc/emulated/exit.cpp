@@ -40,7 +40,7 @@ void finish_backward_threads() noexcept {
       try {
         pass_through_every_device();
       } catch (const std::exception&) {
-        // Nobody can handle an error at exit.
+        // An error cannot be handled at exit.
       }
       done->set_value();
     }).detach();

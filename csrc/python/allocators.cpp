@@ -67,8 +67,8 @@ RetryingAllocator::Callback callback_of(py::function function) {
   };
 }
 
-py::tuple outlived_pair(const Outlived& outlived) {
-  return py::make_tuple(outlived.allocations, outlived.bytes);
+py::tuple outlived_pair(const Outlived& expired) {
+  return py::make_tuple(expired.allocations, expired.bytes);
 }
 
 py::dict report_dict(const AllocationPlan& plan) {
@@ -78,7 +78,7 @@ py::dict report_dict(const AllocationPlan& plan) {
   dict["plans"] = now.plans;
   dict["hits"] = now.hits;
   dict["misses"] = now.misses;
-  dict["outlived"] = now.outlived;
+  dict["outlived"] = now.expired;
   dict["requests"] = now.requests;
   dict["planned_requests"] = now.planned_requests;
   dict["planned_bytes"] = now.planned_bytes;

@@ -58,7 +58,7 @@ py::dict fragmentation_dict(const std::optional<c10::Device>& home) {
   py::list pieces;
   for (std::size_t i = 0; i < found.pieces.size(); ++i) {
     py::dict row;
-    row["least_bytes"] = Fragmentation::kLeast[i];
+    row["least_bytes"] = Fragmentation::kMin[i];
     row["count"] = found.pieces[i].count;
     row["bytes"] = found.pieces[i].bytes;
     pieces.append(row);

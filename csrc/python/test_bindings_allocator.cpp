@@ -21,10 +21,10 @@ namespace py = pybind11;
 using py::arg;
 
 /// Calls back into Python for room.
-class PythonRoomMaker final : public RoomMaker {
+class PythonPressureCallback final : public PressureCallback {
  public:
-  explicit PythonRoomMaker(py::function function) : function_(std::move(function)) {}
-  ~PythonRoomMaker() override { // its allocator goes without the GIL
+  explicit PythonPressureCallback(py::function function) : function_(std::move(function)) {}
+  ~PythonPressureCallback() override { // its allocator goes without the GIL
     const py::gil_scoped_acquire gil;
     function_ = py::function();
   }
@@ -40,7 +40,8 @@ class PythonRoomMaker final : public RoomMaker {
 /// An allocator with what it stands on. Members go in the reverse order: the allocator first.
 struct OwnedAllocator {
   std::shared_ptr<ManagedRuntime> runtime;
-  std::vector<std::unique_ptr<PythonRoomMaker>> room_makers; ///< those taken away too: one may be in a call
+  std::vector<std::unique_ptr<PythonPressureCallback>>
+      pressure_callbacks; ///< those taken away too: one may be in a call
   std::unique_ptr<CachingManagedAllocator> allocator;
 };
 
@@ -225,13 +226,13 @@ void bind_test_allocator(py::module_& classes) {
           },
           arg("populate"), arg("max_split_bytes"), no_gil)
       .def(
-          "set_room_maker",
+          "set_pressure_callback",
           [](OwnedAllocator& self, std::optional<py::function> function) {
             if (function) {
-              self.room_makers.push_back(std::make_unique<PythonRoomMaker>(std::move(*function)));
+              self.pressure_callbacks.push_back(std::make_unique<PythonPressureCallback>(std::move(*function)));
             }
-            RoomMaker* const maker = function ? self.room_makers.back().get() : nullptr;
-            without_gil([&] { self.allocator->set_room_maker(maker); });
+            PressureCallback* const maker = function ? self.pressure_callbacks.back().get() : nullptr;
+            without_gil([&] { self.allocator->set_pressure_callback(maker); });
           },
           arg("function"), "function(bytes, home) -> bool is called when memory runs short; None takes it away.",
           no_gil_inside)

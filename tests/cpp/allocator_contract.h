@@ -446,8 +446,8 @@ inline void free_neighbours_of_other_streams_are_merged_under_pressure(const Mak
   }
 }
 
-inline void the_door_is_asked_with_no_lock_held(const MakeRig& make) {
-  struct Door final : RoomMaker {
+inline void pressure_callbacks_run_with_no_lock_held(const MakeRig& make) {
+  struct Callback final : PressureCallback {
     Rig* rig = nullptr;
     Block* block = nullptr;
     std::size_t asked = 0;
@@ -463,20 +463,20 @@ inline void the_door_is_asked_with_no_lock_held(const MakeRig& make) {
       rig->allocator->free(std::exchange(block, nullptr));
       return had;
     }
-  } door;
+  } callback;
   Rig rig = make();
   Block* const filler = rig.leave_room(64 * MiB);
-  door.rig = &rig;
-  door.block = rig.allocate(32 * MiB);
-  rig.allocator->set_room_maker(&door);
+  callback.rig = &rig;
+  callback.block = rig.allocate(32 * MiB);
+  rig.allocator->set_pressure_callback(&callback);
   Block* const block = rig.allocate(48 * MiB);
-  CHECK_EQ(door.asked, std::size_t{1});
-  CHECK(door.home == kDevice && door.stream == kStream);
-  CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB)); // the door has nothing more to give
-  CHECK_EQ(door.asked, std::size_t{2});
-  rig.allocator->set_room_maker(nullptr);
+  CHECK_EQ(callback.asked, std::size_t{1});
+  CHECK(callback.home == kDevice && callback.stream == kStream);
+  CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB)); // the callback has nothing more to give
+  CHECK_EQ(callback.asked, std::size_t{2});
+  rig.allocator->set_pressure_callback(nullptr);
   CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB));
-  CHECK_EQ(door.asked, std::size_t{2});
+  CHECK_EQ(callback.asked, std::size_t{2});
   rig.allocator->free(block);
   rig.allocator->free(filler);
   rig.check();
@@ -534,7 +534,7 @@ inline const std::vector<ContractCase>& contract_cases() {
       TORCH_UVM_CASE(absurd_sizes_are_out_of_memory),
       TORCH_UVM_CASE(cached_segments_are_given_back_under_pressure),
       TORCH_UVM_CASE(free_neighbours_of_other_streams_are_merged_under_pressure),
-      TORCH_UVM_CASE(the_door_is_asked_with_no_lock_held),
+      TORCH_UVM_CASE(pressure_callbacks_run_with_no_lock_held),
       TORCH_UVM_CASE(the_limit_is_never_overrun),
   };
 #undef TORCH_UVM_CASE

@@ -96,8 +96,8 @@ inline void running_out_changes_nothing(const MakeRig& make) {
   fill(held, 7);
   rig.runtime->set_limit(rig.runtime->managed_bytes() + 64 * MiB);
   const auto before = in_hands(*rig.allocator);
-  constexpr std::size_t kMost = ~std::size_t{0};
-  for (const std::size_t bytes : {std::size_t{1} << 40, kMost / 4, kMost / 2, kMost - 300, kMost}) {
+  constexpr std::size_t kMax = ~std::size_t{0};
+  for (const std::size_t bytes : {std::size_t{1} << 40, kMax / 4, kMax / 2, kMax - 300, kMax}) {
     CHECK_THROWS(OutOfMemory, rig.allocate(bytes));
     CHECK(in_hands(*rig.allocator) == before);
   }

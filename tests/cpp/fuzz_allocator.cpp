@@ -15,8 +15,8 @@ using namespace torch_uvm;
 
 namespace {
 
-constexpr std::size_t kMostOperations = 300;
-constexpr std::size_t kMostLive = 64;
+constexpr std::size_t kMaxOperations = 300;
+constexpr std::size_t kMaxLive = 64;
 constexpr std::size_t kLimit = 256 * MiB;
 constexpr int kDevices = 2;
 
@@ -111,7 +111,7 @@ class Machine {
       case 11:
         return set_bounds();
       case 12:
-        return vacate();
+        return reserve_moves();
       case 13:
         return ask();
       case 14:
@@ -134,7 +134,7 @@ class Machine {
   void allocate(bool try_only) {
     const Stream on = stream();
     const std::size_t bytes = size();
-    if (held_.size() == kMostLive) {
+    if (held_.size() == kMaxLive) {
       return;
     }
     const Location home{on.device};
@@ -227,9 +227,9 @@ class Machine {
   }
 
   /// Each move is made, or the block stays, as the input has it.
-  void vacate() {
+  void reserve_moves() {
     const Stream on = device_stream();
-    const auto moves = allocator_->vacate(
+    const auto moves = allocator_->reserve_moves(
         size(), on.device, on, [&](void* tag, std::size_t bytes) { return cost(tag, bytes); },
         [&](void* /*tag*/) { return input_.below(8) != 0; });
     for (const auto& move : moves) {
@@ -239,13 +239,13 @@ class Machine {
         }
         FUZZ_CHECK(move.tag == held.block);
         if (input_.below(3) == 0) {
-          allocator_->stay(move);
+          allocator_->roll_back(move);
           break;
         }
         FUZZ_CHECK(allocator_->bytes(move.to) >= held.bytes);
         verify(held);
         std::memcpy(allocator_->data(move.to), allocator_->data(move.from), held.bytes);
-        allocator_->leave(move);
+        allocator_->commit(move);
         held.block = move.to;
         allocator_->set_tag(held.block, held.block);
         break;
@@ -255,7 +255,7 @@ class Machine {
 
   void ask() {
     const int device = static_cast<int>(input_.below(kDevices));
-    const auto run = allocator_->cheapest_run(size(), device, [&](void* tag, std::size_t b) { return cost(tag, b); });
+    const auto run = allocator_->min_cost_range(size(), device, [&](void* tag, std::size_t b) { return cost(tag, b); });
     for (void* const tag : run.value_or(std::vector<void*>())) {
       FUZZ_CHECK(cost(tag, 1) == 1);
     }
@@ -334,7 +334,7 @@ class Machine {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
   Machine machine(input);
-  for (std::size_t left = kMostOperations; left > 0 && !input.empty(); --left) {
+  for (std::size_t left = kMaxOperations; left > 0 && !input.empty(); --left) {
     machine.step();
   }
   return 0;

@@ -15,7 +15,7 @@ namespace {
 
 using Kind = ReplayEvent::Kind;
 
-constexpr std::size_t kMostEvents = 400;
+constexpr std::size_t kMaxEvents = 400;
 constexpr std::size_t kCeiling = 64 * MiB;
 
 std::vector<Stream> streams_of(fuzz::Input& input) {
@@ -38,7 +38,7 @@ ReplayLog log_of(fuzz::Input& input) {
   log.allocations = plausible ? 0 : input.number<std::uint16_t>();
   std::vector<ReplayEvent> live;
   bool inside = false;
-  while (!input.empty() && log.events.size() < kMostEvents) {
+  while (!input.empty() && log.events.size() < kMaxEvents) {
     ReplayEvent event;
     event.kind = static_cast<Kind>(input.below(plausible ? 4 : 6));
     event.stream = input.byte();

@@ -41,9 +41,9 @@ struct Storage {
   bool going = false; ///< nobody owns it: a thread is about to free it
 };
 
-class Door final : public StorageDoor {
+class Adapter final : public StorageAdapter {
  public:
-  explicit Door(CachingManagedAllocator& memory) : memory_(memory) {}
+  explicit Adapter(CachingManagedAllocator& memory) : memory_(memory) {}
   bool keep(const Record& record, std::vector<void*>& /*kept*/) override {
     return !of(record).gone && !of(record).going && !of(record).shared && !of(record).was_shared;
   }
@@ -88,8 +88,8 @@ class Door final : public StorageDoor {
 struct Rig {
   RecordingRuntime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
-  Door door{memory};
-  Engine engine{runtime, memory, door};
+  Adapter adapter{memory};
+  Engine engine{runtime, memory, adapter};
   std::vector<std::unique_ptr<Storage>> storages;
   const std::vector<Stream> streams{kStream};
 
@@ -101,14 +101,14 @@ struct Rig {
     for (const auto& storage : storages) {
       free(*storage);
     }
-    memory.set_room_maker(nullptr);
+    memory.set_pressure_callback(nullptr);
   }
 
   void free(Storage& storage) {
     Block* const block = storage.block;
     Record* const record = storage.record;
     if (record != nullptr) {
-      engine.died(record);
+      engine.destroyed(record);
     }
     memory.free(block);
     if (record != nullptr && block != nullptr) {

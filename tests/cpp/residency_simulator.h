@@ -102,7 +102,7 @@ class Simulator {
       used_ -= storage.bytes;
     }
     retiring_.erase(id);
-    policy_.died(id);
+    policy_.freed(id);
     storages_.erase(id);
     names_.erase(name);
     by_use_.erase(id);
@@ -138,11 +138,11 @@ class Simulator {
         retiring_.erase(access.storage);
       }
     }
-    std::size_t born = op.workspace;
+    std::size_t created = op.workspace;
     for (const auto& [name, bytes] : op.births) {
-      born += bytes;
+      created += bytes;
     }
-    room_for(born);
+    room_for(created);
     std::vector<std::pair<StorageId, std::size_t>> births;
     for (const auto& [name, bytes] : op.births) {
       births.emplace_back(make(name, bytes), bytes);

@@ -23,10 +23,10 @@ class Table {
         streams.push_back(subject.runtime.create_stream(device, 0));
       }
     }
-    subject.set_door([this] { return make_room(); });
+    subject.set_callback([this] { return make_room(); });
   }
   ~Table() {
-    subject.set_door(nullptr);
+    subject.set_callback(nullptr);
   }
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -150,7 +150,7 @@ class Table {
       free(held);
     }
   }
-  /// The door: what is shared, every other one, is given up.
+  /// The pressure callback: what is shared, every other one, is given up.
   bool make_room() {
     std::vector<Held> given;
     {

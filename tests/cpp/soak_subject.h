@@ -66,7 +66,7 @@ class Subject {
   /// What only this one can. \param shared slots whose holders may be changed, under their mutex, which is held
   virtual void special(std::uint32_t /*choice*/, std::vector<Held>& /*shared*/) {}
   /// Called for room, with no lock held. True: it is worth trying again.
-  virtual void set_door(std::function<bool()> /*door*/) {}
+  virtual void set_callback(std::function<bool()> /*callback*/) {}
 
   virtual std::optional<std::string> check() const = 0;
   /// All was freed: nothing may be left. \throws harness::Failure
@@ -90,7 +90,7 @@ inline void order(ManagedRuntime& runtime, Stream earlier, Stream later) {
   runtime.destroy_event(event);
 }
 
-class CachingSubject final : public Subject, private RoomMaker {
+class CachingSubject final : public Subject, private PressureCallback {
  public:
   CachingSubject(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source)
       : Subject(runtime),
@@ -98,7 +98,7 @@ class CachingSubject final : public Subject, private RoomMaker {
         serves_devices_(source->serves(Location::device(0))),
         managed_(source->is_managed()),
         allocator_(runtime, std::move(source)) {
-    allocator_.set_room_maker(this);
+    allocator_.set_pressure_callback(this);
   }
 
   bool serves(Location home) const override {
@@ -181,10 +181,10 @@ class CachingSubject final : public Subject, private RoomMaker {
     };
     const auto agree = [](void* tag) { return tag != nullptr; };
     if (choice / 128 % 4 == 0) {
-      static_cast<void>(allocator_.cheapest_run(bytes, device, cost));
+      static_cast<void>(allocator_.min_cost_range(bytes, device, cost));
     } else {
       const Stream taker = Stream::default_of(device);
-      for (const CachingManagedAllocator::Move& move : allocator_.vacate(bytes, device, taker, cost, agree)) {
+      for (const CachingManagedAllocator::Move& move : allocator_.reserve_moves(bytes, device, taker, cost, agree)) {
         carry_out(move, taker, choice / 512 % 4 != 0);
       }
     }
@@ -194,8 +194,8 @@ class CachingSubject final : public Subject, private RoomMaker {
       }
     }
   }
-  void set_door(std::function<bool()> door) override {
-    door_ = std::move(door);
+  void set_callback(std::function<bool()> callback) override {
+    callback_ = std::move(callback);
   }
   std::optional<std::string> check() const override {
     return allocator_.check();
@@ -209,7 +209,7 @@ class CachingSubject final : public Subject, private RoomMaker {
 
  private:
   bool make_room(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) override {
-    return door_ && door_();
+    return callback_ && callback_();
   }
   Held held(Block* block, std::size_t bytes, Location home, Stream stream) {
     return {block, {}, static_cast<unsigned char*>(allocator_.data(block)), bytes, home, stream, 0};
@@ -217,7 +217,7 @@ class CachingSubject final : public Subject, private RoomMaker {
   void carry_out(const CachingManagedAllocator::Move& move, Stream taker, bool leaves) {
     Held& owner = *static_cast<Held*>(move.tag);
     if (!leaves) {
-      allocator_.stay(move);
+      allocator_.roll_back(move);
       return;
     }
     for (const Stream used : allocator_.streams(move.to)) {
@@ -230,11 +230,11 @@ class CachingSubject final : public Subject, private RoomMaker {
     owner.block = move.to;
     owner.data = to;
     owner.stream = taker;
-    allocator_.leave(move);
+    allocator_.commit(move);
   }
 
   const bool serves_host_, serves_devices_, managed_;
-  std::function<bool()> door_;
+  std::function<bool()> callback_;
   CachingManagedAllocator allocator_;
 };
 

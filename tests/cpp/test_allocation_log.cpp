@@ -216,15 +216,15 @@ TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
     rig.memory.free(blocks[number]);
     blocks[number] = nullptr;
   }
-  const auto moves = rig.memory.vacate(
+  const auto moves = rig.memory.reserve_moves(
       8 * MiB, 0, kStream, [](void*, std::size_t bytes) { return double(bytes); }, [](void*) { return true; });
   CHECK(!moves.empty());
   for (const CachingManagedAllocator::Move& move : moves) {
     if (&move == &moves.front()) {
-      rig.memory.stay(move);
+      rig.memory.roll_back(move);
     } else {
       std::replace(blocks.begin(), blocks.end(), move.from, move.to);
-      rig.memory.leave(move);
+      rig.memory.commit(move);
     }
   }
   for (Block* const block : blocks) {

@@ -44,7 +44,7 @@ TEST(bytes_of_a_segment_under_way_count) {
   std::thread other([&] { first = allocator.allocate(40 * MiB, kDevice, kStream); });
   source.inside.wait();
   CHECK(allocator.try_allocate(40 * MiB, kDevice, kStream) == nullptr);
-  CHECK(!allocator.cheapest_run(40 * MiB, 0, free_of_cost)); // nobody's to give up
+  CHECK(!allocator.min_cost_range(40 * MiB, 0, free_of_cost)); // nobody's to give up
   CHECK(allocator.is_valid());
   Block* beside = nullptr;
   std::atomic<bool> refused = false;
@@ -160,7 +160,7 @@ TEST(threads_at_once_never_exceed_a_hard_cap) {
 
 namespace {
 
-/// Works under a cap, with a door that gives up the cheapest run, while the Nth call of the runtime fails.
+/// Works under a cap, with a callback that gives up the cheapest run, while the Nth call of the runtime fails.
 class FailingScript {
  public:
   FailingScript(bool managed, std::string_view failing, std::size_t nth)
@@ -170,9 +170,9 @@ class FailingScript {
         calls_(static_cast<RecordingRuntime&>(*rig_.runtime)),
         a_(rig_.stream()),
         b_(rig_.stream()) {
-    door_.script = this;
+    callback_.script = this;
     work_ = rig_.runtime->create_event(0, false);
-    rig_.allocator->set_room_maker(&door_);
+    rig_.allocator->set_pressure_callback(&callback_);
     calls_.clear_calls();
     calls_.fail(failing, nth);
   }
@@ -217,14 +217,14 @@ class FailingScript {
     return calls_.live_objects() - 3; // two streams, one event
   }
   std::size_t asked() const {
-    return door_.asked;
+    return callback_.asked;
   }
 
  private:
-  struct Door final : RoomMaker {
+  struct Callback final : PressureCallback {
     bool make_room(std::size_t bytes, Location home, Stream) override {
       ++asked;
-      const auto run = script->rig_.allocator->cheapest_run(bytes, home.index, by_bytes);
+      const auto run = script->rig_.allocator->min_cost_range(bytes, home.index, by_bytes);
       for (void* const tag : run.value_or(std::vector<void*>{})) {
         script->drop(number_of(tag));
       }
@@ -272,7 +272,7 @@ class FailingScript {
   RecordingRuntime& calls_;
   Stream a_, b_;
   Event work_;
-  Door door_;
+  Callback callback_;
   std::map<std::size_t, Block*> held_;
   std::size_t next_ = 1;
 };

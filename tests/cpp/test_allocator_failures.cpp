@@ -242,15 +242,15 @@ TEST(a_block_freed_twice_ends_the_program) {
   rig.check();
 }
 
-TEST(a_door_that_throws_changes_nothing) {
-  struct Door final : RoomMaker {
+TEST(a_pressure_callback_that_throws_changes_nothing) {
+  struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
-      throw RuntimeFailure("the door is stuck");
+      throw RuntimeFailure("the callback is stuck");
     }
-  } door;
+  } callback;
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   rig.runtime->set_limit(20 * MiB);
-  rig.allocator->set_room_maker(&door);
+  rig.allocator->set_pressure_callback(&callback);
   CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
   rig.check();
   rig.allocator->free(rig.allocate(12 * MiB)); // the lock is not left held

@@ -133,13 +133,14 @@ TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
   }
   rig.allocator->free(blocks[0]);
   rig.allocator->free(blocks[2]);
-  const auto moves = rig.allocator->vacate(2 * kBytes, 0, kStream, [](void*, std::size_t) { return 1.0; }, agree);
+  const auto moves =
+      rig.allocator->reserve_moves(2 * kBytes, 0, kStream, [](void*, std::size_t) { return 1.0; }, agree);
   CHECK_EQ(moves.size(), std::size_t{1});
   Block*& moved = moves[0].from == blocks[1] ? blocks[1] : blocks[3];
   const int value = moved == blocks[1] ? 1 : 3;
   std::memcpy(rig.allocator->data(moves[0].to), rig.allocator->data(moved), kBytes);
   moved = moves[0].to;
-  rig.allocator->leave(moves[0]);
+  rig.allocator->commit(moves[0]);
   CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, moved, kBytes, value) ? 0 : 1; }), 0);
   rig.allocator->free(blocks[1]);
   rig.allocator->free(blocks[3]);

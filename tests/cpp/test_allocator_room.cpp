@@ -1,4 +1,4 @@
-// Making room under a cap: what is refused, given back, asked of the door; allocation that only tries; tags,
+// Making room under a cap: what is refused, given back, asked of the callback; allocation that only tries; tags,
 // hand-overs, peaks.
 #include <cstring>
 #include <map>
@@ -76,8 +76,8 @@ TEST(a_lower_cap_gives_caches_back_and_leaves_what_is_in_use) {
   });
 }
 
-TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
-  struct Door final : RoomMaker {
+TEST(a_pressure_callback_runs_before_the_host_waits_and_again_while_it_returns_true) {
+  struct Callback final : PressureCallback {
     CachingManagedAllocator* allocator = nullptr;
     RecordingRuntime* runtime = nullptr;
     std::vector<Block*> blocks;
@@ -98,42 +98,42 @@ TEST(the_door_is_asked_before_the_host_waits_and_again_while_it_says_yes) {
       blocks.pop_back();
       return true;
     }
-  } door;
+  } callback;
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  door.allocator = rig.allocator.get();
-  door.runtime = static_cast<RecordingRuntime*>(rig.runtime.get());
+  callback.allocator = rig.allocator.get();
+  callback.runtime = static_cast<RecordingRuntime*>(rig.runtime.get());
   const Stream a = rig.stream(), b = rig.stream();
   rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
-  rig.allocator->set_room_maker(&door);
+  rig.allocator->set_pressure_callback(&callback);
   Block* const pending = rig.allocate(32 * MiB, a);
   for (int i = 0; i < 4; ++i) {
-    door.blocks.push_back(rig.allocate(8 * MiB, a));
+    callback.blocks.push_back(rig.allocate(8 * MiB, a));
   }
   rig.allocator->record_stream(pending, b);
-  door.runtime->hold(b);
+  callback.runtime->hold(b);
   const Event work = rig.runtime->create_event(0, false);
   rig.runtime->record_event(work, b);
   rig.allocator->free(pending); // 32 MiB that the host would have to wait for
   Block* const block = rig.allocate(32 * MiB, b);
-  CHECK_EQ(door.asked, std::size_t{1}); // one block was given up; then the host waited for what was pending
-  CHECK_EQ(door.waits_before, std::size_t{0});
-  CHECK(door.stream == b);
-  CHECK_EQ(door.runtime->count("synchronize_event"), std::size_t{1});
-  door.asked = 0;
+  CHECK_EQ(callback.asked, std::size_t{1}); // one block was given up; then the host waited for what was pending
+  CHECK_EQ(callback.waits_before, std::size_t{0});
+  CHECK(callback.stream == b);
+  CHECK_EQ(callback.runtime->count("synchronize_event"), std::size_t{1});
+  callback.asked = 0;
   Block* const second = rig.allocate(32 * MiB, a); // block by block
-  CHECK_EQ(door.asked, std::size_t{3});
-  door.asked = 0;
-  door.always = true;
+  CHECK_EQ(callback.asked, std::size_t{3});
+  callback.asked = 0;
+  callback.always = true;
   CHECK_THROWS(OutOfMemory, rig.allocate(32 * MiB, a));
-  CHECK(door.asked > 3 && door.asked < 100); // it says yes for ever, and is not believed
+  CHECK(callback.asked > 3 && callback.asked < 100); // it says yes for ever, and is not believed
   rig.allocator->free(second);
   rig.allocator->free(block);
   rig.check();
   rig.runtime->destroy_event(work);
 }
 
-TEST(a_door_may_let_one_request_exceed_a_hard_cap) {
-  struct Door final : RoomMaker {
+TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
+  struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
       return false;
     }
@@ -145,15 +145,15 @@ TEST(a_door_may_let_one_request_exceed_a_hard_cap) {
     }
     Rig* rig = nullptr;
     bool lets = false;
-  } door;
+  } callback;
   on_each([&](Rig& rig) {
-    door.rig = &rig;
+    callback.rig = &rig;
     rig.allocator->set_cap(0, 64 * MiB, true);
-    rig.allocator->set_room_maker(&door);
+    rig.allocator->set_pressure_callback(&callback);
     Block* const held = rig.allocate(40 * MiB);
-    door.lets = false;
+    callback.lets = false;
     CHECK_THROWS(OutOfMemory, rig.allocate(40 * MiB));
-    door.lets = true;
+    callback.lets = true;
     CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, kStream) == nullptr); // does not ask
     Block* const over = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics().num_over_cap, 1);
@@ -166,16 +166,16 @@ TEST(a_door_may_let_one_request_exceed_a_hard_cap) {
   });
 }
 
-TEST(a_door_that_throws_under_a_cap_changes_nothing) {
-  struct Door final : RoomMaker {
+TEST(a_pressure_callback_that_throws_under_a_cap_changes_nothing) {
+  struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
-      throw RuntimeFailure("the door is stuck");
+      throw RuntimeFailure("the callback is stuck");
     }
-  } door;
+  } callback;
   on_each([&](Rig& rig) {
     for (const bool hard : {true, false}) {
       rig.allocator->set_cap(0, 20 * MiB, hard);
-      rig.allocator->set_room_maker(&door);
+      rig.allocator->set_pressure_callback(&callback);
       CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
       rig.check();
       CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call it
@@ -195,7 +195,7 @@ TEST(room_freed_in_one_class_serves_another) {
     }
     CHECK_EQ(small.size(), std::size_t{64}); // the cap is full of small segments, two blocks each
     // No segment can hold it: whole ones are emptied, the cheaper ones, and given back.
-    const auto run = rig.allocator->cheapest_run(
+    const auto run = rig.allocator->min_cost_range(
         16 * MiB, 0, [](void* tag, std::size_t) { return number_of(tag) <= 40 ? 5.0 : 1.0; });
     CHECK(run.has_value());
     CHECK_EQ(run->size(), std::size_t{16});
@@ -205,7 +205,7 @@ TEST(room_freed_in_one_class_serves_another) {
       small.erase(number_of(tag));
     }
     rig.check();
-    CHECK(rig.allocator->cheapest_run(16 * MiB, 0, by_bytes)->empty());
+    CHECK(rig.allocator->min_cost_range(16 * MiB, 0, by_bytes)->empty());
     Block* const large = rig.allocator->allocate(16 * MiB, kDevice, kStream);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
     rig.check();
@@ -216,7 +216,7 @@ TEST(room_freed_in_one_class_serves_another) {
       CHECK(block != nullptr);
       small[next++] = block;
     }
-    CHECK(!rig.allocator->cheapest_run(16 * MiB, 0, [](void*, std::size_t) { return kNever; }));
+    CHECK(!rig.allocator->min_cost_range(16 * MiB, 0, [](void*, std::size_t) { return kNever; }));
     for (const auto& [number, block] : small) {
       rig.allocator->free(block);
     }
@@ -256,7 +256,7 @@ TEST(where_the_source_refuses_room_is_what_others_give_up) {
   }
   CHECK_EQ(blocks.size(), std::size_t{8});
   CHECK_EQ(rig.allocator->statistics().segment[0].current, 1); // half as large as was asked for first
-  const auto run = rig.allocator->cheapest_run(16 * MiB, 0, by_bytes);
+  const auto run = rig.allocator->min_cost_range(16 * MiB, 0, by_bytes);
   CHECK(run.has_value());
   CHECK_EQ(run->size(), std::size_t{2}); // not: there is room under the cap
   for (void* const tag : *run) {
@@ -337,17 +337,17 @@ TEST(a_block_freed_after_an_event_that_is_reached_waits_for_nothing) {
 // --- trying -------------------------------------------------------------------------------------------------------
 
 TEST(trying_never_waits_and_never_asks) {
-  struct Door final : RoomMaker {
+  struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
       ++asked;
       return false;
     }
     int asked = 0;
-  } door;
+  } callback;
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream a = rig.stream(), b = rig.stream();
-  rig.allocator->set_room_maker(&door);
+  rig.allocator->set_pressure_callback(&callback);
   rig.runtime->set_limit(64 * MiB);
   Block* const shared = rig.allocate(20 * MiB, a);
   Block* const host = rig.allocate(20 * MiB, a);
@@ -369,7 +369,7 @@ TEST(trying_never_waits_and_never_asks) {
   for (const RecordedCall& call : calls.calls()) {
     CHECK(!call.name.starts_with("synchronize"));
   }
-  CHECK_EQ(door.asked, 0);
+  CHECK_EQ(callback.asked, 0);
   CHECK_EQ(rig.allocator->statistics().num_ooms, 0);
   CHECK_EQ(rig.allocator->statistics().num_host_waits, 0);
   rig.check();

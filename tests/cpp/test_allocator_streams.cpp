@@ -359,18 +359,18 @@ TEST(device_memory_is_not_prefetched) {
 }
 
 TEST(the_failure_path_goes_from_cheap_to_dear) {
-  struct Door final : RoomMaker {
+  struct Callback final : PressureCallback {
     Recorded* rig = nullptr;
     std::vector<std::string> before;
     bool make_room(std::size_t, Location, Stream) override {
       before = rig->names();
       return false;
     }
-  } door;
+  } callback;
   Recorded rig;
-  door.rig = &rig;
+  callback.rig = &rig;
   rig.runtime->set_limit(64 * MiB);
-  rig.allocator->set_room_maker(&door);
+  rig.allocator->set_pressure_callback(&callback);
   Block* const held = rig.allocate(20 * MiB, rig.a);
   Block* const pending = rig.allocate(20 * MiB, rig.a);
   rig.cache(20 * MiB, rig.b);
@@ -383,8 +383,8 @@ TEST(the_failure_path_goes_from_cheap_to_dear) {
   // again.
   const std::vector<std::string> expected{"query_stream", "create_event",      "record_event", "query_event",
                                           "query_event",  "synchronize_event", "free_managed", "free_managed"};
-  CHECK(door.before == expected);
-  rig.expect_calls(expected); // the door had nothing to give: no second round
+  CHECK(callback.before == expected);
+  rig.expect_calls(expected); // the callback had nothing to give: no second round
   rig.check();
   rig.allocator->free(held);
 }

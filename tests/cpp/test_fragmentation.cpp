@@ -1,7 +1,7 @@
 // The report of what is free, and in how many pieces.
 #include "allocator/caching/fragmentation.h"
 
-#include "allocator/caching/ledger.h"
+#include "allocator/caching/pool_statistics.h"
 #include "allocator_rig.h"
 #include "runtime/testing/recording_runtime.h"
 

@@ -170,12 +170,12 @@ TEST(a_budget_that_is_lifted_waits_for_operators_that_use_storages_on_the_host) 
 
 TEST(nothing_leaves_while_kernels_run_that_began_unseen) {
   Rig rig;
-  rig.door.unseen = 0;
+  rig.adapter.unseen = 0;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
   }
   rig.engine.set_budget(0, std::nullopt, false);
-  rig.door.unseen = 1; // it began while there was no budget
+  rig.adapter.unseen = 1; // it began while there was no budget
   rig.engine.set_budget(0, kBudget, true);
   std::vector<const unsigned char*> addresses;
   for (const auto& storage : rig.storages) {
@@ -189,7 +189,7 @@ TEST(nothing_leaves_while_kernels_run_that_began_unseen) {
     CHECK(rig.storages[index]->ptr == addresses[index]);
   }
   CHECK(rig.engine.statistics().over_budget > 0);
-  rig.door.unseen = 0;
+  rig.adapter.unseen = 0;
   for (unsigned char number = 9; number < 13; ++number) {
     rig.make(number);
   }

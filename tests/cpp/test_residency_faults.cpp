@@ -39,14 +39,14 @@ const unsigned char* all_of(unsigned char content) {
 
 class Delayed {
  public:
-  explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), door_(memory_) {
-    engine_ = std::make_unique<Engine>(runtime, memory_, door_);
+  explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), adapter_(memory_) {
+    engine_ = std::make_unique<Engine>(runtime, memory_, adapter_);
     engine_->set_staging(kPiece);
   }
   ~Delayed() {
     for (Storage& storage : storages_) {
       if (storage.record != nullptr) {
-        engine_->died(storage.record);
+        engine_->destroyed(storage.record);
       }
       memory_.free(storage.block);
       if (storage.record != nullptr && storage.block != nullptr) {
@@ -54,7 +54,7 @@ class Delayed {
       }
     }
     runtime.synchronize_device(0);
-    memory_.set_room_maker(nullptr);
+    memory_.set_pressure_callback(nullptr);
   }
 
   Engine& engine() {
@@ -161,7 +161,7 @@ class Delayed {
   }
 
   CachingManagedAllocator memory_;
-  Door door_;
+  Adapter adapter_;
   std::unique_ptr<Engine> engine_;
   std::string failing_;
   EmulatedFailures failures_{runtime};

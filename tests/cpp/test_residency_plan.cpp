@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/policy/plan.h"
+#include "residency/policy/schedule.h"
 #include "residency/policy/usage.h"
 
 using namespace torch_uvm;
-using namespace torch_uvm::planning;
+using namespace torch_uvm::scheduling;
 
 namespace {
 
@@ -24,26 +24,26 @@ class Script {
   explicit Script(std::map<StorageId, std::size_t> parameters) {
     for (const auto& [storage, bytes] : parameters) {
       live_[storage] = {storage, 0, 0, bytes};
-      log_.birth({storage, bytes});
+      log_.created_at({storage, bytes});
     }
   }
   void op(OperatorKey key, const std::vector<std::pair<StorageId, bool>>& uses, const std::vector<Birth>& births = {},
-          const std::vector<StorageId>& deaths = {}, bool in_place_ok = false, std::size_t workspace = 0) {
+          const std::vector<StorageId>& frees = {}, bool in_place_ok = false, std::size_t workspace = 0) {
     std::vector<Operand> operands;
     const std::uint64_t number = log_.latest() + 1;
     for (const auto& [name, writes] : uses) {
       Live& it = live_.at(name);
-      operands.push_back({{it.id, it.birth, it.bytes, writes}, it.last_use});
+      operands.push_back({{it.id, it.created_at, it.bytes, writes}, it.last_use});
       it.last_use = number;
     }
     log_.begin(key, operands, in_place_ok);
     log_.workspace(workspace);
-    for (const Birth& birth : births) {
-      live_[birth.storage] = {next_++, number, 0, birth.bytes};
-      log_.birth({live_[birth.storage].id, birth.bytes});
+    for (const Birth& created_at : births) {
+      live_[created_at.storage] = {next_++, number, 0, created_at.bytes};
+      log_.created_at({live_[created_at.storage].id, created_at.bytes});
     }
-    for (const StorageId name : deaths) {
-      log_.death(live_.at(name).id);
+    for (const StorageId name : frees) {
+      log_.freed_at(live_.at(name).id);
       live_.erase(name);
     }
   }
@@ -54,7 +54,7 @@ class Script {
  private:
   struct Live {
     StorageId id;
-    std::uint64_t birth, last_use;
+    std::uint64_t created_at, last_use;
     std::size_t bytes;
   };
   OperatorLog log_;
@@ -74,25 +74,25 @@ PolicyOptions options(std::size_t budget, bool in_place = true) {
 }
 
 /// "op:storage or birth place, ..." of one of the plan's lists.
-std::string shown(const Plan& plan, const Lists& lists) {
+std::string shown(const Schedule& schedule, const Lists& lists) {
   std::string text;
-  for (std::uint32_t op = 0; op < plan.lap.size(); ++op) {
-    for (const std::uint32_t part : lists[op]) {
-      const Part& it = plan.lap.parts[part];
+  for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
+    for (const std::uint32_t value : lists[op]) {
+      const Value& it = schedule.iteration.values[value];
       text += (text.empty() ? "" : " ") + std::to_string(op) + ':' +
-              (it.birth == kNone ? std::to_string(it.persistent) : 'b' + std::to_string(it.birth));
+              (it.created_at == kNone ? std::to_string(it.persistent) : 'b' + std::to_string(it.created_at));
     }
   }
   return text;
 }
 
-std::string in_place(const Plan& plan) {
+std::string in_place(const Schedule& schedule) {
   std::string text;
-  for (std::uint32_t event = 0; event < plan.lap.events.size(); ++event) {
-    if (plan.in_place[event]) {
-      const Event& it = plan.lap.events[event];
-      text +=
-          (text.empty() ? "" : " ") + std::to_string(it.op) + ':' + std::to_string(plan.lap.parts[it.part].persistent);
+  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+    if (schedule.in_place[use]) {
+      const Use& it = schedule.iteration.uses[use];
+      text += (text.empty() ? "" : " ") + std::to_string(it.op) + ':' +
+              std::to_string(schedule.iteration.values[it.value].persistent);
     }
   }
   return text;
@@ -116,27 +116,27 @@ TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_passed) {
 /// that leaves is the one that comes back latest.
 TEST(a_row_of_weights_that_are_only_read) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
-  for (int lap = 0; lap < 12; ++lap) {
+  for (int iteration = 0; iteration < 12; ++iteration) {
     for (StorageId weight = 1; weight <= 4; ++weight) {
       script.op(weight, {{weight, false}});
     }
   }
   CHECK_EQ(script.log().candidate(), 4U);
   CHECK(script.log().repeats(4, is_alive));
-  const Plan roomy = make_plan(make_lap(script.log(), 4), options(16));
+  const Schedule roomy = make_schedule(make_iteration(script.log(), 4), options(16));
   CHECK_EQ(shown(roomy, roomy.retire), "");
   CHECK_EQ(shown(roomy, roomy.fetch), "");
 
   // With room for three, one must be away at each moment. Any plan fetches at least 4/3 a lap in the long run; a plan
   // that is the same in each lap fetches two.
-  const Plan plan = make_plan(make_lap(script.log(), 4), options(12));
-  CHECK_EQ(plan.fetches.size(), 2U);
+  const Schedule schedule = make_schedule(make_iteration(script.log(), 4), options(12));
+  CHECK_EQ(schedule.fetches.size(), 2U);
 }
 
 /// Two layers and what they save: the early layer's activation leaves, as its backward comes last.
 TEST(activations_leave_in_the_order_of_backward) {
   Script script({});
-  for (int lap = 0; lap < 4; ++lap) {
+  for (int iteration = 0; iteration < 4; ++iteration) {
     script.op(10, {}, {{101, 10}}); // 0: forward 1 saves b0
     script.op(11, {{101, false}}, {{102, 10}}); // 1: forward 2 saves b1
     script.op(12, {{102, false}}, {{103, 10}}); // 2: forward 3 saves b2
@@ -146,15 +146,15 @@ TEST(activations_leave_in_the_order_of_backward) {
   }
   CHECK_EQ(script.log().candidate(), 6U);
   CHECK(script.log().repeats(6, is_alive));
-  const Plan all = make_plan(make_lap(script.log(), 6), options(32));
+  const Schedule all = make_schedule(make_iteration(script.log(), 6), options(32));
   CHECK_EQ(shown(all, all.retire), "");
   // Room for two activations and the gradient: b0 leaves after its use in 1, room for it is there again after 3.
-  const Plan plan = make_plan(make_lap(script.log(), 6), options(22));
-  CHECK_EQ(shown(plan, plan.retire), "1:b0");
-  CHECK_EQ(shown(plan, plan.fetch), "3:b0");
+  const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(22));
+  CHECK_EQ(shown(schedule, schedule.retire), "1:b0");
+  CHECK_EQ(shown(schedule, schedule.fetch), "3:b0");
   // Room for one and the gradient: each leaves behind, each comes back when the one before it is gone.
   // The operators 1 and 2 have two of them at once, which cannot be helped.
-  const Plan tight = make_plan(make_lap(script.log(), 6), options(12));
+  const Schedule tight = make_schedule(make_iteration(script.log(), 6), options(12));
   CHECK_EQ(shown(tight, tight.retire), "1:b0 2:b1");
   CHECK_EQ(shown(tight, tight.fetch), "3:b1 4:b0");
 }
@@ -162,7 +162,7 @@ TEST(activations_leave_in_the_order_of_backward) {
 /// A parameter, used forwards and by the optimizer; its state, used by the optimizer only: that is used in place.
 TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
   Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, the state of each
-  for (int lap = 0; lap < 6; ++lap) {
+  for (int iteration = 0; iteration < 6; ++iteration) {
     script.op(10, {{1, false}}, {{101, 8}}); // 0
     script.op(11, {{2, false}, {101, false}}, {{102, 8}}, {101}); // 1
     script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: the gradients
@@ -171,16 +171,16 @@ TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
     script.op(15, {{2, true}, {104, false}, {4, true}}, {}, {104}, true); // 5
   }
   CHECK_EQ(script.log().candidate(), 6U);
-  const Plan plan = make_plan(make_lap(script.log(), 6), options(32));
-  CHECK_EQ(in_place(plan), "4:3 5:4");
-  CHECK_EQ(shown(plan, plan.fetch), "");
-  CHECK_EQ(shown(plan, plan.retire), ""); // it is on the host for ever
+  const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(32));
+  CHECK_EQ(in_place(schedule), "4:3 5:4");
+  CHECK_EQ(shown(schedule, schedule.fetch), "");
+  CHECK_EQ(shown(schedule, schedule.retire), ""); // it is on the host for ever
   // Without use in place it has to come and go.
-  const Plan fetched = make_plan(make_lap(script.log(), 6), options(32, false));
+  const Schedule fetched = make_schedule(make_iteration(script.log(), 6), options(32, false));
   CHECK_EQ(in_place(fetched), "");
   CHECK(!fetched.fetches.empty());
   // Where all fits nothing is used in place.
-  const Plan roomy = make_plan(make_lap(script.log(), 6), options(48));
+  const Schedule roomy = make_schedule(make_iteration(script.log(), 6), options(48));
   CHECK_EQ(in_place(roomy), "");
 }
 
@@ -188,7 +188,7 @@ TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
 TEST(what_is_clean_leaves_first) {
   for (const bool dirty : {false, true}) {
     Script script({{1, 8}, {2, 8}, {3, 8}});
-    for (int lap = 0; lap < 5; ++lap) {
+    for (int iteration = 0; iteration < 5; ++iteration) {
       script.op(10, {{1, false}});
       script.op(11, {{2, dirty}});
       script.op(12, {{1, !dirty}});
@@ -196,53 +196,53 @@ TEST(what_is_clean_leaves_first) {
       script.op(14, {{3, false}});
       script.op(15, {{3, false}});
     }
-    const Plan plan = make_plan(make_lap(script.log(), 6), options(16));
-    CHECK_EQ(plan.fetches.size(), 2U); // 3, and one of the others
-    bool leaves = false;
-    for (const Fetch& fetch : plan.fetches) {
-      leaves |= plan.lap.parts[fetch.part].persistent == (dirty ? 1U : 2U);
+    const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(16));
+    CHECK_EQ(schedule.fetches.size(), 2U); // 3, and one of the others
+    bool evicted_after = false;
+    for (const Fetch& fetch : schedule.fetches) {
+      evicted_after |= schedule.iteration.values[fetch.value].persistent == (dirty ? 1U : 2U);
     }
-    CHECK(leaves);
+    CHECK(evicted_after);
   }
 }
 
 TEST(what_is_held_stays_and_its_bytes_are_taken) {
   Script script({{1, 8}, {2, 8}, {3, 8}});
-  for (int lap = 0; lap < 8; ++lap) {
+  for (int iteration = 0; iteration < 8; ++iteration) {
     script.op(10, {{1, false}});
     script.op(11, {{2, false}});
     script.op(12, {{3, false}});
   }
-  Lap lap = make_lap(script.log(), 3);
-  lap.parts[*lap.part_of.find(1)].held = true;
-  const Plan plan = make_plan(lap, options(16));
-  CHECK_EQ(shown(plan, plan.retire), "1:2 2:3");
-  CHECK_EQ(shown(plan, plan.fetch), "1:3 2:2");
+  Iteration iteration = make_iteration(script.log(), 3);
+  iteration.values[*iteration.value_of.find(1)].held = true;
+  const Schedule schedule = make_schedule(iteration, options(16));
+  CHECK_EQ(shown(schedule, schedule.retire), "1:2 2:3");
+  CHECK_EQ(shown(schedule, schedule.fetch), "1:3 2:2");
 }
 
 /// A temporary that lives across the step's end, as gradients do that the next step's beginning frees.
 TEST(lives_may_cross_the_end_of_a_lap) {
   Script script(std::map<StorageId, std::size_t>{{1, 4}});
   script.op(10, {{1, false}}, {{101, 4}});
-  for (int lap = 0; lap < 9; ++lap) {
+  for (int iteration = 0; iteration < 9; ++iteration) {
     script.op(11, {{101, false}}, {}, {101});
     script.op(12, {{1, false}});
     script.op(10, {{1, false}}, {{101, 4}});
   }
   CHECK_EQ(script.log().candidate(), 3U);
-  const Lap lap = make_lap(script.log(), 3);
-  CHECK_EQ(lap.parts.size(), 2U);
-  for (const Part& part : lap.parts) {
-    if (part.birth != kNone) {
-      CHECK_EQ(part.birth, 2U);
-      CHECK_EQ(part.death, 0U);
+  const Iteration iteration = make_iteration(script.log(), 3);
+  CHECK_EQ(iteration.values.size(), 2U);
+  for (const Value& value : iteration.values) {
+    if (value.created_at != kNone) {
+      CHECK_EQ(value.created_at, 2U);
+      CHECK_EQ(value.freed_at, 0U);
     }
   }
 }
 
 TEST(layers_that_look_alike_are_no_period) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
-  for (int lap = 0; lap < 6; ++lap) {
+  for (int iteration = 0; iteration < 6; ++iteration) {
     for (StorageId weight = 1; weight <= 4; ++weight) { // the same operator each time, used as long ago each time
       script.op(7, {{weight, false}});
     }

@@ -74,7 +74,7 @@ TEST(without_a_plan_nothing_is_fetched) {
   CHECK(policy.use_in_place(2));
   CHECK(!policy.use_in_place(1)); // no operand of the running operator
   policy.end({}, 0);
-  policy.died(3);
+  policy.freed(3);
   CHECK_EQ(policy.counters().plan_misses, 2U);
   CHECK(!policy.counters().following);
 }
@@ -108,7 +108,7 @@ TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
     policy.end({}, 0);
     policy.begin(8, std::vector<Access>{{batch, false}, {2, false}}, false);
     policy.end({}, 0);
-    policy.died(batch);
+    policy.freed(batch);
   }
   CHECK_EQ(policy.step_length(), 2U);
 }
@@ -129,7 +129,7 @@ TEST(what_an_operator_will_make_is_known_as_it_begins) {
       }
       CHECK(policy.end(births, 0).births.empty());
       for (const auto& [id, bytes] : births) {
-        policy.died(id);
+        policy.freed(id);
       }
     }
     policy.mark_step();
@@ -514,7 +514,7 @@ TEST(calls_cost_the_same_however_long_the_step) {
           policy.end(births, 128);
         } else {
           policy.end({}, 128);
-          policy.died(saved.back());
+          policy.freed(saved.back());
           saved.pop_back();
         }
         const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - before;

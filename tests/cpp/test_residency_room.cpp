@@ -169,7 +169,7 @@ struct ResultInPieces {
     write_next(*operands.front());
     const Engine::Lock lock(rig.engine);
     made.record = rig.engine.adopt(made.block, 0, &made);
-    rig.engine.born(frame, made.record, rig.streams);
+    rig.engine.created(frame, made.record, rig.streams);
     rig.engine.end(frame);
     return made;
   }
@@ -241,8 +241,8 @@ TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
     }
   } runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
-  Door door{memory};
-  Engine engine{runtime, memory, door};
+  Adapter adapter{memory};
+  Engine engine{runtime, memory, adapter};
   engine.set_staging(0);
   const auto cap_of = [&](std::size_t budget) {
     engine.set_budget(0, budget, /*hard=*/true);
@@ -253,7 +253,7 @@ TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
   CHECK_EQ(*cap_of(1280 * MiB), 1280 * MiB);
   CHECK_EQ(*cap_of(740 * MiB), 740 * MiB); // a seventh of it would lie idle
   CHECK_EQ(*cap_of(100 * MiB), 100 * MiB);
-  memory.set_room_maker(nullptr);
+  memory.set_pressure_callback(nullptr);
 }
 
 TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
@@ -275,7 +275,7 @@ TEST(what_another_thread_is_about_to_free_is_waited_for) {
   Storage& going = *rig.storages[1];
   going.going = true;
   Signal noticed;
-  rig.door.on_going = [&] { noticed.set(); };
+  rig.adapter.on_going = [&] { noticed.set(); };
   std::thread owner([&] {
     noticed.wait();
     rig.free(going);
@@ -294,7 +294,7 @@ TEST(what_another_thread_is_about_to_free_is_waited_for) {
 }
 
 /// Tells when it is asked.
-class Asked final : public RoomMaker {
+class Asked final : public PressureCallback {
  public:
   Asked(Engine& engine, Signal& signal) : engine_(engine), signal_(signal) {}
   bool make_room(std::size_t bytes, Location home, Stream stream) override {
@@ -315,11 +315,11 @@ TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
     Rig rig;
     fill(rig);
     Storage& dead = *rig.storages[1];
-    rig.engine.died(dead.record);
+    rig.engine.destroyed(dead.record);
     dead.record = nullptr;
     Signal asked;
-    Asked door(rig.engine, asked);
-    rig.memory.set_room_maker(&door);
+    Asked callback(rig.engine, asked);
+    rig.memory.set_pressure_callback(&callback);
     std::thread owner([&, block = std::exchange(dead.block, nullptr)] {
       asked.wait();
       rig.memory.free(block);

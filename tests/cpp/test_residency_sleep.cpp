@@ -11,10 +11,10 @@ TEST(a_soft_budget_sleeps_until_memory_is_short) {
     rig.make(number);
   }
   CHECK(!rig.engine.is_awake());
-  CHECK(rig.door.woken == 0);
+  CHECK(rig.adapter.woken == 0);
   rig.make(5);
   CHECK(rig.engine.is_awake());
-  CHECK(rig.door.woken == 1);
+  CHECK(rig.adapter.woken == 1);
   train(rig, 3, 300);
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget)); // what was taken beyond it has been given back
 }
@@ -30,7 +30,7 @@ TEST(steps_that_fit_are_not_watched) {
   train(rig, 1, 2); // more than there ever was
   CHECK(rig.engine.is_awake());
   train(rig, 4, 6); // more than the budget holds
-  CHECK(rig.door.woken == 1);
+  CHECK(rig.adapter.woken == 1);
   CHECK(rig.engine.statistics().fetched.count > 0);
   CHECK(rig.engine.statistics().over_budget == 0);
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
@@ -121,7 +121,7 @@ TEST(who_records_or_captures_wakes_the_engine) {
   CHECK(!rig.engine.is_awake());
   rig.engine.wake(0);
   CHECK(rig.engine.is_awake());
-  CHECK(rig.door.woken == 1);
+  CHECK(rig.adapter.woken == 1);
   train(rig, 0, 400);
   CHECK(!rig.engine.is_awake());
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));

@@ -1,7 +1,7 @@
 """Calls that give addresses of managed memory to code outside PyTorch, under a budget.
 
-Between operators the residency engine may move a storage's bytes to another address. Whoever holds an
-address must find the bytes there:
+Between operators the residency engine may move a storage's bytes to another address. The bytes must stay
+at an address that has been given out:
 
 - A bare address (`data_ptr()` of a tensor or a storage, numpy) is materialised first: the call waits for
   transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses

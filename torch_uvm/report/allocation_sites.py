@@ -57,12 +57,12 @@ class Storages:
 
 def start() -> None:
     """Starts to count, from 0."""
-    _C.start_counting_origins(LOOKED_PAST)
+    _C.start_counting_allocation_sites(LOOKED_PAST)
 
 
 def stop() -> None:
     """Stops to count. The figures stay."""
-    _C.stop_counting_origins()
+    _C.stop_counting_allocation_sites()
 
 
 def place_of(traceback: TracebackType | None) -> str:
@@ -78,7 +78,7 @@ def place_of(traceback: TracebackType | None) -> str:
 
 def storages() -> list[Storages]:
     """All sites; the most traffic first, then the most memory."""
-    found = [_storages(it) for it in _C.origin_figures()]
+    found = [_storages(it) for it in _C.allocation_site_figures()]
     return sorted(found, key=lambda it: (-it.traffic, -it.most_bytes, it.file or "", it.line))
 
 

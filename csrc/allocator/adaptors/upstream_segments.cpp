@@ -26,7 +26,7 @@ UpstreamSegmentSource::~UpstreamSegmentSource() {
 }
 
 void* UpstreamSegmentSource::allocate(std::size_t bytes, Location home) {
-  give_back_freed();
+  release_freed();
   const std::size_t alignment = alignment_of(bytes);
   Allocation allocation = upstream_->allocate(bytes, home, Stream::host());
   if (!is_aligned(allocation.ptr, alignment)) {
@@ -53,10 +53,10 @@ void UpstreamSegmentSource::free(void* ptr) noexcept {
     freed_.splice(freed_.end(), taken_, found->second);
     at_.erase(found);
   }
-  give_back_freed();
+  release_freed();
 }
 
-void UpstreamSegmentSource::give_back_freed() noexcept {
+void UpstreamSegmentSource::release_freed() noexcept {
   Taken freed; // only segments freed before the wait
   {
     const std::lock_guard lock(mutex_);

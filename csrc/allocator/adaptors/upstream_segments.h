@@ -36,7 +36,7 @@ class UpstreamSegmentSource final : public SegmentSource {
   using Taken = std::list<Allocation>;
 
   bool wait_for_devices() noexcept; ///< \return false if the runtime has failed
-  void give_back_freed() noexcept;
+  void release_freed() noexcept;
 
   ManagedRuntime& runtime_;
   const std::shared_ptr<Allocator> upstream_;

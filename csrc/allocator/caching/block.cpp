@@ -44,8 +44,8 @@ Block* FreeIndex::best_fit(std::size_t bytes, std::size_t alignment) const noexc
   if (alignment == kBlockAlignment || found == blocks_.end()) {
     return found == blocks_.end() ? nullptr : found->block;
   }
-  constexpr int kMostTried = 16;
-  for (int tried = 0; tried < kMostTried && found != blocks_.end(); ++tried, ++found) {
+  constexpr int kMaxTried = 16;
+  for (int tried = 0; tried < kMaxTried && found != blocks_.end(); ++tried, ++found) {
     if (round_up(found->address, alignment) - found->address + bytes <= found->bytes) {
       return found->block;
     }

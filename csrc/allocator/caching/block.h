@@ -1,9 +1,9 @@
-// Blocks, segments and the index of free blocks (one per lane and size class). heap.h has the operations on them.
+// Blocks, segments and the index of free blocks (one per free list and size class). heap.h has the operations on them.
 //
 //   segment  |<------------------------- bytes ------------------------->|
-//   blocks   | allocated |  free, lane A  | pending |  free, lane B      |     before <-> after
+//   blocks   | allocated |  free, list A  | pending |  free, list B      |     before <-> after
 //
-// Blocks tile their segment. A block is in the free index of its lane if and only if it is free.
+// Blocks tile their segment. A block is in the free index of its list if and only if it is free.
 #pragma once
 
 #include <array>
@@ -71,9 +71,9 @@ class FreeIndex {
   Set blocks_;
 };
 
-/// Per-stream free list: the home of a block's pages and the stream whose order it follows. Blocks of one lane may be
+/// Per-stream free list: the home of a block's pages and the stream whose order it follows. Blocks of one list may be
 /// merged and reused with no event between them.
-struct Lane {
+struct FreeList {
   Location home;
   Stream stream;
   std::array<FreeIndex, kSizeClasses> free;
@@ -106,7 +106,7 @@ struct Readiness {
   Event event;
 };
 
-/// Work that may still touch a block, on a stream other than its lane's.
+/// Work that may still touch a block, on a stream other than its free list's.
 struct Use {
   Stream stream;
   /// Recorded after the block was freed; null: not yet recorded, or the runtime failed.
@@ -127,13 +127,13 @@ struct Block {
   Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
   Block* after = nullptr; ///< in BlockPool: the next unused block
-  Lane* lane = nullptr; ///< home, and the stream whose order the block follows
+  FreeList* free_list = nullptr; ///< home, and the stream whose order the block follows
   BlockState state = BlockState::kFree;
   bool read_by_host = false; ///< its home is the host, or was at any time since it was allocated
   FreeIndex::Entry entry; ///< its place in the free index; allocated in advance, so filing cannot fail
   std::vector<Use> uses;
-  /// While free: the only event to wait for. Null: wait for the work queued on the lane's stream when the block was
-  /// filed.
+  /// While free: the only event to wait for. Null: wait for the work queued on the free list's stream when the block
+  /// was filed.
   std::shared_ptr<const Readiness> ready;
   /// While free: when its most recently freed piece was filed, in ticks of the heap's clock.
   std::uint64_t freed_at = 0;

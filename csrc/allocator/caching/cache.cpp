@@ -3,11 +3,11 @@
 
 namespace torch_uvm {
 
-Block* CachingManagedAllocator::State::best_fit(const Request& request, const Lane& lane) const {
+Block* CachingManagedAllocator::State::best_fit(const Request& request, const FreeList& free_list) const {
   const std::size_t alignment = alignment_of(request);
-  Block* block = lane.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes, alignment);
+  Block* block = free_list.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes, alignment);
   if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
-    block = lane.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
+    block = free_list.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
   }
   // Do not use up a block that must not be split for a request much smaller than it.
   if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
@@ -17,7 +17,7 @@ Block* CachingManagedAllocator::State::best_fit(const Request& request, const La
 }
 
 Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& lock) {
-  const Lane& own = heap.lane(request.home, request.stream);
+  const FreeList& own = heap.free_list(request.home, request.stream);
   if (Block* const block = best_fit(request, own)) {
     return take(block, request, lock);
   }
@@ -28,23 +28,23 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
     }
   }
   // Use another stream's block only now: it costs an event and makes the streams wait for each other.
-  Block* const block = heap.best_of_home(request.home, &own, [&](const Lane& lane) {
-    Block* const fit = best_fit(request, lane);
-    return fit != nullptr && request.barred(runtime, lane.stream) ? nullptr : fit;
+  Block* const block = heap.best_of_home(request.home, &own, [&](const FreeList& free_list) {
+    Block* const fit = best_fit(request, free_list);
+    return fit != nullptr && request.barred(runtime, free_list.stream) ? nullptr : fit;
   });
   return block == nullptr ? nullptr : take(block, request, lock);
 }
 
-Block* CachingManagedAllocator::State::carve(Block* free, const Request& request) {
-  return stays_whole(free) ? heap.carve(free, free->bytes)
-                           : heap.carve_aligned(free, request.bytes, alignment_of(request));
+Block* CachingManagedAllocator::State::split(Block* free, const Request& request) {
+  return stays_whole(free) ? heap.split(free, free->bytes)
+                           : heap.split_aligned(free, request.bytes, alignment_of(request));
 }
 
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
-  Lane& lane = heap.lane(request.home, request.stream);
-  Block* const block = carve(free, request);
+  FreeList& free_list = heap.free_list(request.home, request.stream);
+  Block* const block = split(free, request);
   // A request that must not wait has already checked that it need not.
-  if (block->lane != &lane && (request.may_wait || !request.stream.is_host())) {
+  if (block->free_list != &free_list && (request.may_wait || !request.stream.is_host())) {
     try {
       order_after(*block, request, lock);
     } catch (...) {
@@ -52,12 +52,12 @@ Block* CachingManagedAllocator::State::take(Block* free, const Request& request,
       throw;
     }
   }
-  return hand_out(block, request, lane);
+  return allocate(block, request, free_list);
 }
 
 void CachingManagedAllocator::State::order_after(const Block& free, const Request& request, Lock& lock) {
   if (!free.ready) {
-    order(free.lane->stream, request.stream, free.freed_at, request.home, lock);
+    order(free.free_list->stream, request.stream, free.freed_at, request.home, lock);
     return;
   }
   const std::shared_ptr<const Readiness> ready = free.ready; // a copy, because the lock may be released below
@@ -65,7 +65,7 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
     return;
   }
   if (request.stream.is_host()) {
-    ledger.count(Ledger::k_num_host_waits, request.home);
+    pool_statistics.count(PoolStatistics::k_num_host_waits, request.home);
     const Unlocked unlocked(lock);
     runtime.synchronize_event(ready->event);
     return;
@@ -85,7 +85,7 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::ui
     return;
   }
   if (later.is_host()) {
-    ledger.count(Ledger::k_num_host_waits, home);
+    pool_statistics.count(PoolStatistics::k_num_host_waits, home);
     const Unlocked unlocked(lock);
     runtime.synchronize_stream(earlier);
     return;
@@ -93,7 +93,7 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::ui
   bool fresh = false;
   const std::shared_ptr<const Readiness> event = stream_order.event_of(earlier, filed_at, now, fresh);
   if (fresh) {
-    ledger.count(Ledger::k_num_events_recorded, home);
+    pool_statistics.count(PoolStatistics::k_num_events_recorded, home);
   }
   // Waits for the work recorded so far, even if the event is recorded again later.
   runtime.wait_event(later, event->event);
@@ -106,13 +106,13 @@ void CachingManagedAllocator::State::wait_for_exclusive_devices() {
   }
 }
 
-Block* CachingManagedAllocator::State::hand_out(Block* reserved, const Request& request, Lane& lane) noexcept {
-  reserved->lane = &lane;
+Block* CachingManagedAllocator::State::allocate(Block* reserved, const Request& request, FreeList& free_list) noexcept {
+  reserved->free_list = &free_list;
   reserved->ready.reset();
   reserved->requested = request.requested;
   reserved->state = BlockState::kAllocated;
   reserved->read_by_host = request.home.is_host();
-  ledger.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
+  pool_statistics.allocated(request.home, pool_kind(reserved->segment->size_class), reserved->bytes, request.requested);
   note_allocated(reserved);
   return reserved;
 }
@@ -124,7 +124,7 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     refusal.reset();
     return nullptr;
   }
-  Lane& lane = heap.lane(request.home, request.stream);
+  FreeList& free_list = heap.free_list(request.home, request.stream);
   Heap::Slot slot;
   heap.prepare(slot);
   const bool populates = options.populate && managed && !request.home.is_host();
@@ -149,10 +149,10 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     return nullptr;
   }
   if (!populated) {
-    ledger.count(Ledger::k_num_populate_failures, request.home);
+    pool_statistics.count(PoolStatistics::k_num_populate_failures, request.home);
   }
   claim.made();
-  return take(heap.add_segment(slot, ptr, bytes, request.home, kind, lane), request, lock);
+  return take(heap.add_segment(slot, ptr, bytes, request.home, kind, free_list), request, lock);
 }
 
 bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {

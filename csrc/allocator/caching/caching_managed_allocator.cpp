@@ -25,10 +25,10 @@ void check_options(const AllocatorOptions& options) {
     throw InvalidArgument("garbage_collection_threshold of " + std::to_string(*options.garbage_collection_threshold) +
                           "; more than 0 and at most 1 is needed, or none");
   }
-  if (options.roundup_power2_divisions > kMostDivisions ||
+  if (options.roundup_power2_divisions > kMaxDivisions ||
       (options.roundup_power2_divisions != 0 && !std::has_single_bit(options.roundup_power2_divisions))) {
     throw InvalidArgument("roundup_power2_divisions of " + std::to_string(options.roundup_power2_divisions) +
-                          "; 0 or a power of two up to " + std::to_string(kMostDivisions) + " is needed");
+                          "; 0 or a power of two up to " + std::to_string(kMaxDivisions) + " is needed");
   }
 }
 
@@ -56,10 +56,10 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       budgets(static_cast<std::size_t>(devices)),
-      ledger(devices),
+      pool_statistics(devices),
       events(runtime, devices),
       stream_order(events),
-      heap(ledger, devices) {}
+      heap(pool_statistics, devices) {}
 
 void CachingManagedAllocator::State::check_location(Location home) const {
   if (home.index >= devices || home.index < -1) {
@@ -106,7 +106,7 @@ CachingManagedAllocator::~CachingManagedAllocator() {
       state_->reclaim(block);
     }
   }
-  state_->give_back(std::nullopt); // leaks a segment that is still in use, which is safer than unmapping it
+  state_->release(std::nullopt); // leaks a segment that is still in use, which is safer than unmapping it
   state_->stream_order.forget();
   state_->events.destroy_all();
 }
@@ -138,7 +138,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
   }
   std::optional<OutOfMemory> refusal;
   if (state.options.release_threshold) {
-    state.give_back_excess(home);
+    state.release_excess(home);
   }
   if (state.options.garbage_collection_threshold) {
     state.collect_garbage(request, state.new_segment_bytes(request));
@@ -163,9 +163,9 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
   const WalkAfterwards walk(*state_);
   try {
     auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready);
-    Lane& lane = state_->heap.lane(block->lane->home, stream);
+    FreeList& free_list = state_->heap.free_list(block->free_list->home, stream);
     block->uses.clear();
-    block->lane = &lane;
+    block->free_list = &free_list;
     block->ready = std::move(readiness);
   } catch (...) { // out of memory: wait for the event now
     try {
@@ -184,7 +184,7 @@ Event CachingManagedAllocator::record_event(Stream stream) {
   return state_->events.record(stream);
 }
 
-void CachingManagedAllocator::give_event(Stream stream, Event event) noexcept {
+void CachingManagedAllocator::recycle_event(Stream stream, Event event) noexcept {
   const std::lock_guard lock(state_->mutex);
   state_->events.give(stream, event);
 }
@@ -211,7 +211,7 @@ void CachingManagedAllocator::record_stream(Block* block, Stream stream) {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
   check_allocated(block);
-  if (stream != block->lane->stream) {
+  if (stream != block->free_list->stream) {
     add_use(block, stream);
   }
 }
@@ -223,18 +223,19 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   check_allocated(block);
-  if (!state.managed && home != block->lane->home) {
-    throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->lane->home) +
+  if (!state.managed && home != block->free_list->home) {
+    throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->free_list->home) +
                           "; only managed memory moves");
   }
-  Lane& lane = state.heap.lane(home, stream);
-  if (stream != block->lane->stream) {
-    add_use(block, block->lane->stream);
+  FreeList& free_list = state.heap.free_list(home, stream);
+  if (stream != block->free_list->stream) {
+    add_use(block, block->free_list->stream);
   }
   // Work queued on the new stream precedes the block's next use in stream order, so it needs no record.
   std::erase_if(block->uses, [=](const Use& use) { return use.stream == stream; });
-  state.ledger.moved(block->lane->home, home, pool_kind(block->segment->size_class), block->bytes, block->requested);
-  block->lane = &lane;
+  state.pool_statistics.moved(block->free_list->home, home, pool_kind(block->segment->size_class), block->bytes,
+                              block->requested);
+  block->free_list = &free_list;
   block->read_by_host = block->read_by_host || home.is_host();
 }
 
@@ -244,7 +245,7 @@ void CachingManagedAllocator::hand_over(Block* block, Stream stream) {
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   check_allocated(block);
-  block->lane = &state.heap.lane(block->lane->home, stream);
+  block->free_list = &state.heap.free_list(block->free_list->home, stream);
   block->uses.clear();
 }
 
@@ -279,21 +280,21 @@ void* CachingManagedAllocator::tag(const Block* block) const noexcept {
 Location CachingManagedAllocator::home(const Block* block) const {
   const std::lock_guard lock(state_->mutex);
   check_allocated(block);
-  return block->lane->home;
+  return block->free_list->home;
 }
 
 Stream CachingManagedAllocator::stream(const Block* block) const {
   const std::lock_guard lock(state_->mutex);
   check_allocated(block);
-  return block->lane->stream;
+  return block->free_list->stream;
 }
 
 std::vector<Stream> CachingManagedAllocator::streams(const Block* block) const {
   const std::lock_guard lock(state_->mutex);
   check_allocated(block);
   std::vector<Stream> streams;
-  if (!block->lane->stream.is_host()) {
-    streams.push_back(block->lane->stream);
+  if (!block->free_list->stream.is_host()) {
+    streams.push_back(block->free_list->stream);
   }
   for (const Use& use : block->uses) {
     streams.push_back(use.stream);
@@ -309,7 +310,7 @@ std::size_t CachingManagedAllocator::empty_cache() {
   }
   state_->wait_for_pending();
   state_->stream_order.forget();
-  return state_->give_back(std::nullopt);
+  return state_->release(std::nullopt);
 }
 
 Statistics CachingManagedAllocator::statistics(std::optional<Location> home) const {
@@ -317,7 +318,7 @@ Statistics CachingManagedAllocator::statistics(std::optional<Location> home) con
     state_->check_location(*home);
   }
   const std::lock_guard lock(state_->mutex);
-  return state_->ledger.statistics(home);
+  return state_->pool_statistics.statistics(home);
 }
 
 void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {
@@ -325,7 +326,7 @@ void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home
     state_->check_location(*home);
   }
   const std::lock_guard lock(state_->mutex);
-  state_->ledger.reset_peak(home);
+  state_->pool_statistics.reset_peak(home);
 }
 
 void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Location> home) {
@@ -333,12 +334,12 @@ void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Locatio
     state_->check_location(*home);
   }
   const std::lock_guard lock(state_->mutex);
-  state_->ledger.reset_accumulated(home);
+  state_->pool_statistics.reset_accumulated(home);
 }
 
-void CachingManagedAllocator::set_room_maker(RoomMaker* room_maker) {
+void CachingManagedAllocator::set_pressure_callback(PressureCallback* pressure_callback) {
   const std::lock_guard lock(state_->mutex);
-  state_->room_maker = room_maker;
+  state_->pressure_callback = pressure_callback;
 }
 
 void CachingManagedAllocator::set_observer(AllocationObserver* observer) {
@@ -357,7 +358,7 @@ void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
   const WalkAfterwards walk(*state_);
   state_->options = options;
   for (int home = -1; home < state_->devices && options.release_threshold && !state_->in_forked_child; ++home) {
-    state_->give_back_excess(Location{home});
+    state_->release_excess(Location{home});
   }
 }
 

@@ -18,7 +18,8 @@
 // - A fresh segment homed on a device is populated by one prefetch. The prefetch is a hint: if it fails, it is counted
 //   and the pages arrive by fault.
 // - When memory runs short: wait for pending frees, release cached segments, merge free neighbours, call the
-//   memory-pressure callback (RoomMaker), retry, and only then raise OutOfMemory with a table of where the bytes are.
+//   memory-pressure callback (PressureCallback), retry, and only then raise OutOfMemory with a table of where the bytes
+//   are.
 // - A device may have a cap on its segments. If the cap refuses a request, free neighbours are merged and cached
 //   segments released first; then the memory-pressure callback is called; the host waits last.
 //
@@ -65,9 +66,9 @@ struct AllocatorOptions {
 };
 
 /// Memory-pressure callback: the residency layer implements it and the allocator calls it when memory runs short.
-class RoomMaker {
+class PressureCallback {
  public:
-  virtual ~RoomMaker() = default;
+  virtual ~PressureCallback() = default;
   /// Frees `bytes` of contiguous memory for a block of `home` that `stream` will use first. Returns true if a retry is
   /// worthwhile. Called again, a bounded number of times, if the retry fails: another thread may have taken the memory.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
@@ -142,9 +143,9 @@ class CachingManagedAllocator {
   ///         the allocator
   void free_after(Block* block, Event ready, Stream stream) noexcept;
   // Events for free_after, recorded on `stream` now. They come from the allocator's pool and return to it through
-  // `free_after`, or through `give_event` if unused. \throws what the runtime throws
+  // `free_after`, or through `recycle_event` if unused. \throws what the runtime throws
   Event record_event(Stream stream);
-  void give_event(Stream stream, Event event) noexcept;
+  void recycle_event(Stream stream, Event event) noexcept;
 
   /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time
   /// of `free` is done. The host's own work needs no record. \throws InvalidArgument
@@ -160,8 +161,8 @@ class CachingManagedAllocator {
   void hand_over(Block* block, Stream stream);
 
   // An opaque pointer of the residency layer. nullptr at first and after the block is freed. Takes no lock: the owner
-  // of the block calls these. A tag is set under a lock that callers of cheapest_run, lowest_run and vacate also hold,
-  // or by `vacate` once the owner has agreed.
+  // of the block calls these. A tag is set under a lock that callers of min_cost_range, first_fit_range and also
+  // reserve_moves hold, or by `reserve_moves` once the owner has agreed.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
@@ -196,7 +197,7 @@ class CachingManagedAllocator {
   /// Limits the bytes of segments made for a device (its budget); nullopt removes the cap. If more is reserved already,
   /// unused segments are released, after waiting for pending frees; blocks in use stay. Setting the cap again later
   /// releases what has become free since.
-  /// \param hard if nothing more can be freed, allocate asks RoomMaker::may_exceed and raises OutOfMemory if it
+  /// \param hard if nothing more can be freed, allocate asks PressureCallback::may_exceed and raises OutOfMemory if it
   ///         refuses. A soft cap is exceeded instead (within the limit). num_over_cap counts the segments made beyond a
   ///         cap
   /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
@@ -212,12 +213,12 @@ class CachingManagedAllocator {
   /// \return nullopt: there is no such range; an empty vector: the bytes are free already, or will be once pending
   ///         frees complete
   /// \throws InvalidArgument; what `cost` throws
-  std::optional<std::vector<void*>> cheapest_run(std::size_t bytes, int device,
-                                                 const std::function<double(void* tag, std::size_t bytes)>& cost) const;
-  /// First-fit range: like cheapest_run, but the range at the lowest address whatever it costs, and never a new
+  std::optional<std::vector<void*>> min_cost_range(
+      std::size_t bytes, int device, const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+  /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
   /// segment.
-  std::optional<std::vector<void*>> lowest_run(std::size_t bytes, int device,
-                                               const std::function<double(void*, std::size_t)>& cost) const;
+  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device,
+                                                    const std::function<double(void*, std::size_t)>& cost) const;
 
   /// Relocation of an allocated block to another block of the same device.
   struct Move {
@@ -229,20 +230,20 @@ class CachingManagedAllocator {
   };
   /// Reserves the relocation of contiguous blocks, to free `bytes` in one piece. Chooses the cheapest range whose
   /// blocks fit into free memory elsewhere on the device, and allocates the destinations there, filed under `stream`.
-  /// Each move must be finished by `leave` (commit, once the bytes are copied) or `stay` (roll back). Until then `from`
+  /// Each move must be finished by `commit`, once the bytes are copied, or `roll_back`. Until then `from`
   /// is reserved. Never blocks the host and makes no segment.
-  /// \param cost as in cheapest_run, of moving a block
+  /// \param cost as in min_cost_range, of moving a block
   /// \param claim called under the allocator's mutex with the tag of each chosen block, before anything changes. true:
   ///         the owner will not free the block until the move is finished. false: another range is tried
   /// \return empty: nothing has to move, or no range can be moved
   /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Strong guarantee
-  std::vector<Move> vacate(std::size_t bytes, int device, Stream stream,
-                           const std::function<double(void* tag, std::size_t bytes)>& cost,
-                           const std::function<bool(void* tag)>& claim);
+  std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream,
+                                  const std::function<double(void* tag, std::size_t bytes)>& cost,
+                                  const std::function<bool(void* tag)>& claim);
   /// Commits a move: frees `from`, filed like `to`, because that stream runs after all work that touches `from`.
-  void leave(const Move& move) noexcept;
+  void commit(const Move& move) noexcept;
   /// Rolls a move back: the owner keeps `from`, with its tag.
-  void stay(const Move& move) noexcept;
+  void roll_back(const Move& move) noexcept;
 
   struct AllocatedPeak {
     std::size_t most = 0; ///< peak of the allocated bytes since the last call
@@ -255,7 +256,8 @@ class CachingManagedAllocator {
   /// take_allocated_peak, the next call would return `now` as the peak.
   std::uint64_t allocation_changes(int device) const noexcept;
 
-  void set_room_maker(RoomMaker* room_maker); ///< not owned, must outlive calls in progress; nullptr removes it
+  void set_pressure_callback(
+      PressureCallback* pressure_callback); ///< not owned, must outlive calls in progress; nullptr removes it
   void set_observer(AllocationObserver* observer); ///< not owned; not called again after it was replaced by nullptr
   AllocatorOptions options() const;
   void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument if a value is out of range

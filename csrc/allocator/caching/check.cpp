@@ -54,18 +54,18 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
   findings.expect(block.segment == &segment, at(), "points at another segment");
   findings.expect(block.bytes > 0 && block.bytes % kBlockAlignment == 0, at(), "of ", block.bytes, " bytes");
   findings.expect(block.address % kBlockAlignment == 0, at(), "not aligned");
-  if (!findings.expect(block.lane != nullptr, at(), "has no lane")) {
+  if (!findings.expect(block.free_list != nullptr, at(), "has no free list")) {
     return;
   }
-  const FreeIndex& index = block.lane->free[static_cast<std::size_t>(segment.size_class)];
+  const FreeIndex& index = block.free_list->free[static_cast<std::size_t>(segment.size_class)];
   if (block.state == BlockState::kFree) {
     findings.expect(index.holds(&block), at(), "free, and not filed where it belongs");
     findings.expect(block.requested == 0 && block.uses.empty() && block.tag == nullptr, at(),
                     "free, with marks of a use");
     const Block* const after = block.after;
-    findings.expect(after == nullptr || after->state != BlockState::kFree || after->lane != block.lane ||
+    findings.expect(after == nullptr || after->state != BlockState::kFree || after->free_list != block.free_list ||
                         after->ready != block.ready,
-                    at(), "free, as its neighbour of the same lane, and not merged with it");
+                    at(), "free, as its neighbour of the same free list, and not merged with it");
     ++filed[&index];
     return;
   }
@@ -76,7 +76,7 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
     findings.expect(block.requested > 0 && block.requested <= block.bytes, at(), "of ", block.bytes, " bytes for ",
                     block.requested);
     for (const Use& use : block.uses) {
-      findings.expect(use.stream != block.lane->stream && !use.stream.is_host() && !use.event, at(),
+      findings.expect(use.stream != block.free_list->stream && !use.stream.is_host() && !use.event, at(),
                       "allocated, with a use that is its own, the host's, or recorded");
     }
   }
@@ -84,7 +84,7 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
 }
 
 void count_block(const Block& block, const Segment& segment, Recounts& recounts) {
-  Recount& recount = recounts[{block.lane->home, pool_kind(segment.size_class)}];
+  Recount& recount = recounts[{block.free_list->home, pool_kind(segment.size_class)}];
   const std::int64_t bytes = as_signed(block.bytes);
   if (block.state == BlockState::kAllocated) {
     recount.allocation += 1, recount.allocated_bytes += bytes;
@@ -121,12 +121,12 @@ void compare(const Recount& recount, const Statistics& kept, const Levels& now, 
   same("reserved_bytes", recount.reserved_bytes, kept.reserved_bytes, now.reserved_bytes);
 }
 
-void check_ledger(const Ledger& ledger, Recounts& recounts, int devices, Findings& findings) {
+void check_ledger(const PoolStatistics& pool_statistics, Recounts& recounts, int devices, Findings& findings) {
   Recount total[kPoolKinds];
   for (int device = -1; device < devices; ++device) {
     const Location home{device};
-    const Statistics kept = ledger.statistics(home);
-    const Levels now = ledger.levels(home);
+    const Statistics kept = pool_statistics.statistics(home);
+    const Levels now = pool_statistics.levels(home);
     Recount all;
     for (const PoolKind kind : {PoolKind::kSmall, PoolKind::kLarge}) {
       const Recount& recount = recounts[{home, kind}];
@@ -137,8 +137,8 @@ void check_ledger(const Ledger& ledger, Recounts& recounts, int devices, Finding
     compare(all, kept, now, PoolKind::kAll, to_string(home), findings);
     total[0].add(all);
   }
-  const Statistics kept = ledger.statistics(std::nullopt);
-  const Levels now = ledger.levels(std::nullopt);
+  const Statistics kept = pool_statistics.statistics(std::nullopt);
+  const Levels now = pool_statistics.levels(std::nullopt);
   for (const PoolKind kind : {PoolKind::kAll, PoolKind::kSmall, PoolKind::kLarge}) {
     compare(total[static_cast<std::size_t>(kind)], kept, now, kind, "all homes", findings);
   }
@@ -185,7 +185,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (!findings.expect(block->address == next && block->before == before, "block at ", block->address,
                            " does not follow its neighbour") ||
-          !findings.expect(block->lane != nullptr, "block at ", block->address, " has no lane")) {
+          !findings.expect(block->free_list != nullptr, "block at ", block->address, " has no free list")) {
         return findings.first(); // the list of blocks cannot be trusted beyond this point
       }
       check_block(*block, segment, filed, findings);
@@ -202,10 +202,11 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
     Recount& recount = recounts[{segment.home, pool_kind(segment.size_class)}];
     recount.segment += 1, recount.reserved_bytes += as_signed(segment.bytes);
   }
-  for (const auto& [key, lane] : heap.lanes()) {
-    findings.expect(key.first == lane.home && key.second == lane.stream, "a lane is under the wrong key");
-    for (const FreeIndex& index : lane.free) {
-      findings.expect(index.size() == filed[&index], "an index of ", to_string(lane.home), " holds ", index.size(),
+  for (const auto& [key, free_list] : heap.free_lists()) {
+    findings.expect(key.first == free_list.home && key.second == free_list.stream,
+                    "a free list is under the wrong key");
+    for (const FreeIndex& index : free_list.free) {
+      findings.expect(index.size() == filed[&index], "an index of ", to_string(free_list.home), " holds ", index.size(),
                       " blocks; ", filed[&index], " belong there");
     }
   }
@@ -232,7 +233,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
     findings.expect(!budget.cap || !budget.hard || taken(device) <= std::max(*budget.cap, budget.most), "device ",
                     device, " has ", taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }
-  check_ledger(ledger, recounts, devices, findings);
+  check_ledger(pool_statistics, recounts, devices, findings);
   return findings.first();
 }
 

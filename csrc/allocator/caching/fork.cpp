@@ -18,7 +18,7 @@ void CachingManagedAllocator::State::finish_work_on(const Block& block, std::vec
       // A stream under capture cannot be waited for. The child gets the current contents.
     }
   };
-  finish(block.lane->stream);
+  finish(block.free_list->stream);
   for (const Use& use : block.uses) {
     finish(use.stream);
   }

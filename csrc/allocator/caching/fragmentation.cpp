@@ -27,8 +27,8 @@ Fragmentation fragmentation(const std::vector<SegmentInfo>& snapshot, std::optio
           found.free += block.bytes;
           (segment.active_bytes == 0 ? found.unused_segments : found.inactive_split) += block.bytes;
           found.largest_free = std::max(found.largest_free, block.bytes);
-          const auto above = std::ranges::upper_bound(Fragmentation::kLeast, block.bytes);
-          auto& pieces = found.pieces[static_cast<std::size_t>(above - Fragmentation::kLeast.begin()) - 1];
+          const auto above = std::ranges::upper_bound(Fragmentation::kMin, block.bytes);
+          auto& pieces = found.pieces[static_cast<std::size_t>(above - Fragmentation::kMin.begin()) - 1];
           ++pieces.count;
           pieces.bytes += block.bytes;
           break;
@@ -59,8 +59,8 @@ std::string fragmentation_table(const Fragmentation& found) {
       continue;
     }
     const bool last = i + 1 == found.pieces.size();
-    const std::string range = last ? format_bytes(Fragmentation::kLeast[i]) + " and more"
-                                   : "below " + format_bytes(Fragmentation::kLeast[i + 1]);
+    const std::string range =
+        last ? format_bytes(Fragmentation::kMin[i]) + " and more" : "below " + format_bytes(Fragmentation::kMin[i + 1]);
     add(std::snprintf(line.data(), line.size(), "  %-16s%14s  in %zu free %s\n", range.c_str(),
                       format_bytes(pieces.bytes).c_str(), pieces.count, pieces.count == 1 ? "piece" : "pieces"));
   }

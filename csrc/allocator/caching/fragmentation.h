@@ -16,7 +16,7 @@ namespace torch_uvm {
 /// `reserved`, counts for the home it was made for.
 struct Fragmentation {
   /// Histogram bounds: a bucket has free pieces of at least this size, and smaller than the next entry.
-  static constexpr std::array<std::size_t, 7> kLeast = {0, 64 * KiB, 1 * MiB, 8 * MiB, 32 * MiB, 128 * MiB, 1024 * MiB};
+  static constexpr std::array<std::size_t, 7> kMin = {0, 64 * KiB, 1 * MiB, 8 * MiB, 32 * MiB, 128 * MiB, 1024 * MiB};
   struct Pieces {
     std::size_t count = 0;
     std::size_t bytes = 0;
@@ -30,7 +30,7 @@ struct Fragmentation {
   std::size_t inactive_split = 0; ///< free bytes in segments partly in use
   std::size_t unused_segments = 0; ///< free bytes in unused segments, which empty_cache releases
   std::size_t largest_free = 0; ///< the largest piece
-  std::array<Pieces, kLeast.size()> pieces; ///< histogram of the free pieces by size
+  std::array<Pieces, kMin.size()> pieces; ///< histogram of the free pieces by size
 
   /// Bytes lost to rounding sizes up.
   std::size_t rounding() const {

@@ -34,20 +34,20 @@ void BlockPool::grow() {
   slabs_.push_back(std::move(slab));
 }
 
-Lane& Heap::look_up_lane(Location home, Stream stream) {
-  const auto [found, fresh] = lanes_.try_emplace({home, stream});
+FreeList& Heap::look_up_free_list(Location home, Stream stream) {
+  const auto [found, fresh] = free_lists_.try_emplace({home, stream});
   if (fresh) {
     found->second.home = home;
     found->second.stream = stream;
   }
-  last_lane_ = &found->second;
+  last_free_list_ = &found->second;
   return found->second;
 }
 
 void Heap::count_pieces(const Segment& segment, int sign) noexcept {
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
     if (block->state == BlockState::kFree) {
-      ledger_.split_changed(block->lane->home, pool_of(block), sign, sign * as_signed(block->bytes));
+      pool_statistics_.split_changed(block->free_list->home, pool_of(block), sign, sign * as_signed(block->bytes));
     }
   }
 }
@@ -69,13 +69,13 @@ void Heap::remove_unused(Segment& segment) noexcept {
   list.bytes -= segment.bytes;
 }
 
-Block* Heap::carve(Block* free, std::size_t bytes) {
+Block* Heap::split(Block* free, std::size_t bytes) {
   Segment& segment = *free->segment;
   Block* taken = free;
   if (free->bytes == bytes) {
     index_of(free).erase(free);
     if (segment.used != 0) {
-      ledger_.split_changed(free->lane->home, pool_of(free), -1, -as_signed(bytes));
+      pool_statistics_.split_changed(free->free_list->home, pool_of(free), -1, -as_signed(bytes));
     }
   } else {
     // The free block shrinks in place and stays filed: its position in the index is usually unchanged.
@@ -83,7 +83,7 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
     taken->address = free->address;
     taken->bytes = bytes;
     taken->segment = free->segment;
-    taken->lane = free->lane;
+    taken->free_list = free->free_list;
     taken->ready = free->ready;
     taken->freed_at = free->freed_at;
     link_before(taken, free);
@@ -91,7 +91,7 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
     free->bytes -= bytes;
     index_of(free).update(free);
     if (segment.used != 0) {
-      ledger_.split_changed(free->lane->home, pool_of(free), 0, -as_signed(bytes));
+      pool_statistics_.split_changed(free->free_list->home, pool_of(free), 0, -as_signed(bytes));
     }
   }
   taken->state = BlockState::kReserved;
@@ -102,14 +102,14 @@ Block* Heap::carve(Block* free, std::size_t bytes) {
   return taken;
 }
 
-Block* Heap::carve_aligned(Block* free, std::size_t bytes, std::size_t alignment) {
+Block* Heap::split_aligned(Block* free, std::size_t bytes, std::size_t alignment) {
   const std::size_t skipped = round_up(free->address, alignment) - free->address;
   if (skipped == 0) {
-    return carve(free, bytes);
+    return split(free, bytes);
   }
-  Block* const front = carve(free, skipped); // `free` is now the remainder
+  Block* const front = split(free, skipped); // `free` is now the remainder
   try {
-    Block* const taken = carve(free, bytes);
+    Block* const taken = split(free, bytes);
     release(front);
     return taken;
   } catch (...) {
@@ -123,7 +123,7 @@ void Heap::release(Block* block) noexcept {
   block->requested = 0;
   block->freed_at = ++clock_;
   const auto alike = [block](const Block* other) {
-    return other != nullptr && other->state == BlockState::kFree && other->lane == block->lane &&
+    return other != nullptr && other->state == BlockState::kFree && other->free_list == block->free_list &&
            other->ready == block->ready;
   };
   Block* const before = alike(block->before) ? block->before : nullptr;
@@ -132,8 +132,8 @@ void Heap::release(Block* block) noexcept {
     append_unused(segment);
     count_pieces(segment, -1);
   } else {
-    ledger_.split_changed(block->lane->home, pool_of(block), 1 - (before != nullptr) - (after != nullptr),
-                          as_signed(block->bytes));
+    pool_statistics_.split_changed(block->free_list->home, pool_of(block), 1 - (before != nullptr) - (after != nullptr),
+                                   as_signed(block->bytes));
   }
   if (before != nullptr) {
     before->bytes += block->bytes;
@@ -214,16 +214,16 @@ std::optional<Heap::Run> Heap::first_run(std::size_t bytes, std::optional<Locati
   return first;
 }
 
-Block* Heap::carve_run(const Run& run, std::size_t bytes) {
+Block* Heap::split_range(const Run& run, std::size_t bytes) {
   if (run.first == run.last) {
-    return carve(run.first, bytes);
+    return split(run.first, bytes);
   }
   Segment& segment = *run.first->segment;
   const bool counted = segment.used != 0;
   const auto take_out = [&](Block* block) {
     index_of(block).erase(block);
     if (counted) {
-      ledger_.split_changed(block->lane->home, pool_of(block), -1, -as_signed(block->bytes));
+      pool_statistics_.split_changed(block->free_list->home, pool_of(block), -1, -as_signed(block->bytes));
     }
   };
   Block* const taken = run.first;
@@ -246,7 +246,7 @@ Block* Heap::carve_run(const Run& run, std::size_t bytes) {
     last->bytes -= needed;
     index_of(last).update(last);
     if (counted) {
-      ledger_.split_changed(last->lane->home, pool_of(last), 0, -as_signed(needed));
+      pool_statistics_.split_changed(last->free_list->home, pool_of(last), 0, -as_signed(needed));
     }
   }
   taken->bytes = bytes;
@@ -266,7 +266,8 @@ void Heap::prepare(Slot& slot) {
   slot.pool_ = &pool_;
 }
 
-Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind, Lane& lane) noexcept {
+Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind,
+                         FreeList& free_list) noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   slot.node_.key() = address;
   Segment& segment = segments_.insert(std::move(slot.node_)).position->second;
@@ -277,12 +278,12 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   block->requested = 0;
   block->segment = &segment;
   block->before = block->after = nullptr;
-  block->lane = &lane;
+  block->free_list = &free_list;
   block->state = BlockState::kFree;
   block->freed_at = ++clock_;
   index_of(block).insert(block);
   append_unused(segment);
-  ledger_.segment_made(home, pool_kind(kind), bytes);
+  pool_statistics_.segment_made(home, pool_kind(kind), bytes);
   return block;
 }
 
@@ -295,7 +296,7 @@ Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexc
     pool_.give(block);
     block = next;
   }
-  ledger_.segment_given_back(segment.home, pool_kind(segment.size_class), segment.bytes);
+  pool_statistics_.segment_released(segment.home, pool_kind(segment.size_class), segment.bytes);
   return segments_.erase(position);
 }
 

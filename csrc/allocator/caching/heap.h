@@ -3,8 +3,8 @@
 //
 // Invariants (check.cpp walks them):
 // - the blocks of a segment tile it, in address order; `used` counts those that are not free,
-// - no two free neighbours share both a lane and the event they wait for, because they would have been merged,
-// - a block is in the free index of its lane and its segment's size class if and only if it is free.
+// - no two free neighbours share both a free list and the event they wait for, because they would have been merged,
+// - a block is in the free index of its list and its segment's size class if and only if it is free.
 //
 // Not thread-safe; guarded by the allocator's mutex.
 #pragma once
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "allocator/caching/block.h"
-#include "allocator/caching/ledger.h"
+#include "allocator/caching/pool_statistics.h"
 
 namespace torch_uvm {
 
@@ -25,24 +25,26 @@ class Heap {
  public:
   using Segments = std::map<std::uintptr_t, Segment>; ///< by address
 
-  Heap(Ledger& ledger, int devices) : ledger_(ledger), unused_(static_cast<std::size_t>(devices) + 1) {}
+  Heap(PoolStatistics& pool_statistics, int devices)
+      : pool_statistics_(pool_statistics), unused_(static_cast<std::size_t>(devices) + 1) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  /// The lane of a home and stream. Created on first use and never destroyed. \throws std::bad_alloc
-  Lane& lane(Location home, Stream stream) {
-    if (last_lane_ != nullptr && last_lane_->home == home && last_lane_->stream == stream) {
-      return *last_lane_;
+  /// The free list of a home and stream. Created on first use and never destroyed. \throws std::bad_alloc
+  FreeList& free_list(Location home, Stream stream) {
+    if (last_free_list_ != nullptr && last_free_list_->home == home && last_free_list_->stream == stream) {
+      return *last_free_list_;
     }
-    return look_up_lane(home, stream);
+    return look_up_free_list(home, stream);
   }
 
-  /// The best fit among the lanes of a home other than `except`. `best` chooses within a lane.
+  /// The best fit among the free lists of a home other than `except`. `best` chooses within one.
   template <typename Best>
-  Block* best_of_home(Location home, const Lane* except, Best best) const {
+  Block* best_of_home(Location home, const FreeList* except, Best best) const {
     Block* found = nullptr;
-    for (auto lane = lanes_.lower_bound({home, Stream{}}); lane != lanes_.end() && lane->first.first == home; ++lane) {
-      Block* const block = &lane->second == except ? nullptr : best(lane->second);
+    for (auto free_list = free_lists_.lower_bound({home, Stream{}});
+         free_list != free_lists_.end() && free_list->first.first == home; ++free_list) {
+      Block* const block = &free_list->second == except ? nullptr : best(free_list->second);
       if (block != nullptr && (found == nullptr || smaller(block, found))) {
         found = block;
       }
@@ -50,16 +52,17 @@ class Heap {
     return found;
   }
 
-  /// Takes the first `bytes` of a free block; the remainder stays filed. The result is reserved and keeps its lane.
+  /// Takes the first `bytes` of a free block; the remainder stays filed. The result is reserved and keeps its free
+  /// list.
   /// \throws std::bad_alloc, and nothing has changed
-  Block* carve(Block* free, std::size_t bytes);
-  /// Like carve, but starts at the first aligned address. The piece before it stays filed as well.
-  Block* carve_aligned(Block* free, std::size_t bytes, std::size_t alignment);
+  Block* split(Block* free, std::size_t bytes);
+  /// Like split, but starts at the first aligned address. The piece before it stays filed as well.
+  Block* split_aligned(Block* free, std::size_t bytes, std::size_t alignment);
 
-  /// Files a block under its lane and merges it with free neighbours of the same lane and event.
+  /// Files a block under its free list and merges it with free neighbours of the same list and event.
   void release(Block* block) noexcept;
 
-  /// Contiguous free blocks, of any lanes, that together hold a request.
+  /// Contiguous free blocks, of any free lists, that together hold a request.
   struct Run {
     Block* first = nullptr;
     Block* last = nullptr;
@@ -69,9 +72,9 @@ class Heap {
   std::optional<Run> best_run(std::size_t bytes, std::optional<Location> segment_home) const;
   /// The run of at least `bytes` at the lowest address.
   std::optional<Run> first_run(std::size_t bytes, std::optional<Location> segment_home) const;
-  /// Merges a run and takes its first `bytes`; the remainder stays filed. The result is reserved and has the lane of
-  /// the first block. \throws std::bad_alloc, and nothing has changed
-  Block* carve_run(const Run& run, std::size_t bytes);
+  /// Merges a run and takes its first `bytes`; the remainder stays filed. The result is reserved and has the free list
+  /// of the first block. \throws std::bad_alloc, and nothing has changed
+  Block* split_range(const Run& run, std::size_t bytes);
 
   /// The allocations that a new segment needs, made before the source is called, so that add_segment cannot fail.
   class Slot {
@@ -93,7 +96,8 @@ class Heap {
   /// \throws std::bad_alloc. Destroy the slot under the allocator's mutex.
   void prepare(Slot& slot);
   /// Adds a segment that consists of one free block.
-  Block* add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind, Lane& lane) noexcept;
+  Block* add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind,
+                     FreeList& free_list) noexcept;
   /// Removes a segment with no block in use. \return the next segment
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 
@@ -120,8 +124,8 @@ class Heap {
   const Segments& segments() const {
     return segments_;
   }
-  const auto& lanes() const {
-    return lanes_;
+  const auto& free_lists() const {
+    return free_lists_;
   }
 
  private:
@@ -129,7 +133,7 @@ class Heap {
     return left->bytes != right->bytes ? left->bytes < right->bytes : left->address < right->address;
   }
   static FreeIndex& index_of(Block* block) {
-    return block->lane->free[static_cast<std::size_t>(block->segment->size_class)];
+    return block->free_list->free[static_cast<std::size_t>(block->segment->size_class)];
   }
   static PoolKind pool_of(const Block* block) {
     return pool_kind(block->segment->size_class);
@@ -139,14 +143,14 @@ class Heap {
   }
   void append_unused(Segment& segment) noexcept;
   void remove_unused(Segment& segment) noexcept;
-  Lane& look_up_lane(Location home, Stream stream);
+  FreeList& look_up_free_list(Location home, Stream stream);
   /// Updates the count of free pieces in partly used segments: every free piece of the segment starts (+1) or stops
   /// (-1) being counted.
   void count_pieces(const Segment& segment, int sign) noexcept;
 
-  Ledger& ledger_;
-  std::map<std::pair<Location, Stream>, Lane> lanes_; // never erased: blocks point at them
-  Lane* last_lane_ = nullptr;
+  PoolStatistics& pool_statistics_;
+  std::map<std::pair<Location, Stream>, FreeList> free_lists_; // never erased: blocks point at them
+  FreeList* last_free_list_ = nullptr;
   Segments segments_;
   BlockPool pool_;
   std::vector<Unused> unused_; ///< index 0: the host; then the devices

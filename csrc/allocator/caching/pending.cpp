@@ -32,19 +32,19 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
   }
   block->tag = nullptr;
   note_freed(block);
-  const Location home = block->lane->home;
+  const Location home = block->free_list->home;
   const PoolKind kind = pool_kind(block->segment->size_class);
   if (block->uses.empty() || in_forked_child) { // a child has no device work and never reuses blocks
     block->uses.clear();
-    ledger.freed(home, kind, block->bytes, block->requested);
+    pool_statistics.freed(home, kind, block->bytes, block->requested);
     const Segment& segment = *block->segment;
     heap.release(block);
     if (segment.used == 0 && options.release_threshold && !in_forked_child) {
-      give_back_excess(segment.home);
+      release_excess(segment.home);
     }
     return;
   }
-  ledger.freed_pending(home, kind, block->bytes, block->requested);
+  pool_statistics.freed_pending(home, kind, block->bytes, block->requested);
   block->state = BlockState::kPending;
   append_pending(block);
   if (unrecorded_first == nullptr) {
@@ -72,7 +72,7 @@ void CachingManagedAllocator::State::record_pending() noexcept {
           found = seen.insert(found, Seen{use.stream, nullptr});
           if (!(found->done = runtime.query_stream(use.stream))) {
             found->event = stream_order.record(use.stream, heap.clock());
-            ledger.count(Ledger::k_num_events_recorded, block->lane->home);
+            pool_statistics.count(PoolStatistics::k_num_events_recorded, block->free_list->home);
           }
         } catch (...) {
           // Without an event, completion is unknown: the block waits until its device is synchronised.
@@ -93,8 +93,8 @@ void CachingManagedAllocator::State::record_pending() noexcept {
 
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
-  ledger.reclaimed(block->lane->home, pool_kind(block->segment->size_class), block->bytes);
-  heap.release(block); // an unused segment is released later (give_back_excess): the caller may be using it
+  pool_statistics.reclaimed(block->free_list->home, pool_kind(block->segment->size_class), block->bytes);
+  heap.release(block); // an unused segment is released later (release_excess): the caller may be using it
 }
 
 void CachingManagedAllocator::State::poll_pending(bool all) {
@@ -120,7 +120,7 @@ void CachingManagedAllocator::State::wait_for_pending() {
   if (pending_first == nullptr) {
     return;
   }
-  ledger.count(Ledger::k_num_sync_all_streams);
+  pool_statistics.count(PoolStatistics::k_num_sync_all_streams);
   if (unrecorded_first != nullptr) {
     record_pending();
   }

@@ -8,10 +8,10 @@ namespace torch_uvm {
 
 bool CachingManagedAllocator::State::work_is_done(const Segment& segment) const noexcept {
   try {
-    const Block* last = nullptr; // skips repeated queries: usually all blocks share one lane
+    const Block* last = nullptr; // skips repeated queries: usually all blocks share one free list
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
-      const Stream stream = block->lane->stream;
-      if (stream.is_host() || (last != nullptr && last->lane == block->lane && last->ready == block->ready)) {
+      const Stream stream = block->free_list->stream;
+      if (stream.is_host() || (last != nullptr && last->free_list == block->free_list && last->ready == block->ready)) {
         continue;
       }
       if (!(block->ready ? runtime.query_event(block->ready->event) : runtime.query_stream(stream))) {
@@ -25,10 +25,10 @@ bool CachingManagedAllocator::State::work_is_done(const Segment& segment) const 
   }
 }
 
-void CachingManagedAllocator::State::give_back_excess(Location home) noexcept {
+void CachingManagedAllocator::State::release_excess(Location home) noexcept {
   const Heap::Unused& unused = heap.unused(home);
   while (unused.bytes > *options.release_threshold && work_is_done(*unused.oldest)) {
-    give_back(heap.segments().find(unused.oldest->address));
+    release(heap.segments().find(unused.oldest->address));
   }
 }
 
@@ -67,7 +67,7 @@ void CachingManagedAllocator::State::collect_garbage(const Request& request, std
       if (oldest == nullptr || (now - oldest->unused_since) * count < ages) {
         break;
       }
-      give_back(heap.segments().find(oldest->address));
+      release(heap.segments().find(oldest->address));
     } while (reserved() + bytes > most);
   }
 }

@@ -11,7 +11,7 @@ namespace {
 
 /// From this cap on, the large segment leaves room for a segment of small requests. Small blocks never move: in the
 /// large segment they would prevent its release when the cap is lowered.
-constexpr std::size_t kLeastForSmall = 16 * MiB;
+constexpr std::size_t kMinForSmall = 16 * MiB;
 /// Maximum segment under a large budget, because making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is 1/kGrowth of the reserved bytes: it over-allocates little, and few calls of the source reach a
@@ -24,7 +24,7 @@ constexpr std::size_t kSmallSegmentMax = 32 * MiB;
 std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& request) const {
   const Location home = request.home;
   if (request.kind == SizeClass::kSmall) {
-    const std::size_t grown = ledger.reserved_bytes(home, PoolKind::kSmall) / kGrowth;
+    const std::size_t grown = pool_statistics.reserved_bytes(home, PoolKind::kSmall) / kGrowth;
     const std::size_t bytes = std::clamp(round_down(grown, kLargeGranularity), kSmallSegment, kSmallSegmentMax);
     return bytes == kSmallSegment || cap_of(home) || !has_free(home, bytes) ? kSmallSegment : bytes;
   }
@@ -38,7 +38,8 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
   }
   const std::size_t least = round_up(*options.segment_min_bytes, kLargeGranularity);
   const std::size_t most = std::max(least, round_down(options.segment_max_bytes, kLargeGranularity));
-  std::size_t bytes = std::clamp(round_up(ledger.reserved_bytes(home) / kGrowth, kLargeGranularity), least, most);
+  std::size_t bytes =
+      std::clamp(round_up(pool_statistics.reserved_bytes(home) / kGrowth, kLargeGranularity), least, most);
   if (options.max_split_bytes) { // a larger segment would not be split
     bytes = std::min(bytes, round_down(*options.max_split_bytes, kLargeGranularity));
   }
@@ -53,7 +54,8 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
   const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
-  const bool leaves = hard && cap >= kLeastForSmall && ledger.reserved_bytes(request.home, PoolKind::kSmall) == 0;
+  const bool leaves =
+      hard && cap >= kMinForSmall && pool_statistics.reserved_bytes(request.home, PoolKind::kSmall) == 0;
   const std::size_t taken = this->taken(request.home.index) + (leaves ? kSmallSegment : 0);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});

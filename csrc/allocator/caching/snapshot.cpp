@@ -32,8 +32,8 @@ std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
     info.kind = pool_kind(segment.size_class);
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       const BlockInfo::State state = state_of(*block);
-      info.blocks.push_back(
-          BlockInfo{block->address, block->bytes, block->requested, state, block->lane->home, block->lane->stream});
+      info.blocks.push_back(BlockInfo{block->address, block->bytes, block->requested, state, block->free_list->home,
+                                      block->free_list->stream});
       if (state != BlockInfo::State::kFree) {
         info.active_bytes += block->bytes;
       }
@@ -51,7 +51,7 @@ Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
     state_->check_location(*home);
   }
   const std::lock_guard lock(state_->mutex);
-  return state_->ledger.levels(home);
+  return state_->pool_statistics.levels(home);
 }
 
 } // namespace torch_uvm

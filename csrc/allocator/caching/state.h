@@ -6,8 +6,8 @@
 //   release.cpp                    release cached segments before memory runs short
 //   failure_path.cpp               what is tried before OutOfMemory is raised
 //   segment_sizes.cpp              size of a new segment
-//   caps.cpp, cheapest_run.cpp     a device's cap, and what to evict to make room
-//   vacate.cpp                     blocks to relocate to make room
+//   caps.cpp, min_cost_range.cpp     a device's cap, and what to evict to make room
+//   reserve_moves.cpp                     blocks to relocate to make room
 //   fork_copies.h, fork.cpp        copies for a forked child
 //   snapshot.cpp, check.cpp        inspection
 #pragma once
@@ -24,7 +24,7 @@
 #include "allocator/caching/caching_managed_allocator.h"
 #include "allocator/caching/fork_copies.h"
 #include "allocator/caching/heap.h"
-#include "allocator/caching/ledger.h"
+#include "allocator/caching/pool_statistics.h"
 #include "allocator/caching/stream_order.h"
 #include "allocator/events.h"
 
@@ -97,10 +97,10 @@ struct CachingManagedAllocator::State {
   Block* from_cache(const Request& request, Lock& lock);
   Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
                           bool over_cap = false);
-  Block* best_fit(const Request& request, const Lane& lane) const;
+  Block* best_fit(const Request& request, const FreeList& free_list) const;
   /// Removes the block that best_fit found from the index, split if possible.
   /// \throws std::bad_alloc, and nothing has changed
-  Block* carve(Block* free, const Request& request);
+  Block* split(Block* free, const Request& request);
   /// Alignment of a request's block. Under a cap, and in the failure path's last resort, an unaligned block is better
   /// than none.
   std::size_t alignment_of(const Request& request) const {
@@ -113,7 +113,7 @@ struct CachingManagedAllocator::State {
     const std::size_t whole = block_bytes(bytes, cap ? kLargeRequest : kWholePagesRequest);
     return cap && whole - bytes > *cap / kRoundingShare ? block_bytes(bytes, kLargestRequest) : whole;
   }
-  /// Takes a free block, orders the request's stream after the work of its lane, and allocates it.
+  /// Takes a free block, orders the request's stream after the work of its free list, and allocates it.
   Block* take(Block* free, const Request& request, Lock& lock);
   /// Makes a request's stream wait for whatever a free block still has to wait for.
   void order_after(const Block& free, const Request& request, Lock& lock);
@@ -121,7 +121,7 @@ struct CachingManagedAllocator::State {
   /// is done.
   /// \param filed_at when the block that `later` reuses was filed under `earlier`
   void order(Stream earlier, Stream later, std::uint64_t filed_at, Location home, Lock& lock);
-  Block* hand_out(Block* reserved, const Request& request, Lane& lane) noexcept;
+  Block* allocate(Block* reserved, const Request& request, FreeList& free_list) noexcept;
   /// Whether a block must not be split. Under a cap every block may be split, because segments are few and large.
   bool stays_whole(const Block* block) const {
     return options.max_split_bytes && block->bytes > *options.max_split_bytes && !cap_of(block->segment->home);
@@ -133,10 +133,10 @@ struct CachingManagedAllocator::State {
   /// memory.
   void wait_for_exclusive_devices();
 
-  // Report allocations and frees to the observer. Called next to the corresponding ledger updates.
+  // Report allocations and frees to the observer. Called next to the corresponding updates of pool_statistics.
   void note_allocated(const Block* block) noexcept {
     if (observer != nullptr) {
-      observer->allocated(reinterpret_cast<void*>(block->address), block->requested, block->lane->stream);
+      observer->allocated(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
   void note_refused(std::size_t requested, Stream stream) noexcept {
@@ -146,7 +146,7 @@ struct CachingManagedAllocator::State {
   }
   void note_freed(const Block* block) noexcept {
     if (observer != nullptr) {
-      observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->lane->stream);
+      observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
 
@@ -169,7 +169,7 @@ struct CachingManagedAllocator::State {
   // release.cpp
   /// Releases unused segments beyond the release threshold of a home. Goes from the segment unused for longest and
   /// stops at the first whose work is not done.
-  void give_back_excess(Location home) noexcept;
+  void release_excess(Location home) noexcept;
   bool work_is_done(const Segment& segment) const noexcept;
   /// If garbage_collection_threshold is set: releases old segments so that `bytes` more stay below it where possible.
   void collect_garbage(const Request& request, std::size_t bytes) noexcept;
@@ -177,12 +177,12 @@ struct CachingManagedAllocator::State {
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
   Block* retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  Block* ask_the_door(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* call_pressure_callback(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
   /// Releases unused segments, of one home or of all. \return bytes
-  std::size_t give_back(std::optional<Location> home) noexcept;
+  std::size_t release(std::optional<Location> home) noexcept;
   /// Releases one unused segment. \return the next segment
-  Heap::Segments::iterator give_back(Heap::Segments::iterator segment) noexcept;
+  Heap::Segments::iterator release(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
   /// \param explanation of the memory-pressure callback; may be empty
   [[noreturn]] void raise(std::size_t requested, Location home, const OutOfMemory& refusal,
@@ -232,7 +232,8 @@ struct CachingManagedAllocator::State {
   }
   /// Bytes of segments of a device, including those being made.
   std::size_t taken(int device) const {
-    return ledger.reserved_bytes(Location::device(device)) + budgets[static_cast<std::size_t>(device)].under_way;
+    return pool_statistics.reserved_bytes(Location::device(device)) +
+           budgets[static_cast<std::size_t>(device)].under_way;
   }
   /// What can be allocated under the cap without waiting for pending frees and without the memory-pressure callback.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
@@ -250,9 +251,9 @@ struct CachingManagedAllocator::State {
   bool fit_under_cap(const Request& request, std::size_t bytes);
   /// Whether every stream used by the blocks of the device's segments is idle.
   bool streams_are_idle(int device);
-  void give_back_above_cap(int device) noexcept;
+  void release_above_cap(int device) noexcept;
 
-  class Places; // vacate.cpp
+  class Places; // reserve_moves.cpp
 
   // check.cpp
   std::optional<std::string> check() const;
@@ -269,12 +270,12 @@ struct CachingManagedAllocator::State {
 
   mutable AdaptiveMutex mutex; ///< guards everything below
   AllocatorOptions options;
-  RoomMaker* room_maker = nullptr;
+  PressureCallback* pressure_callback = nullptr;
   AllocationObserver* observer = nullptr; ///< null in a forked child
   std::vector<DeviceCap> budgets; ///< by device
   std::condition_variable_any claim_ended; ///< signalled when a segment was made or refused
   const std::optional<std::size_t> no_cap; ///< the cap of the host
-  Ledger ledger;
+  PoolStatistics pool_statistics;
   EventPool events; // declared before the heap, whose free blocks return their events on destruction
   StreamOrder stream_order;
   Heap heap;

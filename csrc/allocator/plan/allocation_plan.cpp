@@ -191,7 +191,7 @@ void AllocationPlan::free(const Allocation& allocation) noexcept {
       *end = state.tick++;
     }
     state.count_freed(allocation.bytes);
-    state.count_given_back(allocation.bytes);
+    state.count_released(allocation.bytes);
   }
   state.upstream->free(apart->allocation);
 }
@@ -227,7 +227,7 @@ std::size_t AllocationPlan::release() {
     return 0;
   }
   plan::Schedule& schedule = *state_->schedule;
-  const std::size_t bytes = state_->give_back_segments(schedule, lock);
+  const std::size_t bytes = state_->release_segments(schedule, lock);
   state_->reap(schedule, lock);
   return bytes;
 }

@@ -58,7 +58,7 @@ Allocation AllocationPlan::State::serve_with_care(Slot& slot) {
   }
   ++tick;
   pass(slot);
-  return hand_out(slot, static_cast<std::uint32_t>(record.size() - 1));
+  return allocate_from(slot, static_cast<std::uint32_t>(record.size() - 1));
 }
 
 void AllocationPlan::State::deviate() {

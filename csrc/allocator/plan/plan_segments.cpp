@@ -14,7 +14,7 @@ void AllocationPlan::State::count_taken(std::size_t bytes) {
   figures.peak_reserved_bytes = std::max(figures.peak_reserved_bytes, figures.reserved_bytes);
 }
 
-void AllocationPlan::State::count_given_back(std::size_t bytes) {
+void AllocationPlan::State::count_released(std::size_t bytes) {
   ++figures.upstream_frees;
   figures.reserved_bytes -= static_cast<std::int64_t>(bytes);
 }
@@ -43,7 +43,7 @@ void AllocationPlan::State::take_segment(Schedule& of, plan::Region& region, Loc
   reap(of, lock);
 }
 
-std::size_t AllocationPlan::State::give_back_segments(Schedule& of, Lock& lock) noexcept {
+std::size_t AllocationPlan::State::release_segments(Schedule& of, Lock& lock) noexcept {
   std::size_t bytes = 0;
   ++of.live; // keeps the schedule alive
   for (plan::Region& region : of.regions) {
@@ -53,7 +53,7 @@ std::size_t AllocationPlan::State::give_back_segments(Schedule& of, Lock& lock) 
     if (region.base != nullptr) {
       const Allocation segment = std::exchange(region.segment, {});
       region.base = nullptr;
-      count_given_back(region.bytes);
+      count_released(region.bytes);
       bytes += region.bytes;
       lock.unlock();
       upstream->free(segment);
@@ -81,7 +81,7 @@ void AllocationPlan::State::reap(Schedule& old, Lock& lock) noexcept {
   }
   std::unique_ptr<Schedule> gone = std::move(*link);
   *link = std::move(gone->next);
-  give_back_segments(*gone, lock);
+  release_segments(*gone, lock);
   lock.unlock();
   gone.reset();
   lock.lock();

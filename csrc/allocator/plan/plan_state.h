@@ -41,11 +41,11 @@ struct AllocationPlan::State {
   Allocation serve(Slot& slot) {
     slot.begin = tick++;
     slot.end = kNoEnd;
-    return hand_out(slot, cursor++);
+    return allocate_from(slot, cursor++);
   }
   /// Allocates any slot, in an iteration that has deviated from the plan.
   Allocation serve_with_care(Slot& slot);
-  Allocation hand_out(Slot& slot, std::uint32_t entry) {
+  Allocation allocate_from(Slot& slot, std::uint32_t entry) {
     slot.state = Slot::State::kLive;
     slot.entry = entry;
     slot.iteration = iteration;
@@ -84,7 +84,7 @@ struct AllocationPlan::State {
 
   void take_segment(Schedule& of, plan::Region& region, Lock& lock);
   /// Frees the segments of a schedule while nothing lives in it. \return bytes
-  std::size_t give_back_segments(Schedule& of, Lock& lock) noexcept;
+  std::size_t release_segments(Schedule& of, Lock& lock) noexcept;
   /// Retires a schedule that is no longer followed. It is destroyed once nothing lives in it.
   void retire(std::unique_ptr<Schedule> old, Lock& lock) noexcept;
   /// Destroys a retired schedule if nothing lives in it.
@@ -103,7 +103,7 @@ struct AllocationPlan::State {
     figures.requested_bytes -= static_cast<std::int64_t>(bytes);
   }
   void count_taken(std::size_t bytes);
-  void count_given_back(std::size_t bytes);
+  void count_released(std::size_t bytes);
 
   const std::shared_ptr<Allocator> upstream;
   const Location home;

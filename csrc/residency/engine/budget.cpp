@@ -19,7 +19,7 @@ constexpr std::uint64_t kFirstShrinkPause = 512;
 /// How long lifting a budget waits for operators that use storages on the host.
 constexpr std::chrono::seconds kLongestWait{30};
 
-constexpr int kMostUrgent = -1; ///< priority of the engine's streams
+constexpr int kMaxUrgent = -1; ///< priority of the engine's streams
 
 // Staging slots. On an H200, two slots per direction of 8 to 32 MiB hide 90 to 97 % of the copies behind kernels; slots
 // of 4 MiB hide 40 to 80 % (benchmarks/copy_overlap.py).
@@ -27,7 +27,7 @@ constexpr std::size_t kSlotShare = 256; ///< each of the four slots gets 1/256 o
 constexpr std::size_t kLargestSlot = 16 * MiB;
 constexpr std::size_t kSlotGranularity = 64 * KiB;
 constexpr std::size_t kSmallestSlot = 1 * MiB; ///< below this there is no staging
-constexpr std::size_t kMostStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
+constexpr std::size_t kMaxStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
 
 // The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
 // driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget.
@@ -45,7 +45,7 @@ std::size_t Engine::cap_within(int device, std::size_t budget, std::size_t stage
 
 std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
-    return round_down(std::min(*staging_, budget / kMostStagedShare / (2 * Staging::kSlots)), kSlotGranularity);
+    return round_down(std::min(*staging_, budget / kMaxStagedShare / (2 * Staging::kSlots)), kSlotGranularity);
   }
   const std::size_t slot = round_down(std::min(budget / kSlotShare, kLargestSlot), kSlotGranularity);
   return slot < kSmallestSlot || runtime_.device_properties(device).managed_copies_overlap ? 0 : slot;
@@ -56,7 +56,7 @@ void Engine::make_streams(int index, bool stages) {
   std::vector<Stream> made;
   try {
     const auto make = [&] {
-      made.push_back(runtime_.create_stream(index, kMostUrgent));
+      made.push_back(runtime_.create_stream(index, kMaxUrgent));
       return made.back();
     };
     const bool first = device.fetches.is_host();
@@ -118,7 +118,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     options.budget = changed.cap;
     options.reserve = changed.cap / kReserveShare;
     changed.policy->set_options(options);
-    memory_.set_room_maker(this);
+    memory_.set_pressure_callback(this);
   }
   memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
   const bool watched = changed.budget && !changed.asleep;
@@ -131,7 +131,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     shrink(device);
   }
   changed.asleep = bytes && !hard && (!watched || is_brought_back(device, lock));
-  changed.quiet = Quiet{};
+  changed.quiet = QuietPeriod{};
   take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
@@ -144,8 +144,8 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
 void Engine::note_awake() {
   awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
                std::memory_order_release);
-  const auto rests = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
-  sleepers_.store(static_cast<int>(std::ranges::count_if(devices_, rests)), std::memory_order_relaxed);
+  const auto idle_periods = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
+  idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, idle_periods)), std::memory_order_relaxed);
   unsettled_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.settled; }),
                    std::memory_order_relaxed);
 }
@@ -227,7 +227,7 @@ void Engine::shrink(int device) {
   if (!over()) {
     return;
   }
-  give_up_all(device, Stream::host());
+  evict_all(device, Stream::host());
   memory_.empty_cache();
 }
 
@@ -301,7 +301,7 @@ void Engine::keep_again(int index) {
   device.next_shrink = operators_ + device.shrink_pause;
 }
 
-void Engine::give_back_excess(const Frame& frame, int device) {
+void Engine::release_excess(const Frame& frame, int device) {
   const auto over = [&] {
     return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
   };

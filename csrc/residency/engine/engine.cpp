@@ -29,7 +29,7 @@ void Engine::Lock::release() {
   kept.swap(engine_.kept_);
   lock_.unlock();
   for (void* const storage : kept) {
-    engine_.door_.let_go(storage); // may drop the last reference, which calls `died`
+    engine_.storages_.let_go(storage); // may drop the last reference, which calls `destroyed`
   }
 }
 
@@ -39,10 +39,10 @@ void Engine::Lock::wait_for_a_block() {
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
 }
 
-Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door)
+Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
     : runtime_(runtime),
       memory_(memory),
-      door_(door),
+      storages_(storages),
       devices_(static_cast<std::size_t>(runtime.device_count())),
       events_(runtime, runtime.device_count()),
       transfers_(runtime) {
@@ -58,7 +58,7 @@ Record* Engine::adopt(Block* block, int device, void* storage) {
   record->bytes = memory_.requested_bytes(block);
   record->storage = storage;
   record->device_block = block;
-  record->origin = Origins::get().asked() ? Origins::get().take(block) : 0;
+  record->site = AllocationSites::get().asked() ? AllocationSites::get().take(block) : 0;
   Record* const adopted = record.get();
   records_[adopted->id] = adopted;
   memory_.set_tag(block, record.release());
@@ -82,44 +82,44 @@ bool Engine::reached(Event& event) noexcept {
   }
 }
 
-void Engine::give_event(int device, Event& event) noexcept {
+void Engine::recycle_event(int device, Event& event) noexcept {
   if (event) {
     events_.give(Stream::default_of(device), event);
     event = Event{};
   }
 }
 
-void Engine::give_block_ready(Record& record) noexcept {
+void Engine::recycle_block_ready(Record& record) noexcept {
   if (record.block_ready) {
-    memory_.give_event(Stream::default_of(record.device), record.block_ready);
+    memory_.recycle_event(Stream::default_of(record.device), record.block_ready);
     record.block_ready = Event{};
   }
 }
 
 void Engine::free_if_dead(Record* record) noexcept {
   if (record->dead && record->in_use == 0) {
-    door_.forget(*record);
+    storages_.forget(*record);
     delete record;
   }
 }
 
-void Engine::died(Record* record) noexcept {
+void Engine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
     leaving_.fetch_add(1, std::memory_order_relaxed);
   }
-  bury(record);
+  unregister(record);
 }
 
-void Engine::outlived(Block* block) noexcept {
+void Engine::expired(Block* block) noexcept {
   const Lock lock(*this);
   auto* const record = static_cast<Record*>(memory_.tag(block));
-  if (record != nullptr && door_.is_going(*record)) {
-    bury(record);
+  if (record != nullptr && storages_.is_going(*record)) {
+    unregister(record);
   }
 }
 
-void Engine::bury(Record* record) noexcept {
+void Engine::unregister(Record* record) noexcept {
   if (record->fetching()) {
     abandon_fetch(*record);
   }
@@ -130,15 +130,15 @@ void Engine::bury(Record* record) noexcept {
   if (record->host_block != nullptr) {
     drop_host_copy(*record);
   }
-  give_event(record->device, record->device_ready);
+  recycle_event(record->device, record->device_ready);
   record->dead = true;
   records_.erase(record->id);
-  if (record->origin != 0 && Origins::get().asked()) {
-    Origins::get().gone(record->origin, record->bytes);
+  if (record->site != 0 && AllocationSites::get().asked()) {
+    AllocationSites::get().gone(record->site, record->bytes);
   }
   try {
     if (record->announced) {
-      of(record->device).policy->died(record->id);
+      of(record->device).policy->freed(record->id);
     }
   } catch (...) {
     ++failures_;

@@ -4,8 +4,8 @@
 // - The engine is called before and after each outermost operator and carries out the policy's schedule: it prefetches
 //   storages before their use and writes them back after it. Operands that the schedule missed are fetched on demand.
 // - A device's budget is a cap on the allocator's segments. When an allocation does not fit under the cap, the
-//   allocator calls back (RoomMaker) and the engine evicts the cheapest device copies that free a contiguous range
-//   (room.cpp).
+//   allocator calls back (PressureCallback) and the engine evicts the cheapest device copies that free a contiguous
+//   range (room.cpp).
 // - Copies are asynchronous, on the engine's own streams, and ordered by events with the streams that use the storage.
 //   The host waits for them only before a pointer escapes PyTorch (`settle`), in a graph capture (`captured`), when a
 //   budget is set or lifted, and after a failure of the runtime.
@@ -35,12 +35,12 @@
 #include "residency/engine/relocation_min.h"
 #include "residency/engine/residency_statistics.h"
 #include "residency/engine/staging.h"
-#include "residency/engine/storage_door.h"
+#include "residency/engine/storage_adapter.h"
 #include "residency/engine/transfers.h"
 #include "residency/policy/flat_map.h"
 #include "residency/policy/policy.h"
 #include "residency/trace/access_recorder.h"
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -48,11 +48,11 @@ namespace torch_uvm {
 /// Number of operators for which a storage counts as unmovable after an attempt to move it failed.
 inline constexpr std::uint64_t kFixedFor = 64;
 
-class Engine final : public RoomMaker {
+class Engine final : public PressureCallback {
  public:
   /// All arguments must outlive the engine. The engine is leaked on purpose: storages are freed after static
   /// destructors have run.
-  Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageDoor& door);
+  Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages);
 
   /// Limits the managed memory that a device may reserve. nullopt: no budget; the driver migrates pages on demand.
   /// \param hard exceeding the budget raises OutOfMemory; a soft budget is exceeded if nothing can be evicted
@@ -70,8 +70,8 @@ class Engine final : public RoomMaker {
     return awake_.load(std::memory_order_acquire);
   }
   /// Whether a device is idle because its steps fit. If so, call `note_allocation` after allocations. One relaxed load.
-  bool has_sleepers() const noexcept {
-    return sleepers_.load(std::memory_order_relaxed) != 0;
+  bool has_idle_devices() const noexcept {
+    return idle_devices_.load(std::memory_order_relaxed) != 0;
   }
   /// Whether unwatched operators may still run on a device that is or was idle. One relaxed load.
   bool is_unsettled() const noexcept {
@@ -175,14 +175,14 @@ class Engine final : public RoomMaker {
   /// Called before a nested operator. Operands that the outer operator does not hold are used where they are.
   void begin_nested(Frame& frame, std::span<const Operand> operands, const std::vector<Stream>& streams) noexcept;
   /// Adds an output of the operator, or of one nested in it, to the frame.
-  void born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept;
+  void created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept;
   /// Called after the operator. Requires the lock.
   void end(Frame& frame) noexcept;
 
   /// The storage was destroyed. Frees its host copy. The caller frees the device block and then calls `freed`.
-  void died(Record* record) noexcept;
+  void destroyed(Record* record) noexcept;
   /// The storage that owned this block may have been destroyed while storages without a record still share the block.
-  void outlived(Block* block) noexcept;
+  void expired(Block* block) noexcept;
   /// The device block of a destroyed storage has been freed. Takes no lock.
   void freed() noexcept;
 
@@ -252,7 +252,7 @@ class Engine final : public RoomMaker {
   };
 
   /// Whether a device may become idle, and its state when it did (sleep.cpp).
-  struct Quiet {
+  struct QuietPeriod {
     std::uint64_t since = 0; ///< the operator that last restarted the quiet period
     std::uint64_t next_look = 0;
     std::uint64_t misses = 0; ///< the policy's misses at that operator
@@ -264,7 +264,7 @@ class Engine final : public RoomMaker {
     std::size_t alarm = 0; ///< allocated bytes above which the device wakes; 0: it has not become idle
     std::size_t other = 0; ///< allocated bytes without a record when the device became idle
     std::size_t unseen = 0; ///< allocated bytes without a record that were allocated while it was idle
-    unsigned rests = 0; ///< how often it has been idle
+    unsigned idle_periods = 0; ///< how often it has been idle
     unsigned seen = 0; ///< weighted count of operators since it woke
   };
 
@@ -274,7 +274,7 @@ class Engine final : public RoomMaker {
     bool hard = false;
     bool asleep = false; ///< idle: operators are not watched
     bool settled = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
-    Quiet quiet;
+    QuietPeriod quiet;
     int running = 0; ///< running operators whose first operand is on this device
     std::unique_ptr<Policy> policy; ///< created with the first budget or capture
     Stream fetches;
@@ -331,12 +331,12 @@ class Engine final : public RoomMaker {
   bool is_brought_back(int device, Lock& lock);
   /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
   void shrink(int device);
-  /// Updates the atomics that `is_awake`, `has_sleepers` and `is_unsettled` read.
+  /// Updates the atomics that `is_awake`, `has_idle_devices` and `is_unsettled` read.
   void note_awake();
   /// Tries to return to an exceeded budget, at ever longer intervals.
   void keep_again(int device);
   /// After an operator that exceeded a hard budget: evicts its results, and more if needed, to return to the budget.
-  void give_back_excess(const Frame& frame, int device);
+  void release_excess(const Frame& frame, int device);
 
   // explain.cpp
   /// Bytes of a device that cannot be evicted, by reason.
@@ -355,7 +355,7 @@ class Engine final : public RoomMaker {
   void note_level(Device& device, std::size_t bytes);
   void restart_quiet(Device& device);
   /// Makes the device idle after enough quiet steps.
-  void rest_if_quiet(int device);
+  void become_idle_if_quiet(int device);
   bool fall_asleep(int device);
   /// Counts an operator since the device woke, and checks whether it is quiescent.
   void settle_down(int device, bool surely_outermost);
@@ -386,7 +386,7 @@ class Engine final : public RoomMaker {
   bool start_write_back(Record& record);
   /// Frees the device copy and points the storage at its host copy, which must be valid.
   /// \param taker the stream that will use the memory next; the host's if it is not known
-  bool give_up_device_copy(Record& record, Stream taker);
+  bool release_device_copy(Record& record, Stream taker);
   /// Frees the device copy, writing it back first if it is dirty. `taker`: as above. \return false if it stays
   bool evict(Record& record, Stream taker);
   bool start_fetch(Record& record, Need need, Stream stream);
@@ -409,18 +409,18 @@ class Engine final : public RoomMaker {
   // room.cpp
   Block* room_for(std::size_t bytes, int device, Need need, Stream stream);
   /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
-  bool give_up_run(std::size_t bytes, int device, Need need, Stream taker);
-  bool try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
+  bool evict_range(std::size_t bytes, int device, Need need, Stream taker);
+  bool try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker);
   /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
   bool forget_fixed(int device);
-  bool try_to_give_up(std::size_t bytes, int device, Need need, Stream taker);
-  bool give_up_lowest(std::size_t bytes, int device, Stream taker);
+  bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
+  bool evict_first_fit(std::size_t bytes, int device, Stream taker);
   /// Evicts everything that can be evicted. \return whether anything was
-  bool give_up_all(int device, Stream taker);
+  bool evict_all(int device, Stream taker);
   /// Frees a retiring device copy of about the requested size. \return whether there was one
-  bool give_up_alike(std::size_t bytes, int device, Stream taker);
+  bool evict_same_size(std::size_t bytes, int device, Stream taker);
   /// Frees the retiring device copies whose write-backs are done.
-  void give_up_read(int device);
+  void release_read_copies(int device);
   /// Whether the latest write-back has finished reading the device copy.
   bool is_read(Record& record);
   /// Cost of evicting the storage; infinity if it cannot be evicted.
@@ -433,7 +433,7 @@ class Engine final : public RoomMaker {
   /// The cheapest victims of `bytes` in total, anywhere on the device; empty if there are not enough.
   std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
   /// The allocator's min-cost eviction range of `bytes`.
-  std::optional<std::vector<Record*>> cheapest_run(std::size_t bytes, int device, Need need);
+  std::optional<std::vector<Record*>> min_cost_range(std::size_t bytes, int device, Need need);
   /// Whether another thread is about to free a storage's block on the device.
   bool something_goes(int device) const;
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
@@ -452,7 +452,7 @@ class Engine final : public RoomMaker {
   /// \param left receives the operands that were evicted for it; the caller must provide them again
   void prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream, std::vector<Record*>& left);
   /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
-  bool make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
+  bool evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
 
   // fetches_ahead.cpp
   void follow(const Decision& decision, int device);
@@ -499,13 +499,13 @@ class Engine final : public RoomMaker {
   OutOfMemory no_room_to_hold(const Record& wanted) const;
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;
-  void give_event(int device, Event& event) noexcept;
-  void give_block_ready(Record& record) noexcept;
+  void recycle_event(int device, Event& event) noexcept;
+  void recycle_block_ready(Record& record) noexcept;
   /// Fires when the latest write-back has read the device copy. With staging the host copy is complete only later.
   Event& was_read(Record& record) {
     return record.block_ready ? record.block_ready : record.host_ready;
   }
-  void bury(Record* record) noexcept;
+  void unregister(Record* record) noexcept;
   void free_if_dead(Record* record) noexcept;
   Device& of(int device) {
     return devices_[static_cast<std::size_t>(device)];
@@ -514,13 +514,13 @@ class Engine final : public RoomMaker {
 
   ManagedRuntime& runtime_;
   CachingManagedAllocator& memory_;
-  StorageDoor& door_;
+  StorageAdapter& storages_;
   mutable std::mutex mutex_;
   std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
   std::atomic<int> leaving_{0}; ///< blocks of destroyed storages that are not freed yet
   std::atomic<bool> awake_{false};
   std::atomic<bool> unsettled_{false};
-  std::atomic<int> sleepers_{0};
+  std::atomic<int> idle_devices_{0};
   std::atomic<int> unseen_graphs_{0};
   std::atomic<bool> stays_awake_{false};
   std::atomic<std::size_t> open_captures_{0};

@@ -56,7 +56,7 @@ std::string Engine::explain(std::size_t bytes, Location home) noexcept {
     if (!device.budget) {
       return {};
     }
-    const StorageDoor::RunningOperator op = door_.running();
+    const StorageAdapter::RunningOperator op = storages_.running();
     const Staying now = staying(home.index, op.held);
     std::string said;
     if (op.name != nullptr) {

@@ -39,7 +39,7 @@ void Engine::follow(const Decision& decision, int index) {
       device.retired.push_back({id, record->retirement});
     }
   }
-  give_up_read(index);
+  release_read_copies(index);
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
   queue_unforeseen_fetches(index);
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());

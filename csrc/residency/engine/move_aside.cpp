@@ -34,7 +34,7 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
     Record& record = *static_cast<Record*>(tag);
     return record.fetching() || claim_address(record, Mover::kEngine);
   };
-  const auto moves = memory_.vacate(bytes, device, taker, cost, claim);
+  const auto moves = memory_.reserve_moves(bytes, device, taker, cost, claim);
   std::size_t at = 0;
   try {
     for (; at < moves.size(); ++at) {
@@ -42,7 +42,7 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
     }
   } catch (...) {
     for (; at < moves.size(); ++at) {
-      memory_.stay(moves[at]);
+      memory_.roll_back(moves[at]);
     }
     throw;
   }
@@ -65,15 +65,15 @@ void Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   }
   runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
   const Event moved = events_.record(taker);
-  give_event(record.device, record.device_ready);
+  recycle_event(record.device, record.device_ready);
   record.device_ready = moved;
   record.streams.assign(1, taker);
   record.device_block = move.to;
   memory_.set_tag(move.to, &record);
   if (record.points_at == Side::kDevice) {
-    door_.point_at_device(record, move.to);
+    storages_.point_at_device(record, move.to);
   }
-  memory_.leave(move);
+  memory_.commit(move);
   ++statistics_.moved.count;
   statistics_.moved.bytes += static_cast<std::int64_t>(record.bytes);
 }

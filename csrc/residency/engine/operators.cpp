@@ -114,7 +114,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       provide(*record);
     }
     // For a guessed size only operands are moved. Other storages are evicted if the operator does allocate as much.
-    if (births.empty() && guess != 0 && of(frame.device).hard && !cheapest_run(guess, frame.device, Need::kNow)) {
+    if (births.empty() && guess != 0 && of(frame.device).hard && !min_cost_range(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }
     if (!births.empty()) {
@@ -213,12 +213,12 @@ void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
   }
 }
 
-void Engine::born(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
+void Engine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
   try {
     take(frame, record);
     record->last_use = operators_;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
-    record->announced = true; // `end` tells the policy, as a birth
+    record->announced = true; // `end` tells the policy, as created
     frame.births.emplace_back(record->id, record->bytes);
   } catch (...) {
     ++failures_;
@@ -271,13 +271,13 @@ void Engine::end(Frame& frame) noexcept {
     }
     if (of(device).exceeded) {
       of(device).exceeded = false;
-      give_back_excess(frame, device);
+      release_excess(frame, device);
     }
     if (of(device).excess && of(device).settled) {
       keep_again(device);
     }
     if (frame.planned) {
-      rest_if_quiet(device);
+      become_idle_if_quiet(device);
     }
   } catch (...) {
     ++failures_;
@@ -311,7 +311,7 @@ void Engine::let_go(Frame& frame) noexcept {
     --record->in_use;
     try {
       if (!record->dead) {
-        door_.watch_for_writes(*record, kept_);
+        storages_.watch_for_writes(*record, kept_);
       }
     } catch (...) { // writes cannot be watched: assume one, so that the other copy is not taken for up to date
       ++failures_;

@@ -37,7 +37,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
         continue;
       }
       Block* place = room_for(bytes, frame.device, Need::kNow, stream);
-      while (place == nullptr && make_one_leave(frame, bytes, stream, left)) {
+      while (place == nullptr && evict_one_operand(frame, bytes, stream, left)) {
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
       if (place == nullptr) {
@@ -55,7 +55,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
   device.workspace.peak = peak;
 }
 
-bool Engine::make_one_leave(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
+bool Engine::evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
   Record* largest = nullptr;
   for (Record* const record : frame.held) {
     if (record->points_at == Side::kDevice && record->device == frame.device &&

@@ -17,7 +17,7 @@
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "residency/policy/policy.h"
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -35,8 +35,8 @@ struct Record {
   StorageId id = 0;
   int device = 0;
   std::size_t bytes = 0; ///< of the storage
-  Origin origin = 0;
-  void* storage = nullptr; ///< a weak reference; only the StorageDoor interprets it
+  AllocationSite site = 0;
+  void* storage = nullptr; ///< a weak reference; only the StorageAdapter interprets it
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;

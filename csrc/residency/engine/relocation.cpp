@@ -24,7 +24,7 @@ bool Engine::claim_address(Record& record, Mover mover) {
   if (!address_may_change(record, mover)) {
     return false;
   }
-  if (!door_.keep(record, kept_)) {
+  if (!storages_.keep(record, kept_)) {
     fix(record); // other storages share its bytes, or it is being destroyed
     return false;
   }
@@ -38,10 +38,10 @@ void Engine::order(const std::vector<Stream>& earlier, Stream later) {
       try {
         wait(later, event);
       } catch (...) {
-        give_event(stream.device, event);
+        recycle_event(stream.device, event);
         throw;
       }
-      give_event(stream.device, event);
+      recycle_event(stream.device, event);
     }
   }
 }
@@ -90,13 +90,13 @@ bool Engine::start_write_back(Record& record) {
   try {
     transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block),
                     memory_.data(record.device_block), record.bytes, stream, staging);
-    give_event(record.device, record.host_ready);
+    recycle_event(record.device, record.host_ready);
     record.host_ready = events_.record(link);
   } catch (...) {
     drop_host_copy(record); // part of the copy may be queued, and the next one may use another stream
     throw;
   }
-  give_block_ready(record);
+  recycle_block_ready(record);
   record.block_ready = memory_.record_event(stream); // to free the block with
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
@@ -106,7 +106,7 @@ bool Engine::start_write_back(Record& record) {
   return true;
 }
 
-bool Engine::give_up_device_copy(Record& record, Stream taker) {
+bool Engine::release_device_copy(Record& record, Stream taker) {
   if (!claim_address(record, Mover::kEngine)) {
     return false;
   }
@@ -136,8 +136,8 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
   record.retiring = false;
   record.points_at = Side::kHost;
   record.streams.clear();
-  give_event(record.device, record.device_ready);
-  door_.point_at_host(record, host_memory_->data(record.host_block));
+  recycle_event(record.device, record.device_ready);
+  storages_.point_at_host(record, host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
   if (after_its_copy) { // the block's next user waits for the write-back only, not for all queued work
     memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
@@ -149,7 +149,7 @@ bool Engine::give_up_device_copy(Record& record, Stream taker) {
 }
 
 void Engine::reclaim(Record& record) {
-  if (door_.reclaim(record, kept_)) {
+  if (storages_.reclaim(record, kept_)) {
     record.host_valid = false;
     record.retiring = false;
   }
@@ -167,7 +167,7 @@ bool Engine::evict(Record& record, Stream taker) {
   if (!record.host_valid && !start_write_back(record)) {
     return false;
   }
-  if (!give_up_device_copy(record, taker)) {
+  if (!release_device_copy(record, taker)) {
     return false;
   }
   if (clean) {
@@ -221,7 +221,7 @@ void Engine::abandon_fetch(Record& record) noexcept {
   no_longer_ahead(record);
   // The workspace is not corrected for the freed block: abandoned fetches are rare.
   record.streams.clear();
-  give_event(record.device, record.device_ready);
+  recycle_event(record.device, record.device_ready);
 }
 
 void Engine::mark_use(Record& record, bool writes) noexcept {
@@ -255,7 +255,7 @@ bool Engine::bring_to_device(Record& record, Stream stream) {
     abandon_fetch(record);
     return false;
   }
-  door_.point_at_device(record, record.device_block);
+  storages_.point_at_device(record, record.device_block);
   record.points_at = Side::kDevice;
   no_longer_ahead(record);
   return true;
@@ -268,7 +268,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
   }
   mark_use(record, writes); // before anything that may throw: an unnoticed write would be lost
   if (reached(record.device_ready)) {
-    give_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
+    recycle_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
   } else {
     wait(stream, record.device_ready);
   }
@@ -309,8 +309,8 @@ void Engine::note_move(TransferKind kind, const Record& record) noexcept {
       transfers_.record_latest(*recorder_, number);
     }
   }
-  if (Origins::get().asked()) {
-    Origins::get().moved(kind, record.origin, record.bytes);
+  if (AllocationSites::get().asked()) {
+    AllocationSites::get().moved(kind, record.site, record.bytes);
   }
 }
 
@@ -320,8 +320,8 @@ void Engine::drop_host_copy(Record& record) noexcept {
   record.host_valid = false;
   record.retiring = false;
   record.in_place_streams.clear();
-  give_event(record.device, record.host_ready);
-  give_block_ready(record);
+  recycle_event(record.device, record.host_ready);
+  recycle_block_ready(record);
 }
 
 } // namespace torch_uvm

@@ -24,7 +24,7 @@ constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last
 constexpr std::size_t kSlackShare = 8;
 
 /// Maximum size of the blocks that a small request may evict by first fit. Larger blocks are chosen by cost.
-constexpr std::size_t kMostForSmall = 32 * MiB;
+constexpr std::size_t kMaxForSmall = 32 * MiB;
 
 /// Number of attempts for a request: another thread may take the freed range, or a victim may turn out unmovable.
 constexpr int kTries = 8;
@@ -36,7 +36,7 @@ constexpr int kMoments = 64;
 } // namespace
 
 double Engine::cost_of(const Record& record, Need need) {
-  // Operands of the operator being begun count as in use here. Only make_one_leave evicts them.
+  // Operands of the operator being begun count as in use here. Only evict_one_operand evicts them.
   if (!of(record.device).settled || record.device_block == nullptr ||
       !record.address_may_change(Mover::kEngine, 0, operators_)) {
     return kNever;
@@ -91,7 +91,7 @@ Record* Engine::retiring(const Device::Retirement& retirement) const {
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-void Engine::give_up_read(int index) {
+void Engine::release_read_copies(int index) {
   Device& device = of(index);
   while (!device.retired.empty()) {
     Record* const record = retiring(device.retired.front());
@@ -100,21 +100,21 @@ void Engine::give_up_read(int index) {
         return;
       }
       if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        give_up_device_copy(*record, device.last_stream);
+        release_device_copy(*record, device.last_stream);
       }
     }
     device.retired.pop_front();
   }
 }
 
-bool Engine::give_up_alike(std::size_t bytes, int index, Stream taker) {
+bool Engine::evict_same_size(std::size_t bytes, int index, Stream taker) {
   // Steps repeat, and so do sizes: a retiring block often fits the request exactly.
   for (const Device::Retirement& each : of(index).retired) {
     Record* const record = retiring(each);
     if (record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
       const std::size_t leaves = memory_.bytes(record->device_block);
       if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
-        return give_up_device_copy(*record, taker);
+        return release_device_copy(*record, taker);
       }
     }
   }
@@ -180,18 +180,18 @@ bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
   return std::ranges::all_of(victims, [&](Record* victim) { return evict(*victim, taker); });
 }
 
-bool Engine::give_up_run(std::size_t bytes, int device, Need need, Stream taker) {
-  if (try_repeatedly_to_give_up(bytes, device, need, taker)) {
+bool Engine::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
+  if (try_repeatedly_to_evict(bytes, device, need, taker)) {
     return true;
   }
   // Last resort: retry the storages marked unmovable before their time is up. They may be movable by now.
-  return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_give_up(bytes, device, need, taker);
+  return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_evict(bytes, device, need, taker);
 }
 
-bool Engine::try_repeatedly_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
+bool Engine::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
   for (int tries = 0; tries < kTries; ++tries) {
     found_fixed_ = false;
-    if (try_to_give_up(bytes, device, need, taker)) {
+    if (try_to_evict(bytes, device, need, taker)) {
       return true;
     }
     if (!found_fixed_) {
@@ -212,11 +212,11 @@ bool Engine::forget_fixed(int device) {
   return forgotten;
 }
 
-bool Engine::give_up_lowest(std::size_t bytes, int device, Stream taker) {
-  const auto run = memory_.lowest_run(bytes, device, [&](void* tag, std::size_t block_bytes) {
+bool Engine::evict_first_fit(std::size_t bytes, int device, Stream taker) {
+  const auto run = memory_.first_fit_range(bytes, device, [&](void* tag, std::size_t block_bytes) {
     const auto* const record = static_cast<const Record*>(tag);
-    return record == nullptr || record->fetching() || block_bytes > kMostForSmall ? kNever
-                                                                                  : cost_of(*record, Need::kNow);
+    return record == nullptr || record->fetching() || block_bytes > kMaxForSmall ? kNever
+                                                                                 : cost_of(*record, Need::kNow);
   });
   if (!run) {
     return false;
@@ -228,7 +228,7 @@ bool Engine::give_up_lowest(std::size_t bytes, int device, Stream taker) {
   return evict_all(victims, taker);
 }
 
-bool Engine::give_up_all(int device, Stream taker) {
+bool Engine::evict_all(int device, Stream taker) {
   bool any = false;
   for (const auto& [id, record] : records_) {
     if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
@@ -242,19 +242,19 @@ bool Engine::give_up_all(int device, Stream taker) {
   return any;
 }
 
-bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream taker) {
+bool Engine::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
   // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
   // not fragment the memory for large storages.
-  if (bytes < relocation_min() && need == Need::kNow && give_up_lowest(bytes, device, taker)) {
+  if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
     return true;
   }
-  if (give_up_alike(bytes, device, taker)) {
+  if (evict_same_size(bytes, device, taker)) {
     return true;
   }
   if (need == Need::kAhead && unused(device) < bytes && of(device).retired.empty()) {
     return false; // a prefetch evicts only retiring storages, and there are none
   }
-  std::optional<std::vector<Record*>> run = cheapest_run(bytes, device, need);
+  std::optional<std::vector<Record*>> run = min_cost_range(bytes, device, need);
   // Compare evicting a contiguous range with evicting the cheapest storages anywhere and relocating blocks afterwards.
   // Relocation needs free places for the blocks in the way, so retry with more and more spare bytes.
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
@@ -270,13 +270,13 @@ bool Engine::try_to_give_up(std::size_t bytes, int device, Need need, Stream tak
     if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
       return true;
     }
-    run = cheapest_run(bytes, device, need);
+    run = min_cost_range(bytes, device, need);
   }
   return run && evict_all(*run, taker);
 }
 
-std::optional<std::vector<Record*>> Engine::cheapest_run(std::size_t bytes, int device, Need need) {
-  const auto tags = memory_.cheapest_run(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
+std::optional<std::vector<Record*>> Engine::min_cost_range(std::size_t bytes, int device, Need need) {
+  const auto tags = memory_.min_cost_range(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
     return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
   });
   if (!tags) {
@@ -294,7 +294,7 @@ bool Engine::something_goes(int device) const {
     return true;
   }
   for (const auto& [id, record] : records_) {
-    if (record->device == device && record->device_block != nullptr && door_.is_going(*record)) {
+    if (record->device == device && record->device_block != nullptr && storages_.is_going(*record)) {
       return true;
     }
   }
@@ -306,7 +306,7 @@ Block* Engine::room_for(std::size_t bytes, int device, Need need, Stream stream)
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    if (!give_up_run(bytes, device, need, stream)) {
+    if (!evict_range(bytes, device, need, stream)) {
       return nullptr;
     }
   }
@@ -333,13 +333,13 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
       wakes = true;
     }
     const double began = now_us();
-    made = give_up_run(bytes, home.index, Need::kNow, stream);
+    made = evict_range(bytes, home.index, Need::kNow, stream);
     for (int moment = 0; !made && moment < kMoments && device.budget && something_goes(home.index); ++moment) {
       lock.wait_for_a_block();
-      made = give_up_run(bytes, home.index, Need::kNow, stream);
+      made = evict_range(bytes, home.index, Need::kNow, stream);
     }
     if (!made && device.hard) {
-      made = give_up_all(home.index, stream); // then unused segments can be released for a new one
+      made = evict_all(home.index, stream); // then unused segments can be released for a new one
     }
     ++statistics_.made_room.count;
     statistics_.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
@@ -349,7 +349,7 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     made = false; // the runtime failed; the allocator reports the lack of memory
   }
   if (wakes) {
-    door_.wake();
+    storages_.wake();
   }
   return made;
 }

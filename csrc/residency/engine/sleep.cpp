@@ -16,22 +16,22 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::uint64_t kQuietSteps = 2; ///< quiet steps before a device first becomes idle; doubles each time
-constexpr unsigned kMostDoublings = 6;
-constexpr std::uint64_t kLeastQuiet = 128; ///< minimum number of quiet operators, however short the step
+constexpr unsigned kMaxDoublings = 6;
+constexpr std::uint64_t kMinQuiet = 128; ///< minimum number of quiet operators, however short the step
 constexpr std::uint64_t kMissesShare = 32; ///< at most 1/32 of the operators may miss the schedule
 constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
 constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
 constexpr std::size_t kRiseShare = 64; ///< a rise of up to 1/64 of the allocated bytes still counts as quiet
 
 /// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
-/// running kernels are not counted (StorageDoor). An operator that is certainly outermost adds `kSurely`, others 1.
+/// running kernels are not counted (StorageAdapter). An operator that is certainly outermost adds `kSurely`, others 1.
 constexpr unsigned kSettled = 512;
 constexpr unsigned kSurely = 128;
 
 } // namespace
 
 void Engine::note_level(Device& device, std::size_t bytes) {
-  Quiet& quiet = device.quiet;
+  QuietPeriod& quiet = device.quiet;
   quiet.peak = std::max(quiet.peak, bytes);
   // Tolerate slow growth, for example from steps that each append their loss to a list.
   if (bytes > quiet.level + std::max(quiet.level / kRiseShare, relocation_min())) {
@@ -42,17 +42,17 @@ void Engine::note_level(Device& device, std::size_t bytes) {
 
 void Engine::restart_quiet(Device& device) {
   device.quiet.since = operators_;
-  device.quiet.next_look = operators_ + kLeastQuiet;
+  device.quiet.next_look = operators_ + kMinQuiet;
   device.quiet.misses = device.policy->counters().plan_misses;
 }
 
-void Engine::rest_if_quiet(int index) {
+void Engine::become_idle_if_quiet(int index) {
   Device& device = of(index);
-  Quiet& quiet = device.quiet;
+  QuietPeriod& quiet = device.quiet;
   if (operators_ < quiet.next_look) {
     return;
   }
-  quiet.next_look = operators_ + kLeastQuiet;
+  quiet.next_look = operators_ + kMinQuiet;
   if (quiet.rooms != statistics_.made_room.count || quiet.write_backs != device.write_backs_started) {
     quiet.rooms = statistics_.made_room.count;
     quiet.write_backs = device.write_backs_started;
@@ -63,7 +63,7 @@ void Engine::rest_if_quiet(int index) {
   const std::uint64_t length = device.policy->step_length();
   const std::uint64_t quietly = operators_ - quiet.since;
   const std::uint64_t missed = device.policy->counters().plan_misses - quiet.misses;
-  if (length == 0 || quietly < length * (kQuietSteps << std::min(quiet.rests, kMostDoublings))) {
+  if (length == 0 || quietly < length * (kQuietSteps << std::min(quiet.idle_periods, kMaxDoublings))) {
     return;
   }
   if (missed * kMissesShare > quietly) {
@@ -77,7 +77,7 @@ void Engine::rest_if_quiet(int index) {
 
 bool Engine::fall_asleep(int index) {
   Device& device = of(index);
-  Quiet& quiet = device.quiet;
+  QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
   if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.settled || recorder_ ||
       evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
@@ -114,7 +114,7 @@ std::size_t Engine::allocated_bytes(int device) const {
 }
 
 void Engine::note_allocation(int device) {
-  if (!has_sleepers()) {
+  if (!has_idle_devices()) {
     return;
   }
   {
@@ -136,24 +136,24 @@ void Engine::wake(int device) {
     of(device).settled = false; // also for a soft budget that has been idle from the start
     note_awake();
   }
-  door_.wake();
+  storages_.wake();
 }
 
 void Engine::wake_resting() {
-  for (int device = 0; has_sleepers() && device < static_cast<int>(devices_.size()); ++device) {
-    bool rests = false;
+  for (int device = 0; has_idle_devices() && device < static_cast<int>(devices_.size()); ++device) {
+    bool idle_periods = false;
     {
       const Lock lock(*this);
-      rests = of(device).asleep && of(device).quiet.alarm != 0;
+      idle_periods = of(device).asleep && of(device).quiet.alarm != 0;
     }
-    if (rests) {
+    if (idle_periods) {
       wake(device);
     }
   }
 }
 
 bool Engine::may_run_unseen(const Device& device) const {
-  const std::optional<int> running = door_.running_kernels();
+  const std::optional<int> running = storages_.running_kernels();
   return (running ? *running != 0 : device.quiet.seen < kSettled) || unseen_graphs_.load() != 0 || has_open_captures();
 }
 
@@ -169,15 +169,15 @@ void Engine::note_settled(int index) {
   Device& device = of(index);
   runtime_.synchronize_device(index); // work queued on unknown streams
   device.settled = true;
-  const unsigned rests = device.quiet.rests + (device.quiet.alarm != 0 ? 1 : 0);
+  const unsigned idle_periods = device.quiet.idle_periods + (device.quiet.alarm != 0 ? 1 : 0);
   std::size_t known = 0;
   for (const auto& [id, record] : records_) {
     known += record->device == index && record->device_block != nullptr ? record->bytes : 0;
   }
   const std::size_t allocated = allocated_bytes(index);
   const std::size_t other = device.quiet.other;
-  device.quiet = Quiet{};
-  device.quiet.rests = rests;
+  device.quiet = QuietPeriod{};
+  device.quiet.idle_periods = idle_periods;
   device.quiet.other = other;
   device.quiet.unseen = allocated - std::min(allocated, known + other);
   device.excess = true; // possibly; checked when this operator ends

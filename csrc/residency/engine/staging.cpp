@@ -16,13 +16,13 @@ void Staging::resize(std::size_t slot_bytes) noexcept {
     return;
   }
   for (Slot& slot : slots_) {
-    give_back(slot);
+    release(slot);
   }
   slot_bytes_ = slot_bytes;
   refused_ = false;
 }
 
-void Staging::give_back(Slot& slot) noexcept {
+void Staging::release(Slot& slot) noexcept {
   if (slot.memory != nullptr) {
     runtime_.free_device(slot.memory); // waits for work that may use it
   }
@@ -48,7 +48,7 @@ bool Staging::is_ready() noexcept {
     try {
       std::ranges::for_each(slots_, [this](Slot& slot) { make(slot); });
     } catch (...) { // no device memory: copies are direct, and slower
-      std::ranges::for_each(slots_, [this](Slot& slot) { give_back(slot); });
+      std::ranges::for_each(slots_, [this](Slot& slot) { release(slot); });
       refused_ = true;
     }
   }

@@ -61,7 +61,7 @@ class Staging {
     bool used = false; ///< whether `emptied` has been recorded
   };
   void make(Slot& slot);
-  void give_back(Slot& slot) noexcept;
+  void release(Slot& slot) noexcept;
   void wait_until_empty(Slot& slot, Stream stream);
 
   ManagedRuntime& runtime_;

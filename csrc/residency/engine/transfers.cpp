@@ -36,7 +36,7 @@ void Transfers::give(int device, Event event) noexcept {
 void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
   read_times(kReadAtOnce, counted_);
   ++copies_;
-  const bool times = timed_.size() < kMostTimed;
+  const bool times = timed_.size() < kMaxTimed;
   const Stream first = staging != nullptr ? staging->begin(stream) : stream;
   const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
   const Event begin = times ? timed_event(first) : Event{};

@@ -50,7 +50,7 @@ class Transfers {
   void give(int device, Event event) noexcept;
 
   /// Limit on copies that are timed at once. Copies beyond it are counted but not timed.
-  static constexpr std::size_t kMostTimed = 4096;
+  static constexpr std::size_t kMaxTimed = 4096;
   static constexpr std::size_t kReadAtOnce = 4;
 
   ManagedRuntime& runtime_;

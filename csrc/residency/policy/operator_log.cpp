@@ -4,7 +4,7 @@
 
 #include "residency/policy/flat_map.h"
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 namespace {
 
@@ -61,18 +61,19 @@ void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool
 void OperatorLog::forget_the_oldest() {
   const auto too_many = [this] {
     const std::uint64_t kept = operators_.end() - operators_.first();
-    return kept > 2 * kLongestStep + 1 || (kept > 2 && accesses_.end() - accesses_.first() > kMostAccesses);
+    return kept > 2 * kLongestStep + 1 || (kept > 2 && accesses_.end() - accesses_.first() > kMaxAccesses);
   };
   while (too_many()) {
     const std::uint64_t first = operators_.first() + 1;
     operators_.drop_before(first);
     accesses_.drop_before(operators_[first].accesses);
     births_.drop_before(operators_[first].births);
-    deaths_.drop_before(operators_[first].deaths);
+    deaths_.drop_before(operators_[first].frees);
   }
 }
 
-bool OperatorLog::equal_laps(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const {
+bool OperatorLog::equal_iterations(std::uint64_t operators, std::uint64_t span,
+                                   std::uint64_t LoggedOperator::* hash) const {
   const std::uint64_t end = latest();
   if (operators == 0 || end < operators_.first() + operators + span) {
     return false;
@@ -88,7 +89,7 @@ bool OperatorLog::may_repeat(std::uint64_t operators) const {
     return false;
   }
   return operators <= kLongestStep &&
-         equal_laps(operators, std::max(operators, kShortestEvidence), &LoggedOperator::order);
+         equal_iterations(operators, std::max(operators, kShortestEvidence), &LoggedOperator::order);
 }
 
 std::uint64_t OperatorLog::candidate() const {
@@ -99,7 +100,7 @@ std::uint64_t OperatorLog::candidate() const {
 }
 
 bool OperatorLog::sizes_repeat(std::uint64_t operators) const {
-  return equal_laps(operators, operators, &LoggedOperator::sizes);
+  return equal_iterations(operators, operators, &LoggedOperator::sizes);
 }
 
 bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive) {
@@ -116,7 +117,7 @@ bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(Stor
       // found rather than created is a parameter seen for the first time or an input batch. It is a batch if its
       // counterpart was freed.
       const auto is_own = [&] {
-        return number - access.birth <= operators && !(access.found && is_alive(counterpart.storage));
+        return number - access.created_at <= operators && !(access.found && is_alive(counterpart.storage));
       };
       differs |= access.storage != counterpart.storage && !is_own();
     });
@@ -129,4 +130,4 @@ bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(Stor
   return true;
 }
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

@@ -10,11 +10,11 @@
 #include "residency/policy/decision.h"
 #include "residency/policy/ring.h"
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 struct LoggedAccess {
   StorageId storage = 0;
-  std::uint64_t birth = 0; ///< created, or first seen, in or after this operator
+  std::uint64_t created_at = 0; ///< created, or first seen, in or after this operator
   std::size_t bytes = 0;
   bool writes = false;
   bool found = false; ///< it existed before it was first seen
@@ -31,7 +31,7 @@ struct LoggedOperator {
   std::uint64_t sizes = 0; ///< rolling hash of all operands' bytes up to this one
   std::uint64_t accesses = 0; ///< index of its first one in the log; likewise below
   std::uint64_t births = 0;
-  std::uint64_t deaths = 0;
+  std::uint64_t frees = 0;
   std::size_t workspace = 0;
   bool in_place_ok = false;
 };
@@ -51,16 +51,16 @@ struct Operand {
 class OperatorLog {
  public:
   static constexpr std::uint64_t kLongestStep = 1 << 17; ///< in operators
-  static constexpr std::uint64_t kMostAccesses = 1 << 21;
+  static constexpr std::uint64_t kMaxAccesses = 1 << 21;
 
   OperatorLog();
 
   /// Logs an operator. Operators are numbered from 1; this one gets the number `latest() + 1`.
   void begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok);
-  void birth(const LoggedBirth& birth) {
-    births_.push(birth);
+  void created_at(const LoggedBirth& created_at) {
+    births_.push(created_at);
   }
-  void death(StorageId storage) {
+  void freed_at(StorageId storage) {
     deaths_.push(storage);
   }
   void workspace(std::size_t bytes) {
@@ -74,7 +74,8 @@ class OperatorLog {
     return operators_[number];
   }
 
-  /// Calls `visit` with each access of an operator. Below: with each birth or death until the next operator begins.
+  /// Calls `visit` with each access of an operator. Below: with each creation or release until the next operator
+  /// begins.
   template <typename F>
   void accesses_of(std::uint64_t number, F&& visit) const {
     for (std::uint64_t at = operators_[number].accesses; at < after(number, &LoggedOperator::accesses, accesses_);
@@ -90,7 +91,7 @@ class OperatorLog {
   }
   template <typename F>
   void deaths_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].deaths; at < after(number, &LoggedOperator::deaths, deaths_); ++at) {
+    for (std::uint64_t at = operators_[number].frees; at < after(number, &LoggedOperator::frees, deaths_); ++at) {
       visit(deaths_[at]);
     }
   }
@@ -115,7 +116,7 @@ class OperatorLog {
   std::uint64_t after(std::uint64_t number, std::uint64_t LoggedOperator::* field, const Ring<T>& ring) const {
     return number == latest() ? ring.end() : operators_[number + 1].*field;
   }
-  bool equal_laps(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const;
+  bool equal_iterations(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const;
   void forget_the_oldest();
 
   Ring<LoggedOperator> operators_;
@@ -129,4 +130,4 @@ class OperatorLog {
   std::uint64_t refused_until_ = 0; ///< the operator at which the difference has left both iterations
 };
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

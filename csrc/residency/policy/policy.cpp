@@ -7,7 +7,7 @@
 
 namespace torch_uvm {
 
-using namespace planning;
+using namespace scheduling;
 
 namespace {
 
@@ -31,15 +31,15 @@ void Policy::created(StorageId storage, std::size_t bytes) {
   if (StorageState* known = state_->storages.find(storage)) {
     known->bytes = bytes;
   } else {
-    state_->born_now(storage, bytes, /*found=*/true);
+    state_->created_now(storage, bytes, /*found=*/true);
   }
 }
 
-void Policy::died(StorageId storage) {
+void Policy::freed(StorageId storage) {
   State& it = *state_;
   if (const StorageState* known = it.storages.find(storage)) {
-    it.log.death(storage);
-    it.follower.died(*known);
+    it.log.freed_at(storage);
+    it.matcher.freed(*known);
     it.storages.erase(storage);
   }
 }
@@ -58,13 +58,14 @@ void Policy::State::see(std::span<const Access> accesses) {
   for (const Access& access : accesses) {
     StorageState* state = storages.find(access.storage);
     if (state == nullptr) {
-      state = &born_now(access.storage, 0, /*found=*/true);
+      state = &created_now(access.storage, 0, /*found=*/true);
     }
     if (state->last_use == number) {
       operands[state->operand].access.writes |= access.writes;
       continue;
     }
-    operands.push_back({{access.storage, state->birth, state->bytes, access.writes, state->found}, state->last_use});
+    operands.push_back(
+        {{access.storage, state->created_at, state->bytes, access.writes, state->found}, state->last_use});
     seen.push_back({access.storage, state});
     state->operand = static_cast<std::uint32_t>(operands.size() - 1);
     state->last_use = number;
@@ -95,14 +96,14 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.see(accesses);
   it.log.begin(key, it.operands, in_place_ok);
   it.in_place_ok = in_place_ok;
-  it.born = 0;
-  const Follower::Step step = it.follower.begin(key, it.seen, it.log.latest());
-  it.counters.following = it.follower.matched();
+  it.created = 0;
+  const Matcher::Step step = it.matcher.begin(key, it.seen, it.log.latest());
+  it.counters.following = it.matcher.matched();
   ++(it.counters.following ? it.counters.plan_hits : it.counters.plan_misses);
-  if (step == Follower::Step::kFoundAgain) {
+  if (step == Matcher::Step::kFoundAgain) {
     ++it.counters.resynchronised;
     it.catch_up = it.forget = true;
-  } else if (step == Follower::Step::kLost) {
+  } else if (step == Matcher::Step::kLost) {
     it.forget = true;
   }
   it.decision.fetch.clear();
@@ -111,11 +112,11 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.births.clear();
   it.decision.guess = 0;
   if (it.counters.following) {
-    const Plan& plan = it.follower.current()->plan;
-    const std::uint32_t position = it.follower.position();
-    for (const Event& event : plan.lap.at(position)) {
-      if (event.birth) {
-        it.decision.births.push_back(plan.lap.parts[event.part].bytes);
+    const Schedule& schedule = it.matcher.current()->schedule;
+    const std::uint32_t position = it.matcher.position();
+    for (const Use& use : schedule.iteration.at(position)) {
+      if (use.created_at) {
+        it.decision.births.push_back(schedule.iteration.values[use.value].bytes);
       }
     }
   } else {
@@ -128,7 +129,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   State& it = *state_;
   it.log.workspace(workspace);
   for (const auto& [storage, bytes] : births) {
-    it.born_now(storage, bytes, /*found=*/false);
+    it.created_now(storage, bytes, /*found=*/false);
   }
   if (!it.counters.following && !births.empty()) {
     if (it.results.size() >= State::kMaxResults) {
@@ -146,7 +147,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   it.decision.births.clear();
   it.decision.forget = it.forget;
   it.forget = false;
-  if (it.follower.matched()) {
+  if (it.matcher.matched()) {
     it.advise();
   }
   return it.decision;
@@ -158,25 +159,25 @@ void Policy::mark_step() {
 
 std::optional<NextUse> Policy::State::next_use(StorageId storage) const {
   const StorageState* state = storages.find(storage);
-  const KnownPlan* known = follower.current();
-  const std::uint32_t part = state == nullptr ? kNone : follower.part_of(storage, *state);
-  if (part == kNone || known->plan.lap.events_of[part].empty()) {
+  const KnownSchedule* known = matcher.current();
+  const std::uint32_t value = state == nullptr ? kNone : matcher.value_of(storage, *state);
+  if (value == kNone || known->schedule.iteration.uses_of[value].empty()) {
     return std::nullopt;
   }
-  const Lap& lap = known->plan.lap;
-  const std::vector<std::uint32_t>& events = lap.events_of[part];
-  const std::uint32_t position = follower.position(), size = lap.size();
-  const std::uint32_t first = lap.events[events.front()].op;
+  const Iteration& iteration = known->schedule.iteration;
+  const std::vector<std::uint32_t>& uses = iteration.uses_of[value];
+  const std::uint32_t position = matcher.position(), size = iteration.size();
+  const std::uint32_t first = iteration.uses[uses.front()].op;
   const auto since_first = [&](std::uint32_t op) { return (op + size - first) % size; };
   const auto next = std::upper_bound(
-      events.begin(), events.end(), since_first(position),
-      [&](std::uint32_t value, std::uint32_t event) { return value < since_first(lap.events[event].op); });
-  if (next == events.end() && lap.parts[part].birth != kNone) {
+      uses.begin(), uses.end(), since_first(position),
+      [&](std::uint32_t distance, std::uint32_t use) { return distance < since_first(iteration.uses[use].op); });
+  if (next == uses.end() && iteration.values[value].created_at != kNone) {
     return std::nullopt;
   }
-  const std::uint32_t event = next == events.end() ? events.front() : *next;
-  const std::uint32_t op = lap.events[event].op;
-  return NextUse{op > position ? op - position : op + size - position, known->plan.in_place[event]};
+  const std::uint32_t use = next == uses.end() ? uses.front() : *next;
+  const std::uint32_t op = iteration.uses[use].op;
+  return NextUse{op > position ? op - position : op + size - position, known->schedule.in_place[use]};
 }
 
 double Policy::next_use(StorageId storage) const {
@@ -195,11 +196,11 @@ bool Policy::use_in_place(StorageId storage) const {
   if (state == nullptr || state->last_use != it.log.latest() || !it.in_place_ok || !it.options.in_place) {
     return false;
   }
-  if (!it.follower.matched()) {
+  if (!it.matcher.matched()) {
     return true; // without a schedule a fetch is likely to evict something that is needed sooner
   }
-  const KnownPlan& known = *it.follower.current();
-  return known.plan.in_place[known.plan.lap.event_begin[it.follower.position()] + state->operand];
+  const KnownSchedule& known = *it.matcher.current();
+  return known.schedule.in_place[known.schedule.iteration.use_begin[it.matcher.position()] + state->operand];
 }
 
 Policy::Counters Policy::counters() const {
@@ -207,7 +208,7 @@ Policy::Counters Policy::counters() const {
 }
 
 std::uint64_t Policy::step_length() const {
-  return state_->follower.matched() ? state_->follower.current()->plan.lap.size() : 0;
+  return state_->matcher.matched() ? state_->matcher.current()->schedule.iteration.size() : 0;
 }
 
 } // namespace torch_uvm

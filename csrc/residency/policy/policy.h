@@ -39,7 +39,7 @@ class Policy {
 
   /// A storage that no operator created (a parameter, an input) was seen for the first time, or was resized.
   void created(StorageId storage, std::size_t bytes);
-  void died(StorageId storage);
+  void freed(StorageId storage);
   /// Pins a storage (exports, `keep_resident`) or unpins it. The next schedule counts the bytes of pinned storages as
   /// always resident, and neither retires nor fetches them. Does not nest: the caller counts the pins.
   void hold(StorageId storage, bool held);

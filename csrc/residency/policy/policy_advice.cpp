@@ -5,24 +5,24 @@
 
 namespace torch_uvm {
 
-using namespace planning;
+using namespace scheduling;
 
 namespace {
 
-constexpr std::size_t kMostCaughtUp = 512; // maximum number of scheduled fetches to look at when catching up
+constexpr std::size_t kMaxCaughtUp = 512; // maximum number of scheduled fetches to look at when catching up
 
 } // namespace
 
-void Policy::State::retire(std::uint32_t part) {
-  const StorageId storage = follower.current()->bound[part];
+void Policy::State::retire(std::uint32_t value) {
+  const StorageId storage = matcher.current()->bound[value];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
   if (state != nullptr && !state->held) {
     decision.retire.push_back(storage);
   }
 }
 
-void Policy::State::fetch(std::uint32_t part) {
-  const StorageId storage = follower.current()->bound[part];
+void Policy::State::fetch(std::uint32_t value) {
+  const StorageId storage = matcher.current()->bound[value];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
   if (state != nullptr && !state->held) {
     decision.fetch.push_back(storage);
@@ -30,15 +30,15 @@ void Policy::State::fetch(std::uint32_t part) {
 }
 
 void Policy::State::advise() {
-  KnownPlan& known = *follower.current();
+  KnownSchedule& known = *matcher.current();
   if (known.options != options_version) {
     solve(known);
     catch_up = true;
     decision.forget = true;
   }
-  const std::uint32_t position = follower.position();
-  for (const std::uint32_t part : known.plan.retire[position]) {
-    retire(part);
+  const std::uint32_t position = matcher.position();
+  for (const std::uint32_t value : known.schedule.retire[position]) {
+    retire(value);
   }
   if (!known.installed) {
     install(known);
@@ -46,35 +46,36 @@ void Policy::State::advise() {
   if (catch_up) {
     ask_for_what_is_due(known);
   }
-  for (const std::uint32_t part : known.plan.fetch[position]) {
-    fetch(part);
+  for (const std::uint32_t value : known.schedule.fetch[position]) {
+    fetch(value);
   }
 }
 
 /// Retires the storages that the schedule has on the host at this position. Their scheduled evictions are after earlier
 /// operators, so `advise` would not retire them in this iteration.
-void Policy::State::install(KnownPlan& known) {
-  const Lap& lap = known.plan.lap;
-  const std::uint32_t position = follower.position();
-  bool any_leaves = false;
-  for (std::uint32_t part = 0; part < lap.parts.size(); ++part) {
-    const std::vector<std::uint32_t>& events = lap.events_of[part];
-    if (events.empty()) {
+void Policy::State::install(KnownSchedule& known) {
+  const Iteration& iteration = known.schedule.iteration;
+  const std::uint32_t position = matcher.position();
+  bool any_evicted = false;
+  for (std::uint32_t value = 0; value < iteration.values.size(); ++value) {
+    const std::vector<std::uint32_t>& uses = iteration.uses_of[value];
+    if (uses.empty()) {
       continue;
     }
     // The latest event at or before this position.
-    auto after = std::find_if(events.begin(), events.end(),
-                              [&](std::uint32_t event) { return lap.events[event].op > position; });
-    const std::uint32_t latest = after == events.begin() ? events.back() : *std::prev(after);
-    any_leaves |= known.plan.leaves[latest];
-    if (known.plan.leaves[latest] && lap.events[latest].op != position) {
-      retire(part);
+    auto after =
+        std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration.uses[use].op > position; });
+    const std::uint32_t latest = after == uses.begin() ? uses.back() : *std::prev(after);
+    any_evicted |= known.schedule.evicted_after[latest];
+    if (known.schedule.evicted_after[latest] && iteration.uses[latest].op != position) {
+      retire(value);
     }
   }
-  if (any_leaves) {
+  if (any_evicted) {
     // Storages that the step does not use only take up room.
     storages.for_each([&](StorageId storage, const StorageState& state) {
-      if (!state.held && state.last_use + lap.size() < log.latest() && follower.part_of(storage, state) == kNone) {
+      if (!state.held && state.last_use + iteration.size() < log.latest() &&
+          matcher.value_of(storage, state) == kNone) {
         decision.retire.push_back(storage);
       }
     });
@@ -83,18 +84,18 @@ void Policy::State::install(KnownPlan& known) {
 }
 
 /// Issues the fetches scheduled before this position whose uses are still ahead.
-void Policy::State::ask_for_what_is_due(const KnownPlan& known) {
-  const std::uint32_t position = follower.position(), size = known.plan.lap.size();
-  const std::vector<Fetch>& fetches = known.plan.fetches;
+void Policy::State::ask_for_what_is_due(const KnownSchedule& known) {
+  const std::uint32_t position = matcher.position(), size = known.schedule.iteration.size();
+  const std::vector<Fetch>& fetches = known.schedule.fetches;
   const auto next = std::upper_bound(fetches.begin(), fetches.end(), position,
                                      [](std::uint32_t op, const Fetch& fetch) { return op < fetch.need; });
   const std::size_t start = static_cast<std::size_t>(next - fetches.begin());
-  for (std::size_t at = 0; at < std::min(fetches.size(), kMostCaughtUp); ++at) {
+  for (std::size_t at = 0; at < std::min(fetches.size(), kMaxCaughtUp); ++at) {
     const Fetch& it = fetches[(start + at) % fetches.size()];
     const std::uint32_t ahead = (it.need + size - it.issue) % size; // at least 1
     const std::uint32_t left = (it.need + size - position) % size;
     if (left != 0 && left < ahead) {
-      fetch(it.part);
+      fetch(it.value);
     }
   }
   catch_up = false;

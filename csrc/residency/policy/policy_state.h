@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "residency/policy/flat_map.h"
-#include "residency/policy/follower.h"
-#include "residency/policy/lap.h"
+#include "residency/policy/iteration.h"
+#include "residency/policy/matcher.h"
 #include "residency/policy/operator_log.h"
-#include "residency/policy/plan.h"
 #include "residency/policy/policy.h"
+#include "residency/policy/schedule.h"
 
 namespace torch_uvm {
 
@@ -25,14 +25,14 @@ struct Policy::State {
 
   PolicyOptions options;
   std::uint64_t options_version = 1;
-  FlatMap<planning::StorageState> storages;
-  planning::OperatorLog log;
-  planning::Follower follower;
+  FlatMap<scheduling::StorageState> storages;
+  scheduling::OperatorLog log;
+  scheduling::Matcher matcher;
   Counters counters;
   Decision decision;
-  std::vector<planning::Operand> operands; ///< of the latest operator
-  std::vector<planning::SeenOperand> seen;
-  std::size_t born = 0; ///< number of storages created since it began
+  std::vector<scheduling::Operand> operands; ///< of the latest operator
+  std::vector<scheduling::SeenOperand> seen;
+  std::size_t created = 0; ///< number of storages created since it began
   bool in_place_ok = false;
   bool catch_up = false; ///< the position has jumped: issue the fetches that are already due
   bool forget = false;
@@ -48,19 +48,19 @@ struct Policy::State {
   std::size_t largest_result = 0;
 
   /// Starts tracking a storage. \param found it existed before and is seen only now
-  planning::StorageState& born_now(StorageId storage, std::size_t bytes, bool found) {
-    planning::StorageState& state = storages[storage];
-    state = planning::StorageState{};
+  scheduling::StorageState& created_now(StorageId storage, std::size_t bytes, bool found) {
+    scheduling::StorageState& state = storages[storage];
+    state = scheduling::StorageState{};
     state.found = found;
     state.bytes = bytes;
-    state.birth = log.latest();
-    log.birth({storage, bytes});
-    follower.born(storage, state, born++);
+    state.created_at = log.latest();
+    log.created_at({storage, bytes});
+    matcher.created(storage, state, created++);
     return state;
   }
 
   /// The storage's next use in the current schedule; nullopt if none is known.
-  std::optional<planning::NextUse> next_use(StorageId storage) const;
+  std::optional<scheduling::NextUse> next_use(StorageId storage) const;
   /// Collects the operands of the operator that begins, each storage once.
   void see(std::span<const Access> accesses);
   /// Predicts the operator's results from an earlier operator of the same name and operand sizes.
@@ -68,17 +68,17 @@ struct Policy::State {
   /// Makes a schedule if the latest operators repeat those before them and it is time for one.
   void consider_planning();
   bool repeats(std::uint64_t operators);
-  /// Makes a schedule from the last `operators`. \param repeated see make_lap
-  void plan_last(std::uint64_t operators, bool repeated);
+  /// Makes a schedule from the last `operators`. \param repeated see make_iteration
+  void schedule_last(std::uint64_t operators, bool repeated);
   void end_marked_step();
   /// (Re)computes a schedule for the current options and pins.
-  void solve(planning::KnownPlan& known);
+  void solve(scheduling::KnownSchedule& known);
   /// Fills `decision` from the current schedule and position.
   void advise();
-  void retire(std::uint32_t part);
-  void fetch(std::uint32_t part);
-  void install(planning::KnownPlan& known);
-  void ask_for_what_is_due(const planning::KnownPlan& known);
+  void retire(std::uint32_t value);
+  void fetch(std::uint32_t value);
+  void install(scheduling::KnownSchedule& known);
+  void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 };
 
 } // namespace torch_uvm

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 Usage::Usage(const std::vector<std::size_t>& bytes) : size_(static_cast<std::uint32_t>(bytes.size())) {
   while (leaves_ < size_) {
@@ -74,4 +74,4 @@ std::uint32_t Usage::fits_before(std::uint32_t end, std::uint32_t count, std::in
   return wrapped >= 0 ? from_the_start + size_ - static_cast<std::uint32_t>(wrapped) - 1 : count;
 }
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

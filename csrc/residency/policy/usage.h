@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 /// Adds to ranges and finds the nearest operator above a bound, each in logarithmic time. Ranges are cyclic.
 class Usage {
@@ -30,4 +30,4 @@ class Usage {
   std::vector<std::int64_t> added_; ///< additions to the node's whole range
 };
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

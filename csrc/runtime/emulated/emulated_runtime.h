@@ -6,7 +6,7 @@
 // - Copies, prefetches and discards are queued, one queue a stream. By default bytes are copied by a
 //   worker thread a device, in the order queued, at once, while pages and clocks are brought up to date
 //   when the call is made, so that the same program always gives the same figures. A seeded schedule
-//   delays all of it until somebody waits for it, or by chance, so that a missing synchronisation shows;
+//   delays all of it, until a wait or at random, so that a missing synchronisation shows;
 //   there the calling threads do the work, and a single-threaded program repeats exactly by its seed.
 //   Kernels run on the caller's thread, after what is queued on their stream (see `begin_kernel`).
 // - A virtual clock a stream, and one for the host, advance by the costs of a profile. The figures are

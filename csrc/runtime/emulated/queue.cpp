@@ -212,7 +212,7 @@ void EmulatedQueue::record(EventState& event, const std::shared_ptr<StreamState>
   operation.mark = mark;
   operation.queued_us = queued_us;
   enqueue(*stream, std::move(operation));
-  event.mark = mark; // only now: nobody waits for what could not be queued
+  event.mark = mark; // only now: what could not be queued is never waited for
 }
 
 void EmulatedQueue::wait_for(StreamState& stream, const EventState& event, double queued_us) {
@@ -337,7 +337,7 @@ void EmulatedQueue::after_fork_in_child() {
     const auto streams = device.streams;
     for (const auto& stream : streams) {
       while (!idle(*stream)) {
-        finish_first(*stream); // dropped, but nobody shall wait for it for ever
+        finish_first(*stream); // dropped, but no wait for it may block for ever
       }
     }
   }

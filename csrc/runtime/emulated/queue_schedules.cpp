@@ -1,4 +1,5 @@
-// Who does queued work when: workers by default, else whoever waits or the generator says.
+// Which thread does queued work, and when: a worker by default; under a seed, a thread that waits, or one chosen at
+// random.
 #include "runtime/emulated/queue.h"
 
 namespace torch_uvm::emulated {
@@ -42,7 +43,7 @@ void EmulatedQueue::work(int device) {
     }
     const Operation::Kind kind = stream->operations.front().kind;
     if (stream->operations.front().writes()) {
-      // The first operation stays where it is until it is done, so nobody else touches it: a deque keeps
+      // Only this thread touches the first operation until it is done. A deque keeps
       // its elements in place when others are added at its end.
       const Operation& first = stream->operations.front();
       stream->running = true;

@@ -173,7 +173,7 @@ void RecordingRuntime::destroy_stream(Stream stream) noexcept {
   if (stream.handle == nullptr || found == state_->streams.end()) {
     return;
   }
-  found->second->held = false; // nobody could release it any more
+  found->second->held = false; // it could not be released any more
   state_->streams.erase(found);
   --state_->created_streams;
 }

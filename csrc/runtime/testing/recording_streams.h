@@ -28,10 +28,10 @@ struct EventState {
   Point point;
 };
 
-/// Whether all before the point is done, now that nobody waits for it.
+/// Whether all before the point is done, without a wait for it.
 bool reached(const Point& point);
 
-/// Somebody waits for the point: whatever is held on the way to it is released.
+/// On a wait for the point: releases what is held before it.
 void force(const Point& point);
 
 /// From now on what is queued stays unfinished; what could be done before is done.

@@ -17,7 +17,7 @@ void note_births(Engine& engine, Engine::Frame& frame, std::span<c10::StorageImp
     bool made = false;
     Record* const record = record_of(engine, storage, &made);
     if (made) {
-      engine.born(frame, record, this_thread().stream_for(*record, *storage));
+      engine.created(frame, record, this_thread().stream_for(*record, *storage));
     }
   }
 }

@@ -10,7 +10,7 @@
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
 
@@ -150,7 +150,7 @@ std::optional<int> StorageRecords::running_kernels() const noexcept {
   return torch_uvm::running_kernels();
 }
 
-StorageDoor::RunningOperator StorageRecords::running() const noexcept {
+StorageAdapter::RunningOperator StorageRecords::running() const noexcept {
   const Engine::Frame* const frame = this_thread().running;
   return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->held};
 }

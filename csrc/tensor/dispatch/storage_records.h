@@ -9,7 +9,7 @@
 namespace torch_uvm {
 
 /// The storage interface of the process's engine.
-class StorageRecords final : public StorageDoor {
+class StorageRecords final : public StorageAdapter {
  public:
   bool keep(const Record& record, std::vector<void*>& kept) override;
   void let_go(void* kept) noexcept override;

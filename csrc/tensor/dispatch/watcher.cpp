@@ -186,7 +186,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
           bool made = false;
           Record* const record = record_of(*engine, storage, &made);
           if (made) {
-            engine->born(*frame, record, mine.stream_for(*record, *storage));
+            engine->created(*frame, record, mine.stream_for(*record, *storage));
           }
         });
       }
@@ -207,7 +207,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
 
 class Watcher final : public OperatorWatch {
  public:
-  StorageDoor& storages() override {
+  StorageAdapter& storages() override {
     return storages_;
   }
   void watch(bool on) override {

@@ -9,7 +9,7 @@
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/labels.h"
 
@@ -25,7 +25,7 @@ struct Target {
   /// Recorded before the runtime is called: if the runtime fails half-way, freeing the block still undoes the advice.
   void set(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
-      AdviceBook::get().set(block, statement, pages_of_block);
+      AdviceRegistry::get().set(block, statement, pages_of_block);
     }
     call(statement.first, statement.second);
   }
@@ -38,7 +38,7 @@ struct Target {
   /// Removes the advice from the record only.
   void strike(Statement statement) const {
     for (const auto& [block, pages_of_block] : by_block) {
-      AdviceBook::get().unset(block, statement, pages_of_block);
+      AdviceRegistry::get().unset(block, statement, pages_of_block);
     }
   }
 
@@ -52,7 +52,7 @@ struct Target {
   std::vector<Location> locations(Advice set) const {
     std::vector<Location> found;
     for (const auto& [block, pages_of_block] : by_block) {
-      for (const auto& [advice, location] : AdviceBook::get().statements(block)) {
+      for (const auto& [advice, location] : AdviceRegistry::get().statements(block)) {
         if (advice == set && std::ranges::find(found, location) == found.end()) {
           found.push_back(location);
         }

@@ -1,4 +1,4 @@
-// Memory advice about the pages of tensors. Advice is recorded by block (tensor/storage/advice_book.h).
+// Memory advice about the pages of tensors. Advice is recorded by block (tensor/storage/advice_registry.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

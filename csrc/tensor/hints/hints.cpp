@@ -10,7 +10,7 @@
 #include "tensor/process/context.h"
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

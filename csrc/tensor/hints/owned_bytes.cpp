@@ -22,7 +22,7 @@ struct Dimension {
 /// Runs of `run` bytes, one for each index into the dimensions that leave gaps.
 struct Grid {
   std::size_t run = 0;
-  std::size_t count = 1; ///< saturates at kMostRuns + 1
+  std::size_t count = 1; ///< saturates at kMaxRuns + 1
   c10::SmallVector<Dimension, 8> dimensions; ///< smallest stride first
 };
 
@@ -45,7 +45,7 @@ Grid grid_of(const at::Tensor& tensor, std::size_t gap) {
   }
   dimensions.erase(dimensions.begin(), outer);
   for (const Dimension& dimension : dimensions) {
-    grid.count = std::min(grid.count * std::min(dimension.size, kMostRuns + 1), kMostRuns + 1);
+    grid.count = std::min(grid.count * std::min(dimension.size, kMaxRuns + 1), kMaxRuns + 1);
   }
   return grid;
 }
@@ -61,7 +61,7 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
   const Range all{storage, storage + tensor.storage().nbytes()};
   std::uintptr_t begin = storage + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
   c10::SmallVector<std::size_t, 8> position(grid.dimensions.size(), 0);
-  const std::size_t count = std::min(grid.count, kMostRuns);
+  const std::size_t count = std::min(grid.count, kMaxRuns);
   Ranges runs;
   runs.reserve(count);
   for (std::size_t made = 0; made < count; ++made) {
@@ -82,7 +82,7 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
 }
 
 bool has_too_many_runs(const at::Tensor& tensor) {
-  return tensor.numel() != 0 && grid_of(tensor, 0).count > kMostRuns;
+  return tensor.numel() != 0 && grid_of(tensor, 0).count > kMaxRuns;
 }
 
 std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size_t gap) {

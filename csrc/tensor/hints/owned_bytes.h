@@ -19,7 +19,7 @@ namespace torch_uvm {
 
 /// The maximum number of runs per tensor. The runs beyond it (of a tensor of every second element, for example) are
 /// left out: they are too small to contain a page, or too many for calls of the runtime.
-inline constexpr std::size_t kMostRuns = std::size_t{1} << 16;
+inline constexpr std::size_t kMaxRuns = std::size_t{1} << 16;
 
 /// The bytes that a strided tensor's elements occupy, within its storage.
 /// \param gap gaps of fewer bytes than this are covered as well. With `gap` equal to the page size, every covered page

@@ -8,7 +8,7 @@
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/managed_storage.h"
 

@@ -97,7 +97,7 @@ void end_engine_capture(std::uint64_t capture) noexcept {
 
 void note_allocation(int device, std::size_t bytes) {
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && engine->has_sleepers() && bytes >= relocation_min()) {
+  if (engine != nullptr && engine->has_idle_devices() && bytes >= relocation_min()) {
     engine->note_allocation(device);
   }
 }
@@ -109,7 +109,7 @@ bool forget_record(Block* block) {
   }
   void* const record = Context::get().managed_allocator().tag(block);
   if (record != nullptr) {
-    engine->died(static_cast<Record*>(record));
+    engine->destroyed(static_cast<Record*>(record));
   }
   return record != nullptr;
 }
@@ -121,7 +121,7 @@ void note_freed() noexcept {
 void forget_outlived(Block* block) {
   Engine* const engine = engine_in_use();
   if (engine != nullptr && block != nullptr && !Context::forked()) {
-    engine->outlived(block);
+    engine->expired(block);
   }
 }
 

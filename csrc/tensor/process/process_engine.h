@@ -17,7 +17,7 @@ class OperatorWatch {
  public:
   virtual ~OperatorWatch() = default;
   /// The storage interface for the engine; lives as long as the process.
-  virtual StorageDoor& storages() = 0;
+  virtual StorageAdapter& storages() = 0;
   /// Starts or stops observing operators. Calls are serialised by the caller.
   virtual void watch(bool on) = 0;
   /// Whether operators have to be observed even while the engine is asleep.

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <exception>
 
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/profiler_report.h"
 
 namespace torch_uvm {
@@ -32,8 +32,8 @@ void free(CachingManagedAllocator& allocator, Block* block) {
 
 void delete_managed(void* block) {
   const bool known = forget_record(static_cast<Block*>(block));
-  if (!known && Origins::get().asked() && !Context::get().forked()) {
-    Origins::get().gone(block);
+  if (!known && AllocationSites::get().asked() && !Context::get().forked()) {
+    AllocationSites::get().gone(block);
   }
   forget_hints(static_cast<Block*>(block));
   free(Context::get().managed_allocator(), static_cast<Block*>(block));
@@ -50,7 +50,7 @@ void delete_evicted(void* record) {
   if (Context::get().forked()) {
     return;
   }
-  engine_in_use()->died(static_cast<Record*>(record));
+  engine_in_use()->destroyed(static_cast<Record*>(record));
 }
 
 } // namespace

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "residency/engine/relocation_min.h"
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
@@ -76,8 +76,8 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
                           ? allocate_from(chosen, bytes, home, stream, device)
                           : allocate(context.managed_allocator(), bytes, home, stream, device, &managed_data);
-  if (bytes >= relocation_min() && Origins::get().asked() && is_own_block(data)) {
-    Origins::get().made(data.get_context(), bytes);
+  if (bytes >= relocation_min() && AllocationSites::get().asked() && is_own_block(data)) {
+    AllocationSites::get().made(data.get_context(), bytes);
   }
   if (context.zeroes_allocations()) {
     zero(data.get(), bytes, stream);

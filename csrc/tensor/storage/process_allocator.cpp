@@ -7,7 +7,7 @@
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 #include "tensor/storage/idle_allocators.h"
 
 namespace torch_uvm {

@@ -38,7 +38,7 @@ void CachingManagedAllocator::State::Claim::made() const noexcept {
     budget_->refused = false;
   }
   if (over_) {
-    state_.ledger.count(Ledger::k_num_over_cap, home_);
+    state_.pool_statistics.count(PoolStatistics::k_num_over_cap, home_);
   }
 }
 
@@ -97,12 +97,12 @@ void CachingManagedAllocator::State::wait_for_claims(const Request& request, Loc
 
 bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
   const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
-  RoomMaker* const door = room_maker;
-  if (door == nullptr) {
+  PressureCallback* const callback = pressure_callback;
+  if (callback == nullptr) {
     return !hard;
   }
   const Unlocked unlocked(lock);
-  return door->may_exceed(request.bytes, request.home) || !hard;
+  return callback->may_exceed(request.bytes, request.home) || !hard;
 }
 
 OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) const {
@@ -136,12 +136,12 @@ bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::
   const auto alone =
       std::ranges::lower_bound(unused, excess, {}, [](const auto& segment) { return segment->second.bytes; });
   if (alone != unused.end()) {
-    give_back(*alone);
+    release(*alone);
     return true;
   }
   for (std::size_t freed = 0; freed < excess; unused.pop_back()) {
     freed += unused.back()->second.bytes;
-    give_back(unused.back());
+    release(unused.back());
   }
   return true;
 }
@@ -151,7 +151,7 @@ bool CachingManagedAllocator::State::streams_are_idle(int device) {
   for (const auto& [address, segment] : heap.segments()) {
     for (const Block* block = segment.first; segment.home == Location::device(device) && block != nullptr;
          block = block->after) {
-      const Stream stream = block->lane->stream;
+      const Stream stream = block->free_list->stream;
       if (stream.is_host() || std::ranges::find(idle, stream) != idle.end()) {
         continue;
       }
@@ -164,12 +164,12 @@ bool CachingManagedAllocator::State::streams_are_idle(int device) {
   return true;
 }
 
-void CachingManagedAllocator::State::give_back_above_cap(int device) noexcept {
+void CachingManagedAllocator::State::release_above_cap(int device) noexcept {
   const auto& cap = cap_of(Location::device(device));
   Heap::Segments& segments = heap.segments();
   for (auto segment = segments.begin(); segment != segments.end() && cap && taken(device) > *cap;) {
     if (segment->second.used == 0 && segment->second.home == Location::device(device)) {
-      segment = give_back(segment);
+      segment = release(segment);
     } else {
       ++segment;
     }
@@ -188,10 +188,10 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
   if (state.in_forked_child) {
     return;
   }
-  state.give_back_above_cap(device);
+  state.release_above_cap(device);
   if (bytes && state.taken(device) > *bytes) {
     state.wait_for_pending();
-    state.give_back_above_cap(device);
+    state.release_above_cap(device);
   }
 }
 
@@ -205,13 +205,13 @@ CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_p
   state_->check_device(device);
   const Location home = Location::device(device);
   const std::lock_guard lock(state_->mutex);
-  const auto most = static_cast<std::size_t>(state_->ledger.take_allocated_peak(home));
-  return {most, static_cast<std::size_t>(state_->ledger.allocated_bytes(home)),
-          state_->ledger.allocation_changes(home)};
+  const auto most = static_cast<std::size_t>(state_->pool_statistics.take_allocated_peak(home));
+  return {most, static_cast<std::size_t>(state_->pool_statistics.allocated_bytes(home)),
+          state_->pool_statistics.allocation_changes(home)};
 }
 
 std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noexcept {
-  return state_->ledger.allocation_changes(Location::device(device));
+  return state_->pool_statistics.allocation_changes(Location::device(device));
 }
 
 Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {

@@ -11,7 +11,7 @@ namespace torch_uvm {
 
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
-  ledger.count(Ledger::k_num_alloc_retries, request.home);
+  pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
   if (cap_of(request.home) && budgets[static_cast<std::size_t>(request.home.index)].under_way != 0) {
     wait_for_claims(request, lock); // the new segment may have room for this request, too
     if (Block* const block = within_cap(request, lock, refusal)) {
@@ -24,7 +24,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
                                                             : retry(request, lock, refusal)) {
     return block;
   }
-  if (Block* const block = ask_the_door(request, lock, refusal)) {
+  if (Block* const block = call_pressure_callback(request, lock, refusal)) {
     return block;
   }
   if (cap_of(request.home)) {
@@ -32,7 +32,7 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       return block;
     }
     if (!refusal && may_exceed_cap(request, lock)) {
-      give_back(request.home); // so that unused segments do not add to the excess
+      release(request.home); // so that unused segments do not add to the excess
       if (Block* const block =
               from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
         return block;
@@ -41,26 +41,26 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
   }
   note_refused(request.requested, request.stream);
   std::string explanation;
-  if (RoomMaker* const door = room_maker) {
+  if (PressureCallback* const callback = pressure_callback) {
     const Unlocked unlocked(lock);
-    explanation = door->explain(request.bytes, request.home);
+    explanation = callback->explain(request.bytes, request.home);
   }
   raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request), explanation);
 }
 
-Block* CachingManagedAllocator::State::ask_the_door(const Request& request, Lock& lock,
-                                                    std::optional<OutOfMemory>& refusal) {
+Block* CachingManagedAllocator::State::call_pressure_callback(const Request& request, Lock& lock,
+                                                              std::optional<OutOfMemory>& refusal) {
   // Another thread may take the memory that the callback frees, so retry; but a callback that always returns true must
   // not loop forever.
   constexpr int kRounds = 16;
   for (int round = 0; round < kRounds; ++round) {
-    RoomMaker* const door = room_maker;
-    if (door == nullptr) {
+    PressureCallback* const callback = pressure_callback;
+    if (callback == nullptr) {
       return nullptr;
     }
     {
       const Unlocked unlocked(lock); // the callback frees blocks, also of this allocator
-      if (!door->make_room(request.bytes, request.home, request.stream)) {
+      if (!callback->make_room(request.bytes, request.home, request.stream)) {
         return nullptr;
       }
     }
@@ -89,7 +89,7 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
     return block;
   }
   // All homes' managed memory shares one limit and one host as backing store. Plain device memory does not.
-  give_back(managed ? std::nullopt : std::optional(request.home));
+  release(managed ? std::nullopt : std::optional(request.home));
   if (Block* const block = from_fresh_segment(request, lock, refusal)) {
     return block;
   }
@@ -108,21 +108,21 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
     return nullptr;
   }
   for (const Block* block = run->first; !request.may_wait; block = block->after) {
-    if (request.barred(runtime, block->lane->stream)) {
+    if (request.barred(runtime, block->free_list->stream)) {
       return nullptr;
     }
     if (block == run->last) {
       break;
     }
   }
-  Lane& lane = heap.lane(request.home, request.stream);
+  FreeList& free_list = heap.free_list(request.home, request.stream);
   // Order the streams before merging anything. Keep the lock while the host waits, because the run must not change.
   for (const Block* block = run->first;; block = block->after) {
-    const Stream earlier = block->lane->stream;
+    const Stream earlier = block->free_list->stream;
     if (!earlier.is_host() && earlier != request.stream) {
       if (request.stream.is_host()) {
         if (request.may_wait && !runtime.query_stream(earlier)) {
-          ledger.count(Ledger::k_num_host_waits, request.home);
+          pool_statistics.count(PoolStatistics::k_num_host_waits, request.home);
           runtime.synchronize_stream(earlier);
         }
       } else {
@@ -134,10 +134,10 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
     }
   }
   const std::size_t bytes = stays_whole(run->last) ? run->bytes : request.bytes;
-  return hand_out(heap.carve_run(*run, bytes), request, lane);
+  return allocate(heap.split_range(*run, bytes), request, free_list);
 }
 
-std::size_t CachingManagedAllocator::State::give_back(std::optional<Location> home) noexcept {
+std::size_t CachingManagedAllocator::State::release(std::optional<Location> home) noexcept {
   std::size_t bytes = 0;
   Heap::Segments& segments = heap.segments();
   for (auto position = segments.begin(); position != segments.end();) {
@@ -147,12 +147,12 @@ std::size_t CachingManagedAllocator::State::give_back(std::optional<Location> ho
       continue;
     }
     bytes += segment.bytes;
-    position = give_back(position);
+    position = release(position);
   }
   return bytes;
 }
 
-Heap::Segments::iterator CachingManagedAllocator::State::give_back(Heap::Segments::iterator segment) noexcept {
+Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments::iterator segment) noexcept {
   void* const ptr = reinterpret_cast<void*>(segment->first);
   if (const Location home = segment->second.home; !home.is_host()) {
     budgets[static_cast<std::size_t>(home.index)].refused = false;
@@ -176,13 +176,13 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
     std::size_t largest = 0;
     for (const auto& [address, segment] : heap.segments()) {
       for (const Block* block = segment.first; block != nullptr; block = block->after) {
-        if (block->state == BlockState::kFree && (!home || block->lane->home == *home)) {
+        if (block->state == BlockState::kFree && (!home || block->free_list->home == *home)) {
           cached += block->bytes;
           largest = std::max(largest, block->bytes);
         }
       }
     }
-    const Statistics now = ledger.statistics(home);
+    const Statistics now = pool_statistics.statistics(home);
     const std::int64_t allocated = now.allocated_bytes[0].current;
     row(name, {format_bytes(static_cast<std::size_t>(allocated)),
                format_bytes(static_cast<std::size_t>(now.active_bytes[0].current - allocated)), format_bytes(cached),
@@ -215,7 +215,7 @@ std::string CachingManagedAllocator::State::where_the_bytes_are() const {
 
 void CachingManagedAllocator::State::raise(std::size_t requested, Location home, const OutOfMemory& refusal,
                                            const std::string& explanation) {
-  ledger.count(Ledger::k_num_ooms, home);
+  pool_statistics.count(PoolStatistics::k_num_ooms, home);
   const char* const remedy = managed && refusal.cause == OutOfMemory::Cause::kLimit
                                  ? "To raise the limit: torch_uvm.set_limit(...), `python -m torch_uvm run --limit`, "
                                    "TORCH_UVM_CONF=limit:...\n"

@@ -7,7 +7,7 @@
 
 namespace torch_uvm {
 
-using namespace planning;
+using namespace scheduling;
 
 namespace {
 
@@ -16,19 +16,19 @@ constexpr unsigned kLongestWait = 6; // at most 2^6 iterations between schedules
 } // namespace
 
 void Policy::State::consider_planning() {
-  const KnownPlan* current = follower.current();
+  const KnownSchedule* current = matcher.current();
   if (log.latest() < next_planning ||
-      (current != nullptr && !current->stale && follower.in_a_row() >= 2 * current->plan.lap.size())) {
+      (current != nullptr && !current->stale && matcher.in_a_row() >= 2 * current->schedule.iteration.size())) {
     return;
   }
   for (int tried = 0; tried < 2; ++tried) { // a refused candidate is not proposed again, so the second try sees another
     const std::uint64_t operators = log.candidate();
-    const bool foreseen = current != nullptr && follower.in_a_row() >= operators;
+    const bool foreseen = current != nullptr && matcher.in_a_row() >= operators;
     if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators)))) {
       return;
     }
     if (repeats(operators)) {
-      plan_last(operators, true);
+      schedule_last(operators, true);
       return;
     }
   }
@@ -38,12 +38,12 @@ bool Policy::State::repeats(std::uint64_t operators) {
   return log.repeats(operators, [this](StorageId storage) { return storages.find(storage) != nullptr; });
 }
 
-void Policy::State::plan_last(std::uint64_t operators, bool repeated) {
-  next_planning = log.latest() + (operators << std::min(follower.unproved(), kLongestWait));
-  Plan plan;
-  plan.lap = make_lap(log, operators, repeated);
-  follower.add(std::move(plan), log.latest(), storages);
-  solve(*follower.current());
+void Policy::State::schedule_last(std::uint64_t operators, bool repeated) {
+  next_planning = log.latest() + (operators << std::min(matcher.unproved(), kLongestWait));
+  Schedule schedule;
+  schedule.iteration = make_iteration(log, operators, repeated);
+  matcher.add(std::move(schedule), log.latest(), storages);
+  solve(*matcher.current());
   ++counters.plans_made;
   catch_up = forget = true;
 }
@@ -54,14 +54,14 @@ void Policy::State::end_marked_step() {
   const std::uint64_t end = log.latest(), operators = end - last_mark;
   const std::uint64_t persistent = std::exchange(mark_before, last_mark);
   last_mark = end;
-  if (operators == 0 || operators > OperatorLog::kLongestStep || follower.in_a_row() >= operators) {
+  if (operators == 0 || operators > OperatorLog::kLongestStep || matcher.in_a_row() >= operators) {
     return;
   }
   std::uint64_t hash = operators;
   for (std::uint64_t number = end - operators + 1; number <= end; ++number) {
     hash = mix_bits(hash ^ log[number].key);
     log.accesses_of(number, [&](const LoggedAccess& access) {
-      hash = mix_bits(hash ^ (access.birth <= persistent ? 2 * access.storage : access.writes ? 3 : 1));
+      hash = mix_bits(hash ^ (access.created_at <= persistent ? 2 * access.storage : access.writes ? 3 : 1));
     });
   }
   const bool known = std::find(marked.begin(), marked.end(), hash) != marked.end();
@@ -70,27 +70,27 @@ void Policy::State::end_marked_step() {
   } else if (end >= next_planning) {
     // Storages that one step passes to the next (gradients, with deferred updates) can be matched only if the previous
     // step was the same.
-    plan_last(operators, log.may_repeat(operators) && repeats(operators));
+    schedule_last(operators, log.may_repeat(operators) && repeats(operators));
   }
 }
 
-void Policy::State::solve(KnownPlan& known) {
+void Policy::State::solve(KnownSchedule& known) {
   PolicyOptions left = options;
-  Lap& lap = known.plan.lap;
-  for (Part& part : lap.parts) {
-    part.held = false;
+  Iteration& iteration = known.schedule.iteration;
+  for (Value& value : iteration.values) {
+    value.held = false;
   }
   storages.for_each([&](StorageId storage, const StorageState& state) {
     if (!state.held) {
       return;
     }
-    if (const std::uint32_t* part = lap.part_of.find(storage)) {
-      lap.parts[*part].held = true;
+    if (const std::uint32_t* value = iteration.value_of.find(storage)) {
+      iteration.values[*value].held = true;
     } else {
       left.budget -= std::min(left.budget, state.bytes);
     }
   });
-  known.plan = make_plan(std::move(known.plan.lap), left);
+  known.schedule = make_schedule(std::move(known.schedule.iteration), left);
   known.options = options_version;
   known.installed = false;
 }

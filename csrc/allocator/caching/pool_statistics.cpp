@@ -1,36 +1,36 @@
-#include "allocator/caching/ledger.h"
+#include "allocator/caching/pool_statistics.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace torch_uvm {
 
-Stat Ledger::Track::stat() const {
+Stat PoolStatistics::Track::stat() const {
   return Stat{current, peak, gained - gained_at_reset, gained - current - lost_at_reset};
 }
 
-void Ledger::Account::note_active() {
+void PoolStatistics::Account::note_active() {
   active_peak = std::max(active_peak, levels[kAllocation].current + levels[kPending].current);
   active_bytes_peak = std::max(active_bytes_peak, levels[kAllocatedBytes].current + levels[kPendingBytes].current);
 }
 
-Stat Ledger::Account::active() const {
+Stat PoolStatistics::Account::active() const {
   const Track& allocation = levels[kAllocation];
   const std::int64_t current = allocation.current + levels[kPending].current;
   return Stat{current, std::max(active_peak, allocation.peak), allocation.gained - allocation.gained_at_reset,
               allocation.gained - current - active_lost_at_reset};
 }
 
-Stat Ledger::Account::active_bytes() const {
+Stat PoolStatistics::Account::active_bytes() const {
   const Track& allocated = levels[kAllocatedBytes];
   const std::int64_t current = allocated.current + levels[kPendingBytes].current;
   return Stat{current, std::max(active_bytes_peak, allocated.peak), allocated.gained - allocated.gained_at_reset,
               allocated.gained - current - active_bytes_lost_at_reset};
 }
 
-Ledger::Ledger(int devices) : scopes_(static_cast<std::size_t>(devices) + 2) {}
+PoolStatistics::PoolStatistics(int devices) : scopes_(static_cast<std::size_t>(devices) + 2) {}
 
-void Ledger::allocated(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+void PoolStatistics::allocated(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
   scope(home).note_change();
   each(home, kind, [&](Account& account) {
     account.levels[kAllocation].increase(1);
@@ -42,7 +42,7 @@ void Ledger::allocated(Location home, PoolKind kind, std::size_t bytes, std::siz
   });
 }
 
-void Ledger::freed(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+void PoolStatistics::freed(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
   scope(home).note_change();
   each(home, kind, [&](Account& account) {
     account.levels[kAllocation].decrease(1);
@@ -51,7 +51,7 @@ void Ledger::freed(Location home, PoolKind kind, std::size_t bytes, std::size_t 
   });
 }
 
-void Ledger::freed_pending(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+void PoolStatistics::freed_pending(Location home, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
   freed(home, kind, bytes, requested);
   each(home, kind, [&](Account& account) {
     account.levels[kPending].increase(1);
@@ -59,14 +59,15 @@ void Ledger::freed_pending(Location home, PoolKind kind, std::size_t bytes, std:
   });
 }
 
-void Ledger::reclaimed(Location home, PoolKind kind, std::size_t bytes) noexcept {
+void PoolStatistics::reclaimed(Location home, PoolKind kind, std::size_t bytes) noexcept {
   each(home, kind, [&](Account& account) {
     account.levels[kPending].decrease(1);
     account.levels[kPendingBytes].decrease(as_signed(bytes));
   });
 }
 
-void Ledger::moved(Location from, Location to, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept {
+void PoolStatistics::moved(Location from, Location to, PoolKind kind, std::size_t bytes,
+                           std::size_t requested) noexcept {
   if (from == to) {
     return;
   }
@@ -85,14 +86,14 @@ void Ledger::moved(Location from, Location to, PoolKind kind, std::size_t bytes,
   }
 }
 
-void Ledger::split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept {
+void PoolStatistics::split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept {
   each(home, kind, [&](Account& account) {
     account.levels[kSplit].change(pieces);
     account.levels[kSplitBytes].change(bytes);
   });
 }
 
-void Ledger::segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept {
+void PoolStatistics::segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept {
   each(home, kind, [&](Account& account) {
     account.levels[kSegment].increase(1);
     account.levels[kReservedBytes].increase(as_signed(bytes));
@@ -100,7 +101,7 @@ void Ledger::segment_made(Location home, PoolKind kind, std::size_t bytes) noexc
   count(k_num_device_alloc, home);
 }
 
-void Ledger::segment_given_back(Location home, PoolKind kind, std::size_t bytes) noexcept {
+void PoolStatistics::segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept {
   each(home, kind, [&](Account& account) {
     account.levels[kSegment].decrease(1);
     account.levels[kReservedBytes].decrease(as_signed(bytes));
@@ -108,14 +109,14 @@ void Ledger::segment_given_back(Location home, PoolKind kind, std::size_t bytes)
   count(k_num_device_free, home);
 }
 
-void Ledger::count(Count count, std::optional<Location> home) noexcept {
+void PoolStatistics::count(Count count, std::optional<Location> home) noexcept {
   ++scopes_[0].counts[count];
   if (home) {
     ++scope(*home).counts[count];
   }
 }
 
-Statistics Ledger::statistics(std::optional<Location> home) const {
+Statistics PoolStatistics::statistics(std::optional<Location> home) const {
   const Scope& scope = scopes_[index(home)];
   Statistics statistics;
   for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
@@ -139,7 +140,7 @@ Statistics Ledger::statistics(std::optional<Location> home) const {
   return statistics;
 }
 
-Levels Ledger::levels(std::optional<Location> home) const noexcept {
+Levels PoolStatistics::levels(std::optional<Location> home) const noexcept {
   const Scope& scope = scopes_[index(home)];
   Levels levels;
   for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
@@ -157,7 +158,7 @@ Levels Ledger::levels(std::optional<Location> home) const noexcept {
   return levels;
 }
 
-std::int64_t Ledger::take_allocated_peak(Location home) noexcept {
+std::int64_t PoolStatistics::take_allocated_peak(Location home) noexcept {
   Scope& scope = this->scope(home);
   Track& allocated = scope.allocated_bytes();
   scope.peak_before_take = std::max(scope.peak_before_take, allocated.peak);
@@ -166,7 +167,7 @@ std::int64_t Ledger::take_allocated_peak(Location home) noexcept {
   return peak;
 }
 
-void Ledger::reset_peak(std::optional<Location> home) noexcept {
+void PoolStatistics::reset_peak(std::optional<Location> home) noexcept {
   Scope& scope = scopes_[index(home)];
   scope.peak_before_reset = std::max(scope.peak_before_reset, scope.allocated_bytes().peak);
   scope.peak_before_take = 0;
@@ -180,7 +181,7 @@ void Ledger::reset_peak(std::optional<Location> home) noexcept {
   }
 }
 
-void Ledger::reset_accumulated(std::optional<Location> home) noexcept {
+void PoolStatistics::reset_accumulated(std::optional<Location> home) noexcept {
   Scope& scope = scopes_[index(home)];
   for (Account& account : scope.accounts) {
     account.active_lost_at_reset += account.active().freed;

@@ -1,5 +1,5 @@
 // The allocation-site profiler's view of Python: finds the Python line that allocates a storage, for
-// residency/trace/origins.h.
+// residency/trace/allocation_sites.h.
 //
 // Runs only while profiling is on. The allocating thread takes the GIL, with none of our locks held. A thread that
 // never ran Python has no line. In a backward pass no line of the script runs, so the name of the graph's node is used.
@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 
 namespace torch_uvm {
 namespace {
 
 namespace py = pybind11;
 
-constexpr std::size_t kMostPlaces = 1 << 16;
+constexpr std::size_t kMaxPlaces = 1 << 16;
 
 /// An allocation site: a line of Python, or a node of the backward graph.
 struct Place {
@@ -41,12 +41,12 @@ class Places {
     passed_over_.clear();
   }
 
-  const Place& operator[](Origin origin) const {
-    return all_[origin < all_.size() ? origin : kUnknown];
+  const Place& operator[](AllocationSite site) const {
+    return all_[site < all_.size() ? site : kUnknown];
   }
 
   /// This thread's innermost frame that is not skipped, or its innermost frame if all are.
-  Origin here() {
+  AllocationSite here() {
     PyFrameObject* frame = PyEval_GetFrame();
     if (frame == nullptr) {
       return in_backward();
@@ -59,13 +59,13 @@ class Places {
       Py_DECREF(frame);
       frame = outer;
     }
-    const Origin origin = at(frame != nullptr ? frame : innermost);
+    const AllocationSite site = at(frame != nullptr ? frame : innermost);
     Py_XDECREF(frame);
     Py_DECREF(innermost);
-    return origin;
+    return site;
   }
 
-  Origin in_backward() {
+  AllocationSite in_backward() {
     const auto node = torch::autograd::get_current_node();
     if (!node) {
       return kUnknown;
@@ -75,13 +75,13 @@ class Places {
     if (found != nodes_.end()) {
       return found->second;
     }
-    const Origin origin = add({nullptr, 0, name});
-    nodes_.emplace(std::move(name), origin);
-    return origin;
+    const AllocationSite site = add({nullptr, 0, name});
+    nodes_.emplace(std::move(name), site);
+    return site;
   }
 
  private:
-  static constexpr Origin kUnknown = 1;
+  static constexpr AllocationSite kUnknown = 1;
 
   struct Line {
     PyCodeObject* code;
@@ -96,13 +96,13 @@ class Places {
 
   Places() : all_(2) {}
 
-  Origin add(Place place) {
-    if (all_.size() >= kMostPlaces) {
+  AllocationSite add(Place place) {
+    if (all_.size() >= kMaxPlaces) {
       return kUnknown;
     }
     Py_XINCREF(reinterpret_cast<PyObject*>(place.code));
     all_.push_back(std::move(place));
-    return static_cast<Origin>(all_.size() - 1);
+    return static_cast<AllocationSite>(all_.size() - 1);
   }
 
   bool is_passed_over(PyFrameObject* frame) {
@@ -122,7 +122,7 @@ class Places {
         passed_over = passed_over || name.starts_with(beginning);
       }
     }
-    if (passed_over_.size() < kMostPlaces) {
+    if (passed_over_.size() < kMaxPlaces) {
       passed_over_.emplace(code, passed_over); // takes over the reference
     } else {
       Py_DECREF(code);
@@ -130,51 +130,51 @@ class Places {
     return passed_over;
   }
 
-  Origin at(PyFrameObject* frame) {
+  AllocationSite at(PyFrameObject* frame) {
     PyCodeObject* const code = PyFrame_GetCode(frame);
     const Line line{code, PyFrame_GetLineNumber(frame)};
     const auto found = lines_.find(line);
-    Origin origin = kUnknown;
+    AllocationSite site = kUnknown;
     if (found != lines_.end()) {
-      origin = found->second;
+      site = found->second;
     } else {
-      origin = add({code, line.line, {}});
-      if (origin != kUnknown) {
-        lines_.emplace(line, origin);
+      site = add({code, line.line, {}});
+      if (site != kUnknown) {
+        lines_.emplace(line, site);
       }
     }
     Py_DECREF(code);
-    return origin;
+    return site;
   }
 
   std::vector<std::string> skipped_;
   std::vector<Place> all_; ///< by origin; 0: created before profiling, 1: unknown
-  std::unordered_map<Line, Origin, Hash> lines_;
-  std::unordered_map<std::string, Origin> nodes_;
+  std::unordered_map<Line, AllocationSite, Hash> lines_;
+  std::unordered_map<std::string, AllocationSite> nodes_;
   std::unordered_map<PyCodeObject*, bool> passed_over_;
 };
 
-Origin where_this_thread_is() noexcept {
+AllocationSite where_this_thread_is() noexcept {
   if (PyGILState_GetThisThreadState() == nullptr) {
     return 1; // this thread never ran Python
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
-  Origin origin = 1;
+  AllocationSite site = 1;
   try {
     const py::error_scope error; // preserves a pending Python exception
-    origin = Places::get().here();
+    site = Places::get().here();
   } catch (...) {
     // Out of memory: the origin stays unknown.
   }
   PyGILState_Release(gil);
-  return origin;
+  return site;
 }
 
 py::list figures_list() {
-  const std::vector<OriginFigures> figures = without_gil([] { return Origins::get().figures(); });
+  const std::vector<AllocationSiteFigures> figures = without_gil([] { return AllocationSites::get().figures(); });
   py::list list;
-  for (const OriginFigures& it : figures) {
-    const Place& place = Places::get()[it.origin];
+  for (const AllocationSiteFigures& it : figures) {
+    const Place& place = Places::get()[it.site];
     const auto of = [](const PyObject* name) {
       return py::reinterpret_borrow<py::object>(const_cast<PyObject*>(name));
     };
@@ -183,7 +183,7 @@ py::list figures_list() {
     dict["function"] = place.code == nullptr ? py::none() : of(place.code->co_name);
     dict["line"] = place.line;
     dict["node"] = place.node;
-    dict["before"] = it.origin == 0;
+    dict["before"] = it.site == 0;
     dict["bytes"] = it.bytes;
     dict["made"] = it.made;
     dict["alive"] = it.alive;
@@ -202,17 +202,17 @@ py::list figures_list() {
 
 } // namespace
 
-void bind_origins(py::module_& module) {
+void bind_allocation_sites(py::module_& module) {
   module.def(
-      "start_counting_origins",
+      "start_counting_allocation_sites",
       [](std::vector<std::string> skipped) {
         Places::get().start(std::move(skipped));
         // Without the GIL: another thread's probe may be waiting for it.
-        without_gil([] { Origins::get().start(&where_this_thread_is); });
+        without_gil([] { AllocationSites::get().start(&where_this_thread_is); });
       },
       py::arg("skipped"), no_gil_inside);
-  module.def("stop_counting_origins", [] { Origins::get().stop(); }, no_gil);
-  module.def("origin_figures", &figures_list, no_gil_inside);
+  module.def("stop_counting_allocation_sites", [] { AllocationSites::get().stop(); }, no_gil);
+  module.def("allocation_site_figures", &figures_list, no_gil_inside);
 }
 
 } // namespace torch_uvm

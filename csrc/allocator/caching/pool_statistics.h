@@ -26,10 +26,10 @@ constexpr std::int64_t as_signed(std::size_t bytes) {
   return static_cast<std::int64_t>(bytes);
 }
 
-class Ledger {
+class PoolStatistics {
  public:
   /// For the host and devices 0 to `devices` - 1.
-  explicit Ledger(int devices);
+  explicit PoolStatistics(int devices);
 
   enum Count {
 #define TORCH_UVM_DECLARE(name) k_##name,
@@ -49,7 +49,7 @@ class Ledger {
   /// The number of free pieces in partly used segments changed.
   void split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept;
   void segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept;
-  void segment_given_back(Location home, PoolKind kind, std::size_t bytes) noexcept;
+  void segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept;
   /// Counts in the total, and in `home` if it is given.
   void count(Count count, std::optional<Location> home = std::nullopt) noexcept;
 

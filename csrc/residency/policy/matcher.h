@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "residency/policy/flat_map.h"
-#include "residency/policy/lap.h"
-#include "residency/policy/plan.h"
+#include "residency/policy/iteration.h"
+#include "residency/policy/schedule.h"
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 /// The policy's state of a live storage.
 struct StorageState {
   std::size_t bytes = 0;
-  std::uint64_t birth = 0; ///< created, or first seen, in or after this operator
+  std::uint64_t created_at = 0; ///< created, or first seen, in or after this operator
   std::uint64_t last_use = 0; ///< operator number
   std::uint32_t operand = 0; ///< its index among the operands of that operator
-  std::uint32_t part = kNone; ///< its value in the schedule numbered `plan`
-  std::uint64_t plan = 0;
+  std::uint32_t value = kNone; ///< its value in the schedule numbered `plan`
+  std::uint64_t schedule = 0;
   bool found = false; ///< it existed before it was first seen
   bool persistent = false; ///< a persistent value of some schedule
   bool held = false; ///< pinned
@@ -32,14 +32,14 @@ struct SeenOperand {
 };
 
 /// A schedule, and the index to find a position in it.
-struct KnownPlan {
-  Plan plan;
+struct KnownSchedule {
+  Schedule schedule;
   std::uint64_t number = 0; ///< counts from 1
   std::uint64_t options = 0; ///< version of the options that it was computed for; 0: not yet computed
   std::uint64_t followed = 0; ///< number of operators that matched it
   std::uint64_t last_followed = 0; ///< the latest operator that matched it
   std::size_t drift = 0; ///< bytes by which created storages have differed in this iteration
-  std::size_t born = 0; ///< bytes created in an iteration, as recorded
+  std::size_t created = 0; ///< bytes created in an iteration, as recorded
   bool stale = false; ///< sizes differed too much in the last iteration
   bool installed = false; ///< storages that should be on the host were retired (Policy::State::install)
   std::vector<StorageId> bound; ///< by value: its current storage
@@ -47,12 +47,12 @@ struct KnownPlan {
   std::vector<std::uint32_t> same_place; ///< by operator: the next one with the same hash; kNone: no other
 };
 
-class Follower {
+class Matcher {
  public:
-  static constexpr std::size_t kMostPlans = 8;
+  static constexpr std::size_t kMaxPlans = 8;
 
   /// The schedule being followed; nullptr: none.
-  KnownPlan* current() const {
+  KnownSchedule* current() const {
     return current_;
   }
   std::uint32_t position() const {
@@ -69,27 +69,27 @@ class Follower {
 
   /// Adds the schedule of the latest iteration, whose last operator is the latest one, and follows it. Replaces the
   /// least recently followed schedule if there are too many.
-  void add(Plan plan, std::uint64_t now, FlatMap<StorageState>& storages);
+  void add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages);
   /// Number of unproven schedules: those that fewer operators than one iteration have matched.
   unsigned unproved() const;
 
   enum class Step { kAsPlanned, kFoundAgain, kMissed, kLost };
   Step begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
   /// A storage was created in or after the latest operator, as number `place` (from 0) since the operator began.
-  void born(StorageId storage, StorageState& state, std::size_t place);
-  void died(const StorageState& state);
+  void created(StorageId storage, StorageState& state, std::size_t place);
+  void freed(const StorageState& state);
 
   /// The storage's value in the current schedule; kNone: none.
-  std::uint32_t part_of(StorageId storage, const StorageState& state) const;
+  std::uint32_t value_of(StorageId storage, const StorageState& state) const;
 
  private:
-  bool matches(KnownPlan& known, std::uint32_t op, OperatorKey key, std::span<const SeenOperand> operands) const;
-  void bind(KnownPlan& known, std::uint32_t op, std::span<const SeenOperand> operands);
+  bool matches(KnownSchedule& known, std::uint32_t op, OperatorKey key, std::span<const SeenOperand> operands) const;
+  void bind(KnownSchedule& known, std::uint32_t op, std::span<const SeenOperand> operands);
   bool find_again(OperatorKey key, std::span<const SeenOperand> operands);
-  void go_to(KnownPlan* known, std::uint32_t op, std::span<const SeenOperand> operands);
+  void go_to(KnownSchedule* known, std::uint32_t op, std::span<const SeenOperand> operands);
 
-  std::vector<std::unique_ptr<KnownPlan>> plans_;
-  KnownPlan* current_ = nullptr;
+  std::vector<std::unique_ptr<KnownSchedule>> schedules_;
+  KnownSchedule* current_ = nullptr;
   std::uint32_t position_ = 0;
   bool matched_ = false;
   unsigned strayed_ = 0; ///< number of mismatches since the latest match
@@ -98,4 +98,4 @@ class Follower {
   std::uint64_t window_[3] = {}; ///< hashes of the latest three operators
 };
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

@@ -1,4 +1,4 @@
-#include "tensor/storage/advice_book.h"
+#include "tensor/storage/advice_registry.h"
 
 #include "tensor/process/context.h"
 
@@ -15,17 +15,17 @@ Advice undoing(Advice set) {
   }
 }
 
-AdviceBook& AdviceBook::get() {
-  static auto* book = new AdviceBook(); // leaked: tensors are freed after static destructors have run
+AdviceRegistry& AdviceRegistry::get() {
+  static auto* book = new AdviceRegistry(); // leaked: tensors are freed after static destructors have run
   return *book;
 }
 
-void AdviceBook::set(Block* block, Statement statement, const Ranges& pages) {
+void AdviceRegistry::set(Block* block, Statement statement, const Ranges& pages) {
   std::lock_guard lock(mutex_);
   unite(entry(block).advised[statement], pages);
 }
 
-void AdviceBook::unset(Block* block, Statement statement, const Ranges& pages) {
+void AdviceRegistry::unset(Block* block, Statement statement, const Ranges& pages) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(block);
   if (found == entries_.end()) {
@@ -45,7 +45,7 @@ void AdviceBook::unset(Block* block, Statement statement, const Ranges& pages) {
   }
 }
 
-std::vector<Statement> AdviceBook::statements(Block* block) const {
+std::vector<Statement> AdviceRegistry::statements(Block* block) const {
   std::lock_guard lock(mutex_);
   std::vector<Statement> made;
   if (const auto found = entries_.find(block); found != entries_.end()) {
@@ -56,12 +56,12 @@ std::vector<Statement> AdviceBook::statements(Block* block) const {
   return made;
 }
 
-void AdviceBook::note_prefetch(Block* block) {
+void AdviceRegistry::note_prefetch(Block* block) {
   std::lock_guard lock(mutex_);
   entry(block).prefetched = true;
 }
 
-bool AdviceBook::has_prefetch(Block* block) const {
+bool AdviceRegistry::has_prefetch(Block* block) const {
   if (empty()) {
     return false;
   }
@@ -70,7 +70,7 @@ bool AdviceBook::has_prefetch(Block* block) const {
   return found != entries_.end() && found->second.prefetched;
 }
 
-AdviceBook::Entry AdviceBook::take(Block* block) {
+AdviceRegistry::Entry AdviceRegistry::take(Block* block) {
   std::lock_guard lock(mutex_);
   auto node = entries_.extract(block);
   if (node.empty()) {
@@ -80,7 +80,7 @@ AdviceBook::Entry AdviceBook::take(Block* block) {
   return std::move(node.mapped());
 }
 
-AdviceBook::Entry& AdviceBook::entry(Block* block) {
+AdviceRegistry::Entry& AdviceRegistry::entry(Block* block) {
   const auto [found, added] = entries_.try_emplace(block);
   if (added) {
     count_.fetch_add(1, std::memory_order_relaxed);
@@ -89,24 +89,24 @@ AdviceBook::Entry& AdviceBook::entry(Block* block) {
 }
 
 void note_prefetch(Block* block) {
-  AdviceBook::get().note_prefetch(block);
+  AdviceRegistry::get().note_prefetch(block);
 }
 
 bool has_prefetch(Block* block) {
-  return AdviceBook::get().has_prefetch(block);
+  return AdviceRegistry::get().has_prefetch(block);
 }
 
 bool has_advice(Block* block) {
-  return !AdviceBook::get().empty() && !AdviceBook::get().statements(block).empty();
+  return !AdviceRegistry::get().empty() && !AdviceRegistry::get().statements(block).empty();
 }
 
 void forget_hints(Block* block) noexcept {
-  if (AdviceBook::get().empty() || Context::get().forked()) {
+  if (AdviceRegistry::get().empty() || Context::get().forked()) {
     return;
   }
   try {
     // A named variable: a range-for over a temporary's member would dangle.
-    const AdviceBook::Entry entry = AdviceBook::get().take(block);
+    const AdviceRegistry::Entry entry = AdviceRegistry::get().take(block);
     for (const auto& [statement, pages] : entry.advised) {
       for (const Range& range : pages) {
         Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);

@@ -17,12 +17,12 @@
 
 namespace torch_uvm {
 
-using Origin = std::uint32_t; ///< 0: unknown
+using AllocationSite = std::uint32_t; ///< 0: unknown
 
 /// Figures of the storages of one origin and size.
-struct OriginFigures {
-  Origin origin = 0;
-  std::size_t bytes = 0; ///< size of each storage; 0: the row of all storages beyond `kMostRows`
+struct AllocationSiteFigures {
+  AllocationSite site = 0;
+  std::size_t bytes = 0; ///< size of each storage; 0: the row of all storages beyond `kMaxRows`
   std::int64_t made = 0; ///< allocated since `start`
   std::int64_t alive = 0; ///< allocated and not freed
   std::int64_t most_alive = 0; ///< peak of `alive`
@@ -31,14 +31,14 @@ struct OriginFigures {
 };
 
 /// Thread-safe. The mutex is a leaf: nothing else is called with it held. The probe is called without it.
-class Origins {
+class AllocationSites {
  public:
   /// Returns the calling thread's allocation site. Called when a storage is allocated, with none of our locks held. It
   /// may take the GIL, as PyTorch's own allocation history does.
-  using Probe = Origin (*)() noexcept;
+  using Probe = AllocationSite (*)() noexcept;
 
   /// The process-wide instance. Leaked on purpose: storages are freed after static destructors have run.
-  static Origins& get();
+  static AllocationSites& get();
 
   /// Clears the figures and starts counting.
   void start(Probe probe);
@@ -52,26 +52,26 @@ class Origins {
   /// A storage was allocated. Not called for those below `relocation_min()`, which are never moved.
   void made(const void* block, std::size_t bytes) noexcept;
   /// Returns the origin of the storage on a block and forgets the block. Its record keeps the origin from now on.
-  Origin take(const void* block) noexcept;
+  AllocationSite take(const void* block) noexcept;
   /// A storage without a record was freed.
   void gone(const void* block) noexcept;
   /// A storage with a record was freed.
-  void gone(Origin origin, std::size_t bytes) noexcept;
-  void moved(TransferKind kind, Origin origin, std::size_t bytes) noexcept;
+  void gone(AllocationSite site, std::size_t bytes) noexcept;
+  void moved(TransferKind kind, AllocationSite site, std::size_t bytes) noexcept;
 
-  std::vector<OriginFigures> figures() const;
+  std::vector<AllocationSiteFigures> figures() const;
 
  private:
-  static constexpr std::size_t kMostRows = 8192;
-  using Key = std::pair<Origin, std::size_t>;
+  static constexpr std::size_t kMaxRows = 8192;
+  using Key = std::pair<AllocationSite, std::size_t>;
 
   /// With the mutex held. \throws std::bad_alloc
-  OriginFigures& row(Origin origin, std::size_t bytes);
+  AllocationSiteFigures& row(AllocationSite site, std::size_t bytes);
 
   std::atomic<Probe> probe_{nullptr};
   std::atomic<int> probing_{0};
   mutable std::mutex mutex_;
-  std::map<Key, OriginFigures> rows_;
+  std::map<Key, AllocationSiteFigures> rows_;
   std::unordered_map<const void*, Key> unrecorded_; ///< storages without a record, by block
 };
 

@@ -27,10 +27,11 @@ TEST(the_smallest_neighbours_find_places) {
     }
     rig.allocator->free(blocks[1]);
     rig.allocator->free(blocks[6]);
-    CHECK(rig.allocator->vacate(24 * MiB, 0, kStream, by_size, agree).empty()); // two would have to find one place
+    CHECK(
+        rig.allocator->reserve_moves(24 * MiB, 0, kStream, by_size, agree).empty()); // two would have to find one place
     rig.check();
     const Levels before = rig.allocator->levels(kDevice);
-    const auto moves = rig.allocator->vacate(16 * MiB, 0, kStream, by_size, agree);
+    const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
     CHECK_EQ(moves.size(), std::size_t{1});
     const std::size_t moved = number_of(moves[0].tag) - 1;
     CHECK(moves[0].from == blocks[moved]);
@@ -38,7 +39,7 @@ TEST(the_smallest_neighbours_find_places) {
     CHECK(rig.allocator->tag(moves[0].from) == nullptr);
     rig.check();
     blocks[moved] = moves[0].to;
-    rig.allocator->leave(moves[0]);
+    rig.allocator->commit(moves[0]);
     rig.check();
     Block* const large = rig.allocator->try_allocate(16 * MiB, kDevice, kStream);
     CHECK(large != nullptr);
@@ -61,12 +62,12 @@ TEST(what_must_not_move_stays) {
     rig.allocator->free(blocks[0]);
     rig.allocator->free(blocks[2]);
     const auto none = [](void*, std::size_t) { return kNever; };
-    CHECK(rig.allocator->vacate(16 * MiB, 0, kStream, none, agree).empty());
+    CHECK(rig.allocator->reserve_moves(16 * MiB, 0, kStream, none, agree).empty());
     rig.check();
     // One that stays after all has its tag and its bytes in the books again.
-    const auto moves = rig.allocator->vacate(16 * MiB, 0, kStream, by_size, agree);
+    const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
     CHECK_EQ(moves.size(), std::size_t{1});
-    rig.allocator->stay(moves[0]);
+    rig.allocator->roll_back(moves[0]);
     CHECK(rig.allocator->tag(moves[0].from) == moves[0].tag);
     rig.check();
     CHECK(rig.allocator->try_allocate(16 * MiB, kDevice, kStream) == nullptr);
@@ -91,16 +92,16 @@ TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
     rig.allocator->free(blocks[2]);
     rig.runtime->synchronize_device(0);
     for (const bool leaves : {false, true}) {
-      const auto moves = rig.allocator->vacate(16 * MiB, 0, taker, by_size, agree);
+      const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, taker, by_size, agree);
       CHECK_EQ(moves.size(), std::size_t{1});
       rig.check();
       Block*& moved = blocks[number_of(moves[0].tag) - 1];
       if (leaves) {
         moved = moves[0].to;
-        rig.allocator->leave(moves[0]);
+        rig.allocator->commit(moves[0]);
         CHECK(rig.allocator->streams(moved) == std::vector<Stream>({taker, third}));
       } else {
-        rig.allocator->stay(moves[0]);
+        rig.allocator->roll_back(moves[0]);
         std::vector<Stream> users = rig.allocator->streams(moved);
         std::ranges::sort(users);
         std::vector<Stream> all{kStream, taker, third};
@@ -135,11 +136,11 @@ TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         rig.allocator->set_tag(blocks[i], tag_of(i + 1));
       }
-      const auto moves = rig.allocator->vacate(some() + some(), 0, kStream, by_size, agree);
+      const auto moves = rig.allocator->reserve_moves(some() + some(), 0, kStream, by_size, agree);
       rig.check();
       for (const auto& move : moves) {
         blocks[number_of(move.tag) - 1] = move.to;
-        rig.allocator->leave(move);
+        rig.allocator->commit(move);
         rig.check();
       }
       moved += !moves.empty();
@@ -181,8 +182,8 @@ TEST(on_random_heaps_the_request_fits_after_it) {
     }
     const std::size_t bytes = 8 * MiB + random() % (16 * MiB);
     const Stream taker = random() % 2 == 0 ? other : kStream;
-    const bool fits = rig.allocator->cheapest_run(bytes, 0, [](void*, std::size_t) { return 1.0; })->empty();
-    const auto moves = rig.allocator->vacate(bytes, 0, taker, by_size, agree);
+    const bool fits = rig.allocator->min_cost_range(bytes, 0, [](void*, std::size_t) { return 1.0; })->empty();
+    const auto moves = rig.allocator->reserve_moves(bytes, 0, taker, by_size, agree);
     rig.check();
     for (const auto& move : moves) {
       const std::size_t owner = number_of(move.tag) - 1;
@@ -192,7 +193,7 @@ TEST(on_random_heaps_the_request_fits_after_it) {
                   rig.allocator->requested_bytes(move.to));
       blocks[owner] = move.to;
       CHECK(rig.allocator->stream(move.to) == taker);
-      rig.allocator->leave(move);
+      rig.allocator->commit(move);
       rig.check();
     }
     if (!moves.empty() && !fits) {
@@ -235,17 +236,17 @@ TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
       asked.push_back(number_of(tag));
       return false;
     };
-    CHECK(rig.allocator->vacate(16 * MiB, 0, kStream, by_size, refuse).empty());
+    CHECK(rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, refuse).empty());
     CHECK(!asked.empty());
     rig.check();
     const std::size_t first = asked.front();
     const auto all_but_first = [&](void* tag) { return number_of(tag) != first; };
-    const auto moves = rig.allocator->vacate(16 * MiB, 0, kStream, by_size, all_but_first);
+    const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, all_but_first);
     CHECK_EQ(moves.size(), std::size_t{1});
     CHECK(number_of(moves[0].tag) != first);
     CHECK(rig.allocator->tag(blocks[first - 1]) == tag_of(first));
     blocks[number_of(moves[0].tag) - 1] = moves[0].to;
-    rig.allocator->leave(moves[0]);
+    rig.allocator->commit(moves[0]);
     for (const std::size_t i : {0, 2, 3, 5, 7}) {
       rig.allocator->free(blocks[i]);
     }

@@ -12,7 +12,7 @@
 
 using namespace contract;
 
-TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
+TEST(evicting_the_min_cost_range_makes_the_request_fit) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -22,7 +22,7 @@ TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
       rig.allocator->set_tag(blocks[i], tag_of(i + 1));
     }
     CHECK(rig.allocator->try_allocate(16 * MiB, kDevice, kStream) == nullptr);
-    const auto run = rig.allocator->cheapest_run(16 * MiB, 0, [&](void* tag, std::size_t bytes) {
+    const auto run = rig.allocator->min_cost_range(16 * MiB, 0, [&](void* tag, std::size_t bytes) {
       CHECK_EQ(bytes, 8 * MiB);
       const std::size_t i = number_of(tag);
       return i == 4 ? kNever : i <= 4 ? 3.0 : i == 6 ? 1.0 : 2.0;
@@ -37,8 +37,8 @@ TEST(giving_up_the_cheapest_run_makes_the_request_fit) {
     CHECK(rig.allocator->tag(block) == nullptr);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
     rig.allocator->free(block);
-    CHECK(rig.allocator->cheapest_run(16 * MiB, 0, by_bytes)->empty()); // free already
-    CHECK(!rig.allocator->cheapest_run(80 * MiB, 0, free_of_cost)); // more than the cap
+    CHECK(rig.allocator->min_cost_range(16 * MiB, 0, by_bytes)->empty()); // free already
+    CHECK(!rig.allocator->min_cost_range(80 * MiB, 0, free_of_cost)); // more than the cap
     for (Block* const left : blocks) {
       rig.allocator->free(left);
     }
@@ -165,7 +165,7 @@ class RandomHeap {
 
 } // namespace
 
-TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
+TEST(the_min_cost_range_costs_least_on_random_heaps) {
   std::size_t windows = 0, free_already = 0, covers = 0, none = 0;
   for (std::uint64_t seed = 1; seed <= 1200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
@@ -174,7 +174,7 @@ TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
     const std::size_t bytes = bytes_of(asked, rig.allocator->cap(0));
     const Reference best = reference(rig, bytes, heap.by_address);
     std::map<void*, int> seen;
-    const auto run = rig.allocator->cheapest_run(asked, 0, [&](void* tag, std::size_t of) {
+    const auto run = rig.allocator->min_cost_range(asked, 0, [&](void* tag, std::size_t of) {
       CHECK_EQ(of, heap.bytes(tag));
       CHECK_EQ(++seen[tag], 1);
       return heap.cost(tag);
@@ -221,14 +221,14 @@ TEST(the_cheapest_run_is_the_cheapest_on_random_heaps) {
   CHECK(windows > 60 && free_already > 60 && covers > 3 && none > 3);
 }
 
-TEST(the_lowest_run_is_the_first_on_random_heaps) {
+TEST(the_first_fit_range_is_the_first_on_random_heaps) {
   std::size_t windows = 0, none = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 8 == 0 ? 60 * MiB : heap.size();
     const std::size_t bytes = bytes_of(asked, rig.allocator->cap(0));
-    const auto run = rig.allocator->lowest_run(asked, 0, [&](void* tag, std::size_t of) {
+    const auto run = rig.allocator->first_fit_range(asked, 0, [&](void* tag, std::size_t of) {
       CHECK_EQ(of, heap.bytes(tag));
       return heap.cost(tag);
     });
@@ -336,7 +336,7 @@ TEST(segments_to_empty_cost_no_more_than_twice_the_least) {
       }
     }
     const auto run =
-        rig.allocator->cheapest_run(bytes, 0, [&](void* tag, std::size_t) { return costs[number_of(tag) - 1]; });
+        rig.allocator->min_cost_range(bytes, 0, [&](void* tag, std::size_t) { return costs[number_of(tag) - 1]; });
     CHECK_EQ(run.has_value(), least < kNever);
     double sum = 0;
     for (void* const tag : run.value_or(std::vector<void*>{})) {
@@ -360,9 +360,9 @@ TEST(a_cost_that_throws_changes_nothing) {
   on_each([](Rig& rig) {
     Block* const block = rig.allocate(12 * MiB);
     const auto fails = [](void*, std::size_t) -> double { throw RuntimeFailure("no idea"); };
-    CHECK_THROWS(RuntimeFailure, rig.allocator->cheapest_run(12 * MiB, 0, fails));
-    CHECK_THROWS(InvalidArgument, rig.allocator->cheapest_run(0, 0, free_of_cost));
-    CHECK_THROWS(InvalidArgument, rig.allocator->cheapest_run(1, 2, free_of_cost));
+    CHECK_THROWS(RuntimeFailure, rig.allocator->min_cost_range(12 * MiB, 0, fails));
+    CHECK_THROWS(InvalidArgument, rig.allocator->min_cost_range(0, 0, free_of_cost));
+    CHECK_THROWS(InvalidArgument, rig.allocator->min_cost_range(1, 2, free_of_cost));
     rig.check();
     rig.allocator->free(block);
   });
@@ -396,7 +396,7 @@ TEST(little_more_than_what_is_needed_is_given_up) {
       const std::size_t bytes = activation ? MiB + 1 + random() % (9 * MiB) : kWeights[random() % 10] * MiB;
       Block* block = rig.allocator->try_allocate(bytes, kDevice, kStream);
       if (block == nullptr) {
-        const auto run = rig.allocator->cheapest_run(bytes, 0, [&](void* tag, std::size_t of) {
+        const auto run = rig.allocator->min_cost_range(bytes, 0, [&](void* tag, std::size_t of) {
           return static_cast<double>(of) / static_cast<double>(1 + now - live.at(number_of(tag)).used);
         });
         CHECK(run.has_value());

@@ -1,16 +1,16 @@
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 
 #include <algorithm>
 #include <thread>
 
 namespace torch_uvm {
 
-Origins& Origins::get() {
-  static auto* const origins = new Origins(); // leaked on purpose
-  return *origins;
+AllocationSites& AllocationSites::get() {
+  static auto* const sites = new AllocationSites(); // leaked on purpose
+  return *sites;
 }
 
-void Origins::start(Probe probe) {
+void AllocationSites::start(Probe probe) {
   stop();
   {
     const std::lock_guard lock(mutex_);
@@ -19,7 +19,7 @@ void Origins::start(Probe probe) {
   probe_.store(probe);
 }
 
-void Origins::stop() noexcept {
+void AllocationSites::stop() noexcept {
   probe_.store(nullptr);
   while (probing_.load() != 0) {
     std::this_thread::yield();
@@ -28,27 +28,27 @@ void Origins::stop() noexcept {
   unrecorded_.clear(); // frees and reuse of blocks are not reported from now on
 }
 
-OriginFigures& Origins::row(Origin origin, std::size_t bytes) {
-  const auto found = rows_.find({origin, bytes});
+AllocationSiteFigures& AllocationSites::row(AllocationSite site, std::size_t bytes) {
+  const auto found = rows_.find({site, bytes});
   if (found != rows_.end()) {
     return found->second;
   }
-  const Key key = rows_.size() < kMostRows ? Key{origin, bytes} : Key{0, 0};
-  OriginFigures& made = rows_[key];
-  made.origin = key.first;
+  const Key key = rows_.size() < kMaxRows ? Key{site, bytes} : Key{0, 0};
+  AllocationSiteFigures& made = rows_[key];
+  made.site = key.first;
   made.bytes = key.second;
   return made;
 }
 
-void Origins::made(const void* block, std::size_t bytes) noexcept {
+void AllocationSites::made(const void* block, std::size_t bytes) noexcept {
   ++probing_;
   const Probe probe = probe_.load(); // load after the increment: `stop` then waits for this call
   if (probe != nullptr) {
-    const Origin origin = probe();
+    const AllocationSite site = probe();
     try {
       const std::lock_guard lock(mutex_);
-      unrecorded_.insert_or_assign(block, Key{origin, bytes});
-      OriginFigures& figures = row(origin, bytes);
+      unrecorded_.insert_or_assign(block, Key{site, bytes});
+      AllocationSiteFigures& figures = row(site, bytes);
       ++figures.made;
       figures.most_alive = std::max(figures.most_alive, ++figures.alive);
     } catch (...) {
@@ -58,18 +58,18 @@ void Origins::made(const void* block, std::size_t bytes) noexcept {
   --probing_;
 }
 
-Origin Origins::take(const void* block) noexcept {
+AllocationSite AllocationSites::take(const void* block) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = unrecorded_.find(block);
   if (found == unrecorded_.end()) {
     return 0;
   }
-  const Origin origin = found->second.first;
+  const AllocationSite site = found->second.first;
   unrecorded_.erase(found);
-  return origin;
+  return site;
 }
 
-void Origins::gone(const void* block) noexcept {
+void AllocationSites::gone(const void* block) noexcept {
   Key key;
   {
     const std::lock_guard lock(mutex_);
@@ -83,18 +83,18 @@ void Origins::gone(const void* block) noexcept {
   gone(key.first, key.second);
 }
 
-void Origins::gone(Origin origin, std::size_t bytes) noexcept {
+void AllocationSites::gone(AllocationSite site, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = rows_.find({origin, bytes});
+  const auto found = rows_.find({site, bytes});
   if (found != rows_.end() && found->second.alive > 0) {
     --found->second.alive;
   }
 }
 
-void Origins::moved(TransferKind kind, Origin origin, std::size_t bytes) noexcept {
+void AllocationSites::moved(TransferKind kind, AllocationSite site, std::size_t bytes) noexcept {
   try {
     const std::lock_guard lock(mutex_);
-    OriginFigures& figures = row(origin, bytes);
+    AllocationSiteFigures& figures = row(site, bytes);
     ++figures.moves[static_cast<std::size_t>(kind)];
     figures.moved_bytes[static_cast<std::size_t>(kind)] += static_cast<std::int64_t>(bytes);
   } catch (...) {
@@ -102,9 +102,9 @@ void Origins::moved(TransferKind kind, Origin origin, std::size_t bytes) noexcep
   }
 }
 
-std::vector<OriginFigures> Origins::figures() const {
+std::vector<AllocationSiteFigures> AllocationSites::figures() const {
   const std::lock_guard lock(mutex_);
-  std::vector<OriginFigures> all;
+  std::vector<AllocationSiteFigures> all;
   all.reserve(rows_.size());
   for (const auto& [key, figures] : rows_) {
     all.push_back(figures);

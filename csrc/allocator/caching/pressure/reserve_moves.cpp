@@ -1,4 +1,4 @@
-// Relocation of blocks that are in the way of a large request: vacate reserves, leave commits, stay rolls back.
+// Relocation of blocks that are in the way of a large request: reserve, commit, roll back.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -14,7 +14,7 @@ using Cost = std::function<double(void*, std::size_t)>;
 using Consent = std::function<bool(void*)>;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr std::size_t kMostTried = 256; // windows to try; the remaining ones cost even more
+constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cost even more
 
 /// Contiguous blocks, first to last, that together hold the request.
 struct Window {
@@ -33,7 +33,7 @@ void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, st
   std::size_t front = 0;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
-    const bool may_move = block->state == BlockState::kAllocated && block->lane->home == segment.home;
+    const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
     const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kNever;
     if (price == kNever) {
       window = Window{};
@@ -68,7 +68,7 @@ class CachingManagedAllocator::State::Places {
  public:
   Places(State& state, int device, Stream stream) : state_(state), home_(Location::device(device)), stream_(stream) {}
   ~Places() {
-    give_back();
+    release();
   }
   Places(const Places&) = delete;
   Places& operator=(const Places&) = delete;
@@ -87,7 +87,7 @@ class CachingManagedAllocator::State::Places {
         // need.
         const std::size_t hidden = next == nullptr ? std::min(block->bytes, bytes - passed) : block->bytes;
         hidden_.reserve(hidden_.size() + 1);
-        hidden_.push_back(state_.heap.carve(block, hidden));
+        hidden_.push_back(state_.heap.split(block, hidden));
         passed += hidden;
       }
       if (next == nullptr) {
@@ -103,17 +103,17 @@ class CachingManagedAllocator::State::Places {
       request.aligned = false; // give_back could not undo the split that an alignment needs
       Block* const free = place(request);
       if (free == nullptr) {
-        give_back();
+        release();
         return false;
       }
-      Block* const to = state_.carve(free, request);
-      found_.push_back({from->tag, from, to, from->lane->stream, false});
-      if (to->lane->stream != stream_) {
+      Block* const to = state_.split(free, request);
+      found_.push_back({from->tag, from, to, from->free_list->stream, false});
+      if (to->free_list->stream != stream_) {
         state_.order_after(*to, request, lock); // `stream_` is not the host's, so this keeps the lock
       }
     }
     if (!std::ranges::all_of(found_, [&](const Move& move) { return claim(move.tag); })) {
-      give_back();
+      release();
       return false;
     }
     return true;
@@ -121,13 +121,13 @@ class CachingManagedAllocator::State::Places {
 
   /// Records in the statistics that the blocks have moved. The old blocks stay reserved.
   std::vector<Move> take() {
-    Lane& lane = state_.heap.lane(home_, stream_);
+    FreeList& free_list = state_.heap.free_list(home_, stream_);
     for (Move& move : found_) {
       const PoolKind pool = pool_kind(move.from->segment->size_class);
-      state_.ledger.freed(move.from->lane->home, pool, move.from->bytes, move.from->requested);
+      state_.pool_statistics.freed(move.from->free_list->home, pool, move.from->bytes, move.from->requested);
       state_.note_freed(move.from);
       const Request request(move.from->requested, state_.bytes_for(move.from->requested, home_), home_, stream_);
-      state_.hand_out(move.to, request, lane);
+      state_.allocate(move.to, request, free_list);
       move.to->uses.swap(move.from->uses);
       move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == stream_; }) != 0;
       move.to->read_by_host = move.from->read_by_host;
@@ -141,15 +141,16 @@ class CachingManagedAllocator::State::Places {
 
  private:
   Block* place(const Request& request) const {
-    const Lane& own = state_.heap.lane(home_, stream_);
+    const FreeList& own = state_.heap.free_list(home_, stream_);
     if (Block* const block = state_.best_fit(request, own)) {
       return block;
     }
-    return state_.heap.best_of_home(home_, &own, [&](const Lane& lane) { return state_.best_fit(request, lane); });
+    return state_.heap.best_of_home(home_, &own,
+                                    [&](const FreeList& free_list) { return state_.best_fit(request, free_list); });
   }
 
   /// Releases in reverse order, so that every free block is restored exactly: windows point at the free blocks.
-  void give_back() noexcept {
+  void release() noexcept {
     for (; !found_.empty(); found_.pop_back()) {
       state_.heap.release(found_.back().to);
     }
@@ -165,8 +166,9 @@ class CachingManagedAllocator::State::Places {
   std::vector<Move> found_;
 };
 
-std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::size_t bytes, int device, Stream stream,
-                                                                           const Cost& cost, const Consent& claim) {
+std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_moves(std::size_t bytes, int device,
+                                                                                  Stream stream, const Cost& cost,
+                                                                                  const Consent& claim) {
   State& state = *state_;
   state.check_device(device);
   state.check_stream(stream);
@@ -179,7 +181,7 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
       add_windows(segment, needed, cost, windows);
     }
   }
-  const std::size_t tried = std::min(windows.size(), kMostTried);
+  const std::size_t tried = std::min(windows.size(), kMaxTried);
   std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Window::cost);
   State::Places places(state, device, stream);
   for (std::size_t at = 0; at < tried; ++at) {
@@ -190,26 +192,26 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::vacate(std::
   return {};
 }
 
-void CachingManagedAllocator::leave(const Move& move) noexcept {
+void CachingManagedAllocator::commit(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
-  move.from->lane = move.to->lane;
+  move.from->free_list = move.to->free_list;
   state_->heap.release(move.from);
 }
 
-void CachingManagedAllocator::stay(const Move& move) noexcept {
+void CachingManagedAllocator::roll_back(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
   const PoolKind pool = pool_kind(move.to->segment->size_class);
-  state_->ledger.freed(move.to->lane->home, pool, move.to->bytes, move.to->requested);
+  state_->pool_statistics.freed(move.to->free_list->home, pool, move.to->bytes, move.to->requested);
   state_->note_freed(move.to);
-  state_->ledger.allocated(move.from->lane->home, pool_kind(move.from->segment->size_class), move.from->bytes,
-                           move.from->requested);
+  state_->pool_statistics.allocated(move.from->free_list->home, pool_kind(move.from->segment->size_class),
+                                    move.from->bytes, move.from->requested);
   state_->note_allocated(move.from);
   move.from->state = BlockState::kAllocated;
   if (move.recorded) {
     // No reallocation: an entry was erased from this vector before.
-    move.to->uses.push_back({move.to->lane->stream, nullptr});
+    move.to->uses.push_back({move.to->free_list->stream, nullptr});
   }
   move.from->uses.swap(move.to->uses);
   move.from->tag = move.tag;

@@ -11,9 +11,9 @@ namespace torch_uvm {
 
 /// Called with the engine's mutex held, except `let_go` and `wake`. Implementations must not take the engine's mutex or
 /// a lock that is ordered before it.
-class StorageDoor {
+class StorageAdapter {
  public:
-  virtual ~StorageDoor() = default;
+  virtual ~StorageAdapter() = default;
   /// Locks the weak reference to keep the storage alive while its pointer changes. Appends the strong reference to
   /// `kept`; the engine passes it to `let_go` later.
   /// \return false if the storage is being destroyed or shares its bytes with other storages

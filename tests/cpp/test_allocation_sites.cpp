@@ -5,22 +5,22 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/trace/origins.h"
+#include "residency/trace/allocation_sites.h"
 #include "residency_rig.h"
 
 namespace {
 
 using namespace residency;
 
-std::atomic<Origin> here{1};
+std::atomic<AllocationSite> here{1};
 std::atomic<bool> probing{false};
 std::atomic<bool> may_go_on{false};
 
-Origin probe() noexcept {
+AllocationSite probe() noexcept {
   return here.load();
 }
 
-Origin slow_probe() noexcept {
+AllocationSite slow_probe() noexcept {
   probing = true;
   while (!may_go_on) {
     std::this_thread::yield();
@@ -30,16 +30,16 @@ Origin slow_probe() noexcept {
 
 struct Asked {
   Asked() {
-    Origins::get().start(&probe);
+    AllocationSites::get().start(&probe);
   }
   ~Asked() {
-    Origins::get().stop();
+    AllocationSites::get().stop();
   }
 };
 
-const OriginFigures* find(const std::vector<OriginFigures>& figures, Origin origin, std::size_t bytes) {
-  for (const OriginFigures& it : figures) {
-    if (it.origin == origin && it.bytes == bytes) {
+const AllocationSiteFigures* find(const std::vector<AllocationSiteFigures>& figures, AllocationSite site, std::size_t bytes) {
+  for (const AllocationSiteFigures& it : figures) {
+    if (it.site == site && it.bytes == bytes) {
       return &it;
     }
   }
@@ -47,33 +47,33 @@ const OriginFigures* find(const std::vector<OriginFigures>& figures, Origin orig
 }
 
 TEST(nobody_asks_at_first) {
-  CHECK(!Origins::get().asked());
+  CHECK(!AllocationSites::get().asked());
   int block = 0;
-  Origins::get().made(&block, 100);
-  CHECK(Origins::get().figures().empty());
-  CHECK(Origins::get().take(&block) == 0);
+  AllocationSites::get().made(&block, 100);
+  CHECK(AllocationSites::get().figures().empty());
+  CHECK(AllocationSites::get().take(&block) == 0);
 }
 
 TEST(storages_of_a_line_and_a_size_are_counted_together) {
   const Asked asked;
-  Origins& origins = Origins::get();
+  AllocationSites& sites = AllocationSites::get();
   int blocks[4] = {};
   here = 7;
-  origins.made(&blocks[0], 100);
-  origins.made(&blocks[1], 100);
-  origins.made(&blocks[2], 200);
+  sites.made(&blocks[0], 100);
+  sites.made(&blocks[1], 100);
+  sites.made(&blocks[2], 200);
   here = 8;
-  origins.made(&blocks[3], 100);
-  origins.gone(&blocks[0]); // with no record
-  CHECK(origins.take(&blocks[1]) == 7);
-  CHECK(origins.take(&blocks[1]) == 0); // its record has it
-  origins.gone(&blocks[1]); // so this is nobody's
-  origins.gone(Origin{7}, 200);
-  const auto figures = origins.figures();
+  sites.made(&blocks[3], 100);
+  sites.gone(&blocks[0]); // with no record
+  CHECK(sites.take(&blocks[1]) == 7);
+  CHECK(sites.take(&blocks[1]) == 0); // its record has it
+  sites.gone(&blocks[1]); // so this is nobody's
+  sites.gone(AllocationSite{7}, 200);
+  const auto figures = sites.figures();
   CHECK(figures.size() == 3);
-  const OriginFigures* const both = find(figures, 7, 100);
+  const AllocationSiteFigures* const both = find(figures, 7, 100);
   CHECK(both != nullptr && both->made == 2 && both->alive == 1 && both->most_alive == 2);
-  const OriginFigures* const large = find(figures, 7, 200);
+  const AllocationSiteFigures* const large = find(figures, 7, 200);
   CHECK(large != nullptr && large->made == 1 && large->alive == 0 && large->most_alive == 1);
   CHECK(find(figures, 8, 100) != nullptr);
 }
@@ -84,8 +84,8 @@ TEST(what_crosses_the_link_adds_up_to_what_the_engine_has_counted) {
   const ResidencyStatistics before = rig.engine.statistics();
   train(rig, 8, 6);
   const ResidencyStatistics now = rig.engine.statistics();
-  OriginFigures sum;
-  for (const OriginFigures& it : Origins::get().figures()) {
+  AllocationSiteFigures sum;
+  for (const AllocationSiteFigures& it : AllocationSites::get().figures()) {
     for (std::size_t kind = 0; kind < 4; ++kind) {
       sum.moves[kind] += it.moves[kind];
       sum.moved_bytes[kind] += it.moved_bytes[kind];
@@ -108,45 +108,45 @@ TEST(rows_are_bounded_and_what_has_none_is_counted_together) {
   const Asked asked;
   constexpr std::size_t kMany = 10000;
   for (std::size_t bytes = 1; bytes <= kMany; ++bytes) {
-    Origins::get().moved(TransferKind::kFetch, 3, bytes);
+    AllocationSites::get().moved(TransferKind::kFetch, 3, bytes);
   }
-  const auto figures = Origins::get().figures();
+  const auto figures = AllocationSites::get().figures();
   CHECK(figures.size() < kMany);
   std::int64_t counted = 0;
-  for (const OriginFigures& it : figures) {
+  for (const AllocationSiteFigures& it : figures) {
     counted += it.moves[0];
   }
   CHECK_EQ(counted, static_cast<std::int64_t>(kMany));
-  const OriginFigures* const rest = find(figures, 0, 0);
+  const AllocationSiteFigures* const rest = find(figures, 0, 0);
   CHECK(rest != nullptr && rest->moves[0] > 1);
 }
 
 TEST(who_stops_waits_for_a_probe_that_is_under_way) {
-  Origins& origins = Origins::get();
-  origins.start(&slow_probe);
+  AllocationSites& sites = AllocationSites::get();
+  sites.start(&slow_probe);
   int block = 0;
-  std::thread maker([&] { origins.made(&block, 100); });
+  std::thread maker([&] { sites.made(&block, 100); });
   while (!probing) {
     std::this_thread::yield();
   }
   std::atomic<bool> stopped{false};
   std::thread stopper([&] {
-    origins.stop();
+    sites.stop();
     stopped = true;
   });
-  while (origins.asked()) {
+  while (sites.asked()) {
     std::this_thread::yield();
   }
   CHECK(!stopped);
   may_go_on = true;
   maker.join();
   stopper.join();
-  const auto figures = origins.figures(); // which stay
-  CHECK(figures.size() == 1 && figures[0].origin == 5 && figures[0].made == 1);
-  CHECK(origins.take(&block) == 0);
-  origins.start(&probe);
-  CHECK(origins.figures().empty()); // counted anew
-  origins.stop();
+  const auto figures = sites.figures(); // which stay
+  CHECK(figures.size() == 1 && figures[0].site == 5 && figures[0].made == 1);
+  CHECK(sites.take(&block) == 0);
+  sites.start(&probe);
+  CHECK(sites.figures().empty()); // counted anew
+  sites.stop();
 }
 
 TEST(threads_make_and_free_at_once) {
@@ -158,13 +158,13 @@ TEST(threads_make_and_free_at_once) {
       std::vector<char> blocks(64);
       for (int round = 0; round < 200; ++round) {
         for (char& block : blocks) {
-          Origins::get().made(&block, 100);
+          AllocationSites::get().made(&block, 100);
         }
         for (char& block : blocks) {
           if (round % 2 == 0) {
-            Origins::get().gone(&block);
+            AllocationSites::get().gone(&block);
           } else {
-            Origins::get().gone(Origins::get().take(&block), 100);
+            AllocationSites::get().gone(AllocationSites::get().take(&block), 100);
           }
         }
       }
@@ -173,7 +173,7 @@ TEST(threads_make_and_free_at_once) {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  const auto figures = Origins::get().figures();
+  const auto figures = AllocationSites::get().figures();
   CHECK(figures.size() == 1 && figures[0].made == 4 * 64 * 200 && figures[0].alive == 0);
   CHECK(figures[0].most_alive >= 64 && figures[0].most_alive <= 256);
 }

@@ -25,9 +25,9 @@ using Statement = std::pair<Advice, Location>;
 /// The advice that undoes a set advice.
 Advice undoing(Advice set);
 
-class AdviceBook {
+class AdviceRegistry {
  public:
-  static AdviceBook& get();
+  static AdviceRegistry& get();
 
   /// Records that pages of a block were given advice, or that the advice was undone.
   void set(Block* block, Statement statement, const Ranges& pages);

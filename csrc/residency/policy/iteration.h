@@ -14,7 +14,7 @@
 #include "residency/policy/flat_map.h"
 #include "residency/policy/operator_log.h"
 
-namespace torch_uvm::planning {
+namespace torch_uvm::scheduling {
 
 inline constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 inline constexpr StorageId kNoStorage = ~StorageId{0};
@@ -43,28 +43,28 @@ class Lists {
 
 /// A value (tensor slot) of the iteration. A persistent one is the same storage in each iteration (a parameter); a
 /// temporary is a new storage each time.
-struct Part {
+struct Value {
   std::size_t bytes = 0;
   StorageId persistent = kNoStorage; ///< the storage of a persistent value
-  std::uint32_t birth = kNone; ///< created in or after this operator; kNone: persistent
-  std::uint32_t death = kNone; ///< freed in or after this operator, of the next iteration if not after the birth;
-                               ///< kNone: never
+  std::uint32_t created_at = kNone; ///< created in or after this operator; kNone: persistent
+  std::uint32_t freed_at = kNone; ///< freed in or after this operator, of the next iteration if not after its creation;
+                                  ///< kNone: never
   StorageId latest = kNoStorage; ///< its storage in the recorded iteration
   bool held = false; ///< pinned
 };
 
 /// A use of a value by an operator, or its creation.
-struct Event {
-  std::uint32_t part = 0;
+struct Use {
+  std::uint32_t value = 0;
   std::uint32_t op = 0;
   std::uint32_t next = kNone; ///< the value's next use; wraps around if it is persistent; kNone: this is the last
   std::uint32_t distance = kNone; ///< number of operators until then, or until it is freed; kNone: neither
-  bool birth = false;
+  bool created_at = false;
   bool writes = false;
 };
 
 /// An iteration. Cyclic: the first operator follows the last one.
-struct Lap {
+struct Iteration {
   struct Op {
     OperatorKey key = 0;
     std::size_t workspace = 0;
@@ -72,12 +72,12 @@ struct Lap {
     bool in_place_ok = false;
   };
   std::vector<Op> ops;
-  std::vector<Part> parts;
-  std::vector<Event> events; ///< in order of operators
-  std::vector<std::uint32_t> event_begin; ///< by operator: its first event; one more entry for the end
-  std::vector<std::vector<std::uint32_t>> events_of; ///< by value, in order of operators, starting at its creation
-  Lists deaths; ///< by operator: the values freed in or after it
-  FlatMap<std::uint32_t> part_of; ///< persistent storages to values
+  std::vector<Value> values;
+  std::vector<Use> uses; ///< in order of operators
+  std::vector<std::uint32_t> use_begin; ///< by operator: its first event; one more entry for the end
+  std::vector<std::vector<std::uint32_t>> uses_of; ///< by value, in order of operators, starting at its creation
+  Lists frees; ///< by operator: the values freed in or after it
+  FlatMap<std::uint32_t> value_of; ///< persistent storages to values
 
   std::uint32_t size() const {
     return static_cast<std::uint32_t>(ops.size());
@@ -85,14 +85,14 @@ struct Lap {
   std::uint32_t after(std::uint32_t op) const {
     return op + 1 == size() ? 0 : op + 1;
   }
-  std::span<const Event> at(std::uint32_t op) const {
-    return {events.data() + event_begin[op], event_begin[op + 1] - event_begin[op]};
+  std::span<const Use> at(std::uint32_t op) const {
+    return {uses.data() + use_begin[op], use_begin[op + 1] - use_begin[op]};
   }
 };
 
 /// Makes an iteration from the last `operators` of the log.
 /// \param repeated the operators before them are an equal iteration; temporaries of it that are still alive then map to
 ///   the same values
-Lap make_lap(const OperatorLog& log, std::uint64_t operators, bool repeated = true);
+Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, bool repeated = true);
 
-} // namespace torch_uvm::planning
+} // namespace torch_uvm::scheduling

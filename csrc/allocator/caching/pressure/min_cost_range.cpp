@@ -157,8 +157,8 @@ std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::si
 
 } // namespace
 
-std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::size_t bytes, int device,
-                                                                        const Cost& cost) const {
+std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::size_t bytes, int device,
+                                                                          const Cost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   check_bytes_of_run(bytes);
@@ -215,8 +215,8 @@ std::optional<std::vector<void*>> CachingManagedAllocator::cheapest_run(std::siz
   return tags;
 }
 
-std::optional<std::vector<void*>> CachingManagedAllocator::lowest_run(std::size_t bytes, int device,
-                                                                      const Cost& cost) const {
+std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
+                                                                           const Cost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   check_bytes_of_run(bytes);

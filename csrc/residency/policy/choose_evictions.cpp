@@ -1,0 +1,254 @@
+#include <algorithm>
+#include <queue>
+#include <tuple>
+
+#include "residency/policy/schedule.h"
+
+namespace torch_uvm::scheduling {
+
+namespace {
+
+// Iteration 0 starts with everything resident and is not representative, so we keep the evictions of iteration 1.
+// Belady's choice can oscillate between iterations; simulate further (at most 8) until no new eviction is needed.
+constexpr int kGood = 2; // index of the result: iteration 2 and later add to the evictions of iteration 1
+constexpr int kMaxLaps = 8;
+/// Evicting a clean value causes half the traffic. Prefer it unless a dirty value's next use is this much farther away.
+constexpr double kCleanIsWorth = 1.5;
+
+class Belady {
+ public:
+  Belady(const Iteration& iteration, const PolicyOptions& options, std::size_t capacity)
+      : iteration_(iteration), options_(options), capacity_(capacity), values_(iteration.values.size()) {
+    for (int at = 0; at <= kGood; ++at) {
+      leaves_[at].assign(iteration.uses.size(), false);
+      in_place_[at].assign(iteration.uses.size(), false);
+    }
+  }
+
+  void run() {
+    for (std::uint32_t value = 0; value < values_.size(); ++value) {
+      const Value& it = iteration_.values[value];
+      if (it.created_at == kNone && !it.held) {
+        const std::vector<std::uint32_t>& uses = iteration_.uses_of[value];
+        values_[value].latest = uses.back();
+        values_[value].alive = true;
+        // A value that the step only reads is written back at most once in total, so it counts as clean.
+        values_[value].dirty =
+            std::any_of(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration_.uses[use].writes; });
+        move_in(value, iteration_.uses[uses.front()].op, rank(uses.back()));
+      }
+    }
+    for (iteration_number_ = 0; iteration_number_ < kMaxLaps && (iteration_number_ <= kGood || more_evictions_);
+         ++iteration_number_) {
+      stage_ = std::min(iteration_number_, kGood);
+      if (iteration_number_ == kGood) {
+        leaves_[kGood] = leaves_[kGood - 1];
+      }
+      more_evictions_ = false;
+      for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
+        run_operator(op);
+      }
+    }
+  }
+
+  void result(Schedule& schedule) const {
+    schedule.evicted_after = leaves_[kGood];
+    schedule.in_place = in_place_[kGood];
+  }
+
+ private:
+  struct State {
+    bool alive = false;
+    bool resident = false;
+    bool dirty = true; ///< the host has no valid copy
+    int iteration = 0; ///< stage of the latest use
+    std::uint32_t latest = 0; ///< the latest use (event)
+    std::uint32_t entry = 0; ///< version of its queue entry; older entries are stale
+    std::uint64_t used_at = 0; ///< the latest operator that uses it; not evicted during that operator
+  };
+  struct Entry {
+    std::uint64_t next = 0; ///< operator of its next use, or at which it is freed
+    std::uint32_t in_place = 0; ///< see `rank`; breaks ties of `next`: the higher rank is evicted first
+    std::uint32_t value = 0;
+    std::uint32_t entry = 0;
+    friend bool operator<(const Entry& left, const Entry& right) {
+      return std::tie(left.next, left.in_place, left.value) < std::tie(right.next, right.in_place, right.value);
+    }
+  };
+
+  std::uint64_t now(std::uint32_t op) const {
+    return static_cast<std::uint64_t>(iteration_number_) * iteration_.size() + op + 1;
+  }
+
+  /// 2: the next use can be in place and is the only one in an iteration; 1: in place and the last one; 0: otherwise.
+  std::uint32_t rank(std::uint32_t use) const {
+    const std::uint32_t next = iteration_.uses[use].next;
+    if (next == kNone || !options_.in_place || !iteration_.ops[iteration_.uses[next].op].in_place_ok) {
+      return 0;
+    }
+    return next == use ? 2 : iteration_.uses[next].next == kNone ? 1 : 0;
+  }
+
+  void move_in(std::uint32_t value, std::uint64_t next, std::uint32_t rank) {
+    State& state = values_[value];
+    if (!state.resident) {
+      state.resident = true;
+      used_ += iteration_.values[value].bytes;
+    }
+    queues_[state.dirty ? 1 : 0].push({next, rank, value, ++state.entry});
+  }
+
+  void move_out(std::uint32_t value) {
+    State& state = values_[value];
+    state.resident = false;
+    ++state.entry;
+    used_ -= iteration_.values[value].bytes;
+  }
+
+  /// The first entry to evict, apart from values that the current operator uses; nullptr: none.
+  const Entry* top(std::priority_queue<Entry>& queue, std::uint64_t now) {
+    while (!queue.empty()) {
+      const Entry& entry = queue.top();
+      if (entry.entry == values_[entry.value].entry) {
+        if (values_[entry.value].used_at != now) {
+          return &entry;
+        }
+        aside_.push_back(entry);
+      }
+      queue.pop();
+    }
+    return nullptr;
+  }
+
+  bool evict_one(std::uint64_t now) {
+    const Entry* clean = top(queues_[0], now);
+    const Entry* dirty = top(queues_[1], now);
+    if (clean == nullptr && dirty == nullptr) {
+      return false;
+    }
+    bool take_clean = clean != nullptr;
+    if (clean != nullptr && dirty != nullptr) {
+      take_clean = static_cast<double>(clean->next - now) * kCleanIsWorth >= static_cast<double>(dirty->next - now);
+    }
+    const std::uint32_t value = (take_clean ? clean : dirty)->value;
+    State& state = values_[value];
+    move_out(value);
+    state.dirty = false;
+    leaves_[state.iteration][state.latest] = true;
+    leaves_[stage_][state.latest] = true;
+    more_evictions_ = true;
+    return true;
+  }
+
+  void run_operator(std::uint32_t op) {
+    const std::uint64_t now = this->now(op);
+    const std::uint32_t first = iteration_.use_begin[op], end = iteration_.use_begin[op + 1];
+    std::size_t need = iteration_.ops[op].workspace;
+    for (std::uint32_t use = first; use < end; ++use) {
+      const Use& it = iteration_.uses[use];
+      State& state = values_[it.value];
+      if (iteration_.values[it.value].held || (!it.created_at && !state.alive)) {
+        continue; // iteration 0 has no temporaries of an iteration before it
+      }
+      state.used_at = now;
+      if (it.created_at) {
+        if (state.resident) {
+          move_out(it.value); // the previous iteration's storage, which is never freed
+        }
+        need += iteration_.values[it.value].bytes;
+      } else if (!state.resident) {
+        in_place_[stage_][use] = better_in_place(use);
+        need += in_place_[stage_][use] ? 0 : iteration_.values[it.value].bytes;
+      }
+    }
+    while (used_ + need > capacity_ && evict_one(now)) {
+    }
+    if (used_ + need > capacity_ && options_.in_place && iteration_.ops[op].in_place_ok) {
+      need -= use_the_rest_in_place(first, end, used_ + need - capacity_);
+    }
+    for (std::uint32_t use = first; use < end; ++use) {
+      happen(use, now);
+    }
+    for (const Entry& entry : aside_) {
+      if (entry.entry == values_[entry.value].entry) {
+        queues_[values_[entry.value].dirty ? 1 : 0].push(entry);
+      }
+    }
+    aside_.clear();
+    for (std::uint32_t use = first; stage_ == kGood && use < end; ++use) {
+      State& state = values_[iteration_.uses[use].value];
+      if (leaves_[kGood][use] && state.resident && state.latest == use) {
+        move_out(iteration_.uses[use].value);
+        state.dirty = false;
+      }
+    }
+    for (const std::uint32_t value : iteration_.frees[op]) {
+      if (values_[value].resident) {
+        move_out(value);
+      }
+      values_[value].alive = false;
+    }
+  }
+
+  /// A fetch for a single use moves no fewer bytes across the link than the use in place.
+  bool better_in_place(std::uint32_t use) const {
+    const Use& it = iteration_.uses[use];
+    if (!options_.in_place || !iteration_.ops[it.op].in_place_ok) {
+      return false;
+    }
+    const bool only_use = it.next == kNone || it.next == use;
+    return only_use || (stage_ > 0 && leaves_[stage_ < kGood ? stage_ - 1 : kGood][use]);
+  }
+
+  std::size_t use_the_rest_in_place(std::uint32_t first, std::uint32_t end, std::size_t excess) {
+    std::size_t saved = 0;
+    for (std::uint32_t use = first; use < end && saved < excess; ++use) {
+      const Use& it = iteration_.uses[use];
+      if (!it.created_at && values_[it.value].alive && !values_[it.value].resident && !in_place_[stage_][use]) {
+        in_place_[stage_][use] = true;
+        saved += iteration_.values[it.value].bytes;
+      }
+    }
+    return saved;
+  }
+
+  void happen(std::uint32_t use, std::uint64_t now) {
+    const Use& it = iteration_.uses[use];
+    State& state = values_[it.value];
+    if (iteration_.values[it.value].held || (!it.created_at && !state.alive)) {
+      return;
+    }
+    state.alive = true;
+    state.latest = use;
+    state.iteration = stage_;
+    if (in_place_[stage_][use]) {
+      leaves_[stage_][use] = true; // it stays on the host
+      return;
+    }
+    state.dirty = it.writes || (state.resident && state.dirty);
+    move_in(it.value, it.distance == kNone ? ~std::uint64_t{0} >> 1 : now + it.distance, rank(use));
+  }
+
+  const Iteration& iteration_;
+  const PolicyOptions& options_;
+  std::size_t capacity_;
+  std::size_t used_ = 0;
+  int iteration_number_ = 0;
+  int stage_ = 0; ///< iteration_number_, at most kGood: index into leaves_ and in_place_
+  bool more_evictions_ = false;
+  std::vector<State> values_;
+  std::priority_queue<Entry> queues_[2]; ///< clean, dirty
+  std::vector<Entry> aside_;
+  std::vector<bool> leaves_[kGood + 1];
+  std::vector<bool> in_place_[kGood + 1];
+};
+
+} // namespace
+
+void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::size_t capacity) {
+  Belady belady(schedule.iteration, options, capacity);
+  belady.run();
+  belady.result(schedule);
+}
+
+} // namespace torch_uvm::scheduling

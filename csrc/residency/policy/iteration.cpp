@@ -1,0 +1,137 @@
+#include "residency/policy/iteration.h"
+
+#include <algorithm>
+
+namespace torch_uvm::scheduling {
+
+namespace {
+
+/// Number of operators from one to another, forwards. From an operator to itself it is a whole iteration.
+std::uint32_t distance(std::uint32_t from, std::uint32_t to, std::uint32_t size) {
+  return to > from ? to - from : to + size - from;
+}
+
+class IterationBuilder {
+ public:
+  IterationBuilder(const OperatorLog& log, std::uint64_t operators, bool repeated)
+      : log_(log),
+        first_(log.latest() - operators + 1),
+        size_(static_cast<std::uint32_t>(operators)),
+        repeated_(repeated) {}
+
+  Iteration make() {
+    name_births();
+    for (std::uint32_t op = 0; op < size_; ++op) {
+      add_operator(op);
+    }
+    iteration_.use_begin.push_back(static_cast<std::uint32_t>(iteration_.uses.size()));
+    connect();
+    return std::move(iteration_);
+  }
+
+ private:
+  std::uint32_t add_part(const Value& value) {
+    iteration_.values.push_back(value);
+    return static_cast<std::uint32_t>(iteration_.values.size() - 1);
+  }
+
+  /// Makes a value for each storage created in this iteration. The storage created at the same place in the previous
+  /// iteration maps to the same value.
+  void name_births() {
+    std::vector<std::uint32_t> here;
+    for (std::uint32_t op = 0; op < size_; ++op) {
+      here.clear();
+      log_.births_of(first_ + op, [&](const LoggedBirth& created_at) {
+        here.push_back(add_part({created_at.bytes, kNoStorage, op, kNone, created_at.storage, false}));
+        temporaries_[created_at.storage] = here.back();
+        births_.push(here.back());
+      });
+      births_.close_list();
+      if (!repeated_) {
+        continue;
+      }
+      std::size_t place = 0;
+      log_.births_of(first_ + op - size_, [&](const LoggedBirth& created_at) {
+        if (place < here.size()) {
+          temporaries_[created_at.storage] = here[place];
+        }
+        ++place;
+      });
+    }
+  }
+
+  void add_operator(std::uint32_t op) {
+    const LoggedOperator& logged = log_[first_ + op];
+    iteration_.use_begin.push_back(static_cast<std::uint32_t>(iteration_.uses.size()));
+    std::uint32_t operands = 0;
+    log_.accesses_of(first_ + op, [&](const LoggedAccess& access) {
+      iteration_.uses.push_back({value_of(access), op, kNone, kNone, false, access.writes});
+      ++operands;
+    });
+    for (const std::uint32_t value : births_[op]) {
+      iteration_.uses.push_back({value, op, kNone, kNone, true, true});
+    }
+    iteration_.ops.push_back({logged.key, logged.workspace, operands, logged.in_place_ok});
+    log_.deaths_of(first_ + op, [&](StorageId storage) {
+      const std::uint32_t* value = temporaries_.find(storage);
+      if (value != nullptr && iteration_.values[*value].freed_at == kNone) {
+        iteration_.values[*value].freed_at = op;
+        iteration_.frees.push(*value);
+      }
+    });
+    iteration_.frees.close_list();
+  }
+
+  std::uint32_t value_of(const LoggedAccess& access) {
+    if (const std::uint32_t* value = temporaries_.find(access.storage)) {
+      return *value;
+    }
+    if (const std::uint32_t* value = iteration_.value_of.find(access.storage)) {
+      return *value;
+    }
+    return iteration_.value_of[access.storage] =
+               add_part({access.bytes, access.storage, kNone, kNone, access.storage, false});
+  }
+
+  void connect() {
+    iteration_.uses_of.resize(iteration_.values.size());
+    for (std::uint32_t use = 0; use < iteration_.uses.size(); ++use) {
+      iteration_.uses_of[iteration_.uses[use].value].push_back(use);
+    }
+    for (std::uint32_t value = 0; value < iteration_.values.size(); ++value) {
+      std::vector<std::uint32_t>& uses = iteration_.uses_of[value];
+      const Value& it = iteration_.values[value];
+      const bool persistent = it.created_at == kNone;
+      if (!persistent) { // uses before its creation belong to the next iteration
+        const auto created_at =
+            std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration_.uses[use].created_at; });
+        std::rotate(uses.begin(), created_at, uses.end());
+      }
+      for (std::size_t at = 0; at < uses.size(); ++at) {
+        Use& use = iteration_.uses[uses[at]];
+        if (at + 1 < uses.size() || persistent) {
+          use.next = uses[(at + 1) % uses.size()];
+          use.distance = distance(use.op, iteration_.uses[use.next].op, size_);
+        } else if (it.freed_at != kNone) {
+          use.distance = it.freed_at == use.op ? 0 : distance(use.op, it.freed_at, size_);
+        }
+      }
+    }
+  }
+
+  const OperatorLog& log_;
+  std::uint64_t first_;
+  std::uint32_t size_;
+  bool repeated_;
+  Iteration iteration_;
+  Lists births_;
+  FlatMap<std::uint32_t> temporaries_;
+};
+
+} // namespace
+
+Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, bool repeated) {
+  return IterationBuilder(log, operators, repeated).make();
+}
+
+} // namespace torch_uvm::scheduling

@@ -1,0 +1,117 @@
+#include "residency/policy/schedule.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "residency/policy/usage.h"
+
+namespace torch_uvm::scheduling {
+
+namespace {
+
+/// Device bytes in use during each operator, without prefetches.
+std::vector<std::size_t> base_usage(const Schedule& schedule) {
+  const Iteration& iteration = schedule.iteration;
+  const std::uint32_t size = iteration.size();
+  std::vector<std::int64_t> change(size + 1, 0);
+  std::vector<std::size_t> usage(size, 0);
+  const auto add = [&](std::uint32_t begin, std::uint32_t count, std::size_t bytes) {
+    for (std::uint32_t rest = count; rest > 0;) {
+      const std::uint32_t here = std::min(rest, size - begin);
+      change[begin] += static_cast<std::int64_t>(bytes);
+      change[begin + here] -= static_cast<std::int64_t>(bytes);
+      begin = 0;
+      rest -= here;
+    }
+  };
+  for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
+    const Use& it = iteration.uses[use];
+    const Value& value = iteration.values[it.value];
+    if (value.held || schedule.in_place[use]) {
+      continue;
+    }
+    if (schedule.evicted_after[use] || it.distance == 0) {
+      add(it.op, 1, value.bytes);
+    } else if (it.next != kNone) {
+      add(it.op, it.distance, value.bytes); // the next use adds its own
+    } else {
+      // Until it is freed. A value that is never freed is replaced by that of the next iteration.
+      add(it.op, it.distance == kNone ? size : it.distance + 1, value.bytes);
+    }
+  }
+  std::int64_t level = 0;
+  for (std::uint32_t op = 0; op < size; ++op) {
+    level += change[op];
+    usage[op] = static_cast<std::size_t>(level) + iteration.ops[op].workspace;
+  }
+  return usage;
+}
+
+} // namespace
+
+void place_fetches(Schedule& schedule, std::size_t capacity) {
+  const Iteration& iteration = schedule.iteration;
+  const std::uint32_t size = iteration.size();
+  Usage usage(base_usage(schedule));
+  std::vector<std::vector<Fetch>> asked(size); // by operator
+  std::vector<std::uint32_t> returning; // uses after which a value is evicted and then needed on the device again
+  for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
+    const std::uint32_t next = iteration.uses[use].next;
+    if (schedule.evicted_after[use] && next != kNone && !schedule.in_place[next]) {
+      returning.push_back(use);
+    }
+  }
+  std::stable_sort(returning.begin(), returning.end(), [&](std::uint32_t left, std::uint32_t right) {
+    return iteration.uses[iteration.uses[left].next].op < iteration.uses[iteration.uses[right].next].op;
+  });
+  schedule.fetches.clear();
+  for (const std::uint32_t use : returning) {
+    const Use& it = iteration.uses[use];
+    const auto bytes = static_cast<std::int64_t>(iteration.values[it.value].bytes);
+    const std::uint32_t need = iteration.uses[it.next].op;
+    const std::uint32_t between = it.distance - 1;
+    const std::uint32_t ahead = usage.fits_before(need, between, static_cast<std::int64_t>(capacity) - bytes);
+    usage.add((need + size - ahead) % size, ahead, bytes);
+    if (ahead == between && !schedule.in_place[use]) {
+      schedule.evicted_after[use] = false;
+      continue;
+    }
+    const std::uint32_t issue = (need + 2 * size - ahead - 1) % size;
+    schedule.fetches.push_back({it.value, issue, need});
+    asked[issue].push_back(schedule.fetches.back());
+  }
+  schedule.fetch = {};
+  schedule.retire = {};
+  for (std::uint32_t op = 0; op < size; ++op) {
+    // They are in order of need from the iteration's start. Sort by distance from `op`, which wraps around.
+    std::stable_sort(asked[op].begin(), asked[op].end(), [&](const Fetch& left, const Fetch& right) {
+      return (left.need + size - op - 1) % size < (right.need + size - op - 1) % size;
+    });
+    for (const Fetch& fetch : asked[op]) {
+      schedule.fetch.push(fetch.value);
+    }
+    schedule.fetch.close_list();
+    for (std::uint32_t use = iteration.use_begin[op]; use < iteration.use_begin[op + 1]; ++use) {
+      if (schedule.evicted_after[use] && !schedule.in_place[use]) {
+        schedule.retire.push(iteration.uses[use].value);
+      }
+    }
+    schedule.retire.close_list();
+  }
+}
+
+Schedule make_schedule(Iteration iteration, const PolicyOptions& options) {
+  Schedule schedule;
+  schedule.iteration = std::move(iteration);
+  std::size_t capacity = options.budget > options.reserve ? options.budget - options.reserve : 0;
+  for (const Value& value : schedule.iteration.values) {
+    if (value.held) {
+      capacity -= std::min(capacity, value.bytes);
+    }
+  }
+  choose_evictions(schedule, options, capacity);
+  place_fetches(schedule, capacity);
+  return schedule;
+}
+
+} // namespace torch_uvm::scheduling
