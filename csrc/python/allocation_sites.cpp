@@ -148,7 +148,7 @@ class Places {
   }
 
   std::vector<std::string> skipped_;
-  std::vector<Place> all_; ///< by origin; 0: created before profiling, 1: unknown
+  std::vector<Place> all_; ///< by site; 0: created before profiling, 1: unknown
   std::unordered_map<Line, AllocationSite, Hash> lines_;
   std::unordered_map<std::string, AllocationSite> nodes_;
   std::unordered_map<PyCodeObject*, bool> passed_over_;
@@ -164,7 +164,7 @@ AllocationSite where_this_thread_is() noexcept {
     const py::error_scope error; // preserves a pending Python exception
     site = Places::get().here();
   } catch (...) {
-    // Out of memory: the origin stays unknown.
+    // Out of memory: the site stays unknown.
   }
   PyGILState_Release(gil);
   return site;

@@ -37,7 +37,8 @@ struct Asked {
   }
 };
 
-const AllocationSiteFigures* find(const std::vector<AllocationSiteFigures>& figures, AllocationSite site, std::size_t bytes) {
+const AllocationSiteFigures* find(const std::vector<AllocationSiteFigures>& figures, AllocationSite site,
+                                  std::size_t bytes) {
   for (const AllocationSiteFigures& it : figures) {
     if (it.site == site && it.bytes == bytes) {
       return &it;

@@ -1,6 +1,6 @@
 // The allocation-site profiler: counts storages and their transfers by where they were allocated.
 //
-// Off by default; an allocation then costs one more relaxed load. The report of a run turns it on. An origin is a
+// Off by default; an allocation then costs one more relaxed load. The report of a run turns it on. A site is a
 // number that the probe assigns, for example to a line of a script. Here it is only a key.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace torch_uvm {
 
 using AllocationSite = std::uint32_t; ///< 0: unknown
 
-/// Figures of the storages of one origin and size.
+/// Figures of the storages of one site and size.
 struct AllocationSiteFigures {
   AllocationSite site = 0;
   std::size_t bytes = 0; ///< size of each storage; 0: the row of all storages beyond `kMaxRows`
@@ -51,7 +51,7 @@ class AllocationSites {
 
   /// A storage was allocated. Not called for those below `relocation_min()`, which are never moved.
   void made(const void* block, std::size_t bytes) noexcept;
-  /// Returns the origin of the storage on a block and forgets the block. Its record keeps the origin from now on.
+  /// Returns the site of the storage on a block and forgets the block. Its record keeps the site from now on.
   AllocationSite take(const void* block) noexcept;
   /// A storage without a record was freed.
   void gone(const void* block) noexcept;
