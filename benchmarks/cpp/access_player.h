@@ -93,7 +93,7 @@ class Player {
     bool keep(const Record&, std::vector<void*>&) override {
       return true;
     }
-    bool reclaim(const Record&, std::vector<void*>&) override {
+    bool take_sole_ownership(const Record&, std::vector<void*>&) override {
       return false;
     }
     void let_go(void*) noexcept override {}
@@ -279,7 +279,8 @@ class Player {
   PacedRuntime runtime_{CostProfile::named("h200")};
   CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
   Adapter adapter_;
-  Engine engine_{runtime_, memory_, adapter_};
+  const std::unique_ptr<Engine> owned_engine_ = Engine::make(runtime_, memory_, adapter_);
+  Engine& engine_ = *owned_engine_;
   std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
   std::unordered_map<Id, std::size_t> found_; ///< bytes of what was there before the first operator
   std::deque<double> queued_; ///< when the latest operators end

@@ -78,7 +78,7 @@ py::dict report_dict(const AllocationPlan& plan) {
   dict["plans"] = now.plans;
   dict["hits"] = now.hits;
   dict["misses"] = now.misses;
-  dict["outlived"] = now.expired;
+  dict["outlived"] = now.outlived;
   dict["requests"] = now.requests;
   dict["planned_requests"] = now.planned_requests;
   dict["planned_bytes"] = now.planned_bytes;

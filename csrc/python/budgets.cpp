@@ -39,7 +39,9 @@ void bind_budgets(py::module_& module) {
   module.def("budget_of", &budget_of, py::arg("device"), no_gil);
   module.def("budget_was_cut", &budget_was_cut, py::arg("device"), no_gil);
   module.def("make_known", &make_known, py::arg("tensors"), no_gil);
-  module.def("settle_storage", [](const c10::Storage& storage) { settle(over(storage)); }, py::arg("storage"), no_gil);
+  module.def(
+      "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),
+      no_gil);
 }
 
 } // namespace torch_uvm

@@ -95,7 +95,7 @@ void bind_residency(py::module_& module) {
         }
       },
       py::arg("tensors"), py::arg("keep"), no_gil);
-  module.def("settle", &settle, py::arg("tensor"), no_gil);
+  module.def("materialise", &materialise, py::arg("tensor"), no_gil);
   module.def(
       "mark_step",
       [] {

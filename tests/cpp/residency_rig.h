@@ -47,7 +47,7 @@ class Adapter final : public StorageAdapter {
   bool keep(const Record& record, std::vector<void*>& /*kept*/) override {
     return !of(record).gone && !of(record).going && !of(record).shared && !of(record).was_shared;
   }
-  bool reclaim(const Record& record, std::vector<void*>& /*kept*/) override {
+  bool take_sole_ownership(const Record& record, std::vector<void*>& /*kept*/) override {
     return !of(record).shared && std::exchange(of(record).was_shared, false);
   }
   void let_go(void* /*kept*/) noexcept override {}
@@ -89,7 +89,8 @@ struct Rig {
   RecordingRuntime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
-  Engine engine{runtime, memory, adapter};
+  const std::unique_ptr<Engine> owned_engine = Engine::make(runtime, memory, adapter);
+  Engine& engine = *owned_engine;
   std::vector<std::unique_ptr<Storage>> storages;
   const std::vector<Stream> streams{kStream};
 

@@ -59,12 +59,12 @@ Storage& on_host(Rig& rig) {
 
 bool hold(Rig& rig, Storage& storage) {
   const Engine::Lock lock(rig.engine);
-  return rig.engine.hold(storage.record, kStream);
+  return rig.engine.pin(storage.record, kStream);
 }
 
 void release(Rig& rig, Storage& storage) {
   const Engine::Lock lock(rig.engine);
-  rig.engine.release(storage.record);
+  rig.engine.unpin(storage.record);
 }
 
 TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {

@@ -59,8 +59,8 @@ TEST(what_was_captured_on_the_host_stays_there) {
   CHECK(captured->ptr == address);
   {
     const Engine::Lock lock(rig.engine);
-    rig.engine.hold(captured->record, kStream);
-    rig.engine.release(captured->record);
+    rig.engine.pin(captured->record, kStream);
+    rig.engine.unpin(captured->record);
   }
   rig.engine.set_budget(0, std::nullopt, false); // all that can comes back
   CHECK(captured->ptr == address);

@@ -251,7 +251,7 @@ TEST(a_settled_storage_counts_as_written) {
   Rig rig;
   train(rig, 8, 2);
   for (const auto& storage : rig.storages) {
-    rig.engine.settle(storage->record);
+    rig.engine.materialise(storage->record);
     Rig::check(*storage);
     Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // nobody sees it
   }
@@ -264,7 +264,7 @@ TEST(what_is_held_or_somebody_elses_stays) {
   Storage& labelled = rig.make(2);
   {
     const Engine::Lock lock(rig.engine);
-    rig.engine.hold(held.record, kStream);
+    rig.engine.pin(held.record, kStream);
   }
   labelled.gone = true;
   const unsigned char* const addresses[] = {held.ptr, labelled.ptr};
@@ -272,7 +272,7 @@ TEST(what_is_held_or_somebody_elses_stays) {
   CHECK(held.ptr == addresses[0]);
   CHECK(labelled.ptr == addresses[1]);
   const Engine::Lock lock(rig.engine);
-  rig.engine.release(held.record);
+  rig.engine.unpin(held.record);
 }
 
 /// Where there is more than the budget before there is one, it is kept to as soon as nobody can be using it unseen.
@@ -423,7 +423,7 @@ TEST(what_comes_after_an_operator_waits_for_it_though_the_operator_could_not_be_
   }
   CHECK(rig.engine.statistics().failures > 0);
   rig.runtime.clear_calls();
-  CHECK(rig.engine.make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
+  CHECK(rig.engine.pressure_callback().make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
   CHECK(used.block == nullptr);
   Rig::check(used);
   bool ordered = false;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "harness.h"
+#include "residency/engine/relocation_min.h"
 #include "residency_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/testing/emulated_failures.h"
@@ -40,7 +41,7 @@ const unsigned char* all_of(unsigned char content) {
 class Delayed {
  public:
   explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), adapter_(memory_) {
-    engine_ = std::make_unique<Engine>(runtime, memory_, adapter_);
+    engine_ = Engine::make(runtime, memory_, adapter_);
     engine_->set_staging(kPiece);
   }
   ~Delayed() {

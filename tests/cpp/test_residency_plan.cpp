@@ -24,7 +24,7 @@ class Script {
   explicit Script(std::map<StorageId, std::size_t> parameters) {
     for (const auto& [storage, bytes] : parameters) {
       live_[storage] = {storage, 0, 0, bytes};
-      log_.created_at({storage, bytes});
+      log_.log_creation({storage, bytes});
     }
   }
   void op(OperatorKey key, const std::vector<std::pair<StorageId, bool>>& uses, const std::vector<Birth>& births = {},
@@ -40,10 +40,10 @@ class Script {
     log_.workspace(workspace);
     for (const Birth& created_at : births) {
       live_[created_at.storage] = {next_++, number, 0, created_at.bytes};
-      log_.created_at({live_[created_at.storage].id, created_at.bytes});
+      log_.log_creation({live_[created_at.storage].id, created_at.bytes});
     }
     for (const StorageId name : frees) {
-      log_.freed_at(live_.at(name).id);
+      log_.log_free(live_.at(name).id);
       live_.erase(name);
     }
   }
@@ -214,7 +214,7 @@ TEST(what_is_held_stays_and_its_bytes_are_taken) {
     script.op(12, {{3, false}});
   }
   Iteration iteration = make_iteration(script.log(), 3);
-  iteration.values[*iteration.value_of.find(1)].held = true;
+  iteration.values[*iteration.value_of.find(1)].pinned = true;
   const Schedule schedule = make_schedule(iteration, options(16));
   CHECK_EQ(shown(schedule, schedule.retire), "1:2 2:3");
   CHECK_EQ(shown(schedule, schedule.fetch), "1:3 2:2");

@@ -467,12 +467,12 @@ TEST(what_is_held_is_neither_retired_nor_fetched) {
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
   const std::string held = model.at("m_fc1", 0);
-  simulator.policy().hold(simulator.id_of(held), true);
+  simulator.policy().pin(simulator.id_of(held), true);
   for (int at = 0; at < 6; ++at) {
     simulator.run(model.step());
     CHECK_EQ(simulator.decided_for(held), 0U);
   }
-  simulator.policy().hold(simulator.id_of(held), false);
+  simulator.policy().pin(simulator.id_of(held), false);
   simulator.policy().set_options(with_budget(peak_of(model) / 2));
   for (int at = 0; at < 3; ++at) {
     simulator.run(model.step());

@@ -186,7 +186,7 @@ TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
   it.result = 3 * MiB; // where the first two and the operand are now
   {
     const Engine::Lock lock(it.rig.engine);
-    it.rig.engine.hold(held.record, kStream);
+    it.rig.engine.pin(held.record, kStream);
   }
   CHECK_EQ(it.play(), 0);
   CHECK(it.rig.engine.statistics().moved.count > 0);
@@ -228,7 +228,7 @@ void fill(Rig& rig) {
   }
   const Engine::Lock lock(rig.engine);
   for (const int index : {0, 2, 3}) {
-    rig.engine.hold(rig.storages[static_cast<std::size_t>(index)]->record, kStream);
+    rig.engine.pin(rig.storages[static_cast<std::size_t>(index)]->record, kStream);
   }
 }
 
@@ -242,7 +242,8 @@ TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
   } runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
-  Engine engine{runtime, memory, adapter};
+  const std::unique_ptr<Engine> owned_engine = Engine::make(runtime, memory, adapter);
+  Engine& engine = *owned_engine;
   engine.set_staging(0);
   const auto cap_of = [&](std::size_t budget) {
     engine.set_budget(0, budget, /*hard=*/true);
@@ -299,10 +300,10 @@ class Asked final : public PressureCallback {
   Asked(Engine& engine, Signal& signal) : engine_(engine), signal_(signal) {}
   bool make_room(std::size_t bytes, Location home, Stream stream) override {
     signal_.set();
-    return engine_.make_room(bytes, home, stream);
+    return engine_.pressure_callback().make_room(bytes, home, stream);
   }
   bool may_exceed(std::size_t bytes, Location home) override {
-    return engine_.may_exceed(bytes, home);
+    return engine_.pressure_callback().may_exceed(bytes, home);
   }
 
  private:

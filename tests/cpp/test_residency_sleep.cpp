@@ -108,10 +108,10 @@ TEST(nothing_is_given_up_while_unseen_operators_may_run) {
     Rig::write(*rig.storages.back(), number);
   }
   CHECK(rig.engine.is_awake());
-  CHECK(rig.engine.is_unsettled());
+  CHECK(rig.engine.may_run_unwatched());
   CHECK(rig.engine.statistics().over_budget > 0); // it could not wait
   train(rig, 0, 8);
-  CHECK(!rig.engine.is_unsettled());
+  CHECK(!rig.engine.may_run_unwatched());
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
 }
 

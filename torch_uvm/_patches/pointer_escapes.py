@@ -40,7 +40,7 @@ def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.is_managed(self):
-            _C.settle(self)
+            _C.materialise(self)
         return plain(self, *args, **kwargs)
 
     return call
@@ -51,7 +51,7 @@ def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(self: torch.UntypedStorage) -> Any:
         if _C.label_count(self) > 0:
-            _C.settle_storage(self)
+            _C.materialise_storage(self)
         return plain(self)
 
     return call

@@ -55,7 +55,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       devices(runtime.device_count()),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
-      budgets(static_cast<std::size_t>(devices)),
+      caps(static_cast<std::size_t>(devices)),
       pool_statistics(devices),
       events(runtime, devices),
       stream_order(events),

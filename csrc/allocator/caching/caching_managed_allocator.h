@@ -161,8 +161,9 @@ class CachingManagedAllocator {
   void hand_over(Block* block, Stream stream);
 
   // An opaque pointer of the residency layer. nullptr at first and after the block is freed. Takes no lock: the owner
-  // of the block calls these. A tag is set under a lock that callers of min_cost_range, first_fit_range and also
-  // reserve_moves hold, or by `reserve_moves` once the owner has agreed.
+  // of the block calls these. The owner sets tags under its own mutex, which it also holds when it calls
+  // min_cost_range, first_fit_range or reserve_moves. `reserve_moves` clears the tag of a block that it moves, after
+  // `claim` has returned true.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 

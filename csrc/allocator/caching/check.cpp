@@ -229,7 +229,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
     check_unused(heap, Location{home}, findings);
   }
   for (int device = 0; device < devices; ++device) {
-    const DeviceCap& budget = budgets[static_cast<std::size_t>(device)];
+    const DeviceCap& budget = caps[static_cast<std::size_t>(device)];
     findings.expect(!budget.cap || !budget.hard || taken(device) <= std::max(*budget.cap, budget.most), "device ",
                     device, " has ", taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }

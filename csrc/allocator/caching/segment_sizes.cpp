@@ -52,7 +52,7 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   // Under a hard cap make one segment, because free bytes in two segments cannot serve one request. A soft cap is
   // rarely reached.
   const std::size_t cap = cap_of(request.home).value_or(0);
-  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
+  const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
   const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
   const bool leaves =
       hard && cap >= kMinForSmall && pool_statistics.reserved_bytes(request.home, PoolKind::kSmall) == 0;

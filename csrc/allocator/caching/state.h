@@ -4,12 +4,16 @@
 //   cache.cpp                      serve a request from the cache or from a new segment
 //   pending.cpp                    freed blocks that other streams' work may still touch
 //   release.cpp                    release cached segments before memory runs short
-//   failure_path.cpp               what is tried before OutOfMemory is raised
 //   segment_sizes.cpp              size of a new segment
-//   caps.cpp, min_cost_range.cpp     a device's cap, and what to evict to make room
-//   reserve_moves.cpp                     blocks to relocate to make room
+//   block.h, heap.h                blocks, segments, free lists
+//   stream_order.h                 events that order one stream's reuse after another's work
+//   pool_statistics.h              stored statistics
 //   fork_copies.h, fork.cpp        copies for a forked child
-//   snapshot.cpp, check.cpp        inspection
+//   snapshot.cpp, fragmentation.cpp, check.cpp   inspection
+// and in pressure/:
+//   failure_path.cpp               what is tried before OutOfMemory is raised
+//   caps.cpp, min_cost_range.cpp   a device's cap, and what to evict to make room
+//   reserve_moves.cpp              blocks to relocate to make room
 #pragma once
 
 #include <condition_variable>
@@ -59,7 +63,8 @@ struct DeviceCap {
   std::optional<std::size_t> cap;
   bool hard = false;
   std::size_t under_way = 0; ///< bytes currently being requested from the source
-  /// High-water mark of a hard cap: the cap, the bytes reserved when it was set, or what the callback let exceed it.
+  /// For check(): the most segment bytes allowed since set_cap. The maximum of the cap, the bytes reserved at that
+  /// time, and the totals after permitted excesses.
   std::size_t most = 0;
   bool refused = false; ///< the source has refused since a segment of the device was last made or released
 };
@@ -222,18 +227,17 @@ struct CachingManagedAllocator::State {
     State& state_;
     const Location home_;
     const std::size_t bytes_;
-    DeviceCap* const budget_; ///< null for the host
+    DeviceCap* const cap_; ///< null for the host
     bool granted_ = true;
     bool over_ = false;
   };
   void check_device(int device) const;
   const std::optional<std::size_t>& cap_of(Location home) const {
-    return home.is_host() ? no_cap : budgets[static_cast<std::size_t>(home.index)].cap;
+    return home.is_host() ? no_cap : caps[static_cast<std::size_t>(home.index)].cap;
   }
   /// Bytes of segments of a device, including those being made.
   std::size_t taken(int device) const {
-    return pool_statistics.reserved_bytes(Location::device(device)) +
-           budgets[static_cast<std::size_t>(device)].under_way;
+    return pool_statistics.reserved_bytes(Location::device(device)) + caps[static_cast<std::size_t>(device)].under_way;
   }
   /// What can be allocated under the cap without waiting for pending frees and without the memory-pressure callback.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
@@ -272,7 +276,7 @@ struct CachingManagedAllocator::State {
   AllocatorOptions options;
   PressureCallback* pressure_callback = nullptr;
   AllocationObserver* observer = nullptr; ///< null in a forked child
-  std::vector<DeviceCap> budgets; ///< by device
+  std::vector<DeviceCap> caps; ///< by device
   std::condition_variable_any claim_ended; ///< signalled when a segment was made or refused
   const std::optional<std::size_t> no_cap; ///< the cap of the host
   PoolStatistics pool_statistics;

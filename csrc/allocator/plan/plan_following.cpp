@@ -10,7 +10,7 @@ namespace {
 /// Search distance, ahead and behind, after a mismatch.
 constexpr std::uint32_t kNear = 64;
 /// After this many fitting iterations in a row, a miss is treated as a change of the program, not as an alternation.
-constexpr int kSettled = 8;
+constexpr int kQuiescentAfter = 8;
 /// Maximum number of iterations to wait before making another plan.
 constexpr int kLongestWait = 63;
 
@@ -197,7 +197,7 @@ bool AllocationPlan::State::is_due(std::int64_t outlived_now) {
     schedule->was_followed = schedule->was_followed || following;
     return could_be_better;
   }
-  if (std::exchange(fitting, 0) >= kSettled) {
+  if (std::exchange(fitting, 0) >= kQuiescentAfter) {
     futile = waiting = 0;
   }
   if (waiting > 0) {

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 
@@ -36,14 +36,14 @@ constexpr std::size_t kUnusedShare = 16;
 
 } // namespace
 
-std::size_t Engine::cap_within(int device, std::size_t budget, std::size_t staged) const {
+std::size_t ResidencyEngine::cap_within(int device, std::size_t budget, std::size_t staged) const {
   const std::size_t cap = budget - staged, step = runtime_.device_properties(device).managed_step;
   const std::size_t whole = round_down(cap, step);
   const bool is_near = round_up(cap, step) - cap <= budget / kBeyondShare;
   return is_near || cap - whole > budget / kUnusedShare ? cap : whole;
 }
 
-std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
+std::size_t ResidencyEngine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
     return round_down(std::min(*staging_, budget / kMaxStagedShare / (2 * Staging::kSlots)), kSlotGranularity);
   }
@@ -51,7 +51,7 @@ std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
   return slot < kSmallestSlot || runtime_.device_properties(device).managed_copies_overlap ? 0 : slot;
 }
 
-void Engine::make_streams(int index, bool stages) {
+void ResidencyEngine::make_streams(int index, bool stages) {
   Device& device = of(index);
   std::vector<Stream> made;
   try {
@@ -75,7 +75,7 @@ void Engine::make_streams(int index, bool stages) {
   }
 }
 
-std::size_t Engine::stage(Device& device, std::size_t slot_bytes) noexcept {
+std::size_t ResidencyEngine::stage(Device& device, std::size_t slot_bytes) noexcept {
   if (device.incoming) {
     device.incoming->resize(slot_bytes);
     device.outgoing->resize(slot_bytes);
@@ -83,12 +83,12 @@ std::size_t Engine::stage(Device& device, std::size_t slot_bytes) noexcept {
   return 2 * Staging::kSlots * slot_bytes;
 }
 
-void Engine::set_staging(std::optional<std::size_t> slot_bytes) {
+void ResidencyEngine::set_staging(std::optional<std::size_t> slot_bytes) {
   const Lock lock(*this);
   staging_ = slot_bytes;
 }
 
-void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
   if (device < 0 || device >= static_cast<int>(devices_.size())) {
     throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
                           std::to_string(devices_.size()) + " devices");
@@ -121,36 +121,36 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, bool hard)
     memory_.set_pressure_callback(this);
   }
   memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
-  const bool watched = changed.budget && !changed.asleep;
+  const bool watched = changed.budget && !changed.idle;
   changed.budget = bytes;
   changed.hard = hard;
-  changed.asleep = bytes && !hard && !watched;
+  changed.idle = bytes && !hard && !watched;
   note_awake(); // before unwatched operators are counted, so that an operator is either counted or watched
-  changed.settled = !bytes || (watched ? changed.settled : allocated_bytes(device) == 0);
+  changed.quiescent = !bytes || (watched ? changed.quiescent : allocated_bytes(device) == 0);
   if (bytes) {
     shrink(device);
   }
-  changed.asleep = bytes && !hard && (!watched || is_brought_back(device, lock));
+  changed.idle = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = QuietPeriod{};
   take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
-  if (!changed.settled && !changed.asleep && !may_run_unseen(changed)) {
-    note_settled(device);
+  if (!changed.quiescent && !changed.idle && !may_run_unseen(changed)) {
+    note_quiescent(device);
   }
   note_awake();
 }
 
-void Engine::note_awake() {
-  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.asleep; }),
+void ResidencyEngine::note_awake() {
+  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.idle; }),
                std::memory_order_release);
-  const auto idle_periods = [](const Device& each) { return each.budget && each.asleep && each.quiet.alarm != 0; };
-  idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, idle_periods)), std::memory_order_relaxed);
-  unsettled_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.settled; }),
-                   std::memory_order_relaxed);
+  const auto is_idle = [](const Device& each) { return each.budget && each.idle && each.quiet.alarm != 0; };
+  idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, is_idle)), std::memory_order_relaxed);
+  may_run_unwatched_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.quiescent; }),
+                           std::memory_order_relaxed);
 }
 
-void Engine::bring_back(int device, Lock& lock) {
+void ResidencyEngine::bring_back(int device, Lock& lock) {
   const Stream fetches = of(device).fetches;
   const auto began = std::chrono::steady_clock::now();
   for (bool waits = true; waits;) {
@@ -164,7 +164,7 @@ void Engine::bring_back(int device, Lock& lock) {
         continue;
       }
       if (!bring_to_device(*record, fetches)) {
-        if (is_fixed(*record)) {
+        if (is_unmovable(*record)) {
           continue; // it is being destroyed
         }
         throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
@@ -193,7 +193,7 @@ void Engine::bring_back(int device, Lock& lock) {
   }
 }
 
-bool Engine::is_brought_back(int device, Lock& lock) {
+bool ResidencyEngine::is_brought_back(int device, Lock& lock) {
   std::size_t missing = 0;
   for (const auto& [id, record] : records_) {
     if (record->device != device || record->points_at == Side::kDevice) {
@@ -215,7 +215,7 @@ bool Engine::is_brought_back(int device, Lock& lock) {
   }
 }
 
-void Engine::shrink(int device) {
+void ResidencyEngine::shrink(int device) {
   const auto over = [&] {
     return static_cast<std::size_t>(memory_.statistics(Location::device(device)).reserved_bytes[0].current) >
            of(device).cap;
@@ -231,19 +231,19 @@ void Engine::shrink(int device) {
   memory_.empty_cache();
 }
 
-std::optional<std::size_t> Engine::budget(int device) const {
+std::optional<std::size_t> ResidencyEngine::budget(int device) const {
   const std::lock_guard lock(mutex_);
   return devices_.at(static_cast<std::size_t>(device)).budget;
 }
 
-void Engine::set_host_limit(std::optional<std::size_t> bytes) {
+void ResidencyEngine::set_host_limit(std::optional<std::size_t> bytes) {
   host_source_->set_limit(bytes);
   if (bytes && host_source_->bytes() > *bytes) {
     host_memory_->empty_cache(); // cached memory would be reused without checking the limit
   }
 }
 
-bool Engine::may_exceed(std::size_t bytes, Location home) {
+bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   if (home.is_host()) {
     return true;
   }
@@ -252,8 +252,9 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (!device.settled || !device.hard) {
-    device.exceeded = device.hard; // nothing can be evicted yet; keep_again restores a soft budget later
+  if (!device.quiescent || !device.hard) {
+    device.exceeded =
+        device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (keep_again)
     ++statistics_.over_budget;
     return true;
   }
@@ -265,7 +266,7 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
       known += record->bytes;
       if (record->in_use != 0) {
         used += record->bytes;
-      } else if (address_may_change(*record, Mover::kOperator) && !is_fixed(*record) && !host_refused_) {
+      } else if (address_may_change(*record, Mover::kOperator) && !is_unmovable(*record) && !host_refused_) {
         evictable += record->bytes;
       }
     }
@@ -287,7 +288,7 @@ bool Engine::may_exceed(std::size_t bytes, Location home) {
   return true;
 }
 
-void Engine::keep_again(int index) {
+void ResidencyEngine::keep_again(int index) {
   Device& device = of(index);
   if (operators_ < device.next_shrink) {
     return;
@@ -301,7 +302,7 @@ void Engine::keep_again(int index) {
   device.next_shrink = operators_ + device.shrink_pause;
 }
 
-void Engine::release_excess(const Frame& frame, int device) {
+void ResidencyEngine::release_excess(const Frame& frame, int device) {
   const auto over = [&] {
     return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
   };

@@ -1,18 +1,18 @@
 // Graph captures: a captured storage keeps its address, on the device or on the host, for the lifetime of the graph.
 #include <algorithm>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 
-std::uint64_t Engine::begin_capture() {
+std::uint64_t ResidencyEngine::begin_capture() {
   const Lock lock(*this);
   captures_.emplace(next_capture_, Capture{});
   open_captures_.fetch_add(1, std::memory_order_relaxed);
   return next_capture_++;
 }
 
-void Engine::end_capture(std::uint64_t capture) noexcept {
+void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
   const Lock lock(*this);
   const auto found = captures_.find(capture);
   if (found != captures_.end() && found->second.open) {
@@ -21,19 +21,19 @@ void Engine::end_capture(std::uint64_t capture) noexcept {
   }
 }
 
-void Engine::hold_address(Record& record) {
+void ResidencyEngine::pin_address(Record& record) {
   if (!of(record.device).policy) {
     of(record.device).policy = std::make_unique<Policy>(); // a budget may be set before the unpin
   }
   announce(record);
-  if (record.held == 0) {
-    of(record.device).policy->hold(record.id, true);
+  if (record.pins == 0) {
+    of(record.device).policy->pin(record.id, true);
   }
-  ++record.held;
+  ++record.pins;
   ++record.captured;
 }
 
-void Engine::captured(std::span<const Operand> operands) noexcept {
+void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
   for (const Operand& operand : operands) {
     Record& record = *operand.record;
     try {
@@ -43,22 +43,22 @@ void Engine::captured(std::span<const Operand> operands) noexcept {
       }
       mark_use(record, operand.writes);
       if (!has_open_captures() && record.captured == 0) {
-        hold_address(record); // a capture we were not told of: its graph's end is not reported
+        pin_address(record); // a capture we were not told of: its graph's end is not reported
       }
       for (auto& [id, capture] : captures_) {
-        if (capture.open && capture.held.insert(record.id).second) {
-          hold_address(record); // with several open captures, pin it for each: the right one is unknown
+        if (capture.open && capture.pinned.insert(record.id).second) {
+          pin_address(record); // with several open captures, pin it for each: the right one is unknown
         }
       }
     } catch (...) {
-      ++record.held; // no host memory to track the pin: pin it forever
+      ++record.pins; // no host memory to track the pin: pin it forever
       ++record.captured;
       ++failures_;
     }
   }
 }
 
-void Engine::replayed(std::uint64_t capture, Stream stream) {
+void ResidencyEngine::replayed(std::uint64_t capture, Stream stream) {
   const Lock lock(*this);
   const auto found = captures_.find(capture);
   if (found != captures_.end() && std::ranges::find(found->second.streams, stream) == found->second.streams.end()) {
@@ -66,14 +66,14 @@ void Engine::replayed(std::uint64_t capture, Stream stream) {
   }
 }
 
-void Engine::release_capture(std::uint64_t capture) noexcept {
+void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
   end_capture(capture);
   const Lock lock(*this);
   const auto found = captures_.find(capture);
   if (found == captures_.end()) {
     return;
   }
-  for (const StorageId id : found->second.held) {
+  for (const StorageId id : found->second.pinned) {
     Record* const record = find(id);
     if (record == nullptr) {
       continue; // freed before the graph was
@@ -94,7 +94,7 @@ void Engine::release_capture(std::uint64_t capture) noexcept {
       continue; // leave it pinned, which is safe
     }
     --record->captured;
-    release(record);
+    unpin(record);
   }
   captures_.erase(found);
 }

@@ -2,7 +2,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 
@@ -29,7 +29,7 @@ const char* what_is_wrong_with(const Record& record) {
   if ((record.host_ready || record.block_ready) && record.host_block == nullptr) {
     return "a host copy that is not there is waited for";
   }
-  if (record.captured > record.held) {
+  if (record.captured > record.pins) {
     return "graphs hold it more often than it is held";
   }
   return nullptr;
@@ -37,7 +37,7 @@ const char* what_is_wrong_with(const Record& record) {
 
 } // namespace
 
-std::optional<std::string> Engine::check() {
+std::optional<std::string> ResidencyEngine::check() {
   const Lock lock(*this);
   if (const auto wrong = check_records()) {
     return wrong;
@@ -48,7 +48,7 @@ std::optional<std::string> Engine::check() {
   return memory_.check();
 }
 
-std::optional<std::string> Engine::check_records() const {
+std::optional<std::string> ResidencyEngine::check_records() const {
   std::unordered_set<const Block*> host_blocks;
   std::vector<std::size_t> fetched_ahead(devices_.size(), 0);
   for (const auto& [id, record] : records_) {

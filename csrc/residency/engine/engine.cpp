@@ -1,5 +1,5 @@
 // Lifetime of records, pins, recording and statistics. Operators are in operators.cpp, copies in relocation.cpp.
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,9 +11,16 @@
 
 namespace torch_uvm {
 
-double Engine::now_us() {
+double ResidencyEngine::now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+std::unique_ptr<Engine> Engine::make(ManagedRuntime& runtime, CachingManagedAllocator& memory,
+                                     StorageAdapter& storages) {
+  return std::make_unique<ResidencyEngine>(runtime, memory, storages);
+}
+
+Engine::Lock::Lock(Engine& engine) : engine_(static_cast<ResidencyEngine&>(engine)), lock_(engine_.mutex_) {}
 
 Engine::Lock::~Lock() {
   walk_if_due([this] { return engine_.check_records(); }); // the allocators check themselves
@@ -39,7 +46,7 @@ void Engine::Lock::wait_for_a_block() {
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
 }
 
-Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
+ResidencyEngine::ResidencyEngine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
     : runtime_(runtime),
       memory_(memory),
       storages_(storages),
@@ -51,7 +58,20 @@ Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, Storage
   host_memory_ = std::make_unique<CachingManagedAllocator>(runtime, std::move(source));
 }
 
-Record* Engine::adopt(Block* block, int device, void* storage) {
+bool ResidencyEngine::watches(int device) const {
+  const Device& asked = devices_[static_cast<std::size_t>(device)];
+  return asked.budget && !asked.idle;
+}
+
+bool ResidencyEngine::knows(int device) const {
+  return devices_[static_cast<std::size_t>(device)].budget.has_value();
+}
+
+Record* ResidencyEngine::record_on(const Block* block) const noexcept {
+  return static_cast<Record*>(memory_.tag(block));
+}
+
+Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   auto record = std::make_unique<Record>();
   record->id = next_id_++;
   record->device = device;
@@ -65,16 +85,16 @@ Record* Engine::adopt(Block* block, int device, void* storage) {
   return adopted;
 }
 
-Record* Engine::find(StorageId id) const {
+Record* ResidencyEngine::find(StorageId id) const {
   Record* const* const found = records_.find(id);
   return found == nullptr ? nullptr : *found;
 }
 
-void Engine::wait(Stream stream, Event event) {
+void ResidencyEngine::wait(Stream stream, Event event) {
   runtime_.wait_event(stream, event);
 }
 
-bool Engine::reached(Event& event) noexcept {
+bool ResidencyEngine::reached(Event& event) noexcept {
   try {
     return !event || runtime_.query_event(event);
   } catch (...) {
@@ -82,28 +102,28 @@ bool Engine::reached(Event& event) noexcept {
   }
 }
 
-void Engine::recycle_event(int device, Event& event) noexcept {
+void ResidencyEngine::recycle_event(int device, Event& event) noexcept {
   if (event) {
     events_.give(Stream::default_of(device), event);
     event = Event{};
   }
 }
 
-void Engine::recycle_block_ready(Record& record) noexcept {
+void ResidencyEngine::recycle_block_ready(Record& record) noexcept {
   if (record.block_ready) {
     memory_.recycle_event(Stream::default_of(record.device), record.block_ready);
     record.block_ready = Event{};
   }
 }
 
-void Engine::free_if_dead(Record* record) noexcept {
+void ResidencyEngine::free_if_dead(Record* record) noexcept {
   if (record->dead && record->in_use == 0) {
     storages_.forget(*record);
     delete record;
   }
 }
 
-void Engine::destroyed(Record* record) noexcept {
+void ResidencyEngine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
     leaving_.fetch_add(1, std::memory_order_relaxed);
@@ -111,7 +131,7 @@ void Engine::destroyed(Record* record) noexcept {
   unregister(record);
 }
 
-void Engine::expired(Block* block) noexcept {
+void ResidencyEngine::expired(Block* block) noexcept {
   const Lock lock(*this);
   auto* const record = static_cast<Record*>(memory_.tag(block));
   if (record != nullptr && storages_.is_going(*record)) {
@@ -119,7 +139,7 @@ void Engine::expired(Block* block) noexcept {
   }
 }
 
-void Engine::unregister(Record* record) noexcept {
+void ResidencyEngine::unregister(Record* record) noexcept {
   if (record->fetching()) {
     abandon_fetch(*record);
   }
@@ -149,12 +169,12 @@ void Engine::unregister(Record* record) noexcept {
   free_if_dead(record);
 }
 
-void Engine::freed() noexcept {
+void ResidencyEngine::freed() noexcept {
   leaving_.fetch_sub(1, std::memory_order_relaxed);
   freed_.notify_all();
 }
 
-void Engine::settle(Record* record) {
+void ResidencyEngine::materialise(Record* record) {
   Event waited;
   const std::size_t bytes = record->bytes;
   {
@@ -191,30 +211,30 @@ void Engine::settle(Record* record) {
   statistics_.waited.ms += (now_us() - began) / 1e3;
 }
 
-bool Engine::hold(Record* record, Stream stream) {
+bool ResidencyEngine::pin(Record* record, Stream stream) {
   announce(*record);
   if (record->points_at == Side::kHost && record->captured == 0) {
     if (!address_may_change(*record, Mover::kOperator)) {
       return false;
     }
     if (!bring_to_device(*record, stream)) {
-      throw no_room_to_hold(*record);
+      throw no_room_to_pin(*record);
     }
     use_on_device(*record, stream, false);
   }
-  if (record->held == 0) {
-    of(record->device).policy->hold(record->id, true);
+  if (record->pins == 0) {
+    of(record->device).policy->pin(record->id, true);
   }
-  ++record->held;
+  ++record->pins;
   record->retiring = false;
   return true;
 }
 
-OutOfMemory Engine::no_room_to_hold(const Record& wanted) const {
+OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
   std::size_t pinned = 0, used = 0;
   for (const auto& [id, record] : records_) {
     if (record->device == wanted.device && record->device_block != nullptr) {
-      (record->held != 0 ? pinned : used) += record->held != 0 || record->in_use != 0 ? record->bytes : 0;
+      (record->pins != 0 ? pinned : used) += record->pins != 0 || record->in_use != 0 ? record->bytes : 0;
     }
   }
   const std::string device = to_string(Location::device(wanted.device));
@@ -226,17 +246,17 @@ OutOfMemory Engine::no_room_to_hold(const Record& wanted) const {
                          "; unpin tensors or raise the budget");
 }
 
-void Engine::release(Record* record) noexcept {
-  if (record->held != 0 && --record->held == 0) {
+void ResidencyEngine::unpin(Record* record) noexcept {
+  if (record->pins != 0 && --record->pins == 0) {
     try {
-      of(record->device).policy->hold(record->id, false);
+      of(record->device).policy->pin(record->id, false);
     } catch (...) {
       ++failures_;
     }
   }
 }
 
-void Engine::mark_step() {
+void ResidencyEngine::mark_step() {
   const Lock lock(*this);
   for (Device& device : devices_) {
     if (device.budget) {
@@ -248,8 +268,8 @@ void Engine::mark_step() {
   }
 }
 
-void Engine::start_recording(const std::string& path) {
-  wake_resting();
+void ResidencyEngine::start_recording(const std::string& path) {
+  wake_idle_devices();
   const Lock lock(*this);
   if (recorder_) {
     throw InvalidArgument("accesses are being recorded already; stop that first");
@@ -269,7 +289,7 @@ void Engine::start_recording(const std::string& path) {
   }
 }
 
-void Engine::stop_recording() {
+void ResidencyEngine::stop_recording() {
   std::string error;
   {
     const Lock lock(*this);
@@ -285,7 +305,7 @@ void Engine::stop_recording() {
   }
 }
 
-ResidencyStatistics Engine::statistics() {
+ResidencyStatistics ResidencyEngine::statistics() {
   const Lock lock(*this);
   transfers_.collect(statistics_);
   ResidencyStatistics now = statistics_;
@@ -309,7 +329,7 @@ ResidencyStatistics Engine::statistics() {
   return now;
 }
 
-void Engine::reset_statistics() {
+void ResidencyEngine::reset_statistics() {
   const ResidencyStatistics now = statistics();
   const Lock lock(*this);
   hits_at_reset_ += now.plan_hits;

@@ -1,7 +1,7 @@
 // The explanation in an out-of-memory error: the running operator's needs, the pinned bytes, and a sufficient budget.
 #include <algorithm>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 #include "runtime/bytes.h"
 
 namespace torch_uvm {
@@ -12,7 +12,7 @@ constexpr std::size_t kSegmentStep = 2 * MiB;
 
 } // namespace
 
-Engine::Staying Engine::staying(int device, std::span<Record* const> held) const {
+ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* const> held) const {
   Staying found;
   std::size_t known = 0;
   for (const auto& [id, record] : records_) {
@@ -22,11 +22,11 @@ Engine::Staying Engine::staying(int device, std::span<Record* const> held) const
     const bool is_operand = std::ranges::find(held, record) != held.end();
     const std::size_t bytes = record->device_block == nullptr ? 0 : memory_.bytes(record->device_block);
     known += bytes;
-    if (record->held != 0) {
+    if (record->pins != 0) {
       found.pinned += bytes;
     } else if (is_operand) {
       found.operands += bytes == 0 ? record->bytes : bytes;
-    } else if (record->in_use != 0 || is_fixed(*record)) {
+    } else if (record->in_use != 0 || is_unmovable(*record)) {
       found.others += bytes;
     }
   }
@@ -35,7 +35,7 @@ Engine::Staying Engine::staying(int device, std::span<Record* const> held) const
   return found;
 }
 
-std::size_t Engine::budget_for(int device, std::size_t bytes) const {
+std::size_t ResidencyEngine::budget_for(int device, std::size_t bytes) const {
   std::size_t budget = round_up(bytes, kSegmentStep);
   for (;;) {
     const std::size_t cap = cap_within(device, budget, 2 * Staging::kSlots * slot_bytes(device, budget));
@@ -46,7 +46,7 @@ std::size_t Engine::budget_for(int device, std::size_t bytes) const {
   }
 }
 
-std::string Engine::explain(std::size_t bytes, Location home) noexcept {
+std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept {
   try {
     if (home.is_host()) {
       return {};

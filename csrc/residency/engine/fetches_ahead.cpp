@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::size_t kAheadShare = 4;
 
 } // namespace
 
-void Engine::follow(const Decision& decision, int index) {
+void ResidencyEngine::follow(const Decision& decision, int index) {
   Device& device = of(index);
   if (decision.forget) {
     forget_fetches(device);
@@ -32,7 +32,7 @@ void Engine::follow(const Decision& decision, int index) {
     if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
       continue;
     }
-    reclaim(*record);
+    take_sole_ownership(*record);
     if (record->host_valid || start_write_back(*record)) {
       record->retiring = true;
       record->retirement = ++device.retirements;
@@ -45,18 +45,18 @@ void Engine::follow(const Decision& decision, int index) {
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
 }
 
-void Engine::forget_fetches(Device& device) noexcept {
+void ResidencyEngine::forget_fetches(Device& device) noexcept {
   device.pending.clear();
   device.fetched_ahead = 0;
   ++device.fetch_round;
 }
 
-void Engine::no_longer_ahead(const Record& record) noexcept {
+void ResidencyEngine::no_longer_ahead(const Record& record) noexcept {
   Device& device = of(record.device);
   device.fetched_ahead -= record.fetch_round == device.fetch_round ? record.bytes : 0;
 }
 
-void Engine::start_pending_fetches(int index, bool changed) {
+void ResidencyEngine::start_pending_fetches(int index, bool changed) {
   Device& device = of(index);
   if (changed) {
     device.pause = 0;
@@ -82,7 +82,7 @@ void Engine::start_pending_fetches(int index, bool changed) {
   }
 }
 
-void Engine::fetch_again(const Record& record) {
+void ResidencyEngine::fetch_again(const Record& record) {
   Device& device = of(record.device);
   const double next = device.policy->next_use_on_device(record.id);
   if (std::isfinite(next)) {
@@ -90,7 +90,7 @@ void Engine::fetch_again(const Record& record) {
   }
 }
 
-void Engine::queue_unforeseen_fetches(int index) {
+void ResidencyEngine::queue_unforeseen_fetches(int index) {
   Device& device = of(index);
   const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
   while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {

@@ -1,7 +1,7 @@
 // Relocates blocks within the device that are in the way of a large request.
 #include <limits>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -13,8 +13,8 @@ constexpr double kUnderWay = 16;
 
 } // namespace
 
-bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
-  if (!of(device).settled) {
+bool ResidencyEngine::move_aside(std::size_t bytes, int device, Stream taker) {
+  if (!of(device).quiescent) {
     return false;
   }
   const auto cost = [&](void* tag, std::size_t block_bytes) {
@@ -49,7 +49,7 @@ bool Engine::move_aside(std::size_t bytes, int device, Stream taker) {
   return !moves.empty();
 }
 
-void Engine::move(const CachingManagedAllocator::Move& move, Stream taker) {
+void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   Record& record = *static_cast<Record*>(move.tag);
   std::vector<Stream> users = memory_.streams(move.to);
   users.insert(users.end(), record.streams.begin(), record.streams.end());

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 
-void Engine::announce(Record& record) {
+void ResidencyEngine::announce(Record& record) {
   if (!record.announced) {
     record.announced = true;
     of(record.device).policy->created(record.id, record.bytes);
@@ -17,13 +17,13 @@ void Engine::announce(Record& record) {
   }
 }
 
-void Engine::take(Frame& frame, Record* record) {
+void ResidencyEngine::take(Frame& frame, Record* record) {
   record->operand = frame.held.size();
   frame.held.push_back(record);
   ++record->in_use;
 }
 
-std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
+std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& frame) {
   if (std::ranges::all_of(frame.held, [device](const Record* record) { return record->device == device; })) {
     return accesses_;
   }
@@ -36,7 +36,7 @@ std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
   return told_;
 }
 
-void Engine::note_begin(Frame& frame, const Operator& op) {
+void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
   if (frame.device < 0) {
     return;
   }
@@ -45,13 +45,13 @@ void Engine::note_begin(Frame& frame, const Operator& op) {
   if (device.running++ != 0) {
     device.quiet.overlap = operators_;
   }
-  if (!device.settled && !device.asleep) {
-    settle_down(frame.device, op.surely_outermost);
+  if (!device.quiescent && !device.idle) {
+    count_since_wake(frame.device, op.surely_outermost);
   }
 }
 
-void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
-                   const std::vector<Stream>& streams) noexcept {
+void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+                            const std::vector<Stream>& streams) noexcept {
   try {
     ++operators_;
     accesses_.clear();
@@ -77,9 +77,6 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       frame.planned = true;
       device.last_stream = streams[static_cast<std::size_t>(frame.device)];
       const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
-      if (decision.forget) {
-        forget_fetches(device);
-      }
       births = decision.births;
       guess = decision.guess;
       begin_workspace(frame.device);
@@ -99,14 +96,14 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       const bool writes = accesses_[record.operand].writes;
       const Stream stream = streams[static_cast<std::size_t>(record.device)];
       try {
-        if (record.points_at == Side::kHost && better_in_place(record, op)) {
+        if (record.points_at == Side::kHost && choose_in_place(record, op)) {
           wanted_in_place = true;
           use_in_place(record, stream, writes);
         } else {
           use_on_device(record, stream, writes);
         }
       } catch (...) {
-        without_the_runtime(record, stream, writes);
+        use_after_failed_preparation(record, stream, writes);
       }
     };
     beginning_ = &frame;
@@ -134,19 +131,19 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
   } catch (...) { // no host memory for the frame
     beginning_ = nullptr;
     for (const Operand& operand : operands) {
-      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+      use_untracked(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
     }
   }
 }
 
-void Engine::without_the_books(Record& record, Stream stream, bool writes) noexcept {
-  without_the_runtime(record, stream, writes);
+void ResidencyEngine::use_untracked(Record& record, Stream stream, bool writes) noexcept {
+  use_after_failed_preparation(record, stream, writes);
   if (record.in_use == 0) {
-    fix(record); // no frame holds it, so its end of use is unknown
+    mark_unmovable(record); // no frame holds it, so its end of use is unknown
   }
 }
 
-void Engine::without_the_runtime(Record& record, Stream stream, bool writes) noexcept {
+void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept {
   ++failures_;
   wait_here(record);
   if (record.fetching() && writes) {
@@ -161,12 +158,12 @@ void Engine::without_the_runtime(Record& record, Stream stream, bool writes) noe
       host_memory_->record_stream(record.host_block, stream);
     }
   } catch (...) { // no host memory
-    fix(record);
+    mark_unmovable(record);
   }
 }
 
-void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
-                          const std::vector<Stream>& streams) noexcept {
+void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operands,
+                                   const std::vector<Stream>& streams) noexcept {
   try {
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
@@ -177,7 +174,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
         try {
           use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         } catch (...) {
-          without_the_runtime(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
+          use_after_failed_preparation(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         }
       } else if (operand.writes) {
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
@@ -186,12 +183,12 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
     }
   } catch (...) {
     for (const Operand& operand : operands) {
-      without_the_books(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
+      use_untracked(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
     }
   }
 }
 
-bool Engine::better_in_place(Record& record, const Operator& op) {
+bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   Device& device = of(record.device);
   if (record.captured != 0 || device.policy->use_in_place(record.id)) {
     return true;
@@ -205,7 +202,7 @@ bool Engine::better_in_place(Record& record, const Operator& op) {
   return no_room_ahead_;
 }
 
-void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
+void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kHost) {
     use_in_place(record, stream, writes);
   } else {
@@ -213,7 +210,7 @@ void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
   }
 }
 
-void Engine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
+void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
   try {
     take(frame, record);
     record->last_use = operators_;
@@ -225,7 +222,7 @@ void Engine::created(Frame& frame, Record* record, const std::vector<Stream>& st
   }
 }
 
-void Engine::end(Frame& frame) noexcept {
+void ResidencyEngine::end(Frame& frame) noexcept {
   if (frame.counted) {
     frame.counted = false;
     --of(frame.device).running;
@@ -263,7 +260,7 @@ void Engine::end(Frame& frame) noexcept {
                           static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
     }
     const Decision& decision = of(device).policy->end(frame.births, workspace);
-    if (of(device).settled) {
+    if (of(device).quiescent) {
       follow(decision, device);
     }
     if (evicts_after_operators_) {
@@ -273,7 +270,7 @@ void Engine::end(Frame& frame) noexcept {
       of(device).exceeded = false;
       release_excess(frame, device);
     }
-    if (of(device).excess && of(device).settled) {
+    if (of(device).excess && of(device).quiescent) {
       keep_again(device);
     }
     if (frame.planned) {
@@ -284,17 +281,17 @@ void Engine::end(Frame& frame) noexcept {
   }
 }
 
-void Engine::evict_after_operators(bool on) {
+void ResidencyEngine::evict_after_operators(bool on) {
   {
     const Lock lock(*this);
     evicts_after_operators_ = on;
   }
   if (on) {
-    wake_resting();
+    wake_idle_devices();
   }
 }
 
-void Engine::evict_everything(int device) {
+void ResidencyEngine::evict_everything(int device) {
   for (const auto& [id, record] : records_) {
     if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
       evict(*record, of(device).last_stream);
@@ -302,11 +299,11 @@ void Engine::evict_everything(int device) {
   }
 }
 
-void Engine::used_unseen(Record& record, Stream stream) noexcept {
-  without_the_books(record, stream, /*writes=*/true); // it may write
+void ResidencyEngine::used_unseen(Record& record, Stream stream) noexcept {
+  use_untracked(record, stream, /*writes=*/true); // it may write
 }
 
-void Engine::let_go(Frame& frame) noexcept {
+void ResidencyEngine::let_go(Frame& frame) noexcept {
   for (Record* const record : frame.held) {
     --record->in_use;
     try {
@@ -319,7 +316,7 @@ void Engine::let_go(Frame& frame) noexcept {
       if (record->fetching()) {
         abandon_fetch(*record);
       }
-      fix(*record);
+      mark_unmovable(*record);
     }
     free_if_dead(record);
   }
@@ -329,7 +326,7 @@ void Engine::let_go(Frame& frame) noexcept {
 // An operator's workspace: its peak of allocated bytes beyond operands and results, without the engine's fetches and
 // evictions while it runs.
 
-std::int64_t Engine::take_allocated_peak(int device) {
+std::int64_t ResidencyEngine::take_allocated_peak(int device) {
   Allocated& known = of(device).allocated;
   std::size_t most = known.bytes;
   if (known.changes != memory_.allocation_changes(device)) {
@@ -340,22 +337,22 @@ std::int64_t Engine::take_allocated_peak(int device) {
   return static_cast<std::int64_t>(most);
 }
 
-void Engine::begin_workspace(int device) {
+void ResidencyEngine::begin_workspace(int device) {
   take_allocated_peak(device);
   of(device).workspace = {};
 }
 
-void Engine::note_workspace(int device, std::int64_t bytes) {
+void ResidencyEngine::note_workspace(int device, std::int64_t bytes) {
   Workspace& workspace = of(device).workspace;
   const std::int64_t peak = take_allocated_peak(device);
   note_level(of(device), static_cast<std::size_t>(peak));
-  // Called after the change, with `ours` from before it. The peak includes the bytes of an eviction, as `ours` does. It
-  // also includes those of a fetch, which `ours` does not.
+  // `ours` does not include this change yet. A block just freed still counts in both `peak` and `ours`. A block just
+  // allocated counts only in `peak`, so its bytes are subtracted.
   workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
   workspace.ours += bytes;
 }
 
-std::size_t Engine::end_workspace(int device) {
+std::size_t ResidencyEngine::end_workspace(int device) {
   note_workspace(device, 0);
   const Workspace& workspace = of(device).workspace;
   const std::int64_t now = take_allocated_peak(device) - workspace.ours;

@@ -2,7 +2,7 @@
 //
 // A running operator's operands cannot move. If they fragment the free memory, a result may find no contiguous range
 // although there are enough free bytes.
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -12,8 +12,8 @@ constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
 
-void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream,
-                          std::vector<Record*>& left) {
+void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream,
+                                   std::vector<Record*>& left) {
   Device& device = of(frame.device);
   std::size_t all = 0; // results and operands
   bool any = false;
@@ -24,7 +24,7 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
   for (const Record* const record : frame.held) {
     all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
   }
-  if (!any || all > device.cap || !device.settled) {
+  if (!any || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
   note_workspace(frame.device, 0);
@@ -55,7 +55,8 @@ void Engine::prepare_room(const Frame& frame, std::span<const std::size_t> piece
   device.workspace.peak = peak;
 }
 
-bool Engine::evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
+bool ResidencyEngine::evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream,
+                                        std::vector<Record*>& left) {
   Record* largest = nullptr;
   for (Record* const record : frame.held) {
     if (record->points_at == Side::kDevice && record->device == frame.device &&

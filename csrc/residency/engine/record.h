@@ -3,7 +3,7 @@
 // A storage has a device copy (a managed block homed on its device), a host copy (a block of pinned memory, which
 // the device can use in place), or both. Its data pointer points at one of them:
 //
-//   points_at kDevice   host copy: none, valid (clean), or being written (retiring)
+//   points_at kDevice   host copy: none, stale (host_valid is false), or valid once `host_ready` fires
 //   points_at kHost     device copy: none, or being fetched
 //
 // While its transfer is queued, a copy is valid for work that waits for the copy's event.
@@ -44,7 +44,7 @@ struct Record {
   bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
                            ///< is only read
   bool retiring = false; ///< scheduled for eviction; a write-back was started if the device copy was dirty
-  Event device_ready; ///< the fetch is done; empty: nothing to wait for
+  Event device_ready; ///< the fetch, or the move within the device, is done; empty: nothing to wait for
   Event host_ready; ///< the write-back is done
   Event block_ready; ///< the write-back has read the device copy: its block may be reused unless it was used since.
                      ///< From the allocator's event pool
@@ -55,11 +55,12 @@ struct Record {
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled
 
   unsigned in_use = 0; ///< number of running operators that use it
-  unsigned held = 0; ///< pins: exports, captures, keep_resident
+  unsigned pins = 0; ///< by exports, captures, keep_resident
   unsigned captured = 0; ///< those of the pins that are graphs': the address must not change, even if it is the host's
   bool collective = false; ///< last used by a collective, which may still run on its own stream
-  std::uint64_t fixed_until = 0; ///< unmovable until this operator: other storages share its bytes, or it is being
-                                 ///< destroyed
+  /// The address does not change before this operator. Set if other storages share the bytes, if the storage is being
+  /// destroyed, or if the end of a use is not known.
+  std::uint64_t unmovable_until = 0;
   bool dead = false;
   bool announced = false; ///< the policy knows the storage
   std::uint64_t fetch_round = 0; ///< the device's fetch_round when it was fetched
@@ -70,8 +71,8 @@ struct Record {
   /// \param unread operators among `in_use` that have not read the address yet: 1 for the one being begun, else 0
   /// \param now the engine's count of operators
   bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
-    const bool unused = !dead && in_use == unread && held == 0;
-    return unused && (mover == Mover::kOperator || (!collective && now >= fixed_until));
+    const bool unused = !dead && in_use == unread && pins == 0;
+    return unused && (mover == Mover::kOperator || (!collective && now >= unmovable_until));
   }
 
   bool fetching() const {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -15,23 +15,23 @@ Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
 
 } // namespace
 
-bool Engine::is_unread(const Record& record) const {
+bool ResidencyEngine::is_unread(const Record& record) const {
   return beginning_ != nullptr && record.operand < beginning_->held.size() &&
          beginning_->held[record.operand] == &record;
 }
 
-bool Engine::claim_address(Record& record, Mover mover) {
+bool ResidencyEngine::claim_address(Record& record, Mover mover) {
   if (!address_may_change(record, mover)) {
     return false;
   }
   if (!storages_.keep(record, kept_)) {
-    fix(record); // other storages share its bytes, or it is being destroyed
+    mark_unmovable(record); // other storages share its bytes, or it is being destroyed
     return false;
   }
   return true;
 }
 
-void Engine::order(const std::vector<Stream>& earlier, Stream later) {
+void ResidencyEngine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
     if (stream != later && !runtime_.query_stream(stream)) {
       Event event = events_.record(stream);
@@ -46,7 +46,7 @@ void Engine::order(const std::vector<Stream>& earlier, Stream later) {
   }
 }
 
-Block* Engine::host_block(std::size_t bytes, Stream stream) {
+Block* ResidencyEngine::host_block(std::size_t bytes, Stream stream) {
   if (Block* const block = host_memory_->try_allocate(bytes, Location::host(), stream)) {
     return block;
   }
@@ -67,7 +67,7 @@ Block* Engine::host_block(std::size_t bytes, Stream stream) {
   }
 }
 
-bool Engine::start_write_back(Record& record) {
+bool ResidencyEngine::start_write_back(Record& record) {
   const Stream stream = of(record.device).write_backs;
   Staging* const staging = ready(of(record.device).outgoing);
   const Stream link = staging != nullptr ? staging->link() : stream;
@@ -106,7 +106,7 @@ bool Engine::start_write_back(Record& record) {
   return true;
 }
 
-bool Engine::release_device_copy(Record& record, Stream taker) {
+bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   if (!claim_address(record, Mover::kEngine)) {
     return false;
   }
@@ -148,20 +148,20 @@ bool Engine::release_device_copy(Record& record, Stream taker) {
   return true;
 }
 
-void Engine::reclaim(Record& record) {
-  if (storages_.reclaim(record, kept_)) {
+void ResidencyEngine::take_sole_ownership(Record& record) {
+  if (storages_.take_sole_ownership(record, kept_)) {
     record.host_valid = false;
     record.retiring = false;
   }
 }
 
-bool Engine::evict(Record& record, Stream taker) {
+bool ResidencyEngine::evict(Record& record, Stream taker) {
   if (record.fetching()) {
     abandon_fetch(record);
     fetch_again(record);
     return true;
   }
-  reclaim(record);
+  take_sole_ownership(record);
   const bool clean = record.host_valid && !record.retiring;
   const bool planned = record.retiring;
   if (!record.host_valid && !start_write_back(record)) {
@@ -181,7 +181,7 @@ bool Engine::evict(Record& record, Stream taker) {
   return true;
 }
 
-bool Engine::start_fetch(Record& record, Need need, Stream stream) {
+bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
   Block* const block = room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
@@ -213,7 +213,7 @@ bool Engine::start_fetch(Record& record, Need need, Stream stream) {
   return true;
 }
 
-void Engine::abandon_fetch(Record& record) noexcept {
+void ResidencyEngine::abandon_fetch(Record& record) noexcept {
   // The block was allocated on the fetch's stream, so its next use is ordered after the copy.
   memory_.set_tag(record.device_block, nullptr);
   memory_.free(record.device_block);
@@ -224,14 +224,14 @@ void Engine::abandon_fetch(Record& record) noexcept {
   recycle_event(record.device, record.device_ready);
 }
 
-void Engine::mark_use(Record& record, bool writes) noexcept {
+void ResidencyEngine::mark_use(Record& record, bool writes) noexcept {
   if (record.points_at == Side::kDevice) {
     record.host_valid = record.host_valid && !writes;
     record.retiring = false; // it is in use again
   }
 }
 
-void Engine::wait_here(Record& record) noexcept {
+void ResidencyEngine::wait_here(Record& record) noexcept {
   for (const Event event : {record.host_ready, record.device_ready}) {
     try {
       if (event) {
@@ -243,7 +243,7 @@ void Engine::wait_here(Record& record) noexcept {
   }
 }
 
-bool Engine::bring_to_device(Record& record, Stream stream) {
+bool ResidencyEngine::bring_to_device(Record& record, Stream stream) {
   if (record.points_at == Side::kDevice) {
     return true;
   }
@@ -261,7 +261,7 @@ bool Engine::bring_to_device(Record& record, Stream stream) {
   return true;
 }
 
-void Engine::use_on_device(Record& record, Stream stream, bool writes) {
+void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) {
   if (!bring_to_device(record, stream)) {
     use_in_place(record, stream, writes);
     return;
@@ -279,7 +279,7 @@ void Engine::use_on_device(Record& record, Stream stream, bool writes) {
   add_stream(record.streams, stream);
 }
 
-void Engine::use_in_place(Record& record, Stream stream, bool writes) {
+void ResidencyEngine::use_in_place(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kDevice) {
     use_on_device(record, stream, writes);
     return;
@@ -302,7 +302,7 @@ void Engine::use_in_place(Record& record, Stream stream, bool writes) {
   note_move(TransferKind::kInPlace, record);
 }
 
-void Engine::note_move(TransferKind kind, const Record& record) noexcept {
+void ResidencyEngine::note_move(TransferKind kind, const Record& record) noexcept {
   if (recorder_) {
     const std::uint64_t number = recorder_->transfer(kind, record.id, record.bytes, now_us());
     if (kind == TransferKind::kFetch || kind == TransferKind::kWriteBack) {
@@ -314,7 +314,7 @@ void Engine::note_move(TransferKind kind, const Record& record) noexcept {
   }
 }
 
-void Engine::drop_host_copy(Record& record) noexcept {
+void ResidencyEngine::drop_host_copy(Record& record) noexcept {
   host_memory_->free(record.host_block);
   record.host_block = nullptr;
   record.host_valid = false;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -17,7 +17,7 @@ constexpr double kByteReady = 0.001; // retiring, and its write-back is done
 constexpr double kByteUnderWay = 0.05; // retiring, and its write-back is queued
 constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
-constexpr double kIdleByte = 0.002; // factor: paid once, while others are re-fetched and evicted in each step
+constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
 /// A retiring block matches a request if at most 1/8 of the block would be left over.
@@ -35,9 +35,9 @@ constexpr int kMoments = 64;
 
 } // namespace
 
-double Engine::cost_of(const Record& record, Need need) {
+double ResidencyEngine::cost_of(const Record& record, Need need) {
   // Operands of the operator being begun count as in use here. Only evict_one_operand evicts them.
-  if (!of(record.device).settled || record.device_block == nullptr ||
+  if (!of(record.device).quiescent || record.device_block == nullptr ||
       !record.address_may_change(Mover::kEngine, 0, operators_)) {
     return kNever;
   }
@@ -61,23 +61,23 @@ double Engine::cost_of(const Record& record, Need need) {
     return kNever;
   }
   const double leaves = record.host_valid ? kCleanByte : kDirtyByte;
-  return bytes * (is_idle(record) ? kIdleByte * leaves : leaves + soonness(record));
+  return bytes * (is_unused_by_step(record) ? kIdleByte * leaves : leaves + soonness(record));
 }
 
-bool Engine::is_idle(const Record& record) const {
+bool ResidencyEngine::is_unused_by_step(const Record& record) const {
   const Policy& policy = *devices_[static_cast<std::size_t>(record.device)].policy;
   const std::uint64_t step = policy.step_length();
   return step != 0 && operators_ - record.last_use > step && !std::isfinite(policy.next_use(record.id));
 }
 
-double Engine::soonness(const Record& record) {
+double ResidencyEngine::soonness(const Record& record) {
   const double next = of(record.device).policy->next_use(record.id);
   // If no next use is known, fall back to LRU.
   const double distance = std::isfinite(next) ? next : static_cast<double>(operators_ - record.last_use);
   return 1.0 / (1.0 + distance);
 }
 
-bool Engine::is_read(Record& record) {
+bool ResidencyEngine::is_read(Record& record) {
   // Write-backs share one stream, so one that is done implies that all earlier ones are. Each query is a driver call.
   std::uint64_t& done = of(record.device).write_backs_read;
   if (record.write_back > done && reached(was_read(record))) {
@@ -86,12 +86,12 @@ bool Engine::is_read(Record& record) {
   return record.write_back <= done;
 }
 
-Record* Engine::retiring(const Device::Retirement& retirement) const {
+Record* ResidencyEngine::retiring(const Device::Retirement& retirement) const {
   Record* const record = find(retirement.storage);
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-void Engine::release_read_copies(int index) {
+void ResidencyEngine::release_read_copies(int index) {
   Device& device = of(index);
   while (!device.retired.empty()) {
     Record* const record = retiring(device.retired.front());
@@ -107,7 +107,7 @@ void Engine::release_read_copies(int index) {
   }
 }
 
-bool Engine::evict_same_size(std::size_t bytes, int index, Stream taker) {
+bool ResidencyEngine::evict_same_size(std::size_t bytes, int index, Stream taker) {
   // Steps repeat, and so do sizes: a retiring block often fits the request exactly.
   for (const Device::Retirement& each : of(index).retired) {
     Record* const record = retiring(each);
@@ -121,7 +121,7 @@ bool Engine::evict_same_size(std::size_t bytes, int index, Stream taker) {
   return false;
 }
 
-std::size_t Engine::unused(int index) const {
+std::size_t ResidencyEngine::unused(int index) const {
   const Levels now = memory_.levels(Location::device(index));
   const auto large = static_cast<std::size_t>(PoolKind::kLarge), all = static_cast<std::size_t>(PoolKind::kAll);
   const auto cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].cap);
@@ -129,7 +129,7 @@ std::size_t Engine::unused(int index) const {
   return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large] + to_come);
 }
 
-double Engine::price_of(const std::vector<Record*>& victims, Need need) {
+double ResidencyEngine::price_of(const std::vector<Record*>& victims, Need need) {
   double price = 0;
   for (const Record* const victim : victims) {
     price += cost_of(*victim, need);
@@ -137,7 +137,7 @@ double Engine::price_of(const std::vector<Record*>& victims, Need need) {
   return price;
 }
 
-std::vector<Record*> Engine::cheapest_bytes(std::size_t bytes, int device, Need need) {
+std::vector<Record*> ResidencyEngine::cheapest_bytes(std::size_t bytes, int device, Need need) {
   struct Candidate {
     double price_of_byte;
     Record* record;
@@ -176,43 +176,43 @@ std::vector<Record*> Engine::cheapest_bytes(std::size_t bytes, int device, Need 
   return victims;
 }
 
-bool Engine::evict_all(const std::vector<Record*>& victims, Stream taker) {
+bool ResidencyEngine::evict_all(const std::vector<Record*>& victims, Stream taker) {
   return std::ranges::all_of(victims, [&](Record* victim) { return evict(*victim, taker); });
 }
 
-bool Engine::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
+bool ResidencyEngine::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
   if (try_repeatedly_to_evict(bytes, device, need, taker)) {
     return true;
   }
   // Last resort: retry the storages marked unmovable before their time is up. They may be movable by now.
-  return need == Need::kNow && forget_fixed(device) && try_repeatedly_to_evict(bytes, device, need, taker);
+  return need == Need::kNow && forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
 }
 
-bool Engine::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
+bool ResidencyEngine::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
   for (int tries = 0; tries < kTries; ++tries) {
-    found_fixed_ = false;
+    found_unmovable_ = false;
     if (try_to_evict(bytes, device, need, taker)) {
       return true;
     }
-    if (!found_fixed_) {
+    if (!found_unmovable_) {
       break; // else retry, now that the unmovable storage is marked and not chosen again
     }
   }
   return false;
 }
 
-bool Engine::forget_fixed(int device) {
+bool ResidencyEngine::forget_unmovable(int device) {
   bool forgotten = false;
   for (const auto& [id, record] : records_) {
-    if (record->device == device && is_fixed(*record)) {
-      record->fixed_until = operators_;
+    if (record->device == device && is_unmovable(*record)) {
+      record->unmovable_until = operators_;
       forgotten = true;
     }
   }
   return forgotten;
 }
 
-bool Engine::evict_first_fit(std::size_t bytes, int device, Stream taker) {
+bool ResidencyEngine::evict_first_fit(std::size_t bytes, int device, Stream taker) {
   const auto run = memory_.first_fit_range(bytes, device, [&](void* tag, std::size_t block_bytes) {
     const auto* const record = static_cast<const Record*>(tag);
     return record == nullptr || record->fetching() || block_bytes > kMaxForSmall ? kNever
@@ -228,7 +228,7 @@ bool Engine::evict_first_fit(std::size_t bytes, int device, Stream taker) {
   return evict_all(victims, taker);
 }
 
-bool Engine::evict_all(int device, Stream taker) {
+bool ResidencyEngine::evict_all(int device, Stream taker) {
   bool any = false;
   for (const auto& [id, record] : records_) {
     if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
@@ -242,7 +242,7 @@ bool Engine::evict_all(int device, Stream taker) {
   return any;
 }
 
-bool Engine::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
+bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
   // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
   // not fragment the memory for large storages.
   if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
@@ -275,7 +275,7 @@ bool Engine::try_to_evict(std::size_t bytes, int device, Need need, Stream taker
   return run && evict_all(*run, taker);
 }
 
-std::optional<std::vector<Record*>> Engine::min_cost_range(std::size_t bytes, int device, Need need) {
+std::optional<std::vector<Record*>> ResidencyEngine::min_cost_range(std::size_t bytes, int device, Need need) {
   const auto tags = memory_.min_cost_range(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
     return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
   });
@@ -289,7 +289,7 @@ std::optional<std::vector<Record*>> Engine::min_cost_range(std::size_t bytes, in
   return run;
 }
 
-bool Engine::something_goes(int device) const {
+bool ResidencyEngine::something_goes(int device) const {
   if (leaving_.load(std::memory_order_relaxed) != 0) {
     return true;
   }
@@ -301,7 +301,7 @@ bool Engine::something_goes(int device) const {
   return false;
 }
 
-Block* Engine::room_for(std::size_t bytes, int device, Need need, Stream stream) {
+Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Stream stream) {
   for (int tries = 0; tries < kTries; ++tries) {
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
@@ -313,7 +313,7 @@ Block* Engine::room_for(std::size_t bytes, int device, Need need, Stream stream)
   return nullptr;
 }
 
-bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
+bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream) {
   if (home.is_host()) {
     return false;
   }
@@ -325,10 +325,10 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     if (!device.budget) {
       return false;
     }
-    if (device.asleep) {
+    if (device.idle) {
       // Storages created while idle get records as operators use them, so usually nothing can be evicted yet.
-      device.asleep = false;
-      device.settled = false; // operators that run now were not watched
+      device.idle = false;
+      device.quiescent = false; // operators that run now were not watched
       note_awake();
       wakes = true;
     }

@@ -10,7 +10,7 @@
 // budget.
 #include <algorithm>
 
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -25,12 +25,12 @@ constexpr std::size_t kRiseShare = 64; ///< a rise of up to 1/64 of the allocate
 
 /// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
 /// running kernels are not counted (StorageAdapter). An operator that is certainly outermost adds `kSurely`, others 1.
-constexpr unsigned kSettled = 512;
+constexpr unsigned kQuiescentAfter = 512;
 constexpr unsigned kSurely = 128;
 
 } // namespace
 
-void Engine::note_level(Device& device, std::size_t bytes) {
+void ResidencyEngine::note_level(Device& device, std::size_t bytes) {
   QuietPeriod& quiet = device.quiet;
   quiet.peak = std::max(quiet.peak, bytes);
   // Tolerate slow growth, for example from steps that each append their loss to a list.
@@ -40,13 +40,13 @@ void Engine::note_level(Device& device, std::size_t bytes) {
   }
 }
 
-void Engine::restart_quiet(Device& device) {
+void ResidencyEngine::restart_quiet(Device& device) {
   device.quiet.since = operators_;
   device.quiet.next_look = operators_ + kMinQuiet;
   device.quiet.misses = device.policy->counters().plan_misses;
 }
 
-void Engine::become_idle_if_quiet(int index) {
+void ResidencyEngine::become_idle_if_quiet(int index) {
   Device& device = of(index);
   QuietPeriod& quiet = device.quiet;
   if (operators_ < quiet.next_look) {
@@ -70,16 +70,16 @@ void Engine::become_idle_if_quiet(int index) {
     restart_quiet(device);
     return;
   }
-  if (!fall_asleep(index)) {
+  if (!make_idle(index)) {
     restart_quiet(device); // do not repeat the checks at every look
   }
 }
 
-bool Engine::fall_asleep(int index) {
+bool ResidencyEngine::make_idle(int index) {
   Device& device = of(index);
   QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
-  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.settled || recorder_ ||
+  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.quiescent || recorder_ ||
       evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }
@@ -103,72 +103,73 @@ bool Engine::fall_asleep(int index) {
   const std::size_t allocated = allocated_bytes(index);
   quiet.other = allocated - std::min(allocated, known);
   quiet.alarm = alarm;
-  device.asleep = true;
-  device.settled = false;
+  device.idle = true;
+  device.quiescent = false;
   note_awake();
   return true;
 }
 
-std::size_t Engine::allocated_bytes(int device) const {
+std::size_t ResidencyEngine::allocated_bytes(int device) const {
   return static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]);
 }
 
-void Engine::note_allocation(int device) {
+void ResidencyEngine::note_allocation(int device) {
   if (!has_idle_devices()) {
     return;
   }
   {
     const Lock lock(*this);
-    if (!of(device).asleep || of(device).quiet.alarm == 0 || allocated_bytes(device) <= of(device).quiet.alarm) {
+    if (!of(device).idle || of(device).quiet.alarm == 0 || allocated_bytes(device) <= of(device).quiet.alarm) {
       return;
     }
   }
   wake(device);
 }
 
-void Engine::wake(int device) {
+void ResidencyEngine::wake(int device) {
   {
     const Lock lock(*this);
-    if (!of(device).asleep) {
+    if (!of(device).idle) {
       return;
     }
-    of(device).asleep = false;
-    of(device).settled = false; // also for a soft budget that has been idle from the start
+    of(device).idle = false;
+    of(device).quiescent = false; // also for a soft budget that has been idle from the start
     note_awake();
   }
   storages_.wake();
 }
 
-void Engine::wake_resting() {
+void ResidencyEngine::wake_idle_devices() {
   for (int device = 0; has_idle_devices() && device < static_cast<int>(devices_.size()); ++device) {
-    bool idle_periods = false;
+    bool is_idle = false;
     {
       const Lock lock(*this);
-      idle_periods = of(device).asleep && of(device).quiet.alarm != 0;
+      is_idle = of(device).idle && of(device).quiet.alarm != 0;
     }
-    if (idle_periods) {
+    if (is_idle) {
       wake(device);
     }
   }
 }
 
-bool Engine::may_run_unseen(const Device& device) const {
+bool ResidencyEngine::may_run_unseen(const Device& device) const {
   const std::optional<int> running = storages_.running_kernels();
-  return (running ? *running != 0 : device.quiet.seen < kSettled) || unseen_graphs_.load() != 0 || has_open_captures();
+  return (running ? *running != 0 : device.quiet.seen < kQuiescentAfter) || unseen_graphs_.load() != 0 ||
+         has_open_captures();
 }
 
-void Engine::settle_down(int index, bool surely_outermost) {
+void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
   Device& device = of(index);
   device.quiet.seen += surely_outermost ? kSurely : 1;
   if (!may_run_unseen(device)) {
-    note_settled(index);
+    note_quiescent(index);
   }
 }
 
-void Engine::note_settled(int index) {
+void ResidencyEngine::note_quiescent(int index) {
   Device& device = of(index);
   runtime_.synchronize_device(index); // work queued on unknown streams
-  device.settled = true;
+  device.quiescent = true;
   const unsigned idle_periods = device.quiet.idle_periods + (device.quiet.alarm != 0 ? 1 : 0);
   std::size_t known = 0;
   for (const auto& [id, record] : records_) {

@@ -21,14 +21,14 @@ class StorageAdapter {
   virtual void let_go(void* kept) noexcept = 0;
   /// Takes sole ownership of the bytes again if the storage shared them and all the other storages are gone.
   /// \return whether that was so; the bytes may then have been written through the other storages
-  virtual bool reclaim(const Record& record, std::vector<void*>& kept) = 0;
+  virtual bool take_sole_ownership(const Record& record, std::vector<void*>& kept) = 0;
   /// Whether the storage has no owner left: another thread is about to report its destruction.
   virtual bool is_going(const Record& record) const = 0;
   /// Sets the storage's data pointer to its host or device copy. Frees nothing.
   virtual void point_at_host(Record& record, void* ptr) noexcept = 0;
   virtual void point_at_device(Record& record, Block* block) noexcept = 0;
-  /// Arranges for Engine::settle to be called before code outside watched operators may write to the storage. One call
-  /// covers one such access; effective only where PyTorch supports it.
+  /// Arranges for Engine::materialise to be called before code outside watched operators may write to the storage. One
+  /// call covers one such access; effective only where PyTorch supports it.
   virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
   /// Starts watching operators. Called with no lock held.
   virtual void wake() noexcept = 0;

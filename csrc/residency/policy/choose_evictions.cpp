@@ -8,10 +8,11 @@ namespace torch_uvm::scheduling {
 
 namespace {
 
-// Iteration 0 starts with everything resident and is not representative, so we keep the evictions of iteration 1.
-// Belady's choice can oscillate between iterations; simulate further (at most 8) until no new eviction is needed.
+// Iteration 0 starts with all values resident, so its evictions are not the steady state's. The result starts from the
+// evictions of iteration 1. Later iterations repeat them and may add some. The simulation ends after iteration 2 or
+// later, once one adds none.
 constexpr int kGood = 2; // index of the result: iteration 2 and later add to the evictions of iteration 1
-constexpr int kMaxLaps = 8;
+constexpr int kMaxIterations = 8;
 /// Evicting a clean value causes half the traffic. Prefer it unless a dirty value's next use is this much farther away.
 constexpr double kCleanIsWorth = 1.5;
 
@@ -28,7 +29,7 @@ class Belady {
   void run() {
     for (std::uint32_t value = 0; value < values_.size(); ++value) {
       const Value& it = iteration_.values[value];
-      if (it.created_at == kNone && !it.held) {
+      if (it.created_at == kNone && !it.pinned) {
         const std::vector<std::uint32_t>& uses = iteration_.uses_of[value];
         values_[value].latest = uses.back();
         values_[value].alive = true;
@@ -38,7 +39,7 @@ class Belady {
         move_in(value, iteration_.uses[uses.front()].op, rank(uses.back()));
       }
     }
-    for (iteration_number_ = 0; iteration_number_ < kMaxLaps && (iteration_number_ <= kGood || more_evictions_);
+    for (iteration_number_ = 0; iteration_number_ < kMaxIterations && (iteration_number_ <= kGood || more_evictions_);
          ++iteration_number_) {
       stage_ = std::min(iteration_number_, kGood);
       if (iteration_number_ == kGood) {
@@ -62,7 +63,7 @@ class Belady {
     bool resident = false;
     bool dirty = true; ///< the host has no valid copy
     int iteration = 0; ///< stage of the latest use
-    std::uint32_t latest = 0; ///< the latest use (event)
+    std::uint32_t latest = 0; ///< the latest use
     std::uint32_t entry = 0; ///< version of its queue entry; older entries are stale
     std::uint64_t used_at = 0; ///< the latest operator that uses it; not evicted during that operator
   };
@@ -147,17 +148,17 @@ class Belady {
     for (std::uint32_t use = first; use < end; ++use) {
       const Use& it = iteration_.uses[use];
       State& state = values_[it.value];
-      if (iteration_.values[it.value].held || (!it.created_at && !state.alive)) {
+      if (iteration_.values[it.value].pinned || (!it.is_creation && !state.alive)) {
         continue; // iteration 0 has no temporaries of an iteration before it
       }
       state.used_at = now;
-      if (it.created_at) {
+      if (it.is_creation) {
         if (state.resident) {
           move_out(it.value); // the previous iteration's storage, which is never freed
         }
         need += iteration_.values[it.value].bytes;
       } else if (!state.resident) {
-        in_place_[stage_][use] = better_in_place(use);
+        in_place_[stage_][use] = choose_in_place(use);
         need += in_place_[stage_][use] ? 0 : iteration_.values[it.value].bytes;
       }
     }
@@ -191,7 +192,7 @@ class Belady {
   }
 
   /// A fetch for a single use moves no fewer bytes across the link than the use in place.
-  bool better_in_place(std::uint32_t use) const {
+  bool choose_in_place(std::uint32_t use) const {
     const Use& it = iteration_.uses[use];
     if (!options_.in_place || !iteration_.ops[it.op].in_place_ok) {
       return false;
@@ -204,7 +205,7 @@ class Belady {
     std::size_t saved = 0;
     for (std::uint32_t use = first; use < end && saved < excess; ++use) {
       const Use& it = iteration_.uses[use];
-      if (!it.created_at && values_[it.value].alive && !values_[it.value].resident && !in_place_[stage_][use]) {
+      if (!it.is_creation && values_[it.value].alive && !values_[it.value].resident && !in_place_[stage_][use]) {
         in_place_[stage_][use] = true;
         saved += iteration_.values[it.value].bytes;
       }
@@ -215,7 +216,7 @@ class Belady {
   void happen(std::uint32_t use, std::uint64_t now) {
     const Use& it = iteration_.uses[use];
     State& state = values_[it.value];
-    if (iteration_.values[it.value].held || (!it.created_at && !state.alive)) {
+    if (iteration_.values[it.value].pinned || (!it.is_creation && !state.alive)) {
       return;
     }
     state.alive = true;

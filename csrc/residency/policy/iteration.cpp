@@ -20,7 +20,7 @@ class IterationBuilder {
         repeated_(repeated) {}
 
   Iteration make() {
-    name_births();
+    add_created_values();
     for (std::uint32_t op = 0; op < size_; ++op) {
       add_operator(op);
     }
@@ -30,20 +30,20 @@ class IterationBuilder {
   }
 
  private:
-  std::uint32_t add_part(const Value& value) {
+  std::uint32_t add_value(const Value& value) {
     iteration_.values.push_back(value);
     return static_cast<std::uint32_t>(iteration_.values.size() - 1);
   }
 
   /// Makes a value for each storage created in this iteration. The storage created at the same place in the previous
   /// iteration maps to the same value.
-  void name_births() {
+  void add_created_values() {
     std::vector<std::uint32_t> here;
     for (std::uint32_t op = 0; op < size_; ++op) {
       here.clear();
-      log_.births_of(first_ + op, [&](const LoggedBirth& created_at) {
-        here.push_back(add_part({created_at.bytes, kNoStorage, op, kNone, created_at.storage, false}));
-        temporaries_[created_at.storage] = here.back();
+      log_.births_of(first_ + op, [&](const LoggedBirth& creation) {
+        here.push_back(add_value({creation.bytes, kNoStorage, op, kNone, creation.storage, false}));
+        temporaries_[creation.storage] = here.back();
         births_.push(here.back());
       });
       births_.close_list();
@@ -51,9 +51,9 @@ class IterationBuilder {
         continue;
       }
       std::size_t place = 0;
-      log_.births_of(first_ + op - size_, [&](const LoggedBirth& created_at) {
+      log_.births_of(first_ + op - size_, [&](const LoggedBirth& creation) {
         if (place < here.size()) {
-          temporaries_[created_at.storage] = here[place];
+          temporaries_[creation.storage] = here[place];
         }
         ++place;
       });
@@ -90,7 +90,7 @@ class IterationBuilder {
       return *value;
     }
     return iteration_.value_of[access.storage] =
-               add_part({access.bytes, access.storage, kNone, kNone, access.storage, false});
+               add_value({access.bytes, access.storage, kNone, kNone, access.storage, false});
   }
 
   void connect() {
@@ -103,9 +103,9 @@ class IterationBuilder {
       const Value& it = iteration_.values[value];
       const bool persistent = it.created_at == kNone;
       if (!persistent) { // uses before its creation belong to the next iteration
-        const auto created_at =
-            std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration_.uses[use].created_at; });
-        std::rotate(uses.begin(), created_at, uses.end());
+        const auto creation =
+            std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration_.uses[use].is_creation; });
+        std::rotate(uses.begin(), creation, uses.end());
       }
       for (std::size_t at = 0; at < uses.size(); ++at) {
         Use& use = iteration_.uses[uses[at]];

@@ -47,10 +47,9 @@ struct Value {
   std::size_t bytes = 0;
   StorageId persistent = kNoStorage; ///< the storage of a persistent value
   std::uint32_t created_at = kNone; ///< created in or after this operator; kNone: persistent
-  std::uint32_t freed_at = kNone; ///< freed in or after this operator, of the next iteration if not after its creation;
-                                  ///< kNone: never
+  std::uint32_t freed_at = kNone; ///< freed in or after this operator, cyclically; kNone: never
   StorageId latest = kNoStorage; ///< its storage in the recorded iteration
-  bool held = false; ///< pinned
+  bool pinned = false;
 };
 
 /// A use of a value by an operator, or its creation.
@@ -59,7 +58,7 @@ struct Use {
   std::uint32_t op = 0;
   std::uint32_t next = kNone; ///< the value's next use; wraps around if it is persistent; kNone: this is the last
   std::uint32_t distance = kNone; ///< number of operators until then, or until it is freed; kNone: neither
-  bool created_at = false;
+  bool is_creation = false;
   bool writes = false;
 };
 
@@ -74,7 +73,7 @@ struct Iteration {
   std::vector<Op> ops;
   std::vector<Value> values;
   std::vector<Use> uses; ///< in order of operators
-  std::vector<std::uint32_t> use_begin; ///< by operator: its first event; one more entry for the end
+  std::vector<std::uint32_t> use_begin; ///< by operator: its first use; one more entry for the end
   std::vector<std::vector<std::uint32_t>> uses_of; ///< by value, in order of operators, starting at its creation
   Lists frees; ///< by operator: the values freed in or after it
   FlatMap<std::uint32_t> value_of; ///< persistent storages to values

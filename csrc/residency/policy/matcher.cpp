@@ -44,7 +44,7 @@ void index_places(KnownSchedule& known) {
 } // namespace
 
 void Matcher::add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages) {
-  if (schedules_.size() == kMaxPlans) {
+  if (schedules_.size() == kMaxSchedules) {
     const auto oldest = std::min_element(schedules_.begin(), schedules_.end(), [](const auto& left, const auto& right) {
       return left->last_followed < right->last_followed;
     });
@@ -56,7 +56,7 @@ void Matcher::add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& s
   schedules_.push_back(std::make_unique<KnownSchedule>());
   KnownSchedule& known = *schedules_.back();
   known.schedule = std::move(schedule);
-  known.number = ++plans_made_;
+  known.number = ++schedules_made_;
   known.last_followed = now;
   const Iteration& iteration = known.schedule.iteration;
   known.bound.assign(iteration.values.size(), kNoStorage);
@@ -172,10 +172,10 @@ void Matcher::go_to(KnownSchedule* known, std::uint32_t op, std::span<const Seen
   bind(*known, op, operands);
 }
 
-Matcher::Step Matcher::begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now) {
+Matcher::Match Matcher::begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now) {
   if (schedules_.empty()) {
     matched_ = false;
-    return Step::kMissed;
+    return Match::kMissed;
   }
   window_[0] = window_[1];
   window_[1] = window_[2];
@@ -183,7 +183,7 @@ Matcher::Step Matcher::begin(OperatorKey key, std::span<const SeenOperand> opera
   for (const SeenOperand& operand : operands) {
     window_[2] = with_operand(window_[2], operand.state->persistent ? operand.storage : kNoStorage);
   }
-  Step step = Step::kAsPlanned;
+  Match step = Match::kAsPlanned;
   if (current_ != nullptr && matches(*current_, current_->schedule.iteration.after(position_), key, operands)) {
     position_ = current_->schedule.iteration.after(position_);
     bind(*current_, position_, operands);
@@ -195,14 +195,14 @@ Matcher::Step Matcher::begin(OperatorKey key, std::span<const SeenOperand> opera
   } else {
     in_a_row_ = 0;
     if (find_again(key, operands)) {
-      step = Step::kFoundAgain;
+      step = Match::kFoundAgain;
     } else {
       matched_ = false;
       if (current_ == nullptr || ++strayed_ < kMaxMismatches) {
-        return Step::kMissed;
+        return Match::kMissed;
       }
       current_ = nullptr;
-      return Step::kLost;
+      return Match::kLost;
     }
   }
   matched_ = true;

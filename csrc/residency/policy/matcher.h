@@ -23,7 +23,7 @@ struct StorageState {
   std::uint64_t schedule = 0;
   bool found = false; ///< it existed before it was first seen
   bool persistent = false; ///< a persistent value of some schedule
-  bool held = false; ///< pinned
+  bool pinned = false;
 };
 
 struct SeenOperand {
@@ -41,7 +41,7 @@ struct KnownSchedule {
   std::size_t drift = 0; ///< bytes by which created storages have differed in this iteration
   std::size_t created = 0; ///< bytes created in an iteration, as recorded
   bool stale = false; ///< sizes differed too much in the last iteration
-  bool installed = false; ///< storages that should be on the host were retired (Policy::State::install)
+  bool retired_overdue = false; ///< storages that should be on the host were retired (Policy::State::retire_overdue)
   std::vector<StorageId> bound; ///< by value: its current storage
   FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
   std::vector<std::uint32_t> same_place; ///< by operator: the next one with the same hash; kNone: no other
@@ -49,7 +49,7 @@ struct KnownSchedule {
 
 class Matcher {
  public:
-  static constexpr std::size_t kMaxPlans = 8;
+  static constexpr std::size_t kMaxSchedules = 8;
 
   /// The schedule being followed; nullptr: none.
   KnownSchedule* current() const {
@@ -73,8 +73,8 @@ class Matcher {
   /// Number of unproven schedules: those that fewer operators than one iteration have matched.
   unsigned unproved() const;
 
-  enum class Step { kAsPlanned, kFoundAgain, kMissed, kLost };
-  Step begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
+  enum class Match { kAsPlanned, kFoundAgain, kMissed, kLost };
+  Match begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
   /// A storage was created in or after the latest operator, as number `place` (from 0) since the operator began.
   void created(StorageId storage, StorageState& state, std::size_t place);
   void freed(const StorageState& state);
@@ -94,7 +94,7 @@ class Matcher {
   bool matched_ = false;
   unsigned strayed_ = 0; ///< number of mismatches since the latest match
   std::uint64_t in_a_row_ = 0;
-  std::uint64_t plans_made_ = 0;
+  std::uint64_t schedules_made_ = 0;
   std::uint64_t window_[3] = {}; ///< hashes of the latest three operators
 };
 

@@ -57,10 +57,10 @@ class OperatorLog {
 
   /// Logs an operator. Operators are numbered from 1; this one gets the number `latest() + 1`.
   void begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok);
-  void created_at(const LoggedBirth& created_at) {
-    births_.push(created_at);
+  void log_creation(const LoggedBirth& creation) {
+    births_.push(creation);
   }
-  void freed_at(StorageId storage) {
+  void log_free(StorageId storage) {
     deaths_.push(storage);
   }
   void workspace(std::size_t bytes) {

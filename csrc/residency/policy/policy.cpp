@@ -38,15 +38,15 @@ void Policy::created(StorageId storage, std::size_t bytes) {
 void Policy::freed(StorageId storage) {
   State& it = *state_;
   if (const StorageState* known = it.storages.find(storage)) {
-    it.log.freed_at(storage);
+    it.log.log_free(storage);
     it.matcher.freed(*known);
     it.storages.erase(storage);
   }
 }
 
-void Policy::hold(StorageId storage, bool held) {
+void Policy::pin(StorageId storage, bool pinned) {
   if (StorageState* known = state_->storages.find(storage)) {
-    known->held = held;
+    known->pinned = pinned;
   }
 }
 
@@ -97,13 +97,13 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.log.begin(key, it.operands, in_place_ok);
   it.in_place_ok = in_place_ok;
   it.created = 0;
-  const Matcher::Step step = it.matcher.begin(key, it.seen, it.log.latest());
+  const Matcher::Match match = it.matcher.begin(key, it.seen, it.log.latest());
   it.counters.following = it.matcher.matched();
   ++(it.counters.following ? it.counters.plan_hits : it.counters.plan_misses);
-  if (step == Matcher::Step::kFoundAgain) {
+  if (match == Matcher::Match::kFoundAgain) {
     ++it.counters.resynchronised;
     it.catch_up = it.forget = true;
-  } else if (step == Matcher::Step::kLost) {
+  } else if (match == Matcher::Match::kLost) {
     it.forget = true;
   }
   it.decision.fetch.clear();
@@ -115,7 +115,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
     const Schedule& schedule = it.matcher.current()->schedule;
     const std::uint32_t position = it.matcher.position();
     for (const Use& use : schedule.iteration.at(position)) {
-      if (use.created_at) {
+      if (use.is_creation) {
         it.decision.births.push_back(schedule.iteration.values[use.value].bytes);
       }
     }

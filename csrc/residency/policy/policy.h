@@ -42,7 +42,7 @@ class Policy {
   void freed(StorageId storage);
   /// Pins a storage (exports, `keep_resident`) or unpins it. The next schedule counts the bytes of pinned storages as
   /// always resident, and neither retires nor fetches them. Does not nest: the caller counts the pins.
-  void hold(StorageId storage, bool held);
+  void pin(StorageId storage, bool pinned);
 
   /// An outermost operator is about to run. Storages without a `created` count as having no bytes.
   /// \param in_place_ok the operator reads or writes each byte about once (optimizers, embeddings)

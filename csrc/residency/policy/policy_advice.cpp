@@ -16,7 +16,7 @@ constexpr std::size_t kMaxCaughtUp = 512; // maximum number of scheduled fetches
 void Policy::State::retire(std::uint32_t value) {
   const StorageId storage = matcher.current()->bound[value];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
-  if (state != nullptr && !state->held) {
+  if (state != nullptr && !state->pinned) {
     decision.retire.push_back(storage);
   }
 }
@@ -24,7 +24,7 @@ void Policy::State::retire(std::uint32_t value) {
 void Policy::State::fetch(std::uint32_t value) {
   const StorageId storage = matcher.current()->bound[value];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
-  if (state != nullptr && !state->held) {
+  if (state != nullptr && !state->pinned) {
     decision.fetch.push_back(storage);
   }
 }
@@ -40,8 +40,8 @@ void Policy::State::advise() {
   for (const std::uint32_t value : known.schedule.retire[position]) {
     retire(value);
   }
-  if (!known.installed) {
-    install(known);
+  if (!known.retired_overdue) {
+    retire_overdue(known);
   }
   if (catch_up) {
     ask_for_what_is_due(known);
@@ -53,7 +53,7 @@ void Policy::State::advise() {
 
 /// Retires the storages that the schedule has on the host at this position. Their scheduled evictions are after earlier
 /// operators, so `advise` would not retire them in this iteration.
-void Policy::State::install(KnownSchedule& known) {
+void Policy::State::retire_overdue(KnownSchedule& known) {
   const Iteration& iteration = known.schedule.iteration;
   const std::uint32_t position = matcher.position();
   bool any_evicted = false;
@@ -62,7 +62,7 @@ void Policy::State::install(KnownSchedule& known) {
     if (uses.empty()) {
       continue;
     }
-    // The latest event at or before this position.
+    // The latest use at or before this position.
     auto after =
         std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration.uses[use].op > position; });
     const std::uint32_t latest = after == uses.begin() ? uses.back() : *std::prev(after);
@@ -74,13 +74,13 @@ void Policy::State::install(KnownSchedule& known) {
   if (any_evicted) {
     // Storages that the step does not use only take up room.
     storages.for_each([&](StorageId storage, const StorageState& state) {
-      if (!state.held && state.last_use + iteration.size() < log.latest() &&
+      if (!state.pinned && state.last_use + iteration.size() < log.latest() &&
           matcher.value_of(storage, state) == kNone) {
         decision.retire.push_back(storage);
       }
     });
   }
-  known.installed = true;
+  known.retired_overdue = true;
 }
 
 /// Issues the fetches scheduled before this position whose uses are still ahead.

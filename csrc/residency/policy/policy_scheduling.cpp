@@ -78,21 +78,21 @@ void Policy::State::solve(KnownSchedule& known) {
   PolicyOptions left = options;
   Iteration& iteration = known.schedule.iteration;
   for (Value& value : iteration.values) {
-    value.held = false;
+    value.pinned = false;
   }
   storages.for_each([&](StorageId storage, const StorageState& state) {
-    if (!state.held) {
+    if (!state.pinned) {
       return;
     }
     if (const std::uint32_t* value = iteration.value_of.find(storage)) {
-      iteration.values[*value].held = true;
+      iteration.values[*value].pinned = true;
     } else {
       left.budget -= std::min(left.budget, state.bytes);
     }
   });
   known.schedule = make_schedule(std::move(known.schedule.iteration), left);
   known.options = options_version;
-  known.installed = false;
+  known.retired_overdue = false;
 }
 
 } // namespace torch_uvm

@@ -54,7 +54,7 @@ struct Policy::State {
     state.found = found;
     state.bytes = bytes;
     state.created_at = log.latest();
-    log.created_at({storage, bytes});
+    log.log_creation({storage, bytes});
     matcher.created(storage, state, created++);
     return state;
   }
@@ -77,7 +77,7 @@ struct Policy::State {
   void advise();
   void retire(std::uint32_t value);
   void fetch(std::uint32_t value);
-  void install(scheduling::KnownSchedule& known);
+  void retire_overdue(scheduling::KnownSchedule& known);
   void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 };
 

@@ -27,7 +27,7 @@ std::vector<std::size_t> base_usage(const Schedule& schedule) {
   for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
     const Use& it = iteration.uses[use];
     const Value& value = iteration.values[it.value];
-    if (value.held || schedule.in_place[use]) {
+    if (value.pinned || schedule.in_place[use]) {
       continue;
     }
     if (schedule.evicted_after[use] || it.distance == 0) {
@@ -105,7 +105,7 @@ Schedule make_schedule(Iteration iteration, const PolicyOptions& options) {
   schedule.iteration = std::move(iteration);
   std::size_t capacity = options.budget > options.reserve ? options.budget - options.reserve : 0;
   for (const Value& value : schedule.iteration.values) {
-    if (value.held) {
+    if (value.pinned) {
       capacity -= std::min(capacity, value.bytes);
     }
   }

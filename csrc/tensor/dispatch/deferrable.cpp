@@ -56,7 +56,7 @@ bool is_movable(Engine& engine, const at::Tensor& tensor) {
     return false;
   }
   const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
-  return record != nullptr && record->held == 0;
+  return record != nullptr && record->pins == 0;
 }
 
 } // namespace

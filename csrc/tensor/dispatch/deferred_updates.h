@@ -39,8 +39,8 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates);
 void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
                                  c10::function_ref<bool(std::size_t)> writes) noexcept;
 
-/// Makes the calling thread's current stream wait for updates that wrote these inputs on another stream. A stream that
-/// waited for the step's stream after `step()` did not wait for the updates that ran there later.
+/// Makes the calling thread's current stream wait for updates that wrote these inputs on another stream. A wait made
+/// by the program right after `step()` does not cover them: the updates were queued later.
 void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept;
 
 /// Runs all updates that read or write the tensor's storage. \throws what an update throws; it stays pending then

@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kLongestWait{30};
 
 } // namespace
 
-void settle(const at::Tensor& tensor) {
+void materialise(const at::Tensor& tensor) {
   finish_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
   if (engine == nullptr || !engine->is_awake() || Context::forked()) {
@@ -32,7 +32,7 @@ void settle(const at::Tensor& tensor) {
     record = find_record(*engine, tensor);
   }
   if (record != nullptr) {
-    engine->settle(record); // the record is valid without the lock: the tensor keeps its storage alive
+    engine->materialise(record); // the record is valid without the lock: the tensor keeps its storage alive
   }
 }
 
@@ -52,11 +52,11 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
       return;
     }
     if (!keep) {
-      engine->release(record);
+      engine->unpin(record);
       return;
     }
     const Stream stream = current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl()));
-    if (engine->hold(record, stream)) {
+    if (engine->pin(record, stream)) {
       return;
     }
     const Engine::Frame* const own = this_thread().running;

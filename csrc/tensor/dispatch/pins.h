@@ -8,8 +8,8 @@
 namespace torch_uvm {
 
 /// Materialises a tensor's bytes before its address leaves PyTorch: runs deferred updates and completes transfers. The
-/// address stays valid until the next operator (Engine::settle).
-void settle(const at::Tensor& tensor);
+/// address stays valid until the next operator (Engine::materialise).
+void materialise(const at::Tensor& tensor);
 /// Fetches the storage to its device and pins it there, or unpins it. Pins count. A no-op if its device has no budget.
 /// \throws OutOfMemory if there is no room, or if a running operator keeps using the storage on the host
 void keep_resident(const at::Tensor& tensor, bool keep);

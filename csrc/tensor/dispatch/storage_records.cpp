@@ -47,7 +47,7 @@ Strong lock(const Record& record) {
     record = record_of(*engine, storage);
   }
   if (record != nullptr) {
-    engine->settle(record);
+    engine->materialise(record);
   }
 }
 
@@ -106,7 +106,7 @@ void StorageRecords::let_go(void* kept) noexcept {
   Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
 }
 
-bool StorageRecords::reclaim(const Record& record, std::vector<void*>& kept) {
+bool StorageRecords::take_sole_ownership(const Record& record, std::vector<void*>& kept) {
   kept.reserve(kept.size() + 1);
   Strong storage = lock(record);
   if (!storage) {

@@ -13,7 +13,7 @@ class StorageRecords final : public StorageAdapter {
  public:
   bool keep(const Record& record, std::vector<void*>& kept) override;
   void let_go(void* kept) noexcept override;
-  bool reclaim(const Record& record, std::vector<void*>& kept) override;
+  bool take_sole_ownership(const Record& record, std::vector<void*>& kept) override;
   bool is_going(const Record& record) const override;
   void point_at_host(Record& record, void* ptr) noexcept override;
   void point_at_device(Record& record, Block* block) noexcept override;

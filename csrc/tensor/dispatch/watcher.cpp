@@ -62,7 +62,7 @@ Inputs inspect(ThreadState& mine, const at::RecordFunction& function) {
 
 /// Fallback if the host is out of memory for operand bookkeeping: the operator uses its operands where they are, and
 /// their bytes are complete.
-void without_the_books(Engine& engine, const at::RecordFunction& function) noexcept {
+void use_untracked(Engine& engine, const at::RecordFunction& function) noexcept {
   const auto note = [&](const at::Tensor& tensor) {
     c10::StorageImpl* const storage = accelerators_storage(tensor);
     Record* const record = storage == nullptr ? nullptr : known_record_of(engine, storage);
@@ -150,7 +150,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       look_up(mine, *engine, op);
       engine->begin(mine.frame,
                     {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
-                     /*region=*/false, !engine->is_unsettled() || !may_be_nested()},
+                     /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
                     mine.operands, mine.streams.get());
     }
     return nullptr;
@@ -158,7 +158,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
     if (mine.outermost == &function) {
       mine.end_outermost();
     }
-    without_the_books(*engine, function);
+    use_untracked(*engine, function);
     return nullptr;
   }
 }

@@ -10,32 +10,32 @@ CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::s
     : state_(state),
       home_(home),
       bytes_(bytes),
-      budget_(home.is_host() ? nullptr : &state.budgets[static_cast<std::size_t>(home.index)]) {
-  if (budget_ == nullptr) {
+      cap_(home.is_host() ? nullptr : &state.caps[static_cast<std::size_t>(home.index)]) {
+  if (cap_ == nullptr) {
     return;
   }
-  if (budget_->cap) {
+  if (cap_->cap) {
     const std::size_t taken = state.taken(home.index);
-    over_ = taken > *budget_->cap || bytes > *budget_->cap - taken;
+    over_ = taken > *cap_->cap || bytes > *cap_->cap - taken;
     if (over_ && !over_cap) {
       granted_ = false;
       return;
     }
-    budget_->most = over_ ? std::max(budget_->most, taken + bytes) : budget_->most;
+    cap_->most = over_ ? std::max(cap_->most, taken + bytes) : cap_->most;
   }
-  budget_->under_way += bytes;
+  cap_->under_way += bytes;
 }
 
 CachingManagedAllocator::State::Claim::~Claim() {
-  if (granted_ && budget_ != nullptr) {
-    budget_->under_way -= bytes_;
+  if (granted_ && cap_ != nullptr) {
+    cap_->under_way -= bytes_;
     state_.claim_ended.notify_all();
   }
 }
 
 void CachingManagedAllocator::State::Claim::made() const noexcept {
-  if (budget_ != nullptr) {
-    budget_->refused = false;
+  if (cap_ != nullptr) {
+    cap_->refused = false;
   }
   if (over_) {
     state_.pool_statistics.count(PoolStatistics::k_num_over_cap, home_);
@@ -43,8 +43,8 @@ void CachingManagedAllocator::State::Claim::made() const noexcept {
 }
 
 void CachingManagedAllocator::State::Claim::refused() const noexcept {
-  if (budget_ != nullptr) {
-    budget_->refused = true;
+  if (cap_ != nullptr) {
+    cap_->refused = true;
   }
 }
 
@@ -91,12 +91,12 @@ Block* CachingManagedAllocator::State::merged_within_cap(const Request& request,
 }
 
 void CachingManagedAllocator::State::wait_for_claims(const Request& request, Lock& lock) {
-  const DeviceCap& budget = budgets[static_cast<std::size_t>(request.home.index)];
+  const DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
   claim_ended.wait(lock, [&budget] { return budget.under_way == 0; });
 }
 
 bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
-  const bool hard = budgets[static_cast<std::size_t>(request.home.index)].hard;
+  const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
   PressureCallback* const callback = pressure_callback;
   if (callback == nullptr) {
     return !hard;
@@ -181,7 +181,7 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
-  DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
+  DeviceCap& budget = state.caps[static_cast<std::size_t>(device)];
   budget.cap = bytes;
   budget.hard = hard;
   budget.most = std::max(bytes.value_or(0), state.taken(device));
@@ -198,7 +198,7 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
 std::optional<std::size_t> CachingManagedAllocator::cap(int device) const {
   state_->check_device(device);
   const std::lock_guard lock(state_->mutex);
-  return state_->budgets[static_cast<std::size_t>(device)].cap;
+  return state_->caps[static_cast<std::size_t>(device)].cap;
 }
 
 CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_peak(int device) {

@@ -1,5 +1,7 @@
-// What is tried before OutOfMemory is raised, cheapest first: wait for pending frees, release cached segments, merge
-// free neighbours of other streams and homes, call the memory-pressure callback, and retry everything.
+// What is tried before OutOfMemory is raised.
+// If the limit, the host or the runtime refused: wait for pending frees, release cached segments, merge free neighbours
+// of other streams and homes. If a cap refused: merge free neighbours, release cached segments, call the
+// memory-pressure callback, wait for pending frees, and exceed the cap if the callback allows it.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -12,7 +14,7 @@ namespace torch_uvm {
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
-  if (cap_of(request.home) && budgets[static_cast<std::size_t>(request.home.index)].under_way != 0) {
+  if (cap_of(request.home) && caps[static_cast<std::size_t>(request.home.index)].under_way != 0) {
     wait_for_claims(request, lock); // the new segment may have room for this request, too
     if (Block* const block = within_cap(request, lock, refusal)) {
       return block;
@@ -155,7 +157,7 @@ std::size_t CachingManagedAllocator::State::release(std::optional<Location> home
 Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments::iterator segment) noexcept {
   void* const ptr = reinterpret_cast<void*>(segment->first);
   if (const Location home = segment->second.home; !home.is_host()) {
-    budgets[static_cast<std::size_t>(home.index)].refused = false;
+    caps[static_cast<std::size_t>(home.index)].refused = false;
   }
   const auto next = heap.remove_segment(segment);
   source->free(ptr); // waits for work still queued on the segment's streams

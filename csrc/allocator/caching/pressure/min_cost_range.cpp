@@ -178,7 +178,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   }
   // Bytes to free for a new segment: the excess over the cap; if the source has refused, the size of the segment
   // itself.
-  const DeviceCap& budget = state.budgets[static_cast<std::size_t>(device)];
+  const DeviceCap& budget = state.caps[static_cast<std::size_t>(device)];
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
   if (budget.cap && !budget.refused) {

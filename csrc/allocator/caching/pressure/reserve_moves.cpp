@@ -13,11 +13,11 @@ namespace {
 using Cost = std::function<double(void*, std::size_t)>;
 using Consent = std::function<bool(void*)>;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kUnmovable = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cost even more
 
 /// Contiguous blocks, first to last, that together hold the request.
-struct Window {
+struct MoveWindow {
   Block* first = nullptr;
   Block* last = nullptr;
   double cost = 0;
@@ -27,16 +27,16 @@ struct Window {
 
 /// Appends the minimal windows of a segment: they have an allocated block, and are too small without their first or
 /// last block.
-void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<Window>& windows) {
-  Window window;
+void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<MoveWindow>& windows) {
+  MoveWindow window;
   std::vector<double> costs; // of the window's blocks, from index `front` on
   std::size_t front = 0;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
     const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
-    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kNever;
-    if (price == kNever) {
-      window = Window{};
+    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kUnmovable;
+    if (price == kUnmovable) {
+      window = MoveWindow{};
       costs.clear();
       front = 0;
       continue;
@@ -74,7 +74,7 @@ class CachingManagedAllocator::State::Places {
   Places& operator=(const Places&) = delete;
 
   /// \return false if not all blocks have a destination, or an owner refuses. Nothing has changed then
-  bool find(const Window& window, std::size_t bytes, const Consent& claim, Lock& lock) {
+  bool find(const MoveWindow& window, std::size_t bytes, const Consent& claim, Lock& lock) {
     std::vector<Block*> leaving;
     std::size_t passed = 0;
     for (Block* block = window.first;;) {
@@ -175,14 +175,14 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
   std::unique_lock lock(state.mutex);
   const WalkAfterwards walk(state);
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
-  std::vector<Window> windows;
+  std::vector<MoveWindow> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
       add_windows(segment, needed, cost, windows);
     }
   }
   const std::size_t tried = std::min(windows.size(), kMaxTried);
-  std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Window::cost);
+  std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &MoveWindow::cost);
   State::Places places(state, device, stream);
   for (std::size_t at = 0; at < tried; ++at) {
     if (places.find(windows[at], needed, claim, lock)) {

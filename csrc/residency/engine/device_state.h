@@ -1,0 +1,92 @@
+// The engine's state of one device and of one captured graph.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "residency/engine/record.h"
+#include "residency/engine/staging.h"
+#include "residency/policy/policy.h"
+#include "runtime/location.h"
+
+namespace torch_uvm {
+
+/// Allocated bytes during the running operator, without the engine's own fetches and evictions.
+struct Workspace {
+  std::int64_t peak = 0;
+  std::int64_t ours = 0; ///< bytes fetched minus bytes evicted since it began
+};
+
+/// Allocated bytes when the allocator was last queried.
+struct Allocated {
+  std::size_t bytes = 0;
+  std::uint64_t changes = ~std::uint64_t{0}; ///< the allocator's change counter at that time
+};
+
+/// Whether a device may become idle, and its state when it did (sleep.cpp).
+struct QuietPeriod {
+  std::uint64_t since = 0; ///< the operator that last restarted the quiet period
+  std::uint64_t next_look = 0;
+  std::uint64_t misses = 0; ///< the policy's misses at that operator
+  std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
+  std::int64_t rooms = 0; ///< statistics_.made_room.count at the latest look
+  std::uint64_t write_backs = 0; ///< Device::write_backs_started at the latest look
+  std::size_t peak = 0; ///< peak allocated bytes since eviction or a call for room last ended the quiet period
+  std::size_t level = 0; ///< allocated bytes above which, plus a small margin, the quiet period restarts
+  std::size_t alarm = 0; ///< allocated bytes above which the device wakes; 0: it has not become idle
+  std::size_t other = 0; ///< allocated bytes without a record when the device became idle
+  std::size_t unseen = 0; ///< allocated bytes without a record that were allocated while it was idle
+  unsigned idle_periods = 0; ///< how often it has been idle
+  unsigned seen = 0; ///< weighted count of operators since it woke
+};
+
+struct Device {
+  std::optional<std::size_t> budget;
+  std::size_t cap = 0; ///< limit on reserved segments: the budget without staging, rounded (cap_within)
+  bool hard = false;
+  bool idle = false; ///< idle: operators are not watched
+  bool quiescent = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
+  QuietPeriod quiet;
+  int running = 0; ///< running operators whose first operand is on this device
+  std::unique_ptr<Policy> policy; ///< created with the first budget or capture
+  Stream fetches;
+  Stream write_backs;
+  std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed
+  std::unique_ptr<Staging> outgoing;
+  std::deque<StorageId> pending; ///< the policy's fetches that have not started for want of room
+  std::size_t fetched_ahead = 0; ///< bytes prefetched for the current schedule and not used yet
+  std::uint64_t fetch_round = 0; ///< number of dropped schedules: their prefetches may never be used
+  std::multimap<std::uint64_t, StorageId> unforeseen; ///< unscheduled evictions, by the operator to re-fetch them at
+  unsigned pause = 0; ///< operators until the next search for room for `pending`
+  unsigned next_pause = 0;
+  struct Retirement {
+    StorageId storage;
+    std::uint64_t number; ///< differs from Record::retirement if the storage was used and retired again
+  };
+  std::deque<Retirement> retired; ///< in order of their write-backs; some may have been used again
+  std::uint64_t retirements = 0;
+  Workspace workspace;
+  Allocated allocated;
+  Stream last_stream; ///< of the latest operator: blocks with no work pending are freed to this stream's list
+  std::uint64_t write_backs_started = 0;
+  std::uint64_t write_backs_read = 0; ///< write-backs known to have finished reading the device copy
+  bool exceeded = false; ///< the running operator has exceeded a hard budget
+  unsigned regions = 0; ///< running compiled graphs
+  bool excess = false; ///< the budget may be exceeded, by unwatched allocations or because it is soft
+  std::uint64_t next_shrink = 0; ///< the operator after which to try to shrink to the budget
+  std::uint64_t shrink_pause = 0;
+};
+
+struct Capture {
+  bool open = true;
+  std::unordered_set<StorageId> pinned;
+  std::vector<Stream> streams; ///< that the graph was launched on
+};
+
+} // namespace torch_uvm
