@@ -1,4 +1,7 @@
 // Who is not watched: soft budgets that nothing has run against, and steps that fit.
+#include <cstddef>
+#include <random>
+
 #include "residency_rig.h"
 
 namespace {
@@ -75,6 +78,53 @@ TEST(a_soft_budget_after_a_hard_one_sleeps_when_everything_is_back) {
   rig.engine.set_budget(0, kBudget / 2, false); // too little for everything: it stays awake
   CHECK(rig.engine.is_awake());
   train(rig, 0, 3);
+}
+
+TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
+  std::size_t idle = 0;
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random() % bound); };
+    Rig rig;
+    for (unsigned char number = 1; number <= 40; ++number) { // ragged sizes, so that free memory is in pieces
+      try {
+        rig.make(number, (1 + below(12)) * 256 * KiB);
+      } catch (const OutOfMemory&) {
+        // Pinned or running storages leave no such piece.
+      }
+      if (below(3) == 0 && !rig.storages.empty()) {
+        const std::size_t gone = below(rig.storages.size());
+        rig.free(*rig.storages[gone]);
+        rig.storages.erase(rig.storages.begin() + static_cast<std::ptrdiff_t>(gone));
+      }
+      while (rig.storages.size() > 7) {
+        rig.free(*rig.storages.front());
+        rig.storages.erase(rig.storages.begin());
+      }
+    }
+    rig.engine.set_budget(0, kBudget + below(16) * 512 * KiB, /*hard=*/false);
+    if (rig.engine.is_awake()) {
+      continue;
+    }
+    ++idle;
+    for (const auto& storage : rig.storages) {
+      CHECK(storage->block != nullptr);
+      {
+        const Engine::Lock lock(rig.engine);
+        if (storage->record != nullptr) {
+          CHECK(rig.engine.pin(storage->record, kStream));
+          rig.engine.unpin(storage->record);
+        }
+      }
+      Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // not watched
+    }
+    rig.engine.set_budget(0, kBudget, /*hard=*/true);
+    train(rig, 2, 3);
+    for (const auto& storage : rig.storages) {
+      rig.run(9, {storage.get()}, false, [&] { Rig::check(*storage); });
+    }
+  }
+  CHECK(idle > 50);
 }
 
 TEST(what_was_written_unseen_is_not_taken_for_clean) {

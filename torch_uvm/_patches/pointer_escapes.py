@@ -66,9 +66,7 @@ def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
 
 def exported(x: torch.Tensor) -> torch.Tensor:
     """The tensor to export in place of `x`: if need be an alias that pins the bytes of `x` while it lives."""
-    if not _watching or not _C.is_managed(x):
-        return x
-    if x.device.type == "cpu" or _C.budget(x.device.index) is None:
+    if x.device.type == "cpu" or not _C.is_managed(x):
         return x  # the engine does not move it
     if has_torch_function_unary(x):
         _pin_while(x, x)

@@ -163,7 +163,8 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
         waits = true;
         continue;
       }
-      if (!bring_to_device(*record, fetches)) {
+      // To evict one storage for another would leave it on the host, where it is used unwatched.
+      if (!bring_to_device(*record, fetches, Need::kToStay)) {
         if (is_unmovable(*record)) {
           continue; // it is being destroyed
         }

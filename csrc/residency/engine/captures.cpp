@@ -22,14 +22,7 @@ void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
 }
 
 void ResidencyEngine::pin_address(Record& record) {
-  if (!of(record.device).policy) {
-    of(record.device).policy = std::make_unique<Policy>(); // a budget may be set before the unpin
-  }
-  announce(record);
-  if (record.pins == 0) {
-    of(record.device).policy->pin(record.id, true);
-  }
-  ++record.pins;
+  count_pin(record);
   ++record.captured;
 }
 

@@ -63,10 +63,6 @@ bool ResidencyEngine::watches(int device) const {
   return asked.budget && !asked.idle;
 }
 
-bool ResidencyEngine::knows(int device) const {
-  return devices_[static_cast<std::size_t>(device)].budget.has_value();
-}
-
 Record* ResidencyEngine::record_on(const Block* block) const noexcept {
   return static_cast<Record*>(memory_.tag(block));
 }
@@ -211,8 +207,18 @@ void ResidencyEngine::materialise(Record* record) {
   statistics_.waited.ms += (now_us() - began) / 1e3;
 }
 
+void ResidencyEngine::count_pin(Record& record) {
+  if (!of(record.device).policy) {
+    of(record.device).policy = std::make_unique<Policy>(); // without a budget; one may be set before the unpin
+  }
+  announce(record);
+  if (record.pins == 0) {
+    of(record.device).policy->pin(record.id, true);
+  }
+  ++record.pins;
+}
+
 bool ResidencyEngine::pin(Record* record, Stream stream) {
-  announce(*record);
   if (record->points_at == Side::kHost && record->captured == 0) {
     if (!address_may_change(*record, Mover::kOperator)) {
       return false;
@@ -222,10 +228,7 @@ bool ResidencyEngine::pin(Record* record, Stream stream) {
     }
     use_on_device(*record, stream, false);
   }
-  if (record->pins == 0) {
-    of(record->device).policy->pin(record->id, true);
-  }
-  ++record->pins;
+  count_pin(*record);
   record->retiring = false;
   return true;
 }

@@ -114,8 +114,6 @@ class Engine {
   virtual Record* adopt(Block* block, int device, void* storage) = 0;
   /// Whether operators of the device are watched: it has a budget and is active.
   virtual bool watches(int device) const = 0;
-  /// Whether storages of the device have records: it has a budget, active or idle.
-  virtual bool knows(int device) const = 0;
   /// The record of the storage on this block, or nullptr. Requires the lock.
   virtual Record* record_on(const Block* block) const noexcept = 0;
   struct Operand {
@@ -177,8 +175,8 @@ class Engine {
   /// Materialises a storage whose pointer is about to escape PyTorch. On return the bytes are complete and count as
   /// written; the address stays valid until the next operator.
   virtual void materialise(Record* record) = 0;
-  /// Brings the storage to the device and pins it there until `release` was called as often as `hold`. A storage that a
-  /// graph has captured is pinned where the graph uses it. Requires the lock.
+  /// Brings the storage to the device, also one without a budget, and pins it there until `release` was called as often
+  /// as `hold`. A storage that a graph has captured is pinned where the graph uses it. Requires the lock.
   /// \return false if an operator uses the storage on the host; nothing has changed, retry once it has ended
   /// \throws OutOfMemory if there is no room; nothing has changed
   virtual bool pin(Record* record, Stream stream) = 0;

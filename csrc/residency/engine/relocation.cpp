@@ -226,7 +226,8 @@ void ResidencyEngine::abandon_fetch(Record& record) noexcept {
 
 void ResidencyEngine::mark_use(Record& record, bool writes) noexcept {
   if (record.points_at == Side::kDevice) {
-    record.host_valid = record.host_valid && !writes;
+    // Without watched operators, each use may be followed by writes that nothing reports.
+    record.host_valid = record.host_valid && !writes && watches(record.device);
     record.retiring = false; // it is in use again
   }
 }
@@ -243,12 +244,12 @@ void ResidencyEngine::wait_here(Record& record) noexcept {
   }
 }
 
-bool ResidencyEngine::bring_to_device(Record& record, Stream stream) {
+bool ResidencyEngine::bring_to_device(Record& record, Stream stream, Need need) {
   if (record.points_at == Side::kDevice) {
     return true;
   }
   if (!address_may_change(record, Mover::kOperator) ||
-      (record.device_block == nullptr && !start_fetch(record, Need::kNow, stream))) {
+      (record.device_block == nullptr && !start_fetch(record, need, stream))) {
     return false;
   }
   if (!claim_address(record, Mover::kOperator)) {

@@ -38,7 +38,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void wake_idle_devices() override;
   Record* adopt(Block* block, int device, void* storage) override;
   bool watches(int device) const override;
-  bool knows(int device) const override;
   Record* record_on(const Block* block) const noexcept override;
   void begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
              const std::vector<Stream>& streams) noexcept override;
@@ -76,7 +75,9 @@ class ResidencyEngine final : public Engine, public PressureCallback {
  private:
   friend class Lock;
 
-  enum class Need { kNow, kAhead }; ///< an operator waits for the room, or it is for a prefetch
+  /// What room is needed for: an operator that waits, a prefetch, or a storage that has to stay on the device (it may
+  /// then move other blocks aside, and evict nothing).
+  enum class Need { kNow, kAhead, kToStay };
 
   // All functions below require the mutex.
 
@@ -160,7 +161,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// Blocks the host until the record's copies are done. Used if a stream could not be made to wait.
   void wait_here(Record& record) noexcept;
   /// Points the storage at its device copy, fetching it if needed. \return false if the storage stays on the host
-  bool bring_to_device(Record& record, Stream stream);
+  bool bring_to_device(Record& record, Stream stream, Need need = Need::kNow);
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
@@ -262,6 +263,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   std::optional<std::string> check_records() const;
 
   // engine.cpp
+  void count_pin(Record& record);
   OutOfMemory no_room_to_pin(const Record& wanted) const;
   void wait(Stream stream, Event event);
   bool reached(Event& event) noexcept;

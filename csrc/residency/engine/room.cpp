@@ -306,7 +306,7 @@ Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Strea
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    if (!evict_range(bytes, device, need, stream)) {
+    if (!(need == Need::kToStay ? move_aside(bytes, device, stream) : evict_range(bytes, device, need, stream))) {
       return nullptr;
     }
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "residency/engine/relocation_min.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 #include "tensor/dispatch/deferred_updates.h"
@@ -40,14 +41,19 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   if (keep) {
     finish_deferred_updates_of(tensor);
   }
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  c10::StorageImpl* const storage = accelerators_storage(tensor);
+  if (storage == nullptr || storage->nbytes() < relocation_min() || Context::forked()) {
+    return;
+  }
+  Engine* const engine = keep ? &made_engine() : engine_in_use();
+  if (engine == nullptr) {
     return;
   }
   const auto began = std::chrono::steady_clock::now();
   Engine::Lock lock(*engine);
   for (;;) {
-    Record* const record = find_record(*engine, tensor, /*asleep=*/keep);
+    Record* const record =
+        keep ? record_of(*engine, storage, nullptr, /*pins=*/true) : known_record_of(*engine, storage);
     if (record == nullptr) {
       return;
     }
@@ -55,7 +61,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
       engine->unpin(record);
       return;
     }
-    const Stream stream = current_stream_of(device_of(*record, *tensor.storage().unsafeGetStorageImpl()));
+    const Stream stream = current_stream_of(device_of(*record, *storage));
     if (engine->pin(record, stream)) {
       return;
     }

@@ -10,7 +10,8 @@ namespace torch_uvm {
 /// Materialises a tensor's bytes before its address leaves PyTorch: runs deferred updates and completes transfers. The
 /// address stays valid until the next operator (Engine::materialise).
 void materialise(const at::Tensor& tensor);
-/// Fetches the storage to its device and pins it there, or unpins it. Pins count. A no-op if its device has no budget.
+/// Fetches the storage to its device and pins it there, or unpins it. Pins count, and also without a budget: one may be
+/// set while the pin lasts.
 /// \throws OutOfMemory if there is no room, or if a running operator keeps using the storage on the host
 void keep_resident(const at::Tensor& tensor, bool keep);
 

@@ -174,7 +174,7 @@ Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) n
   return record != nullptr && has_owner(data) && storage_of(*record) != storage ? nullptr : record;
 }
 
-Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool asleep) {
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pins) {
   if (Record* const record = known_record_of(engine, storage)) {
     return record;
   }
@@ -184,8 +184,9 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
     return nullptr;
   }
   const int device = data.device().index();
-  const bool watched = engine.watches(device) || engine.has_open_captures() || (asleep && engine.knows(device));
-  if (!watched || (has_owner(data) && !take_off_labels(storage))) {
+  const bool watched = engine.watches(device) || engine.has_open_captures();
+  // A pin needs a record in any case: a budget may be set, or the last other label dropped, while the pin lasts.
+  if (!pins && (!watched || (has_owner(data) && !take_off_labels(storage)))) {
     return nullptr;
   }
   Weak weak(Strong::reclaim_copy(storage));
@@ -197,9 +198,9 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool as
   return record;
 }
 
-Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep) {
+Record* find_record(Engine& engine, const at::Tensor& tensor) {
   c10::StorageImpl* const storage = accelerators_storage(tensor);
-  return storage == nullptr ? nullptr : record_of(engine, storage, nullptr, asleep);
+  return storage == nullptr ? nullptr : record_of(engine, storage);
 }
 
 } // namespace torch_uvm

@@ -26,16 +26,16 @@ class StorageRecords final : public StorageAdapter {
 
 /// Finds or creates the record of a storage. Requires the engine's lock.
 /// \param made set to true if the record was created
-/// \param asleep create a record also if the device's engine is asleep
+/// \param pins create it also for a device without a budget, and for a storage with several labels
 /// \return nullptr if the engine does not track the storage: its bytes are not a managed block of its own, it is
-///         smaller than relocation_min(), or its device has no budget. Of storages that share bytes (labels), only the
-///         one that the record was created for has it.
-Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool asleep = false);
+///         smaller than relocation_min(), or its device is idle or has no budget. Of storages that share bytes
+///         (labels), only the one that the record was created for has it.
+Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullptr, bool pins = false);
 
 /// The existing record of a storage, or nullptr. Requires the engine's lock.
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
 /// As record_of, for a tensor's storage.
-Record* find_record(Engine& engine, const at::Tensor& tensor, bool asleep = false);
+Record* find_record(Engine& engine, const at::Tensor& tensor);
 
 } // namespace torch_uvm

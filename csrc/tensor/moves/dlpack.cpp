@@ -17,7 +17,6 @@
 #include "tensor/dispatch/pins.h"
 #include "tensor/moves/moves.h"
 #include "tensor/process/context.h"
-#include "tensor/process/process_engine.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -26,7 +25,7 @@ namespace {
 template <class T>
 constexpr bool kVersioned = std::is_same_v<T, DLManagedTensorVersioned>;
 
-/// Pins an exported tensor under a budget: the consumer has its address.
+/// Pins an exported tensor: the consumer has its address.
 class Hold {
  public:
   Hold() = default;
@@ -42,10 +41,8 @@ class Hold {
     }
   }
   void begin(const at::Tensor& tensor) {
-    if (engine_in_use() != nullptr) { // even if it is asleep: it may wake during the export
-      keep_resident(tensor, true);
-      held_ = tensor;
-    }
+    keep_resident(tensor, true);
+    held_ = tensor;
   }
 
  private:

@@ -42,6 +42,11 @@ Engine* engine_in_use() {
   return the_engine.load(std::memory_order_acquire);
 }
 
+Engine& made_engine() {
+  const std::lock_guard lock(engine_making);
+  return engine_made();
+}
+
 void watch_operators() noexcept {
   try {
     const std::lock_guard lock(engine_making);

@@ -1,4 +1,4 @@
-// The process's residency engine, created with the first budget or graph capture.
+// The process's residency engine, created with the first budget, graph capture or pin.
 //
 // Storages (tensor/storage) announce here what is created, freed and expired. tensor/dispatch observes operators and
 // relocates storages; it registers an OperatorWatch here, so that tensor/storage does not depend on it.
@@ -27,8 +27,10 @@ class OperatorWatch {
 /// Call once per process, before any other function of this file.
 void register_operator_watch(OperatorWatch& watch);
 
-/// The process's engine; nullptr before the first budget or capture.
+/// The process's engine; nullptr before the first budget, capture or pin.
 Engine* engine_in_use();
+/// The same, created if there is none yet.
+Engine& made_engine();
 
 /// As Engine::set_budget; also starts or stops observing operators.
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
