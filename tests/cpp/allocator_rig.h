@@ -1,6 +1,7 @@
 // What the allocator's tests stand on: an allocator on a runtime, gone without a trace when a case is over.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -81,5 +82,8 @@ struct Rig {
     return allocate(runtime->memory_info(0).free - bytes);
   }
 };
+
+/// Makes the rig of a case, on the runtime and source of segments that the suite is registered for.
+using MakeRig = std::function<Rig()>;
 
 } // namespace contract

@@ -1,114 +1,19 @@
-// The log of allocations: rows as RMM has them, their order, and what is said of a disk that is full.
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
+// The log of an observed allocator: rows in RMM's format, one for each allocation, free and failure, in an order that
+// happened.
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <regex>
+#include <cstdint>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "allocator/adaptors/caching_allocator.h"
-#include "allocator/replay/allocation_log.h"
-#include "allocator/replay/logging_allocator.h"
-#include "harness.h"
-#include "runtime/bytes.h"
-#include "runtime/error.h"
-#include "runtime/testing/recording_runtime.h"
+#include "log_rig.h"
 
-namespace {
-
-using namespace torch_uvm;
-
-constexpr Location kDevice = Location::device(0);
-constexpr Stream kStream = Stream::default_of(0);
-
-/// A file of this test's own, gone with it.
-class ScratchFile {
- public:
-  ScratchFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "torch_uvm_log_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~ScratchFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  std::string path() const {
-    return (folder_ / "log.csv").string();
-  }
-  std::vector<std::string> lines() const {
-    std::ifstream file(path());
-    std::vector<std::string> all;
-    for (std::string line; std::getline(file, line);) {
-      all.push_back(line);
-    }
-    return all;
-  }
-
- private:
-  std::filesystem::path folder_;
-};
-
-struct Row {
-  std::string thread, action, pointer;
-  std::size_t bytes = 0;
-  std::string stream;
-};
-
-/// Rows of a file with a header; a line of any other form fails the test.
-std::vector<Row> rows_of(const ScratchFile& file) {
-  static const std::regex form(
-      R"((\d+),\d\d:\d\d:\d\d\.\d{6},(allocate|free|allocate failure),(0x[0-9a-f]+|\(nil\)),(\d+),(0|0x[0-9a-f]+))");
-  const std::vector<std::string> lines = file.lines();
-  CHECK(!lines.empty());
-  CHECK_EQ(lines[0], "Thread,Time,Action,Pointer,Size,Stream");
-  std::vector<Row> rows;
-  for (std::size_t at = 1; at < lines.size(); ++at) {
-    std::smatch match;
-    if (!std::regex_match(lines[at], match, form)) {
-      harness::fail(__FILE__, __LINE__, "no row: " + lines[at]);
-    }
-    rows.push_back({match[1], match[2], match[3], std::stoull(match[4]), match[5]});
-  }
-  return rows;
-}
-
-/// Checks that no address is allocated twice, or freed when it is not. \return what is live at the end
-std::map<std::string, std::size_t> replayed(const std::vector<Row>& rows) {
-  std::map<std::string, std::size_t> live;
-  for (const Row& row : rows) {
-    if (row.action == "allocate") {
-      CHECK(live.emplace(row.pointer, row.bytes).second);
-    } else if (row.action == "free") {
-      const auto known = live.find(row.pointer);
-      CHECK(known != live.end());
-      CHECK_EQ(known->second, row.bytes);
-      live.erase(known);
-    }
-  }
-  return live;
-}
-
-std::string text_of(const void* ptr) {
-  std::ostringstream text;
-  text << ptr;
-  return text.str();
-}
-
-struct Rig {
-  RecordingRuntime runtime{2};
-  CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
-  std::shared_ptr<Allocator> caching = std::make_shared<CachingAllocator>(memory);
-};
+using namespace logs;
 
 TEST(rows_are_as_rmm_writes_them) {
   const ScratchFile file;
@@ -135,7 +40,7 @@ TEST(rows_are_as_rmm_writes_them) {
   CHECK_EQ(log.close().rows, std::uint64_t{3});
 }
 
-TEST(a_stream_says_whose_it_is) {
+TEST(a_logged_stream_names_its_device) {
   const Stream streams[] = {Stream::host(),
                             kStream,
                             Stream::default_of(3),
@@ -152,7 +57,7 @@ TEST(a_stream_says_whose_it_is) {
   CHECK_THROWS(InvalidArgument, stream_from_log(0xffff000000000001));
 }
 
-TEST(an_observed_allocator_tells_of_all_that_comes_and_goes) {
+TEST(an_observed_allocator_logs_every_allocation_and_free) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());
@@ -169,7 +74,7 @@ TEST(an_observed_allocator_tells_of_all_that_comes_and_goes) {
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(64 * MiB, kDevice, kStream));
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(~std::size_t{0}, kDevice, kStream));
   CHECK_EQ(rig.memory.try_allocate(64 * MiB, kDevice, kStream),
-           static_cast<Block*>(nullptr)); // no failure: who tries asks
+           static_cast<Block*>(nullptr)); // try_allocate may fail: no row
   const Event event = rig.runtime.create_event(0, false);
   rig.runtime.record_event(event, kStream);
   rig.memory.free_after(again, event, kStream);
@@ -196,7 +101,7 @@ TEST(an_observed_allocator_tells_of_all_that_comes_and_goes) {
     CHECK_EQ(rows[at].bytes, expected[at].second);
   }
   CHECK_EQ(rows[0].pointer, address);
-  CHECK_EQ(rows[3].pointer, address); // reused, and its free is before
+  CHECK_EQ(rows[3].pointer, address); // reused: the row of its free comes first
   CHECK_EQ(rows[1].stream, "0xffff000000000000");
 }
 
@@ -282,171 +187,5 @@ TEST(threads_leave_rows_in_an_order_that_happened) {
   CHECK(live.empty());
   CHECK_EQ(numbers.size(), std::size_t{4});
 }
-
-TEST(an_adaptor_logs_what_passes_and_what_is_refused) {
-  const ScratchFile file;
-  Rig rig;
-  const auto log = std::make_shared<AllocationLog>(file.path());
-  LoggingAllocator logging(rig.caching, log);
-  CHECK_EQ(logging.description(), "log(caching)");
-  const Stream other = rig.runtime.create_stream(0, 0);
-  const Allocation first = logging.allocate(700, kDevice, other);
-  logging.free(logging.allocate(0, kDevice, kStream));
-  rig.caching->free(rig.caching->allocate(5000, kDevice, kStream)); // goes by it
-  logging.free(first);
-  logging.free(logging.allocate(800, kDevice, kStream));
-  CHECK_THROWS(InvalidArgument, logging.allocate(900, Location::device(9), kStream));
-  CHECK_EQ(log->close().error, "");
-  const std::vector<Row> rows = rows_of(file);
-  CHECK_EQ(rows.size(), std::size_t{5});
-  CHECK_EQ(rows[0].stream, text_of(other.handle));
-  CHECK_EQ(rows[1].stream, rows[0].stream);
-  CHECK_EQ(rows[2].stream, "0");
-  CHECK_EQ(rows[4].action, "allocate failure");
-  CHECK_EQ(rows[4].bytes, std::size_t{900});
-  CHECK(replayed(rows).empty());
-  CHECK_EQ(rig.caching->figures().allocations, 0);
-  CHECK_THROWS(InvalidArgument, LoggingAllocator(nullptr, log));
-  CHECK_THROWS(InvalidArgument, LoggingAllocator(rig.caching, nullptr));
-}
-
-/// Leaves a row of its own where memory comes back to it, or goes.
-class Marking final : public Adaptor {
- public:
-  Marking(std::shared_ptr<Allocator> upstream, AllocationLog& log) : Adaptor(std::move(upstream)), log_(log) {}
-  Allocation allocate(std::size_t bytes, Location home, Stream stream) override {
-    log_.refused(1, stream);
-    return Adaptor::allocate(bytes, home, stream);
-  }
-  void free(const Allocation& allocation) noexcept override {
-    log_.refused(2, kStream);
-    Adaptor::free(allocation);
-  }
-  std::string description() const override {
-    return "marking";
-  }
-
- private:
-  AllocationLog& log_;
-};
-
-TEST(rows_stand_while_the_memory_is_the_callers) {
-  const ScratchFile file;
-  Rig rig;
-  const auto log = std::make_shared<AllocationLog>(file.path());
-  LoggingAllocator logging(std::make_shared<Marking>(rig.caching, *log), log);
-  logging.free(logging.allocate(100, kDevice, kStream));
-  CHECK_EQ(log->close().rows, std::uint64_t{4});
-  const std::vector<Row> rows = rows_of(file);
-  CHECK_EQ(rows[0].bytes, std::size_t{1}); // the upstream was asked
-  CHECK_EQ(rows[1].action, "allocate");
-  CHECK_EQ(rows[2].action, "free");
-  CHECK_EQ(rows[3].bytes, std::size_t{2}); // the upstream got it back
-}
-
-TEST(an_adaptor_logs_a_free_before_the_upstream_has_the_memory) {
-  const ScratchFile file;
-  Rig rig;
-  const auto log = std::make_shared<AllocationLog>(file.path());
-  LoggingAllocator logging(rig.caching, log);
-  std::vector<std::thread> threads;
-  for (int number = 0; number < 4; ++number) {
-    threads.emplace_back([&] {
-      for (int turn = 0; turn < 3000; ++turn) {
-        const Allocation one = logging.allocate(512, kDevice, kStream), two = logging.allocate(512, kDevice, kStream);
-        logging.free(one);
-        logging.free(two);
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  CHECK_EQ(log->close().rows, std::uint64_t{4 * 3000 * 4});
-  CHECK(replayed(rows_of(file)).empty());
-}
-
-TEST(a_file_that_cannot_be_made_is_refused_by_its_name) {
-  try {
-    AllocationLog log("/no such folder/log.csv");
-    harness::fail(__FILE__, __LINE__, "it was made");
-  } catch (const InvalidArgument& error) {
-    CHECK(std::string(error.what()).find("/no such folder/log.csv") != std::string::npos);
-  }
-}
-
-TEST(a_full_disk_is_reported_at_the_end_and_stops_nothing) {
-  for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{3} * AllocationLog::kBlockRows}) {
-    AllocationLog log("/dev/full");
-    for (std::uint64_t number = 0; number < count; ++number) {
-      log.allocated(&log, number, kStream);
-    }
-    const AllocationLogEnd end = log.close();
-    CHECK(end.error.find("/dev/full") != std::string::npos);
-    CHECK(end.error.find("No space left") != std::string::npos);
-    CHECK_EQ(end.rows, std::uint64_t{0});
-    CHECK_EQ(end.lost, count);
-  }
-}
-
-TEST(a_disk_that_becomes_full_leaves_whole_rows) {
-  const ScratchFile file;
-  struct sigaction before{};
-  struct sigaction ignore{};
-  ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGXFSZ, &ignore, &before);
-  rlimit limit{};
-  ::getrlimit(RLIMIT_FSIZE, &limit);
-  rlimit little = limit;
-  little.rlim_cur = 100'001;
-  ::setrlimit(RLIMIT_FSIZE, &little);
-  AllocationLog log(file.path());
-  constexpr std::uint64_t kRows = 10000;
-  for (std::uint64_t number = 0; number < kRows; ++number) {
-    log.allocated(&log, number, kStream);
-  }
-  const AllocationLogEnd end = log.close();
-  ::setrlimit(RLIMIT_FSIZE, &limit);
-  ::sigaction(SIGXFSZ, &before, nullptr);
-  CHECK(end.error.find("too large") != std::string::npos);
-  CHECK_EQ(end.rows + end.lost, kRows);
-  const std::vector<Row> rows = rows_of(file); // the last one is whole, too
-  CHECK_EQ(rows.size(), end.rows);
-  CHECK(rows.size() > 1000);
-  CHECK_EQ(rows.back().bytes, end.rows - 1);
-}
-
-TEST(a_forked_child_leaves_the_log_alone) {
-  const ScratchFile file;
-  Rig rig;
-  auto* const log = new AllocationLog(file.path());
-  rig.memory.set_observer(log);
-  constexpr int kTurns = 20; // whatever its thread is at as the process is copied
-  for (int turn = 0; turn < kTurns; ++turn) {
-    Block* const block = rig.memory.allocate(100, kDevice, kStream);
-    rig.memory.before_fork();
-    const pid_t child = ::fork();
-    if (child == 0) {
-      rig.memory.after_fork_in_child();
-      rig.memory.free(block);
-      log->allocated(&rig, 5, kStream);
-      const AllocationLogEnd end = log->close();
-      delete log;
-      ::_exit(end.error.empty() && end.rows == 0 ? 0 : 1);
-    }
-    rig.memory.after_fork_in_parent();
-    CHECK(child > 0);
-    int status = -1;
-    ::waitpid(child, &status, 0);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    rig.memory.free(block);
-  }
-  rig.memory.set_observer(nullptr);
-  CHECK_EQ(log->close().rows, std::uint64_t{2 * kTurns});
-  delete log;
-  CHECK(replayed(rows_of(file)).empty());
-}
-
-} // namespace
 
 HARNESS_MAIN()

@@ -1,75 +1,11 @@
-// Which runtime calls the allocator makes, and which it does not: events, waits, prefetches, retries.
+// Order between the streams that use a block in turn: which calls of the runtime a reuse takes, and when the host
+// waits.
 #include <utility>
+#include <vector>
 
-#include "allocator/size_classes.h"
-#include "allocator_rig.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recorded_rig.h"
 
 using namespace contract;
-
-namespace {
-
-struct Recorded : Rig {
-  explicit Recorded(AllocatorOptions options = apart())
-      : Rig(std::make_unique<RecordingRuntime>(2), true, options),
-        calls(static_cast<RecordingRuntime&>(*runtime)),
-        a(stream()),
-        b(stream()),
-        work(runtime->create_event(0, false)) {
-    calls.clear_calls();
-  }
-  ~Recorded() {
-    runtime->destroy_event(work);
-  }
-  Recorded(Recorded&&) = delete;
-
-  /// Work is queued, and does not begin.
-  void keep_busy(Stream on) {
-    calls.hold(on);
-    runtime->record_event(work, on);
-  }
-  /// A block of the stream is allocated and freed: cached, with its order.
-  std::uintptr_t cache(std::size_t bytes, Stream on) {
-    Block* const block = allocate(bytes, on);
-    const std::uintptr_t at = address(block);
-    allocator->free(block);
-    calls.clear_calls();
-    return at;
-  }
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const RecordedCall& call : calls.calls()) {
-      names.push_back(call.name);
-    }
-    return names;
-  }
-  void expect_calls(const std::vector<std::string>& expected) const {
-    if (names() != expected) {
-      std::string seen;
-      for (const std::string& name : names()) {
-        seen += " " + name;
-      }
-      harness::fail(__FILE__, __LINE__, "the calls were" + seen);
-    }
-  }
-
-  RecordingRuntime& calls;
-  Stream a, b;
-  Event work;
-};
-
-BlockInfo::State state_at(const Rig& rig, std::uintptr_t address) {
-  for (const SegmentInfo& segment : rig.allocator->snapshot()) {
-    for (const BlockInfo& block : segment.blocks) {
-      if (address - block.address < block.bytes) {
-        return block.state;
-      }
-    }
-  }
-  throw harness::Failure("no block there");
-}
-
-} // namespace
 
 TEST(reuse_on_the_same_stream_makes_no_call) {
   Recorded rig;
@@ -101,23 +37,6 @@ TEST(another_stream_waits_for_one_event) {
   rig.runtime->destroy_event(work);
 }
 
-TEST(events_are_used_again) {
-  Recorded rig;
-  const Event work = rig.runtime->create_event(0, false);
-  rig.cache(12 * MiB, rig.a);
-  for (int i = 0; i < 5; ++i) {
-    for (const auto& [from, to] : {std::pair(rig.a, rig.b), std::pair(rig.b, rig.a)}) {
-      rig.calls.hold(from);
-      rig.runtime->record_event(work, from);
-      rig.allocator->free(rig.allocate(12 * MiB, to));
-      rig.calls.release(from);
-    }
-  }
-  CHECK_EQ(rig.calls.count("create_event"), std::size_t{2}); // each stream keeps its last one, to share it
-  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 10);
-  rig.runtime->destroy_event(work);
-}
-
 TEST(an_idle_stream_needs_no_event) {
   Recorded rig;
   const std::uintptr_t at = rig.cache(12 * MiB, rig.a);
@@ -127,7 +46,7 @@ TEST(an_idle_stream_needs_no_event) {
   rig.allocator->free(block);
 }
 
-TEST(a_stream_prefers_what_it_had_itself) {
+TEST(a_stream_prefers_its_own_blocks) {
   Recorded rig;
   Block* const of_a = rig.allocate(12 * MiB, rig.a);
   Block* const of_b = rig.allocate(14 * MiB, rig.b);
@@ -198,7 +117,7 @@ TEST(the_host_waits_for_devices_that_exclude_it_before_it_gets_any_block) {
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   const auto waited = [&] { return runtime.count("synchronize_device"); };
   rig.allocator->free(rig.allocate(MiB));
-  CHECK_EQ(waited(), std::size_t{0}); // no business of the host's
+  CHECK_EQ(waited(), std::size_t{0}); // the host does not use it
   for (std::size_t turn = 1; turn <= 2; ++turn) { // a fresh segment, and one from the cache
     rig.allocator->free(rig.allocator->allocate(MiB, Location::host(), Stream::host()));
     CHECK_EQ(waited(), turn);
@@ -220,7 +139,7 @@ TEST(a_recorded_stream_is_waited_for) {
   rig.keep_busy(rig.b);
   rig.calls.clear_calls();
   rig.allocator->free(block);
-  rig.expect_calls({}); // nobody needs it yet
+  rig.expect_calls({}); // not needed yet
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
   CHECK_EQ(rig.allocator->statistics().active_bytes[0].current, static_cast<std::int64_t>(12 * MiB));
   CHECK_EQ(rig.allocator->statistics().allocated_bytes[0].current, 0);
@@ -271,205 +190,6 @@ TEST(a_block_that_returns_to_its_stream_needs_no_event) {
   rig.check();
 }
 
-TEST(empty_cache_waits_for_pending_blocks) {
-  Recorded rig;
-  Block* const block = rig.allocate(12 * MiB, rig.a);
-  rig.allocator->record_stream(block, rig.b);
-  rig.keep_busy(rig.b);
-  rig.allocator->free(block);
-  rig.calls.clear_calls();
-  CHECK_EQ(rig.allocator->empty_cache(), 12 * MiB);
-  rig.expect_calls({"query_stream", "create_event", "record_event", "synchronize_event", "free_managed"});
-  CHECK_EQ(rig.allocator->statistics().num_sync_all_streams, 1);
-  rig.check();
-}
-
-TEST(an_event_that_cannot_be_recorded_costs_a_block_until_the_device_is_waited_for) {
-  for (const char* call : {"create_event", "record_event"}) {
-    Recorded rig;
-    Block* const block = rig.allocate(12 * MiB, rig.a);
-    const std::uintptr_t at = rig.address(block);
-    rig.allocator->record_stream(block, rig.b);
-    rig.keep_busy(rig.b);
-    rig.calls.fail(call, 1);
-    rig.allocator->free(block);
-    rig.check();
-    Block* const other = rig.allocate(12 * MiB, rig.a);
-    CHECK(rig.address(other) != at);
-    CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
-    rig.calls.clear_calls();
-    CHECK_EQ(rig.allocator->empty_cache(), 12 * MiB);
-    CHECK_EQ(rig.calls.count("synchronize_device"), std::size_t{1});
-    rig.allocator->free(other);
-    rig.check();
-  }
-}
-
-TEST(a_fresh_segment_is_populated_by_one_prefetch) {
-  Recorded rig;
-  Block* const block = rig.allocate(3 * MiB, rig.a);
-  rig.expect_calls({"allocate_managed", "prefetch"});
-  const RecordedCall prefetch = rig.calls.calls().back();
-  CHECK_EQ(prefetch.bytes, kMediumSegment);
-  CHECK(prefetch.location == kDevice);
-  CHECK(prefetch.stream == rig.a);
-  rig.calls.clear_calls();
-  rig.allocator->free(block);
-  rig.allocator->free(rig.allocate(3 * MiB, rig.a));
-  Block* const of_host = rig.allocator->allocate(3 * MiB, Location::host(), Stream::host());
-  rig.expect_calls({"allocate_managed"}); // the host populates by touching
-  rig.allocator->free(of_host);
-  rig.calls.clear_calls();
-  Block* const no_stream = rig.allocator->allocate(12 * MiB, kDevice, Stream::host());
-  rig.expect_calls({"allocate_managed", "prefetch"});
-  CHECK(rig.calls.calls().back().stream == kStream);
-  rig.allocator->free(no_stream);
-}
-
-TEST(populating_can_be_turned_off) {
-  Recorded rig(AllocatorOptions{.populate = false});
-  rig.allocator->free(rig.allocate(3 * MiB, rig.a));
-  CHECK_EQ(rig.calls.count("prefetch"), std::size_t{0});
-}
-
-TEST(a_prefetch_that_fails_costs_nothing_but_faults) {
-  Recorded rig;
-  rig.calls.fail("prefetch", 1);
-  Block* const block = rig.allocate(3 * MiB, rig.a);
-  CHECK(block != nullptr);
-  CHECK_EQ(rig.allocator->statistics().num_populate_failures, 1);
-  rig.check();
-  rig.allocator->free(block);
-}
-
-TEST(what_a_device_cannot_hold_is_not_sent_there) {
-  Recorded rig;
-  const std::size_t all = rig.runtime->device_properties(0).total_memory;
-  rig.allocator->free(rig.allocate(all, rig.a));
-  CHECK_EQ(rig.calls.count("prefetch"), std::size_t{1});
-  rig.allocator->free(rig.allocate(all + 1, rig.a));
-  CHECK_EQ(rig.calls.count("prefetch"), std::size_t{1});
-  CHECK_EQ(rig.allocator->statistics().num_populate_failures, 0);
-}
-
-TEST(device_memory_is_not_prefetched) {
-  Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  rig.allocator->free(rig.allocate(3 * MiB));
-  CHECK_EQ(static_cast<RecordingRuntime&>(*rig.runtime).count("prefetch"), std::size_t{0});
-}
-
-TEST(the_failure_path_goes_from_cheap_to_dear) {
-  struct Callback final : PressureCallback {
-    Recorded* rig = nullptr;
-    std::vector<std::string> before;
-    bool make_room(std::size_t, Location, Stream) override {
-      before = rig->names();
-      return false;
-    }
-  } callback;
-  Recorded rig;
-  callback.rig = &rig;
-  rig.runtime->set_limit(64 * MiB);
-  rig.allocator->set_pressure_callback(&callback);
-  Block* const held = rig.allocate(20 * MiB, rig.a);
-  Block* const pending = rig.allocate(20 * MiB, rig.a);
-  rig.cache(20 * MiB, rig.b);
-  rig.allocator->record_stream(pending, rig.b);
-  rig.keep_busy(rig.b);
-  rig.allocator->free(pending);
-  rig.calls.clear_calls();
-  CHECK_THROWS(OutOfMemory, rig.allocate(60 * MiB, rig.a));
-  // Recorded and polled in vain, refused by the limit (the runtime is not asked), waited for, given back, refused
-  // again.
-  const std::vector<std::string> expected{"query_stream", "create_event",      "record_event", "query_event",
-                                          "query_event",  "synchronize_event", "free_managed", "free_managed"};
-  CHECK(callback.before == expected);
-  rig.expect_calls(expected); // the callback had nothing to give: no second round
-  rig.check();
-  rig.allocator->free(held);
-}
-
-TEST(pending_blocks_are_waited_for_before_memory_runs_out) {
-  Recorded rig;
-  rig.runtime->set_limit(64 * MiB);
-  Block* const block = rig.allocate(64 * MiB, rig.a);
-  const std::uintptr_t at = rig.address(block);
-  rig.allocator->record_stream(block, rig.b);
-  rig.keep_busy(rig.b);
-  rig.allocator->free(block);
-  rig.calls.clear_calls();
-  Block* const again = rig.allocate(64 * MiB, rig.a);
-  CHECK_EQ(rig.address(again), at);
-  CHECK_EQ(rig.calls.count("free_managed"), std::size_t{0});
-  rig.allocator->free(again);
-}
-
-TEST(merging_under_pressure_orders_every_stream) {
-  Recorded rig;
-  rig.runtime->set_limit(64 * MiB);
-  rig.cache(64 * MiB, rig.a);
-  Block* const one = rig.allocate(20 * MiB, rig.a);
-  Block* const two = rig.allocate(20 * MiB, rig.b);
-  Block* const wall = rig.allocate(24 * MiB, rig.a);
-  rig.allocator->free(one);
-  rig.allocator->free(two);
-  const Event work = rig.runtime->create_event(0, false);
-  for (const Stream stream : {rig.a, rig.b}) {
-    rig.calls.hold(stream);
-    rig.runtime->record_event(work, stream);
-  }
-  rig.calls.clear_calls();
-  Block* const host = rig.allocator->allocate(36 * MiB, Location::host(), Stream::host());
-  CHECK_EQ(rig.calls.count("synchronize_stream"), std::size_t{2});
-  CHECK_EQ(rig.allocator->statistics().num_host_waits, 2);
-  rig.check();
-  rig.allocator->free(host);
-  rig.allocator->free(wall);
-  rig.runtime->destroy_event(work);
-  rig.check();
-}
-
-TEST(blocks_that_go_from_stream_to_stream_in_a_batch_share_an_event) {
-  Recorded rig;
-  const Stream c = rig.stream();
-  constexpr int kBlocks = 12;
-  std::vector<Block*> blocks;
-  for (int i = 0; i < kBlocks; ++i) {
-    blocks.push_back(rig.allocate(12 * MiB, rig.a));
-  }
-  rig.keep_busy(rig.a);
-  rig.calls.clear_calls();
-  for (Block* const block : std::exchange(blocks, {})) {
-    rig.allocator->free(block);
-  }
-  rig.expect_calls({});
-  for (int i = 0; i < kBlocks / 2; ++i) {
-    blocks.push_back(rig.allocate(12 * MiB, rig.b));
-  }
-  rig.expect_calls({"query_stream", "create_event", "record_event", "wait_event"});
-  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  rig.calls.clear_calls();
-  for (int i = 0; i < kBlocks / 2 - 1; ++i) {
-    blocks.push_back(rig.allocate(12 * MiB, c)); // what was recorded for b is as good for c
-  }
-  rig.expect_calls({"query_stream", "wait_event"});
-  CHECK(rig.calls.calls().back().stream == c);
-  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  // What is freed later may be touched by later work: it takes another event, which serves the last one of the batch.
-  Block* const later = rig.allocate(14 * MiB, rig.a);
-  rig.allocator->free(later);
-  rig.calls.clear_calls();
-  blocks.push_back(rig.allocate(14 * MiB, rig.b));
-  rig.expect_calls({"query_stream", "record_event", "wait_event"});
-  blocks.push_back(rig.allocate(12 * MiB, rig.b));
-  CHECK_EQ(rig.calls.count("wait_event"), std::size_t{1});
-  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 2);
-  rig.check();
-  for (Block* const block : blocks) {
-    rig.allocator->free(block);
-  }
-}
-
 TEST(a_stream_that_was_seen_idle_is_not_asked_again) {
   Recorded rig;
   std::vector<Block*> blocks;
@@ -484,7 +204,7 @@ TEST(a_stream_that_was_seen_idle_is_not_asked_again) {
     blocks.push_back(rig.allocate(12 * MiB, rig.b));
   }
   rig.expect_calls({"query_stream"});
-  Block* const later = rig.allocate(12 * MiB, rig.a); // of what was filed before, nothing is left
+  Block* const later = rig.allocate(12 * MiB, rig.a); // no block from before is left in the cache
   rig.allocator->free(later);
   rig.calls.clear_calls();
   blocks.push_back(rig.allocate(12 * MiB, rig.b));
@@ -494,7 +214,7 @@ TEST(a_stream_that_was_seen_idle_is_not_asked_again) {
   }
 }
 
-TEST(nothing_is_known_of_streams_after_the_cache_was_emptied) {
+TEST(emptying_the_cache_forgets_which_streams_were_idle) {
   Recorded rig;
   Block* const held = rig.allocate(512, rig.a);
   rig.allocator->free(rig.allocate(1024, rig.a));
@@ -505,37 +225,6 @@ TEST(nothing_is_known_of_streams_after_the_cache_was_emptied) {
   rig.allocator->free(rig.allocate(2048, rig.b));
   rig.expect_calls({"query_stream"}); // "a" may be another stream by now
   rig.allocator->free(held);
-}
-
-TEST(blocks_freed_in_a_batch_share_an_event_of_each_stream_that_used_them) {
-  Recorded rig;
-  const Stream c = rig.stream();
-  std::vector<Block*> blocks;
-  for (int i = 0; i < 10; ++i) {
-    Block* const block = blocks.emplace_back(rig.allocate(12 * MiB, rig.a));
-    rig.allocator->record_stream(block, rig.b);
-    if (i % 2 == 0) {
-      rig.allocator->record_stream(block, c);
-    }
-  }
-  rig.keep_busy(c);
-  rig.calls.clear_calls();
-  for (Block* const block : blocks) {
-    rig.allocator->free(block);
-  }
-  rig.expect_calls({});
-  rig.check();
-  Block* const one = rig.allocate(12 * MiB, rig.a);
-  CHECK_EQ(rig.calls.count("record_event"), std::size_t{1}); // b has nothing queued
-  CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{6}); // those of c, and this one
-  rig.check();
-  rig.calls.release(c);
-  Block* const two = rig.allocate(512, rig.a);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{2}); // these two
-  rig.check();
-  rig.allocator->free(one);
-  rig.allocator->free(two);
 }
 
 HARNESS_MAIN()

@@ -1,3 +1,3 @@
-// What test_residency_engine says, of copies that go through staging.
+// test_residency_engine again, with copies that go through staging.
 #define STAGED
 #include "test_residency_engine.cpp"

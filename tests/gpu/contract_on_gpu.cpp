@@ -2,6 +2,8 @@
 // runs it. Each case may reserve 1 GiB, and nothing runs unless sixteen times that is free on every card.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "allocator_contract.h"

@@ -1,0 +1,129 @@
+// Hints of CudaRuntime: prefetch, advice and discard, the attributes of a range, and machines that take no hints.
+#include <vector>
+
+#include "cuda_rig.h"
+
+using namespace contract;
+using namespace cuda_rig;
+
+TEST(range_attributes_tell_never_from_not_everywhere_alike) {
+  const auto runtime = made();
+  constexpr std::size_t kBytes = 16 * MiB;
+  auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
+  const auto uniform = [&] { return runtime->range_attributes(ptr, kBytes).uniform; };
+  CHECK(uniform()); // never
+  const std::size_t asked = fake_cuda_count("cudaMemRangeGetAttributes");
+  CHECK_EQ(asked, std::size_t{1});
+  runtime->prefetch(ptr + 4 * MiB, 2 * MiB, Location::device(1), kStream); // in the middle
+  CHECK(!uniform());
+  CHECK(!runtime->range_attributes(ptr, kBytes).last_prefetch);
+  CHECK(runtime->range_attributes(ptr, 4 * MiB).uniform);
+  CHECK_EQ(runtime->range_attributes(ptr + 4 * MiB, 2 * MiB).last_prefetch->index, 1);
+  runtime->prefetch(ptr, kBytes, Location::host(), kStream);
+  CHECK(uniform());
+  CHECK(runtime->range_attributes(ptr, kBytes).last_prefetch->is_host());
+  runtime->advise(ptr, 2 * MiB, Advice::kSetReadMostly, kDevice);
+  CHECK(!uniform());
+  runtime->advise(ptr, kBytes, Advice::kSetReadMostly, kDevice);
+  CHECK(uniform());
+  CHECK(runtime->range_attributes(ptr, kBytes).read_mostly);
+  runtime->advise(ptr, kBytes, Advice::kSetPreferredLocation, Location::host());
+  runtime->advise(ptr, kBytes, Advice::kSetAccessedBy, Location::device(1));
+  runtime->advise(ptr, kBytes, Advice::kSetAccessedBy, kDevice);
+  const RangeAttributes all = runtime->range_attributes(ptr, kBytes);
+  CHECK(all.uniform && all.preferred_location->is_host());
+  CHECK(all.accessed_by == (std::vector{Location::device(0), Location::device(1)}));
+  runtime->advise(ptr + kBytes - 2 * MiB, 2 * MiB, Advice::kUnsetAccessedBy, kDevice);
+  CHECK(!uniform());
+  runtime->advise(ptr, kBytes, Advice::kUnsetAccessedBy, kDevice);
+  runtime->advise(ptr, kBytes, Advice::kUnsetReadMostly, kDevice);
+  runtime->advise(ptr, kBytes, Advice::kUnsetPreferredLocation, kDevice);
+  CHECK(uniform());
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+TEST(a_discard_moves_the_pages_to_the_next_writer) {
+  for (const bool pool : {false, true}) {
+    const auto runtime = made(pool);
+    constexpr std::size_t kBytes = 8 * MiB;
+    auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
+    const Stream side = runtime->create_stream(0, 0);
+    for (const Stream stream : {kStream, side}) { // a discard on the default stream goes by way of another stream
+      runtime->discard_before(Location::host(), ptr, 4 * MiB, stream);
+      CHECK(runtime->range_attributes(ptr, 4 * MiB).last_prefetch->is_host());
+      CHECK(!runtime->range_attributes(ptr, kBytes).uniform);
+      runtime->discard(ptr, kBytes, stream);
+      CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 0);
+    }
+    runtime->discard_before(Location::device(1), ptr, kBytes, side);
+    CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 1);
+    CHECK_EQ(fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"), std::size_t{5});
+    CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0}); // a plain discard could drop later writes
+    CHECK_THROWS(InvalidArgument, runtime->discard_before(Location::device(2), ptr, kBytes, side));
+    CHECK_THROWS(InvalidArgument, runtime->discard(ptr, kBytes, Stream::host()));
+    // The default stream waits for the stream in between, which is destroyed by then.
+    fake_cuda_hold(1);
+    runtime->discard(ptr, kBytes, kStream);
+    CHECK(!runtime->query_stream(kStream));
+    fake_cuda_hold(0);
+    runtime->synchronize_stream(kStream);
+    fake_cuda_fail("cudaMemDiscardAndPrefetchBatchAsync", 1, cudaErrorUnknown);
+    CHECK_THROWS(RuntimeFailure, runtime->discard(ptr, kBytes, kStream));
+    runtime->destroy_stream(side);
+    runtime->free_managed(ptr);
+    all_is_well();
+  }
+}
+
+TEST(advice_on_memory_of_a_pool_is_ignored_without_an_error) {
+  const auto runtime = made(true);
+  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
+  for (const Advice advice : {Advice::kSetReadMostly, Advice::kUnsetReadMostly, Advice::kSetPreferredLocation,
+                              Advice::kUnsetPreferredLocation, Advice::kSetAccessedBy, Advice::kUnsetAccessedBy}) {
+    runtime->advise(ptr, 4 * MiB, advice, kDevice);
+  }
+  CHECK(cudaGetLastError() == cudaSuccess);
+  const RangeAttributes found = runtime->range_attributes(ptr, 4 * MiB);
+  CHECK(found.uniform && !found.read_mostly && !found.preferred_location && found.accessed_by.empty());
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+TEST(read_mostly_is_taken_back_where_the_first_page_does_not_have_it) {
+  const auto runtime = made();
+  char* const ptr = static_cast<char*>(runtime->allocate_managed(8 * MiB, kDevice));
+  runtime->advise(ptr + 4 * MiB, 4 * MiB, Advice::kSetReadMostly, kDevice);
+  runtime->advise(ptr + 2 * MiB, 6 * MiB, Advice::kUnsetReadMostly, kDevice);
+  const RangeAttributes last = runtime->range_attributes(ptr + 6 * MiB, 2 * MiB);
+  CHECK(last.uniform && !last.read_mostly);
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+TEST(without_concurrent_access_there_are_no_hints) {
+  const auto runtime = made(false, {.concurrent = false});
+  CHECK(!runtime->device_properties(0).concurrent_managed_access);
+  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
+  runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
+  runtime->advise(ptr, 4 * MiB, Advice::kSetAccessedBy, Location::host());
+  runtime->discard(ptr, 4 * MiB, kStream);
+  CHECK(runtime->range_attributes(ptr, 4 * MiB).uniform);
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+TEST(memory_that_host_and_device_share_is_not_prefetched) {
+  const auto runtime = made(false, {.shared = true});
+  CHECK(runtime->device_properties(0).pageable_memory_access);
+  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
+  runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
+  runtime->prefetch(ptr, 4 * MiB, Location::host(), kStream);
+  runtime->discard(ptr, 4 * MiB, kStream);
+  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"),
+           std::size_t{0});
+  runtime->free_managed(ptr);
+  all_is_well();
+}
+
+HARNESS_MAIN()

@@ -1,0 +1,123 @@
+// The engine on the recording runtime when any one call of the runtime fails: the bytes stay right, and it goes on.
+#include "residency_rig.h"
+
+using namespace residency;
+
+namespace {
+
+/// Sizes that leave gaps: large storages come and go among others that stay.
+void train_ragged(Rig& rig, int steps) {
+  const std::size_t sizes[] = {kBytes / 2, kBytes, kBytes / 2, kBytes, 3 * kBytes / 2, kBytes / 2};
+  for (std::size_t number = 0; number < std::size(sizes); ++number) {
+    try {
+      rig.make(static_cast<unsigned char>(number + 1), sizes[number]);
+    } catch (const OutOfMemory&) {
+    }
+  }
+  const std::size_t count = rig.storages.size();
+  for (int step = 0; step < steps; ++step) {
+    for (std::size_t index = 0; index < count; ++index) {
+      Storage& written = *rig.storages[index];
+      rig.run(50 + index, {&written}, true, [&] {
+        Rig::check(written);
+        Rig::write(written, static_cast<unsigned char>(written.content + 1));
+      });
+      try {
+        rig.free(rig.make(100, kBytes + kBytes / 2 * (index % 3)));
+      } catch (const OutOfMemory&) {
+      }
+      rig.storages.erase(rig.storages.begin() + static_cast<std::ptrdiff_t>(count), rig.storages.end());
+      rig.check_engine();
+    }
+  }
+  for (std::size_t index = 0; index < count; ++index) {
+    rig.run(60, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
+  }
+}
+
+} // namespace
+
+TEST(ragged_sizes_keep_their_bytes_whatever_call_fails) {
+  std::int64_t moved = 0;
+  bool reached = true;
+  for (std::size_t nth = 1; reached; nth += kEvery) {
+    Rig rig;
+    rig.runtime.clear_calls();
+    rig.runtime.fail("*", nth);
+    train_ragged(rig, 3);
+    reached = false;
+    for (const RecordedCall& call : rig.runtime.calls()) {
+      reached = reached || call.failed;
+    }
+    rig.runtime.clear_failures();
+    moved += rig.engine.statistics().moved.count;
+    CHECK(reached || rig.engine.statistics().over_budget == 0);
+  }
+  CHECK(moved > 100);
+}
+
+TEST(any_call_of_the_runtime_may_fail_once) {
+  int failed = 0;
+  for (std::size_t nth = 1;; nth += kEvery) {
+    Rig rig;
+    rig.runtime.clear_calls();
+    rig.runtime.fail("*", nth);
+    train(rig, 7, 3);
+    bool reached = false;
+    for (const RecordedCall& call : rig.runtime.calls()) {
+      reached = reached || call.failed;
+    }
+    rig.runtime.clear_failures();
+    train(rig, 0, 2); // and it goes on
+    rig.check_engine();
+    if (!reached) {
+      break;
+    }
+    ++failed;
+  }
+  CHECK(failed > 100);
+}
+
+TEST(later_work_waits_for_an_operator_whose_own_wait_failed) {
+  Rig rig;
+  Storage& used = rig.make(1);
+  while (used.block != nullptr) {
+    rig.make(9);
+  }
+  for (const auto& other : rig.storages) {
+    if (other.get() != &used) {
+      rig.free(*other); // room to come back
+    }
+  }
+  const Stream other = rig.runtime.create_stream(0, 0);
+  const Event kernel = rig.runtime.create_event(0, false);
+  rig.runtime.hold(kStream);
+  rig.run(76, {&used}, false, [] {}); // fetched on this stream, and not there yet
+  CHECK(used.block != nullptr);
+  rig.runtime.hold(other);
+  rig.runtime.fail("wait_event", 1);
+  Engine::Frame frame;
+  {
+    const Engine::Lock lock(rig.engine);
+    const Engine::Operand operand{used.record, true};
+    rig.engine.begin(frame, {77, "test", false, false, false}, std::span(&operand, 1), {other});
+    rig.runtime.record_event(kernel, other);
+    Rig::write(used, 2);
+    rig.engine.end(frame);
+  }
+  CHECK(rig.engine.statistics().failures > 0);
+  rig.runtime.clear_calls();
+  CHECK(rig.engine.pressure_callback().make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
+  CHECK(used.block == nullptr);
+  Rig::check(used);
+  bool ordered = false;
+  for (const RecordedCall& call : rig.runtime.calls()) {
+    ordered = ordered || (call.name == "record_event" && call.stream == other);
+    CHECK(ordered || call.name != "copy_async"); // the write-back comes after the kernel
+  }
+  CHECK(ordered);
+  rig.runtime.destroy_event(kernel);
+  rig.runtime.destroy_stream(other);
+}
+
+HARNESS_MAIN()

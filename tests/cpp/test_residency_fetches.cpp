@@ -1,0 +1,171 @@
+// Fetches ahead of their use: how much of the budget they take, and what they give way to.
+#include "residency_rig.h"
+
+using namespace residency;
+
+namespace {
+
+/// One step over eight storages: each operator reads two.
+void read_in_turn(Rig& rig) {
+  for (std::size_t index = 0; index < 8; ++index) {
+    Storage& one = *rig.storages[index];
+    Storage& other = *rig.storages[(index + 1) % 8];
+    rig.run(30 + index, {&one, &other}, false, [&] {
+      Rig::check(one);
+      Rig::check(other);
+    });
+  }
+}
+
+} // namespace
+
+TEST(fetches_ahead_give_way_to_a_running_operator) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 8; ++number) {
+    rig.make(number);
+  }
+  for (int step = 0; step < 6; ++step) {
+    read_in_turn(rig);
+  }
+  CHECK(std::ranges::any_of(rig.storages, [](const auto& storage) { return storage->record->fetching(); }));
+  // This operator is not in the plan, and takes all of the budget.
+  std::vector<Storage*> used;
+  for (const std::size_t index : {4, 5, 6, 7}) {
+    used.push_back(rig.storages[index].get());
+  }
+  rig.run(99, used, false, [&] {
+    for (const Storage* const storage : used) {
+      CHECK(storage->record->points_at == Side::kDevice);
+      Rig::check(*storage);
+    }
+  });
+  CHECK(rig.engine.statistics().used_in_place.count == 0);
+  CHECK(rig.engine.statistics().over_budget == 0);
+  rig.check_engine();
+  read_in_turn(rig);
+}
+
+TEST(an_unplanned_eviction_is_fetched_back_before_the_use) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 3; ++number) {
+    rig.make(number);
+  }
+  const auto run = [&](OperatorKey from, OperatorKey to) { // of twelve operators: four on each storage in turn
+    for (OperatorKey key = from; key < to; ++key) {
+      Storage& used = *rig.storages[key / 4];
+      rig.run(40 + key, {&used}, false, [&] { Rig::check(used); });
+    }
+  };
+  for (int step = 0; step < 6; ++step) {
+    run(0, 12); // three of four blocks: nothing leaves
+  }
+  CHECK(rig.engine.statistics().plan_hits > 0);
+  CHECK(rig.engine.statistics().written_back.count == 0);
+  run(0, 4);
+  Storage& last = *rig.storages[2];
+  rig.free(rig.make(9, 3 * kBytes)); // a moment's need, beside the plan
+  CHECK(last.record->device_block == nullptr);
+  run(4, 8);
+  CHECK(last.record->device_block != nullptr);
+  run(8, 12);
+  rig.check_engine();
+}
+
+TEST(a_storage_that_a_collective_uses_on_the_host_is_not_fetched_ahead) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 3; ++number) {
+    rig.make(number);
+  }
+  const auto run = [&](OperatorKey from, OperatorKey to) { // of twelve operators: four on each storage in turn
+    for (OperatorKey key = from; key < to; ++key) {
+      Storage& used = *rig.storages[key / 4];
+      rig.run(40 + key, {&used}, false, [&] { Rig::check(used); });
+    }
+  };
+  for (int step = 0; step < 6; ++step) {
+    run(0, 12);
+  }
+  run(0, 4);
+  Storage& last = *rig.storages[2];
+  rig.free(rig.make(9, 3 * kBytes)); // drives it out
+  CHECK(last.record->points_at == Side::kHost);
+  last.record->collective = true; // one for which there was no room
+  run(4, 8); // before each of these it would be fetched
+  CHECK(last.record->device_block == nullptr);
+  Rig::write(last, 99); // which is what the collective does, unseen
+  run(8, 12);
+  CHECK(last.record->points_at == Side::kDevice);
+  rig.check_engine();
+}
+
+TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
+  // A large temporary drives all out. When it has gone there is room for all of them at once, long before their use.
+  constexpr std::size_t kSmall = 512 * KiB;
+  Rig rig;
+  for (unsigned char number = 1; number <= 13; ++number) {
+    rig.make(number, kSmall);
+  }
+  std::size_t most = 0;
+  const auto run = [&](OperatorKey key, Storage& used) {
+    rig.run(key, {&used}, true, [&] {
+      Rig::check(used);
+      Rig::write(used, static_cast<unsigned char>(used.content + 1));
+    });
+    std::size_t ahead = 0;
+    for (const auto& storage : rig.storages) {
+      ahead += storage->record != nullptr && storage->record->fetching() ? storage->bytes : 0;
+    }
+    most = std::max(most, ahead);
+    rig.check_engine();
+  };
+  for (int step = 0; step < 8; ++step) {
+    rig.free(rig.make(99, 7 * MiB));
+    for (OperatorKey key = 10; key < 20; ++key) {
+      run(key, *rig.storages[0]);
+    }
+    for (OperatorKey key = 20; key < 32; ++key) {
+      run(key, *rig.storages[key - 19]);
+    }
+  }
+  CHECK_EQ(most, (kBudget - 4 * kSlot) / 4);
+  CHECK(rig.engine.statistics().plan_hits > 0);
+}
+
+TEST(fetches_for_another_step_do_not_keep_this_one_from_fetching) {
+  constexpr std::size_t kSmall = 512 * KiB;
+  Rig rig;
+  for (unsigned char number = 1; number <= 24; ++number) {
+    rig.make(number, kSmall);
+  }
+  const auto run = [&](OperatorKey key, Storage& used) {
+    rig.run(key, {&used}, true, [&] { Rig::check(used); });
+    rig.check_engine();
+  };
+  // Cut off where a quarter of the budget is on its way for operators that never come.
+  const auto step = [&](std::size_t first, bool whole) {
+    rig.free(rig.make(99, 7 * MiB));
+    for (OperatorKey key = 0; key < 10; ++key) {
+      run(100 * first + key, *rig.storages[first]);
+    }
+    for (std::size_t index = 1; whole && index < 12; ++index) {
+      run(100 * first + 10 + index, *rig.storages[first + index]);
+    }
+  };
+  for (int turn = 0; turn < 8; ++turn) {
+    step(0, true);
+  }
+  step(0, false);
+  const auto fetching = [&](std::size_t first) {
+    return std::count_if(rig.storages.begin() + static_cast<std::ptrdiff_t>(first),
+                         rig.storages.begin() + static_cast<std::ptrdiff_t>(first + 12),
+                         [](const auto& storage) { return storage->record->fetching(); });
+  };
+  CHECK_EQ(fetching(0), 4);
+  for (int turn = 0; turn < 8; ++turn) {
+    step(12, true);
+  }
+  step(12, false);
+  CHECK_EQ(fetching(12), 4);
+}
+
+HARNESS_MAIN()
