@@ -72,7 +72,7 @@ class TestPlan:
 
     def test_what_failed_gives_no_budget(self) -> None:
         failed = [in_core() | {"status": "failed: OutOfMemoryError"}]
-        with pytest.raises(plan.Unresolved, match="nobody knows the peak of '2k tokens', in core"):
+        with pytest.raises(plan.Unresolved, match="no peak is known of '2k tokens', in core"):
             plan.budget_bytes(plan.Planned(LITTLE, "engine", "1/2"), failed, None)
 
 
