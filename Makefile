@@ -94,7 +94,7 @@ ifneq ($(TORCH_UVM_TEST_CUDA),0)
 endif
 
 test-cuda-flavour: build cpp cuda-wheels ## what `test` has of CUDA with no GPU: compile, link, audit, control paths
-	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control.py
+	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control*.py
 
 # The limit is 4 GiB in all, and a card must have sixteen times that free: tests/_gpu_guard.py sees to it.
 test-cuda: export TORCH_UVM_REQUIRE_CUDA = 1
@@ -181,7 +181,8 @@ faults: export TORCH_UVM_FAULTS = long
 faults: build cpp ## make each call of the runtime fail once, wherever one is made; cut training short in other ways
 	build/cpp/test_residency_faults
 	build/cpp/test_residency_memory
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_interruptions.py tests/test_interrupted_calls.py
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests/test_faults.py tests/test_engine_faults.py tests/test_training_faults.py \
+	  tests/test_interruptions.py tests/test_interrupted_calls.py
 
 security: build ## what is read is data, reports obey nothing, zero_on_alloc; then the fuzzers of readers: SECONDS=60
 	$(VENV_PY) -m pytest tests/test_untrusted_files.py tests/test_zero_on_alloc.py

@@ -22,7 +22,7 @@ FROM_CPU_SUITE = "FROM_CPU_SUITE"  # what a module of such tests is known by
 TESTS = Path(__file__).resolve().parent
 _NAME = re.compile(r"\bemu\b")
 _EMULATOR_ONLY = re.compile(
-    r"\bemulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b|\bacross_seeds\b"
+    r"\b_?emulated_|\bemu_|TORCH_UVM_DEVICE|\bemulated\.|\bpretend_not_concurrent\b|\bacross_seeds\b"
 )
 _Definition = (ast.FunctionDef, ast.ClassDef)
 
@@ -57,6 +57,8 @@ def _needs_the_emulator(node: ast.AST, source: str, known: set[str]) -> bool:
 def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, _Definition):
         return {node.name}
+    if isinstance(node, ast.ImportFrom):  # helpers of the emulator alone are in modules `_emulated_x`
+        return {alias.asname or alias.name for alias in node.names}
     targets = (
         node.targets
         if isinstance(node, ast.Assign)

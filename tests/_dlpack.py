@@ -1,4 +1,4 @@
-"""DLPack tensors made by hand, field by field: without a GPU nobody else makes them of managed memory."""
+"""DLPack tensors made by hand, field by field: without a GPU no library makes them of managed memory."""
 
 from __future__ import annotations
 

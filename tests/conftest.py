@@ -35,7 +35,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file, _, name = nodeid.partition("::")
             if file.endswith("test_cpp_floors.py"):
                 return name.rpartition("-")[0]
-            return "cuda" if file.endswith(("test_cuda_control.py", "test_cuda_flavour.py")) else file
+            return "cuda" if Path(file).name.startswith(("test_cuda_control", "test_cuda_flavour")) else file
 
     return Scheduling(config, log)
 

@@ -1,229 +1,31 @@
-"""Compiled graphs under a budget: kernels that read and write by address, which no operator announces.
-
-Inductor has no kernels for the emulated accelerator. The calls are its own (`CompiledFxGraph`); what is
-called reads the addresses of its inputs once, as Triton's launcher does, and uses them later.
-"""
+"""Calls of compiled graphs under a budget: outputs, errors, threads, large inputs, installation."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+from _compiled_graphs import (
+    BUDGET,
+    DEVICE,
+    MIB,
+    N,
+    address,
+    floats,
+    graph,
+    on_host,
+    small_budget,  # noqa: F401  (every test has it)
+    storages,
+    use,
+)
 from _spawn import Spawn
-from torch._inductor.output_code import CompiledFxGraph
 
 import torch_uvm
 from torch_uvm import _C
-
-MIB = 1024**2
-BUDGET = 8 * MIB
-DEVICE = torch.device("emu", 0)
-N = MIB // 4  # elements of a storage of 1 MiB
-
-Kernel = Callable[[list[Any]], Any]
-
-
-@pytest.fixture(autouse=True)
-def small_budget() -> Iterator[None]:
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
-    torch_uvm.enable(budget=BUDGET)
-    torch_uvm.reset_residency_stats()
-    yield
-    gc.collect()
-    _C.request_budget(None, None)
-    torch_uvm.empty_cache()
-
-
-def address(x: torch.Tensor) -> int:
-    """As C++ reads it: nobody is told."""
-    plain: Any = torch.Tensor.data_ptr
-    return int(getattr(plain, "__wrapped__", plain)(x))
-
-
-def floats(at: int, count: int = N) -> Any:
-    """For a kernel, which comes after what its stream has queued."""
-    torch.accelerator.synchronize()
-    return (ctypes.c_float * count).from_address(at)
-
-
-def graph(kernel: Kernel, written: Sequence[int] = (), backward: bool = False) -> CompiledFxGraph:
-    """A compiled graph that runs `kernel`, and says that it writes to these inputs."""
-    made = object.__new__(CompiledFxGraph)
-    made.current_callable = kernel
-    made.compiled_fn_runner = None
-    made.mutated_input_idxs = torch.utils._ordered_set.OrderedSet(written)
-    made.fx_kwargs = {"is_backward": backward}
-    return made
-
-
-def storages(count: int = 12) -> list[torch.Tensor]:
-    """More than the budget holds, each full of its number; what is on the device has a copy on the host."""
-    made = [torch.full((N,), float(number), device=DEVICE) for number in range(count)]
-    for _ in range(2):
-        for each in made:
-            each.sum()
-    return made
-
-
-def use(tensors: list[torch.Tensor]) -> None:
-    """Brings them to the device one by one; what they take the place of has to leave."""
-    for each in tensors:
-        each.sum()
-
-
-def on_host(x: torch.Tensor) -> bool:
-    return torch.device("cpu") in torch_uvm.residency(x)
-
-
-class TestInputs:
-    def test_stay_where_they_are_until_the_call_returns(self) -> None:
-        kept = storages()
-        seen = []
-
-        def kernel(inputs: list[Any]) -> Any:
-            before = [address(x) for x in inputs]
-            use(kept)  # operators of the graph
-            seen.append(before == [address(x) for x in inputs])
-            assert not any(on_host(x) for x in inputs)
-            values = [floats(at)[7] for at in before]
-            return (torch.full((N,), sum(values), device=DEVICE),)
-
-        call = graph(kernel)
-        for first in range(0, 12, 3):
-            (result,) = call([kept[first], kept[(first + 5) % 12]])
-            assert (result == first + (first + 5) % 12).all().item()
-            use(kept)
-        assert all(seen)
-        assert _C.check_residency() is None
-
-    def test_can_leave_after_it(self) -> None:
-        kept = storages()
-        call = graph(lambda inputs: (inputs[0] + 1,))
-        for _ in range(3):
-            for each in kept:
-                call([each])
-        stats = torch_uvm.residency_stats()
-        assert stats["fetched"]["count"] > 12 and stats["over_budget"] == 0
-        assert stats["peak_device_bytes"][DEVICE] <= BUDGET
-
-    def test_what_is_written_is_not_lost(self) -> None:
-        """A copy on the host from before would be taken for the newest."""
-        kept = storages()
-
-        def kernel(inputs: list[Any]) -> Any:
-            there = floats(address(inputs[1]))
-            there[0] += 100.0
-            there[N - 1] += inputs[0].numel()
-            return ()
-
-        call = graph(kernel, written=[1])
-        for turn in range(1, 4):
-            for number, each in enumerate(kept):
-                use([each])
-                call([kept[(number + 1) % 12], each])
-            use(kept)
-            for number, each in enumerate(kept):
-                assert each[0].item() == number + 100.0 * turn
-                assert each[N - 1].item() == number + float(N) * turn
-
-    def test_what_is_only_read_is_dropped_without_a_copy(self) -> None:
-        kept = storages()
-        call = graph(lambda inputs: ())
-        for _ in range(4):
-            for each in kept:
-                call([each])
-        stats = torch_uvm.residency_stats()
-        assert stats["written_back"]["count"] <= 12, "each once since it was made"
-        assert stats["dropped_clean"]["count"] > 12
-
-    def test_a_backward_may_write_to_all_but_parameters(self) -> None:
-        """It reuses the memory of what was saved for it."""
-        kept = [torch.nn.Parameter(each) if each[0] < 6 else each for each in storages()]
-
-        def kernel(inputs: list[Any]) -> Any:
-            for each in inputs:
-                if not isinstance(each, torch.nn.Parameter):
-                    floats(address(each))[3] = -1.0
-            return ()
-
-        call = graph(kernel, backward=True)
-        with torch.no_grad():
-            for number in range(6):
-                use([kept[number], kept[6 + number]])
-                before = torch_uvm.residency_stats()["written_back"]["count"]
-                call([kept[number], kept[6 + number]])
-                use(kept)
-                assert torch_uvm.residency_stats()["written_back"]["count"] <= before + 1
-            assert [each[3].item() for each in kept] == [0, 1, 2, 3, 4, 5] + 6 * [-1]
-
-    def test_of_a_graph_that_says_nothing_all_count_as_written(self) -> None:
-        kept = storages()
-
-        def kernel(inputs: list[Any]) -> Any:
-            for each in inputs:
-                floats(address(each))[3] = -1.0
-            return ()
-
-        call = graph(kernel)
-        del call.mutated_input_idxs
-        for number in range(0, 12, 2):
-            use(kept[number : number + 2])
-            call(kept[number : number + 2])
-        use(kept)
-        assert all(each[3].item() == -1 for each in kept)
-
-    def test_may_be_freed_inside(self) -> None:
-        """A call empties its list of inputs, so that what is used up makes room."""
-        allocated: list[int] = []
-
-        def kernel(inputs: list[Any]) -> Any:
-            (x,) = inputs
-            inputs.clear()
-            before = torch_uvm.memory_allocated(DEVICE)
-            del x
-            allocated.append(before - torch_uvm.memory_allocated(DEVICE))
-            return (torch.ones(N, device=DEVICE),)
-
-        call = graph(kernel)
-        inputs = [torch.full((N,), 2.0, device=DEVICE)]
-        (result,) = call(inputs)
-        assert allocated == [MIB] and inputs == []
-        kept = storages()
-        use(kept)
-        assert result.sum().item() == N
-        assert _C.check_residency() is None
-
-    def test_constants_are_held_too(self) -> None:
-        kept = storages()
-        constant = kept[4]
-
-        def kernel(inputs: list[Any]) -> Any:
-            before = address(constant)
-            assert not on_host(constant)
-            use(kept)
-            assert address(constant) == before
-            return (torch.full((N,), floats(before)[9], device=DEVICE),)
-
-        class Constants:
-            @staticmethod
-            def unwrap(made: CompiledFxGraph) -> dict[str, Any]:
-                return {"constant": constant, "number": 3}
-
-        call = graph(kernel)
-        from torch_uvm._patches import compiled_graphs
-
-        compiled_graphs._noting_constants(lambda *arguments: None)(call, (), Constants(), {})
-        for _ in range(3):
-            (result,) = call([kept[0]])
-            assert result[5].item() == 4
-            use(kept)
 
 
 class TestCalls:
@@ -335,7 +137,7 @@ class TestCalls:
 class TestLargerThanTheBudget:
     @pytest.mark.parametrize("budget", [BUDGET, "auto"])
     def test_inputs_are_used_on_the_host(self, budget: int | str) -> None:
-        """Those that do not fit: reads and writes go to where they are."""
+        """Inputs beyond the budget are read and written on the host."""
         if budget == "auto":
             torch_uvm.set_budget(None)
         kept = storages()
@@ -360,11 +162,11 @@ class TestLargerThanTheBudget:
         assert [each[1].item() for each in kept] == [number + 3000.0 for number in range(12)]
 
     def test_what_is_between_kernels_may_exceed_it(self) -> None:
-        """It has no other place; counted, and given back."""
+        """Buffers inside a graph exceed the budget. The excess is counted, and released afterwards."""
         kept = storages()
 
         def kernel(inputs: list[Any]) -> Any:
-            # Memory that no operator has seen: inductor's buffers.
+            # Inductor's buffers, which no operator announces.
             buffers = [torch.empty(0, device=DEVICE) for _ in range(9)]
             for each in buffers:
                 each.untyped_storage().resize_(MIB)
@@ -416,31 +218,3 @@ class TestInstallation:
         del call
         gc.collect()
         assert len(compiled_graphs._graphs) == before - 1
-
-
-class TestBatchNorm:
-    def test_writes_to_its_statistics_alone(self) -> None:
-        """The schema says nothing of them; the input and the weights stay clean."""
-        channels = N // 2
-        weight, bias = (torch.nn.Parameter(torch.ones(channels, device=DEVICE)) for _ in range(2))
-        mean, var = (torch.zeros(channels, device=DEVICE) for _ in range(2))
-        x = torch.randn(2, channels, device=DEVICE)
-        kept = storages()
-        torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
-        use(kept)
-        expected = mean.clone(), var.clone()
-        use(kept)
-        with torch.no_grad():
-            torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
-        use(kept)  # statistics have left
-        assert not torch.equal(mean, expected[0]) and not torch.equal(var, expected[1])
-        torch.testing.assert_close(mean, expected[0] * 1.9)
-        stats = torch_uvm.residency_stats()
-        before = stats["written_back"]["bytes"]
-        with torch.no_grad():
-            result = torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
-        use([mean, var, weight, bias, x])
-        del result
-        use(kept)
-        grown = torch_uvm.residency_stats()["written_back"]["bytes"] - before
-        assert grown <= 2 * MIB, "the two statistics, of half a mebibyte each, and at most a temporary"

@@ -1,6 +1,7 @@
 """torch.distributed on the emulated accelerator: gloo's collectives, DDP, FSDP2 and torchrun.
 
-What the ranks do is in _distributed.py and _collectives.py; on GPUs they do it in gpu/test_cuda_fsdp.py.
+The ranks' programs are in _distributed.py, _data_parallel.py and _collectives.py;
+gpu/test_cuda_fsdp.py runs them on GPUs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 import _distributed
 import pytest
 import torch
+from _ranks import LIMIT
 from _spawn import Spawn
 
 TESTS = Path(__file__).resolve().parent
@@ -20,18 +22,18 @@ EMU = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "USE_LIBUV": None,
 }
-# Of FSDP2 no step is deferred: here that would be `fsdp` once more.
+# FSDP2 never defers steps, so on `emu` this case would repeat `fsdp`.
 CASES = [case for case in _distributed.CASES if case != "fsdp_deferred"]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """Two processes that do it all, one case after another: to start them takes longer than most cases.
+    """Two processes run all cases, one after another, because their start takes longer than most cases.
 
-    Queued copies are delayed by chance, so that a collective that does not wait for them shows.
+    Queued copies are delayed at random, so a collective without its waits gives wrong results.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    conf = f"limit:{_distributed.LIMIT},emulated_schedule_seed:8"
+    conf = f"limit:{LIMIT},emulated_schedule_seed:8"
     command = [str(TESTS / "_two_ranks.py"), ",".join(CASES), "emu", str(folder)]
     return Spawn(folder)(args=command, env={**EMU, "TORCH_UVM_CONF": conf}, check=False, timeout=240)
 
@@ -65,7 +67,7 @@ for device in map(torch.device, sys.argv[1:]):
     torch.save([p.detach().cpu() for p in model.parameters()], f"{device}.{dist.get_rank()}")
 dist.barrier()  # and it takes no leave, as scripts do
 """
-# What the test wants to know of a rank, when the script is through.
+# Appended to the script: saves the figures of each rank.
 FIGURES = """
 import torch_uvm
 
@@ -74,7 +76,7 @@ torch.save(torch_uvm.residency_stats(), f"figures.{dist.get_rank()}")
 
 
 def test_a_script_under_torchrun_that_knows_nothing_of_us(spawn: Spawn, tmp_path: Path) -> None:
-    """Each rank within its budget, and equal to the CPU's, which have none."""
+    """Each rank stays within its budget and equals the CPU run, which has no budget."""
     (tmp_path / "script.py").write_text(SCRIPT + FIGURES)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ours = ["-m", "torch_uvm", "run", "--limit", "256MiB", "--budget", "20MiB"]  # of some 30

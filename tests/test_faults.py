@@ -1,4 +1,5 @@
-"""Every call of the runtime fails once, wherever one is made: the documented error or none, no byte lost."""
+"""Allocations, copies, moves and hints while each runtime call fails once: a documented error or none."""
+
 # ruff: noqa: B023  (each lambda is called at once)
 
 from __future__ import annotations
@@ -6,43 +7,24 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from _faults import LONG, Attempts, check_error, each_call_fails, emu
+from _fault_programs import (
+    filled,
+    is_all,
+    names,
+    nothing_is_left_on,  # noqa: F401  (every test has it)
+)
+from _faults import LONG, Attempts, each_call_fails, emu
 from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
 from torch_uvm import _C
-
-MIB = 1024**2
-BUDGET = 8 * MIB
-_names = (f"faults {number}" for number in itertools.count())
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_on() -> Iterator[None]:
-    yield
-    _C.emu_clear_failures()  # of a test that has failed
-    torch_uvm.enable(budget=None, optimizer="in_place")
-    torch_uvm.disable()
-    torch_uvm.empty_cache()
-
-
-def filled(count: int, value: float, device: str = "emu") -> torch.Tensor:
-    return torch.full((count,), value, device=device)
-
-
-def is_all(x: torch.Tensor, value: float) -> bool:
-    """Not by an operator that may fail half-way: by the bytes, from the host."""
-    return bool((x.cpu() == value).all())
-
-
-# --- allocation -----------------------------------------------------------------------------------
 
 
 def _allocations(attempt: Attempts) -> None:
@@ -87,9 +69,6 @@ def test_pinned_memory_is_refused_as_memory() -> None:
     assert each_call_fails(pin, "allocate_pinned") == 1
 
 
-# --- moves and copies -----------------------------------------------------------------------------
-
-
 def _moves(attempt: Attempts) -> None:
     x = torch.arange(300_000.0)
     ours = attempt(lambda: torch_uvm.to(x, "emu", managed=True))
@@ -114,7 +93,7 @@ def _moves(attempt: Attempts) -> None:
         found = attempt(ours.cpu)
         if attempt.error is earlier:
             assert torch.equal(found, x + round_ + 1)
-        elif found is not None:  # done or not, and nothing in between
+        elif found is not None:  # done or not done
             assert torch.equal(found, x + round_ + 1) or torch.equal(found, x + round_)
             return
 
@@ -154,9 +133,6 @@ def test_copies(managed: bool) -> None:
     assert each_call_fails(_copies) > 20
 
 
-# --- hints ----------------------------------------------------------------------------------------
-
-
 def _hints(attempt: Attempts) -> None:
     x = attempt(lambda: filled(1 << 20, 3.0))
     if x is None:
@@ -192,208 +168,6 @@ def test_a_discard_that_fails_leaves_no_event(name: str) -> None:
     torch_uvm.discard(on_host)
 
 
-# --- under a budget -------------------------------------------------------------------------------
-
-
-class Known:
-    """Tensors beyond the budget, and what each is to hold. One that raised has written, or has not."""
-
-    def __init__(self, attempt: Attempts, count: int) -> None:
-        self.attempt = attempt
-        made = [attempt(lambda: filled(MIB // 4, float(i))) for i in range(count)]
-        self.tensors = [x for x in made if x is not None]
-        self.values = [float(i) for i, x in enumerate(made) if x is not None]
-
-    def add(self, index: int) -> None:
-        x = self.tensors[index]
-        failures = self.attempt.error
-        self.attempt(lambda: x.add_(1.0))
-        if self.attempt.error is failures:
-            self.values[index] += 1.0
-        else:
-            now = float(x.cpu()[0])  # no call fails any more: one has
-            assert now in (self.values[index], self.values[index] + 1.0)
-            self.values[index] = now
-
-    def check(self, index: int) -> None:
-        x, value = self.tensors[index], self.values[index]
-        assert self.attempt(lambda: is_all(x, value), otherwise=True), (index, value)
-
-
-def _engine(attempt: Attempts) -> None:
-    known = Known(attempt, 12)  # of 1 MiB
-    count = len(known.tensors)
-    for step in range(3):
-        for index in range(count):
-            known.add(index)
-            sums = attempt(lambda: known.tensors[index] + known.tensors[(index + 1) % count])
-            wanted = known.values[index] + known.values[(index + 1) % count]
-            if sums is not None and index % 4 == step:
-                assert attempt(lambda: is_all(sums, wanted), otherwise=True)
-            sums = None
-    if count > 3:
-        kept = attempt(lambda: torch_uvm.keep_resident(known.tensors[0]))
-        attempt(known.tensors[1].data_ptr)
-        attempt(lambda: known.tensors[2].untyped_storage().data_ptr())
-        known.add(1)
-        if kept is not None:
-            kept.release()
-    attempt(lambda: torch_uvm.set_budget(BUDGET // 2))
-    for index in range(count):
-        known.check(index)
-    attempt(lambda: torch_uvm.set_budget(None))
-    for index in range(count):
-        known.check(index)
-    for _ in range(2):  # a second time it goes well
-        attempt(lambda: torch_uvm.set_budget(BUDGET))
-
-
-def test_the_engine() -> None:
-    torch_uvm.enable(budget=BUDGET)
-    assert each_call_fails(_engine, every=97, first=3) > 5
-
-
-@pytest.mark.parametrize("name", ["copy_async", "record_event", "wait_event"])
-def test_each_call_of_the_engines_copies(name: str) -> None:
-    torch_uvm.enable(budget=BUDGET)
-    assert each_call_fails(_engine, name, every=41, first=5) > 0
-
-
-def test_what_could_not_all_be_kept_is_not_kept() -> None:
-    torch_uvm.enable(budget=BUDGET)
-    xs = [filled(MIB // 2, float(i)) for i in range(3)]  # of 2 MiB
-    others = [filled(13 * MIB // 8, 1.0) for _ in range(2)]  # of 6.5 MiB: no room for any of xs beside one
-    on_device = {torch.device("emu:0"): xs[0].nbytes}
-
-    def leave() -> bool:
-        """Whether all of them do, for what else is used."""
-        for _ in range(20):
-            for other in others:
-                other.add_(1.0)
-            if all(torch_uvm.residency(x) != on_device for x in xs):
-                return True
-        return False
-
-    failed = 0
-    for nth in itertools.count(1):
-        assert leave(), f"after call {nth - 1}"
-        _C.emu_fail_call("*", nth)
-        try:
-            torch_uvm.keep_resident(xs).release()
-        except torch.OutOfMemoryError as error:
-            if "no room to keep" not in str(error):  # what made way could not
-                check_error(error)
-            failed += 1
-        except RuntimeError as error:
-            check_error(error)
-            failed += 1
-        if _C.emu_clear_failures() != 0:
-            break
-    assert failed > 1
-    assert all(is_all(x, float(i)) for i, x in enumerate(xs))
-
-
-# --- training -------------------------------------------------------------------------------------
-
-STEPS = 3
-
-
-def _model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *[part for _ in range(5) for part in (nn.Linear(512, 512), nn.ReLU())], nn.Linear(512, 10)
-    )
-
-
-_inputs = [torch.randn(16, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(STEPS)]
-Make = Callable[[Any], torch.optim.Optimizer]
-
-
-class Trained:
-    def __init__(self, model: nn.Module, make: Make, device: str) -> None:
-        self.model = copy.deepcopy(model).to(device)
-        self.optimizer = make(self.model.parameters())
-        self.device = device
-
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad()
-        loss = self.model(_inputs[number].to(self.device)).square().mean()
-        loss.backward()
-        self.optimizer.step()
-
-    def state(self) -> dict[str, Any]:
-        """On the CPU."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return copy.deepcopy(
-            torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach().cpu(), state)
-        )
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def same(one: Any, other: Any) -> bool:
-    ours, theirs = (torch.utils._pytree.tree_leaves(state) for state in (one, other))
-    return len(ours) == len(theirs) and all(
-        torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _training(make: Make) -> Callable[[Attempts], None]:
-    """Steps; one that raised is taken again from what was there before it, as scripts with checkpoints do."""
-    model = _model()
-    torch_uvm.disable()
-    reference = Trained(model, make, "cpu")
-    wanted = []
-    for number in range(STEPS):
-        reference.step(number)
-        wanted.append(reference.state())
-
-    def train(attempt: Attempts) -> None:
-        ours: Any = None
-        while ours is None:  # a second time it goes well
-            ours = attempt(lambda: Trained(model, make, "emu"))
-        state = None
-        for number in range(STEPS):
-            before = attempt.error
-            attempt(lambda: ours.step(number))
-            after = attempt(ours.state)
-            if attempt.error is not before:
-                if state is None:
-                    ours = Trained(model, make, "emu")
-                else:
-                    ours.load(state)
-                ours.step(number)
-                after = ours.state()
-            assert same(after, wanted[number]), f"step {number} after {attempt.error!r}"
-            state = after
-
-    return train
-
-
-OPTIMIZERS: dict[str, Make] = {
-    "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-    "loop": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
-    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "deferred"),
-    [(name, deferred) for name in OPTIMIZERS for deferred in (False, True)]
-    if LONG
-    else [("foreach", False), ("loop", False), ("fused", True)],
-)
-def test_training(optimizer: str, deferred: bool) -> None:
-    train = _training(OPTIMIZERS[optimizer])
-    torch_uvm.enable(budget=BUDGET, optimizer="deferred" if deferred else "in_place")
-    assert each_call_fails(train, every=499, first=7) > 1
-
-
-# --- allocators, host tensors ---------------------------------------------------------------------
-
-
 def _in_scope(scope: Any) -> Callable[[Attempts], None]:
     layer = nn.Linear(64, 64)
     wanted = layer(torch.ones(8, 64)).sum().item()
@@ -425,7 +199,7 @@ def test_an_arena() -> None:
 
 def test_a_plan() -> None:
     torch_uvm.enable(budget=None)
-    assert each_call_fails(_in_scope(torch_uvm.allocation_plan(next(_names))), every=3) > 5
+    assert each_call_fails(_in_scope(torch_uvm.allocation_plan(next(names))), every=3) > 5
 
 
 def _host_tensors(attempt: Attempts) -> None:
@@ -442,8 +216,6 @@ def test_host_tensors() -> None:
     torch_uvm.enable(budget=None, host_tensors=True)
     assert each_call_fails(_host_tensors) > 3
 
-
-# --- two devices ----------------------------------------------------------------------------------
 
 TWO = """
     import torch, torch_uvm
@@ -477,7 +249,7 @@ TWO = """
 
 @pytest.mark.parametrize("seed", range(8) if LONG else [3])
 def test_between_two_devices(spawn: Spawn, seed: int) -> None:
-    """Under delayed work, where what is not waited for is not there yet."""
+    """Under delayed work, a missing wait shows as missing bytes."""
     env = {
         "TORCH_UVM_CONF": f"emulated_devices:2,emulated_schedule_seed:{seed}",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),

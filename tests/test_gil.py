@@ -175,7 +175,7 @@ CALLS = {
     "budget": lambda: _C.budget(0),
     "requested_budget": lambda: _C.requested_budget(0),
     "mark_step": lambda: _C.mark_step(),
-    "settle": lambda: _C.settle(y),
+    "materialise": lambda: _C.materialise(y),
     "dlpack_export": lambda: _C.dlpack_export(y, 0, True, False),
     "dlpack_import": lambda: _C.dlpack_import(capsule, y.device, False),
     "device_properties": lambda: _C.device_properties(0),

@@ -1,4 +1,4 @@
-"""What an out-of-memory error says: what is needed, what is in the way, and what would do."""
+"""Out-of-memory errors: the size needed, the pinned bytes, the remedies; a program that retries after one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from _spawn import Spawn
+from torch import nn
 
 import torch_uvm
 from torch_uvm import _C
@@ -30,7 +31,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def smallest_budget(message: str) -> int:
-    """As the message has it: once for the call, once for the command line."""
+    """The budget that the message names, for the call and for the command line."""
     (call,) = re.findall(r'torch_uvm\.set_budget\("(\w+)"\)', message)
     assert f"The smallest budget that would do: {call} (" in message and f"run --budget {call}`" in message
     return _C.parse_bytes(call)
@@ -135,6 +136,22 @@ class TestUnderABudget:
         message = refusal(lambda: managed(64))
         for remedy in ("managed memory limit", "torch_uvm.set_limit(...)", "run --limit", "conf=limit:"):
             assert remedy.lower() in message.lower()
+
+
+class TestUnderALimit:
+    def test_retried_with_smaller_batches(self) -> None:
+        torch_uvm.enable(limit="40MiB")
+        layer: Any = nn.Linear(256, 256).to("emu")
+        batch, failures = 1 << 17, 0
+        while True:
+            try:
+                layer(torch.ones(batch, 256, device="emu")).sum().backward()
+                break
+            except torch.OutOfMemoryError:
+                failures += 1
+                batch //= 2
+        assert failures >= 2
+        assert torch.equal(layer.bias.grad.cpu(), torch.full((256,), float(batch)))
 
 
 class TestWithoutManagedMemory:

@@ -1,6 +1,7 @@
 """Recurrent layers on the emulated accelerator: values and gradients equal the CPU's to the last bit.
 
-So they do in memory that moves after each operator. Second derivatives and batches of gradients work.
+The same holds in memory that moves after each operator, and for second derivatives, batches of gradients and
+a layer whose weights' storage is freed between forward and backward.
 """
 
 from __future__ import annotations
@@ -183,3 +184,26 @@ def test_training_under_a_budget_that_does_not_hold_the_layer(kind: str) -> None
         results.append([*losses, *(p.detach() for p in layer.parameters())])
     assert_equal(*results)
     assert torch_uvm.residency_stats()["written_back"]["bytes"] > 0
+
+
+class TestSavedByARecurrentLayer:
+    """Programs that shard parameters free a storage after forward and fill it again before backward."""
+
+    def test_storage_with_other_memory(self) -> None:
+        torch.manual_seed(0)
+        layer: Any = nn.LSTM(64, 64).to("emu")
+        x: Any = torch.randn(10, 8, 64).to("emu").requires_grad_()
+        layer(x)[0].sum().backward()
+        expected, x.grad = x.grad, None
+        weights, kept = layer.weight_ih_l0, layer.weight_ih_l0.detach().clone()
+        loss = layer(x)[0].sum()
+        storage = weights.untyped_storage()
+        size = storage.nbytes()
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(weights):
+            storage.resize_(0)
+            in_its_place = torch.full((size // 4,), torch.nan, device="emu")
+            storage.resize_(size)
+            weights.detach().copy_(kept)
+        assert in_its_place.isnan().all()
+        loss.backward()
+        assert torch.equal(x.grad, expected)

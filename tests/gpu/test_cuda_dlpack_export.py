@@ -2,11 +2,4 @@
 
 from _cuda_cases import run_on_cuda
 
-run_on_cuda(
-    "test_dlpack",
-    globals(),
-    without={
-        "TestImport": "imports host memory as managed memory, which only the emulator can use",
-        "TestBadImports::test_a_refused_capsule_is_as_it_was": "the same",
-    },
-)
+run_on_cuda("test_dlpack", globals())

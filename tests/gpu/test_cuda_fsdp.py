@@ -10,6 +10,7 @@ from pathlib import Path
 import _distributed
 import pytest
 import torch
+from _ranks import LIMIT
 from _spawn import Spawn
 
 pytestmark = [
@@ -29,7 +30,7 @@ CASES = {
 @pytest.mark.parametrize("cases", CASES.values(), ids=CASES)
 def test_equal_to_native_under_a_budget_for_each_rank(spawn: Spawn, tmp_path: Path, cases: list[str]) -> None:
     environment = {
-        "TORCH_UVM_CONF": f"limit:{_distributed.LIMIT}",
+        "TORCH_UVM_CONF": f"limit:{LIMIT}",
         "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is the whole host's, whose other GPUs may be others'
     }
     launcher = str(Path(_distributed.__file__).with_name("_two_ranks.py"))

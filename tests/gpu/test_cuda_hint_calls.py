@@ -1,4 +1,4 @@
-"""Hints as calls, on CUDA; what they do to pages is in test_cuda_pages.py."""
+"""The hints as operators and calls, on CUDA. Their effect on pages is in test_cuda_pages.py."""
 
 from _cuda_cases import run_on_cuda
 

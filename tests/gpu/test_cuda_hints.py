@@ -1,4 +1,4 @@
-"""Hints that change no result, on CUDA; what they do to pages is in test_cuda_pages.py."""
+"""Discard and residency on CUDA. The effect of hints on pages is in test_cuda_pages.py."""
 
 from _cuda_cases import run_on_cuda
 

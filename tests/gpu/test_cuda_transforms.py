@@ -1,4 +1,4 @@
-"""Moves under autograd, transforms and compilers, on CUDA."""
+"""Moves under the transforms of torch.func, on CUDA."""
 
 from _cuda_cases import run_on_cuda
 

@@ -1,0 +1,79 @@
+"""Compiled graphs made by hand, and storages under a small budget.
+
+Inductor has no kernels for the emulated accelerator. The calls are inductor's own (`CompiledFxGraph`). The
+kernel reads the addresses of its inputs once, as Triton's launcher does, and uses them later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+from torch._inductor.output_code import CompiledFxGraph
+
+import torch_uvm
+from torch_uvm import _C
+
+MIB = 1024**2
+BUDGET = 8 * MIB
+DEVICE = torch.device("emu", 0)
+N = MIB // 4  # elements of a storage of 1 MiB
+Kernel = Callable[[list[Any]], Any]
+
+
+@pytest.fixture(autouse=True)
+def small_budget() -> Iterator[None]:
+    torch_uvm.empty_cache()
+    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.enable(budget=BUDGET)
+    torch_uvm.reset_residency_stats()
+    yield
+    gc.collect()
+    _C.request_budget(None, None)
+    torch_uvm.empty_cache()
+
+
+def address(x: torch.Tensor) -> int:
+    """The address as C++ reads it, without a pointer escape."""
+    plain: Any = torch.Tensor.data_ptr
+    return int(getattr(plain, "__wrapped__", plain)(x))
+
+
+def floats(at: int, count: int = N) -> Any:
+    """Elements at an address, for a kernel. Work queued before it is done."""
+    torch.accelerator.synchronize()
+    return (ctypes.c_float * count).from_address(at)
+
+
+def graph(kernel: Kernel, written: Sequence[int] = (), backward: bool = False) -> CompiledFxGraph:
+    """A compiled graph that runs `kernel` and declares that it writes to the inputs `written`."""
+    made = object.__new__(CompiledFxGraph)
+    made.current_callable = kernel
+    made.compiled_fn_runner = None
+    made.mutated_input_idxs = torch.utils._ordered_set.OrderedSet(written)
+    made.fx_kwargs = {"is_backward": backward}
+    return made
+
+
+def storages(count: int = 12) -> list[torch.Tensor]:
+    """Storages beyond the budget, each full of its number. On the device they have a clean host copy."""
+    made = [torch.full((N,), float(number), device=DEVICE) for number in range(count)]
+    for _ in range(2):
+        for each in made:
+            each.sum()
+    return made
+
+
+def use(tensors: list[torch.Tensor]) -> None:
+    """Brings the tensors to the device one by one, which evicts others."""
+    for each in tensors:
+        each.sum()
+
+
+def on_host(x: torch.Tensor) -> bool:
+    return torch.device("cpu") in torch_uvm.residency(x)

@@ -1,0 +1,102 @@
+"""The residency benchmarks in small: columns in processes of their own, and the emulated table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import torch_uvm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import bench_residency  # noqa: E402
+import bench_residency_emulated as emulated  # noqa: E402
+
+
+def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two columns of a few MiB run in child processes. Checks the rows, the table and the file."""
+    target = tmp_path / "rows.json"
+    arguments = ["--rehearse", "--only", "CNN: save_on_cpu", "--steps=2", "--warm-up=1", "--ahead=2"]
+    assert bench_residency.main([*arguments, "--json", str(target)]) == 0
+    plain, saved = json.loads(target.read_text())["rows"]
+    assert (plain["column"], saved["column"]) == ("in core", "save_on_cpu")
+    assert plain["repeatable"] is True
+    assert len(plain["losses"]) == 3
+    assert plain["losses"] == saved["losses"]
+    assert len(set(plain["losses"])) == 3  # the model learns
+    assert saved["over_in_core"] == saved["step_ms"] / plain["step_ms"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == "CNN:"
+    assert printed[3].endswith("equal")
+
+    # Resumes without time for a further column: earlier rows stay, with the commit of their run.
+    resumed = tmp_path / "resumed.json"
+    again = ["--rehearse", "--only", "CNN: ", "--seconds=1", "--resume", str(target), "--json", str(resumed)]
+    assert bench_residency.main(again) == 0
+    capsys.readouterr()
+    by_name = {row["name"]: row for row in json.loads(resumed.read_text())["rows"]}
+    assert {"commit", "date"} <= by_name["in core"].keys()
+    assert by_name["save_on_cpu"]["losses"] == saved["losses"]
+    assert by_name["engine, 1/2"]["status"] == "not run: no time left"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "no report of this benchmark"),
+        ("{", "Expecting"),
+        ('{"environment": {"torch": "1.0", "rehearsal": true}, "rows": []}', "torch 1.0"),
+        ('{"environment": {"device": "another"}, "rows": []}', "device another"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(SystemExit, match=why):
+        bench_residency.main(["--rehearse", "--resume", str(tmp_path / "file.json")])
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[emulated.Row]:
+    engine = hasattr(torch_uvm, "set_budget")
+    return emulated.rows(["1/2"], engine=engine, folder=str(tmp_path_factory.mktemp("traces")))
+
+
+class TestEmulated:
+    def test_parts_are_whole_pages(self) -> None:
+        assert emulated.part_of(100 * emulated.MIB, "1/1.5") == 66 * emulated.MIB
+
+    def test_rows_of_the_driver(self, rows: list[emulated.Row]) -> None:
+        plain, driver = rows[:2]
+        assert (plain.bytes_in, plain.bytes_out, plain.faults) == (0, 0, 0)
+        assert plain.peak_allocated > driver.memory >= driver.peak_resident
+        assert driver.equal
+        assert driver.bytes_in > driver.memory / 4
+        assert driver.evicted > 0
+        assert driver.modelled_ms > plain.modelled_ms
+        assert len(plain.losses) == emulated.WARM_UP + emulated.STEPS
+        assert "driver's faults, 1/2" in emulated.format_rows([plain, driver])
+
+    def test_a_run_that_fails_says_why(self) -> None:
+        with pytest.raises(RuntimeError, match="accepted: at least 1048576 bytes"):
+            emulated.run("small", "1", 1, None)
+
+    @pytest.mark.skipif(not hasattr(torch_uvm, "set_budget"), reason="this torch_uvm has no budget")
+    def test_rows_of_the_engine(self, rows: list[emulated.Row]) -> None:
+        _, driver, engine, auto = rows
+        assert engine.equal
+        assert engine.peak_resident <= engine.memory
+        assert engine.evicted == 0  # within its budget the driver moves nothing
+        assert engine.bytes_in + engine.in_place < driver.bytes_in
+        assert engine.misses == 0
+        assert engine.hits
+        assert auto.equal
+        assert auto.after_spike_ms is not None
+        assert auto.after_spike_ms <= 1.05 * auto.modelled_ms
+        assert engine.least_in is not None
+        assert 0 < engine.least_in <= engine.bytes_in + engine.in_place
+        assert engine.trace is not None
+        assert Path(engine.trace).stat().st_size > 0

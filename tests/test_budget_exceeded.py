@@ -1,0 +1,81 @@
+"""Batches, operators and results that are larger than the budget, and a budget at the host's limit."""
+
+from __future__ import annotations
+
+import torch
+from _budget_programs import (
+    DEVICE,
+    MIB,
+    OPTIMIZERS,
+    mlp,
+    no_budget_afterwards,  # noqa: F401  (every test has it)
+    run,
+    training,
+    vectors,
+)
+from _spawn import Spawn
+
+import torch_uvm
+
+
+class TestLargerThanTheBudget:
+    def test_a_batch_four_times_the_usual_once(self) -> None:
+        """With "auto", a soft budget, the step completes with the same results."""
+        program = training(mlp, vectors, steps=6, sizes=[128, 128, 512, 128], **OPTIMIZERS["adamw foreach"])
+        expected, _ = run(program, None)
+        torch_uvm.enable(budget="auto")
+        results, _ = run(program, "auto")  # type: ignore[arg-type]
+        assert all(map(torch.equal, results, expected))
+
+    def test_an_operator_that_exceeds_a_hard_budget_alone(self) -> None:
+        """The operator uses its operands on the host, where that is possible."""
+
+        def program() -> list[torch.Tensor]:
+            parts = [torch.full((MIB,), float(i), device="emu") for i in range(4)]  # 16 MiB
+            for _ in range(3):
+                torch._foreach_add_(parts, 1.0)
+            return parts
+
+        expected, _ = run(program, None)
+        results, figures = run(program, 10 * MIB)
+        assert all(map(torch.equal, results, expected))
+        assert figures["resident"] <= 10 * MIB >= figures["peak_device_bytes"][DEVICE]
+        assert figures["used_in_place"]["count"] > 0
+
+    def test_a_result_that_exceeds_a_hard_budget(self) -> None:
+        """A result must be on the device: making it exceeds the budget, and the excess is counted."""
+        torch_uvm.empty_cache()
+        torch_uvm.enable(budget=8 * MIB)
+        torch_uvm.reset_residency_stats()
+        kept = [torch.full((MIB // 2,), float(i), device="emu") for i in range(6)]
+        assert torch_uvm.residency_stats()["over_budget"] == 0
+        assert (torch.ones(4, MIB, device="emu") == 1).all().item()  # 16 MiB
+        assert torch_uvm.residency_stats()["over_budget"] > 0
+        for number, each in enumerate(kept):
+            assert (each == number).all().item()
+        assert torch_uvm.residency_stats()["device_bytes"][DEVICE] <= 8 * MIB
+
+    def test_at_the_hosts_limit(self, spawn: Spawn) -> None:
+        """Evictions fail at the host's limit: out of memory, and the contents on the device stay right."""
+        spawn(
+            """
+            import torch, torch_uvm
+            MIB = 1024**2
+            torch_uvm.enable(budget=64 * MIB)
+            kept = []
+            try:
+                for number in range(100):
+                    kept.append(torch.full((MIB,), float(number), device="emu"))  # 4 MiB each
+            except torch.OutOfMemoryError as error:
+                assert "budget" in str(error), error
+            assert (64 + 96) // 4 >= len(kept) > 64 // 4, len(kept)
+            assert 0 < torch_uvm.residency_stats()["host_bytes"] <= 96 * MIB
+            kept.pop()  # what looks at the others needs room, too
+            for number, each in enumerate(kept):
+                assert (each == number).all().item(), number
+            del kept
+            torch_uvm._C.set_option("host_limit", "none")
+            kept = [torch.ones(MIB, device="emu") for _ in range(60)]
+            """,
+            env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "host_limit:96MiB"},
+        )

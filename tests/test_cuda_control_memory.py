@@ -1,0 +1,126 @@
+"""Statistics, limits and segments of the CUDA flavour, with no GPU."""
+
+from __future__ import annotations
+
+import pytest
+from _cuda_control import (
+    Run,
+    environments_by_torch,  # noqa: F401  (the fixture `environments`)
+    only_with_cuda_flavour,
+    run_over_fake,  # noqa: F401  (the fixture `over_fake`)
+)
+
+pytestmark = only_with_cuda_flavour
+
+
+class TestStatistics:
+    def test_are_the_sums_and_peaks_of_both(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            def now(name): return torch.cuda.memory_stats()[f"{name}.all.current"]
+            native = torch.empty(MiB, device="cuda")
+            torch_uvm.enable()
+            managed = torch.empty(MiB, device="cuda")
+            assert now("allocated_bytes") == 8 * MiB and now("allocation") == now("segment") == 2
+            assert torch.cuda.memory_reserved() == managed_bytes() + fake.fake_cuda_live_bytes(b"cudaMalloc")
+            del managed
+            torch_uvm.disable()
+            more = torch.empty(MiB // 2, device="cuda")
+            assert torch.cuda.memory_allocated() == 6 * MiB
+            assert torch.cuda.max_memory_allocated() == 8 * MiB, "not at once: not 10"
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.max_memory_allocated() == 6 * MiB
+            assert torch.cuda.memory_stats()["num_ooms"] == 0 and "CUDA" in torch.cuda.memory_summary()
+            """
+        )
+
+    def test_a_snapshot_has_managed_segments(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            native = torch.empty(MiB, device="cuda")
+            torch_uvm.enable()
+            managed = torch.empty(MiB, device="cuda:1")
+            segments = torch.cuda.memory_snapshot()
+            assert [segment["address"] for segment in segments] == sorted(s["address"] for s in segments)
+            for x in (native, managed):
+                (own,) = [s for s in segments if s["device"] == x.device.index]
+                assert own["address"] <= x.data_ptr() < own["address"] + own["total_size"]
+                assert own["allocated_size"] == 4 * MiB
+            """
+        )
+
+
+class TestRunningShort:
+    def test_observers_and_statistics_hear_of_it(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            heard = []
+            torch_uvm.enable()
+            kept = torch.empty(MiB, device="cuda")
+            torch._C._cuda_attach_out_of_memory_observer(lambda *args: heard.append(args))
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+            assert [(args[0], args[1]) for args in heard] == [(0, 4 << 30)], heard
+            assert torch.cuda.memory_stats()["num_ooms"] == 1
+            torch_uvm.disable()
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+            assert len(heard) == 2 and torch.cuda.memory_stats()["num_ooms"] == 2
+            """
+        )
+
+    def test_past_the_limit(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            kept = torch.empty(MiB, device="cuda")
+            asked = count("cudaMallocManaged")
+            try:
+                torch.empty(1 << 30, device="cuda")
+            except torch.OutOfMemoryError as error:
+                assert "limit" in str(error), error
+            else:
+                raise AssertionError("4 GiB in 64 MiB")
+            assert count("cudaMallocManaged") == asked
+            assert torch_uvm.is_managed(torch.empty(MiB, device="cuda"))
+            """
+        )
+
+    def test_the_runtime_refuses(self, over_fake: Run) -> None:
+        over_fake(
+            """
+            torch_uvm.enable()
+            try:
+                torch.empty(MiB, device="cuda")
+            except torch.OutOfMemoryError as error:
+                assert "cudaMallocManaged" in str(error), error
+            else:
+                x = torch.empty(MiB, device="cuda")  # the retry of the allocator
+            assert torch_uvm.is_managed(torch.empty(MiB, device="cuda"))
+            """,
+            FAKE_CUDA_FAIL="cudaMallocManaged:1",
+        )
+
+
+@pytest.mark.parametrize("segments", ["malloc", "pool"])
+def test_segments_come_from(over_fake: Run, segments: str) -> None:
+    name = {"malloc": "cudaMallocManaged", "pool": "cudaMallocFromPoolAsync"}[segments]
+    other = {"pool": "cudaMallocManaged", "malloc": "cudaMallocFromPoolAsync"}[segments]
+    over_fake(
+        f"""
+        torch_uvm.enable()
+        x = torch.empty(MiB, device="cuda")
+        assert torch_uvm.is_managed(x) and count("{name}") == 1 and count("{other}") == 0
+        try:
+            torch_uvm._C.set_option("cuda_segments", "{"malloc" if segments == "pool" else "pool"}")
+        except RuntimeError as error:
+            assert "cuda_segments" in str(error), error
+        else:
+            raise AssertionError("changed while in use")
+        """,
+        TORCH_UVM_CONF=f"cuda_segments:{segments}",
+    )

@@ -1,0 +1,69 @@
+"""Recordings of accesses: their content, their files, and their end with the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from _pressure import (
+    MIB,
+    press,
+    small_hard_budget,  # noqa: F401  (the fixture `budget`)
+)
+from _spawn import Spawn
+
+import torch_uvm
+
+EMU = {"TORCH_UVM_DEVICE": "emu"}
+
+
+class TestRecording:
+    def test_is_read_back(self, budget: int, tmp_path: Path) -> None:
+        from torch_uvm import traces
+
+        path = tmp_path / "accesses.jsonl"
+        x = torch.full((MIB // 2,), 3.0, device="emu")
+        with torch_uvm.record_accesses(path) as recording:
+            assert str(path) in repr(recording)
+            press()
+            x.sum()
+            torch_uvm.step()
+        recording.stop()  # did already
+        size = path.stat().st_size
+        press()
+        assert path.stat().st_size == size > 0
+        assert traces.read_trace(path).operators
+
+    def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
+        with torch_uvm.record_accesses(str(tmp_path / "a")):
+            with pytest.raises(RuntimeError, match="is active"):
+                torch_uvm.record_accesses(tmp_path / "b")
+        assert not (tmp_path / "b").exists()
+        torch_uvm.record_accesses(tmp_path / "b").stop()
+
+    def test_bad_paths(self, tmp_path: Path) -> None:
+        record: Any = torch_uvm.record_accesses
+        with pytest.raises(TypeError, match=r"path is 3 \(int\)"):
+            record(3)
+        with pytest.raises(IsADirectoryError, match="is a folder"):
+            record(tmp_path)
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            record(tmp_path / "none" / "a")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_is_complete_when_the_process_exits(self, spawn: Spawn, tmp_path: Path) -> None:
+        spawn(
+            """
+            import os, torch, torch_uvm
+            torch_uvm.enable(budget="8MiB")
+            torch_uvm.record_accesses("at_exit.jsonl")
+            os.chdir("/")
+            x = [torch.ones(1 << 18, device="emu") + 1 for _ in range(4)]
+            """,
+            env=EMU,
+        )
+        from torch_uvm import traces
+
+        assert traces.read_trace(tmp_path / "at_exit.jsonl").operators
