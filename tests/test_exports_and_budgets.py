@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from _spawn import Spawn
+from torch.utils.dlpack import DLDeviceType
 
 import torch_uvm
 from torch_uvm import _C
 
 MIB = 1 << 20
+MANAGED = DLDeviceType.kDLCUDAManaged
 DEVICE = torch.device("emu:0")
 EMU = {"TORCH_UVM_DEVICE": "emu"}
 
@@ -36,7 +38,7 @@ def pressure() -> None:
 
 def test_an_export_from_before_the_budget_stays_until_it_is_released() -> None:
     x = torch.ones(MIB, device=DEVICE)
-    capsule = x.__dlpack__(dl_device=(13, 0))
+    capsule = x.__dlpack__(dl_device=(MANAGED, 0))
     address = x.data_ptr()
     torch_uvm.set_budget("16MiB")
     pressure()
@@ -51,7 +53,7 @@ def test_an_export_of_a_labelled_tensor_stays_when_the_label_is_gone() -> None:
     torch_uvm.set_budget("16MiB")
     x = torch.ones(MIB, device=DEVICE)
     label = torch_uvm.to(x, "cpu")
-    capsule = x.__dlpack__(dl_device=(13, 0))
+    capsule = x.__dlpack__(dl_device=(MANAGED, 0))
     address = x.data_ptr()
     del label
     pressure()
@@ -63,7 +65,7 @@ def test_an_export_of_a_labelled_tensor_stays_when_the_label_is_gone() -> None:
 
 def test_the_end_of_an_export_leaves_other_pins() -> None:
     x = torch.ones(MIB, device=DEVICE)
-    capsule = x.__dlpack__(dl_device=(13, 0))
+    capsule = x.__dlpack__(dl_device=(MANAGED, 0))
     address = x.data_ptr()
     torch_uvm.set_budget("16MiB")
     kept = torch_uvm.keep_resident(x)

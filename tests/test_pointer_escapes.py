@@ -21,26 +21,26 @@ import torch_uvm
 from torch_uvm import _C
 
 
-class TestExits:
+class TestEscapes:
     @pytest.fixture
-    def settled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def materialised(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """Records the calls that materialise a tensor or a storage. Other tests check their effect."""
-        settled: list[str] = []
+        materialised: list[str] = []
         plain, plain_storage = _C.materialise, _C.materialise_storage
 
         def materialise(x: torch.Tensor) -> None:
-            settled.append("tensor")
+            materialised.append("tensor")
             plain(x)
 
         def materialise_storage(x: torch.UntypedStorage) -> None:
-            settled.append("storage")
+            materialised.append("storage")
             plain_storage(x)
 
         monkeypatch.setattr(_C, "materialise", materialise)
         monkeypatch.setattr(_C, "materialise_storage", materialise_storage)
-        return settled
+        return materialised
 
-    def test_bare_addresses_are_settled(self, budget: int, settled: list[str]) -> None:
+    def test_bare_addresses_are_materialised(self, budget: int, materialised: list[str]) -> None:
         x = torch.ones(MIB // 2, device="emu")
         y = torch_uvm.to(x, "cpu")
         for give in (
@@ -49,20 +49,20 @@ class TestExits:
             lambda: y.numpy(),
             lambda: np.asarray(y),
         ):
-            settled.clear()
+            materialised.clear()
             give()
-            assert settled == ["tensor"]
-        settled.clear()
+            assert materialised == ["tensor"]
+        materialised.clear()
         assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
-        assert settled == ["storage"] * 2
+        assert materialised == ["storage"] * 2
 
-    def test_what_is_not_managed_is_left_alone(self, budget: int, settled: list[str]) -> None:
+    def test_what_is_not_managed_is_left_alone(self, budget: int, materialised: list[str]) -> None:
         x = torch.ones(4)
         x.data_ptr(), x.numpy(), x.untyped_storage().data_ptr()
         with torch_uvm.disabled():
             torch.ones(4, device="emu").data_ptr()
         torch.empty(4, device="meta").data_ptr()
-        assert settled == []
+        assert materialised == []
         with pytest.raises(RuntimeError, match="requires grad"):
             torch.nn.Parameter(x).numpy()
 
