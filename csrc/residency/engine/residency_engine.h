@@ -262,7 +262,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   // check.cpp
   std::optional<std::string> check_records() const;
 
-  // engine.cpp
+  // residency_engine.cpp
   void count_pin(Record& record);
   OutOfMemory no_room_to_pin(const Record& wanted) const;
   void wait(Stream stream, Event event);
