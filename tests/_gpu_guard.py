@@ -28,8 +28,8 @@ MIB = 1024**2
 GIB = 1024**3
 
 # What a program's text may not say: each takes a limit away, whatever the environment set.
-_UNLIMITED = re.compile(r"set_limit\(\s*(?:limit\s*=\s*)?None|limit\s*:\s*none", re.IGNORECASE)
-_SETS_LIMIT = re.compile(r"""(?:set_limit\(\s*|limit\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
+_UNLIMITED = re.compile(r"set_limit\(\s*(?:limit\s*=\s*)?None|(?<!host_)limit\s*:\s*none", re.IGNORECASE)
+_SETS_LIMIT = re.compile(r"""(?:set_limit\(\s*|(?<!host_)limit\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
 
 
 class Refused(RuntimeError):

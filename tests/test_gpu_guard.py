@@ -158,6 +158,9 @@ class TestOtherProcesses:
         with pytest.raises(Refused):
             check_program(text, 4 * GIB)
 
-    @pytest.mark.parametrize("text", ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024"])
+    @pytest.mark.parametrize(
+        "text",
+        ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024", "host_limit:none,limit:4GiB"],
+    )
     def test_may_say_all_else(self, text: str) -> None:
         check_program(text, 4 * GIB)
