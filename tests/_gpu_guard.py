@@ -28,8 +28,9 @@ MIB = 1024**2
 GIB = 1024**3
 
 # What a program's text may not say: each takes a limit away, whatever the environment set.
-_UNLIMITED = re.compile(r"set_limit\(\s*(?:limit\s*=\s*)?None|(?<!host_)limit\s*:\s*none", re.IGNORECASE)
-_SETS_LIMIT = re.compile(r"""(?:set_limit\(\s*|(?<!host_)limit\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
+_LIMIT = r"(?<!host_)limit"  # of managed memory; that of pinned memory is host_limit
+_UNLIMITED = re.compile(rf"set_limit\(\s*(?:limit\s*=\s*)?None|{_LIMIT}\s*:\s*none", re.IGNORECASE)
+_SETS_LIMIT = re.compile(rf"""(?:set_limit\(\s*|{_LIMIT}\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
 
 
 class Refused(RuntimeError):
