@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
 # What only tests use, as an extension has it that was compiled with TORCH_UVM_TEST_BINDINGS=1.
-TEST_DOUBLES = ("RecordingRuntime", "PythonPressureCallback")
+TEST_DOUBLES = ("RecordingRuntime", "emu_fail_call")
 # Of what is to be tried, and of the program that tries it: neither the repository nor switches of its user.
 NOT_PASSED_ON = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHONPATH")
 

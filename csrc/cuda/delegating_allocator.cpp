@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/cuda_calls.h"
 #include "cuda/workspaces.h"
 #include "runtime/error.h"
 #include "tensor/process/context.h"
@@ -43,16 +44,6 @@ void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::Device
   for (const auto& observer : observers) {
     observer(device, bytes, card.total, card.free);
   }
-}
-
-/// Whether `stream` is being captured into a graph, by PyTorch or by others.
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
-    cudaGetLastError();
-    return true;
-  }
-  return status != cudaStreamCaptureStatusNone;
 }
 
 /// This thread's count of native allocations, to detect whether one happened in between.

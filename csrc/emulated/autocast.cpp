@@ -46,7 +46,7 @@ const std::unordered_set<std::string>& promoted() {
 }
 
 template <class Visit>
-void for_each_tensor(c10::ArrayRef<c10::IValue> arguments, Visit visit) {
+void for_each_cast_tensor(c10::ArrayRef<c10::IValue> arguments, Visit visit) {
   for (const c10::IValue& value : arguments) {
     if (value.isTensor()) {
       visit(value.toTensor());
@@ -67,8 +67,8 @@ c10::ScalarType target_type(const std::string& name, c10::ArrayRef<c10::IValue> 
     return c10::kFloat;
   }
   c10::ScalarType widest = lower;
-  for_each_tensor(arguments,
-                  [&](const at::Tensor& tensor) { widest = at::autocast::prioritize(widest, tensor, kDeviceType); });
+  for_each_cast_tensor(
+      arguments, [&](const at::Tensor& tensor) { widest = at::autocast::prioritize(widest, tensor, kDeviceType); });
   return widest;
 }
 

@@ -108,12 +108,8 @@ void EmulatedRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream
   state_->call("prefetch");
   ++state_->counters.of(stream.device).prefetch_calls;
   state_->clock.call();
-  Operation operation;
-  operation.kind = Operation::Kind::kPrefetch;
-  operation.ptr = ptr;
-  operation.bytes = bytes;
+  Operation operation = Operation::on(Operation::Kind::kPrefetch, ptr, bytes, state_->clock.host());
   operation.to = to;
-  operation.queued_us = state_->clock.host();
   state_->queue.enqueue(*on, std::move(operation));
 }
 
@@ -134,11 +130,7 @@ void EmulatedRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
   state_->call("discard");
   ++state_->counters.of(stream.device).discard_calls;
   state_->clock.call();
-  Operation operation;
-  operation.kind = Operation::Kind::kDiscard;
-  operation.ptr = ptr;
-  operation.bytes = bytes;
-  operation.queued_us = state_->clock.host();
+  Operation operation = Operation::on(Operation::Kind::kDiscard, ptr, bytes, state_->clock.host());
   state_->queue.enqueue(*on, std::move(operation));
 }
 
@@ -158,12 +150,8 @@ void EmulatedRuntime::copy_async(void* dst, const void* src, std::size_t bytes, 
   state_->call("copy_async");
   ++state_->counters.of(stream.device).copy_calls;
   state_->clock.call();
-  Operation operation;
-  operation.kind = Operation::Kind::kCopy;
-  operation.ptr = dst;
+  Operation operation = Operation::on(Operation::Kind::kCopy, dst, bytes, state_->clock.host());
   operation.source = src;
-  operation.bytes = bytes;
-  operation.queued_us = state_->clock.host();
   state_->queue.enqueue(*on, std::move(operation));
 }
 
@@ -177,11 +165,7 @@ void EmulatedRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
   state_->call("zero_async");
   ++state_->counters.of(stream.device).zero_calls;
   state_->clock.call();
-  Operation operation;
-  operation.kind = Operation::Kind::kZero;
-  operation.ptr = ptr;
-  operation.bytes = bytes;
-  operation.queued_us = state_->clock.host();
+  Operation operation = Operation::on(Operation::Kind::kZero, ptr, bytes, state_->clock.host());
   state_->queue.enqueue(*on, std::move(operation));
 }
 

@@ -54,6 +54,16 @@ struct Operation {
   std::uint64_t sequence = 0; ///< order of queueing over all streams
   bool held = false;
 
+  /// An operation on a range, without what only some kinds have.
+  static Operation on(Kind kind, void* ptr, std::size_t bytes, double queued_us) {
+    Operation operation;
+    operation.kind = kind;
+    operation.ptr = ptr;
+    operation.bytes = bytes;
+    operation.queued_us = queued_us;
+    return operation;
+  }
+
   /// Whether it writes bytes, which a worker does without the mutex.
   bool writes() const {
     return kind == Kind::kCopy || kind == Kind::kZero;

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tensor/dispatch/operand_walk.h"
 #include "tensor/process/context.h"
 
 namespace torch_uvm {
@@ -204,24 +205,6 @@ void collect(const Table& table, const at::Tensor& tensor, bool writes, std::vec
   }
 }
 
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (!element.isTensor() && !element.isNone() && !element.isList()) {
-        return; // a list of numbers
-      }
-      for_each_tensor(element, visit);
-    }
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      for_each_tensor(element, visit);
-    }
-  }
-}
-
 } // namespace
 
 bool has_deferred_updates() noexcept {
@@ -266,7 +249,8 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
       Table& table = Table::get();
       const std::lock_guard lock(table.mutex);
       for (std::size_t index = 0; index < inputs.size(); ++index) {
-        for_each_tensor(inputs[index], [&](const at::Tensor& tensor) { collect(table, tensor, writes(index), found); });
+        for_each_whole_tensor(inputs[index],
+                              [&](const at::Tensor& tensor) { collect(table, tensor, writes(index), found); });
       }
     }
     run(found);
@@ -301,7 +285,7 @@ void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
     {
       const std::lock_guard lock(table.mutex);
       for (const c10::IValue& input : inputs) {
-        for_each_tensor(input, [&](const at::Tensor& tensor) {
+        for_each_whole_tensor(input, [&](const at::Tensor& tensor) {
           const bool known = tensor.defined() && tensor.has_storage();
           const auto found = known ? table.written.find(tensor.storage().unsafeGetStorageImpl()) : table.written.end();
           if (found != table.written.end() && std::ranges::find(streams, found->second.stream) == streams.end()) {

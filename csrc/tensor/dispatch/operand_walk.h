@@ -36,26 +36,30 @@ void visit_parts(const at::Tensor& tensor, const Visit& visit) {
   visit(tensor);
 }
 
+/// Calls `visit` with each tensor of the value: itself, and those in lists (collectives gather into lists of lists) and
+/// tuples. Some may be undefined: in a list of optional tensors, None is an undefined tensor or None.
 template <typename Visit>
-void for_each_listed_tensor(const c10::IValue& list, const Visit& visit) {
-  for (const c10::IValue& element : list.toListRef()) {
-    if (element.isTensor()) {
-      visit_parts(element.toTensor(), visit);
-    } else if (element.isList()) { // collectives gather into lists of lists
-      for_each_listed_tensor(element, visit);
-    } else {
-      return; // a list of numbers: in a list of optional tensors, None is an undefined tensor
+void for_each_whole_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (!element.isTensor() && !element.isNone() && !element.isList()) {
+        return; // a list of numbers
+      }
+      for_each_whole_tensor(element, visit);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      for_each_whole_tensor(element, visit);
     }
   }
 }
 
+/// The same, with the parts of sparse tensors in place of these.
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit_parts(value.toTensor(), visit);
-  } else if (value.isList()) {
-    for_each_listed_tensor(value, visit);
-  }
+  for_each_whole_tensor(value, [&](const at::Tensor& tensor) { visit_parts(tensor, visit); });
 }
 
 inline bool is_accelerators(const at::Tensor& tensor) {
