@@ -35,6 +35,8 @@ LAYER = {folder: height for height, layer in enumerate(LAYERS) for folder in lay
 WITHOUT_TORCH = {"runtime", "allocator", "config", "residency"}
 
 README_LINES = 180
+ENGINE_LINES = 250  # of the residency engine's interface
+SOURCE_LINES = 401
 
 
 def under(files: Files, *folders: str) -> dict[str, str]:
@@ -190,6 +192,12 @@ def promises_without_a_test(files: Files) -> list[str]:
     return complaints
 
 
-def readme_too_long(files: Files) -> list[str]:
-    lines = len(files["README.md"].splitlines())
-    return [] if lines < README_LINES else [f"README.md has {lines} lines; it may have {README_LINES - 1}"]
+def too_long(files: Files) -> list[str]:
+    bounds = {"README.md": README_LINES, "csrc/residency/engine/engine.h": ENGINE_LINES}
+    code = (".h", ".cpp", ".cu", ".py", ".pyi", ".sh")
+    bounds = {path: SOURCE_LINES for path in files if path.endswith(code)} | bounds
+    return [
+        f"{path} has {lines} lines; it may have {bounds[path] - 1}"
+        for path, text in files.items()
+        if path in bounds and (lines := len(text.splitlines())) >= bounds[path]
+    ]
