@@ -115,6 +115,21 @@ def sources_that_are_not_there(files: Files) -> list[str]:
     return complaints
 
 
+def functions_that_are_not_there(files: Files) -> list[str]:
+    """Functions in the tables of docs/paths.md that none of the files in their row has."""
+    complaints = []
+    for line in files["docs/paths.md"].splitlines():
+        cells = line.split("|")
+        if len(cells) < 5:
+            continue
+        named = re.findall(r"`([\w/]+\.(?:cpp|h|py))`", cells[2])
+        texts = [text for path, text in files.items() for name in named if path.endswith(f"/{name}")]
+        for function in re.findall(r"`(?:\w+::)?(\w+)`", cells[3]):
+            if not any(re.search(rf"\b{function}\b", text) for text in texts):
+                complaints.append(f"docs/paths.md: {function} is not in {', '.join(named)}")
+    return complaints
+
+
 def torch_below_torch(files: Files) -> list[str]:
     foreign = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
     return [

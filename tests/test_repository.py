@@ -30,6 +30,7 @@ RULES = [
     rules.includes_that_point_up,
     rules.include_cycles,
     rules.sources_that_are_not_there,
+    rules.functions_that_are_not_there,
     rules.torch_below_torch,
     rules.paths_of_a_machine,
     rules.hooks_that_disagree,
@@ -91,6 +92,12 @@ BREACHES = [
         "`csrc/runtime/x.h`, `runtime/z.h`",
     ),
     (rules.sources_that_are_not_there, "csrc/README.md", "`runtime/z.h`", "`runtime/x.h`, `z.h`"),
+    (
+        rules.functions_that_are_not_there,
+        "docs/paths.md",
+        "| 1. | `runtime/x.h` | `X::nothing` |",
+        "| 1. | `runtime/x.h` | `X`, `State` |",
+    ),
     (rules.torch_below_torch, "csrc/allocator/a.h", "#include <c10/core/Device.h>", "#include <map>"),
     (rules.torch_below_torch, "csrc/residency/a.h", "#include <torch/all.h>", "// <torch/all.h>"),
     (
