@@ -5,13 +5,12 @@ It imports no torch: that would cost more than all it does.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("_distributed.py")
-MOMENT = 0.05  # seconds between two looks
 
 
 def main(arguments: list[str]) -> int:
@@ -19,14 +18,15 @@ def main(arguments: list[str]) -> int:
         subprocess.Popen([sys.executable, str(SCRIPT), str(number), *arguments], stdin=subprocess.DEVNULL)
         for number in range(2)
     ]
+    running = {rank.pid: rank for rank in ranks}
     try:
-        while True:
-            statuses = [rank.poll() for rank in ranks]
-            if any(statuses):
-                return next(status for status in statuses if status)
-            if None not in statuses:
-                return 0
-            time.sleep(MOMENT)
+        while running:
+            ended, status = os.wait()
+            rank = running.pop(ended)
+            rank.returncode = os.waitstatus_to_exitcode(status)
+            if rank.returncode != 0:
+                return rank.returncode
+        return 0
     finally:
         for rank in ranks:
             rank.kill()

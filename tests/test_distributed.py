@@ -35,7 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
     folder = tmp_path_factory.mktemp("ranks")
     conf = f"limit:{LIMIT},emulated_schedule_seed:8"
     command = [str(TESTS / "_two_ranks.py"), ",".join(CASES), "emu", str(folder)]
-    return Spawn(folder)(args=command, env={**EMU, "TORCH_UVM_CONF": conf}, check=False, timeout=240)
+    return Spawn(folder)(args=command, env={**EMU, "TORCH_UVM_CONF": conf}, check=False, timeout=600)
 
 
 @pytest.mark.parametrize("case", CASES)
