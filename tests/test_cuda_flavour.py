@@ -41,7 +41,7 @@ class TestAudit:
         "}};"
     )
     OURS = """
-        class DelegatingAllocator final : public native::CUDAAllocator {
+        class DelegatingAllocator final : public pytorch::CUDAAllocator {
          public:
           c10::DataPtr allocate(std::size_t bytes) override;
           void emptyCache(c10::MempoolId_t pool = {0, 0}) override;

@@ -21,10 +21,10 @@ void put_in_place() {
   std::call_once(once, [] {
     // First, because it may fail, and because the native allocator has to know its devices.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
-    auto* before = native::allocator.load();
+    auto* before = pytorch::allocator.load();
     static DelegatingAllocator* ours = nullptr;
     ours = new DelegatingAllocator(before); // leaked: see the class
-    native::allocator.store(ours);
+    pytorch::allocator.store(ours);
     c10::SetAllocator(c10::DeviceType::CUDA, ours, kPriority);
     set_capture_probe([] { return ours->is_capturing_now(); });
   });

@@ -31,7 +31,7 @@ Block* managed_block_at(const void* ptr) {
 }
 
 /// Calls the out-of-memory observers. Call with no lock held, as observers may run any code.
-void tell(const std::vector<native::OutOfMemoryObserver>& observers, c10::DeviceIndex device, std::size_t bytes) {
+void tell(const std::vector<pytorch::OutOfMemoryObserver>& observers, c10::DeviceIndex device, std::size_t bytes) {
   if (observers.empty()) {
     return;
   }
@@ -79,7 +79,7 @@ c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, s
   try {
     data = allocate_managed(bytes, home, Stream{device, stream}, c10::Device(c10::DeviceType::CUDA, device));
   } catch (const c10::OutOfMemoryError&) {
-    std::vector<native::OutOfMemoryObserver> observers;
+    std::vector<pytorch::OutOfMemoryObserver> observers;
     {
       const std::lock_guard lock(observers_mutex_);
       observers = observers_;
@@ -92,7 +92,7 @@ c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, s
 }
 
 void DelegatingAllocator::note_level(c10::DeviceIndex device) {
-  statistics_.note(device, managed_allocator().levels(Location::device(device)), [&]() -> native::DeviceStats {
+  statistics_.note(device, managed_allocator().levels(Location::device(device)), [&]() -> pytorch::DeviceStats {
     try {
       return native_->getDeviceStats(device);
     } catch (const c10::Error&) {
@@ -176,7 +176,7 @@ void* DelegatingAllocator::getBaseAllocation(void* ptr, std::size_t* size) {
   return native_->getBaseAllocation(ptr, size);
 }
 
-native::ShareableHandle DelegatingAllocator::shareIpcHandle(void* ptr) {
+pytorch::ShareableHandle DelegatingAllocator::shareIpcHandle(void* ptr) {
   TORCH_CHECK(managed_block_at(ptr) == nullptr,
               "CUDA has no IPC handles for managed memory: send a copy in ordinary memory, "
               "t.to(t.device, managed=False)");
@@ -205,8 +205,8 @@ void DelegatingAllocator::emptyCache(c10::MempoolId_t pool) {
   }
 }
 
-native::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device) {
-  native::DeviceStats stats = native_->getDeviceStats(device);
+pytorch::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device) {
+  pytorch::DeviceStats stats = native_->getDeviceStats(device);
   if (CachingManagedAllocator* managed = managed_in_use()) {
     statistics_.add(device, stats, managed->statistics(Location::device(device)));
   }
@@ -229,8 +229,8 @@ void DelegatingAllocator::resetPeakStats(c10::DeviceIndex device) {
   }
 }
 
-native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
-  native::SnapshotInfo info = native_->snapshot(pool, include_traces);
+pytorch::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
+  pytorch::SnapshotInfo info = native_->snapshot(pool, include_traces);
   CachingManagedAllocator* managed = managed_in_use();
   if (managed == nullptr || pool != c10::MempoolId_t{0, 0}) {
     return info;
@@ -239,7 +239,7 @@ native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool i
     if (segment.home.is_host()) {
       continue; // not a device's segment; torch_uvm.memory_snapshot() reports those as well
     }
-    native::SegmentInfo& described = info.segments.emplace_back();
+    pytorch::SegmentInfo& described = info.segments.emplace_back();
     described.device = static_cast<c10::DeviceIndex>(segment.home.index);
     described.address = segment.address;
     described.total_size = segment.bytes;
@@ -248,7 +248,7 @@ native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool i
     described.active_size = segment.active_bytes;
     described.is_large = segment.kind != PoolKind::kSmall;
     for (const BlockInfo& block : segment.blocks) {
-      native::BlockInfo& piece = described.blocks.emplace_back();
+      pytorch::BlockInfo& piece = described.blocks.emplace_back();
       piece.size = block.bytes;
       piece.requested_size = block.requested_bytes;
       piece.allocated = block.state == BlockInfo::State::kAllocated;
@@ -258,11 +258,11 @@ native::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool i
       described.stream = segment.blocks.front().stream.handle;
     }
   }
-  std::ranges::sort(info.segments, {}, &native::SegmentInfo::address); // the order of native snapshots
+  std::ranges::sort(info.segments, {}, &pytorch::SegmentInfo::address); // the order of native snapshots
   return info;
 }
 
-void DelegatingAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+void DelegatingAllocator::attachOutOfMemoryObserver(pytorch::OutOfMemoryObserver observer) {
   {
     const std::lock_guard lock(observers_mutex_);
     observers_.push_back(observer);

@@ -26,12 +26,12 @@
 
 namespace torch_uvm::cuda {
 
-namespace native = c10::cuda::CUDACachingAllocator;
+namespace pytorch = c10::cuda::CUDACachingAllocator;
 
 /// Leaked on purpose: a storage keeps a raw pointer to its allocator.
-class DelegatingAllocator final : public native::CUDAAllocator {
+class DelegatingAllocator final : public pytorch::CUDAAllocator {
  public:
-  explicit DelegatingAllocator(native::CUDAAllocator* before) : native_(before) {}
+  explicit DelegatingAllocator(pytorch::CUDAAllocator* before) : native_(before) {}
 
   // --- allocation: managed or native, depending on the switch (delegating_allocator.cpp)
   c10::DataPtr allocate(std::size_t bytes) override;
@@ -43,7 +43,7 @@ class DelegatingAllocator final : public native::CUDAAllocator {
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
   void* getBaseAllocation(void* ptr, std::size_t* size) override;
-  native::ShareableHandle shareIpcHandle(void* ptr) override;
+  pytorch::ShareableHandle shareIpcHandle(void* ptr) override;
 #if TORCH_UVM_TORCH_AT_LEAST(12)
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr) override;
 #endif
@@ -57,11 +57,11 @@ class DelegatingAllocator final : public native::CUDAAllocator {
 
   // --- functions that combine both allocators
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
-  native::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  pytorch::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
-  native::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0}, bool include_traces = true) override;
-  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
+  pytorch::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0}, bool include_traces = true) override;
+  void attachOutOfMemoryObserver(pytorch::OutOfMemoryObserver observer) override;
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
@@ -75,37 +75,37 @@ class DelegatingAllocator final : public native::CUDAAllocator {
   void init(int device_count) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
-  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override;
+  std::vector<pytorch::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override;
   void enable(bool value) override;
   bool isEnabled() const override;
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest_block) override;
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                          std::shared_ptr<native::CUDAAllocator> allocator = nullptr) override;
+                          std::shared_ptr<pytorch::CUDAAllocator> allocator = nullptr) override;
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
                                 const std::unordered_set<void*>& expected) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
   bool isHistoryEnabled() override;
-  void recordHistory(bool enabled, native::CreateContextFn context_recorder, std::size_t max_entries,
-                     native::RecordContext when, bool clear, const std::vector<std::string>& skip_actions) override;
+  void recordHistory(bool enabled, pytorch::CreateContextFn context_recorder, std::size_t max_entries,
+                     pytorch::RecordContext when, bool clear, const std::vector<std::string>& skip_actions) override;
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
   void pushCompileContext(std::string& metadata) override;
   void popCompileContext() override;
   void setUserMetadata(const std::string& metadata) override;
   std::string getUserMetadata() override;
-  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
+  void attachAllocatorTraceTracker(pytorch::AllocatorTraceTracker tracker) override;
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
   cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, std::size_t count,
                           cudaStream_t stream, bool p2p_enabled) override;
-  std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override;
-  native::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
-                                                 std::shared_ptr<native::AllocatorState> state) override;
+  std::shared_ptr<pytorch::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  pytorch::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
+                                                  std::shared_ptr<pytorch::AllocatorState> state) override;
   std::string name() override;
 #if TORCH_UVM_TORCH_AT_LEAST(12)
-  void attachOomRejectionObserver(native::OomRejectionObserver observer) override;
+  void attachOomRejectionObserver(pytorch::OomRejectionObserver observer) override;
 #endif
 #if TORCH_UVM_TORCH_AT_LEAST(13)
   void markCaptureBegin(c10::DeviceIndex device) override;
@@ -123,11 +123,11 @@ class DelegatingAllocator final : public native::CUDAAllocator {
   void note_level(c10::DeviceIndex device); ///< updates the combined peaks
   void note_native(c10::DeviceIndex device, std::size_t bytes);
 
-  native::CUDAAllocator* const native_;
+  pytorch::CUDAAllocator* const native_;
   PoolFilters filters_;
   CombinedStatistics statistics_;
   std::mutex observers_mutex_; // leaf
-  std::vector<native::OutOfMemoryObserver> observers_;
+  std::vector<pytorch::OutOfMemoryObserver> observers_;
 };
 
 } // namespace torch_uvm::cuda

@@ -32,7 +32,7 @@ double DelegatingAllocator::getMemoryFraction(c10::DeviceIndex device) {
 void DelegatingAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   native_->setMemoryFraction(fraction, device);
 }
-std::vector<native::StreamSegmentSize> DelegatingAllocator::getExpandableSegmentSizes(c10::DeviceIndex device) {
+std::vector<pytorch::StreamSegmentSize> DelegatingAllocator::getExpandableSegmentSizes(c10::DeviceIndex device) {
   return native_->getExpandableSegmentSizes(device);
 }
 void DelegatingAllocator::enable(bool value) {
@@ -52,7 +52,7 @@ int DelegatingAllocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId
   return native_->getPoolUseCount(device, pool);
 }
 void DelegatingAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                             std::shared_ptr<native::CUDAAllocator> allocator) {
+                                             std::shared_ptr<pytorch::CUDAAllocator> allocator) {
   native_->createOrIncrefPool(device, pool, std::move(allocator));
 }
 void DelegatingAllocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) {
@@ -71,8 +71,8 @@ std::shared_ptr<void> DelegatingAllocator::getIpcDevPtr(std::string handle) {
 bool DelegatingAllocator::isHistoryEnabled() {
   return native_->isHistoryEnabled();
 }
-void DelegatingAllocator::recordHistory(bool enabled, native::CreateContextFn context_recorder, std::size_t max_entries,
-                                        native::RecordContext when, bool clear,
+void DelegatingAllocator::recordHistory(bool enabled, pytorch::CreateContextFn context_recorder,
+                                        std::size_t max_entries, pytorch::RecordContext when, bool clear,
                                         const std::vector<std::string>& skip_actions) {
   native_->recordHistory(enabled, context_recorder, max_entries, when, clear, skip_actions);
 }
@@ -91,7 +91,7 @@ void DelegatingAllocator::setUserMetadata(const std::string& metadata) {
 std::string DelegatingAllocator::getUserMetadata() {
   return native_->getUserMetadata();
 }
-void DelegatingAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) {
+void DelegatingAllocator::attachAllocatorTraceTracker(pytorch::AllocatorTraceTracker tracker) {
   native_->attachAllocatorTraceTracker(std::move(tracker));
 }
 void DelegatingAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
@@ -101,16 +101,16 @@ cudaError_t DelegatingAllocator::memcpyAsync(void* dst, int dst_device, const vo
                                              std::size_t count, cudaStream_t stream, bool p2p_enabled) {
   return native_->memcpyAsync(dst, dst_device, src, src_device, count, stream, p2p_enabled);
 }
-std::shared_ptr<native::AllocatorState> DelegatingAllocator::getCheckpointState(c10::DeviceIndex device,
-                                                                                c10::MempoolId_t pool) {
+std::shared_ptr<pytorch::AllocatorState> DelegatingAllocator::getCheckpointState(c10::DeviceIndex device,
+                                                                                 c10::MempoolId_t pool) {
   return native_->getCheckpointState(device, pool);
 }
-native::CheckpointDelta DelegatingAllocator::setCheckpointPoolState(c10::DeviceIndex device,
-                                                                    std::shared_ptr<native::AllocatorState> state) {
+pytorch::CheckpointDelta DelegatingAllocator::setCheckpointPoolState(c10::DeviceIndex device,
+                                                                     std::shared_ptr<pytorch::AllocatorState> state) {
   return native_->setCheckpointPoolState(device, std::move(state));
 }
 #if TORCH_UVM_TORCH_AT_LEAST(12)
-void DelegatingAllocator::attachOomRejectionObserver(native::OomRejectionObserver observer) {
+void DelegatingAllocator::attachOomRejectionObserver(pytorch::OomRejectionObserver observer) {
   native_->attachOomRejectionObserver(std::move(observer));
 }
 #endif
