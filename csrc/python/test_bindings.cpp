@@ -1,7 +1,7 @@
-// For tests, and in builds with TORCH_UVM_TEST_BINDINGS=1 only: the classes below torch as Python sees them, submodule
-// `_C.test_bindings`, and calls of the emulated accelerator that fail.
+// Test bindings, only in builds with TORCH_UVM_TEST_BINDINGS=1: the classes below torch as a Python submodule,
+// `_C.test_bindings`, and failing calls of the emulated accelerator.
 //
-// Addresses are ints, homes are ints (a device, or HOST).
+// Addresses are ints. Homes are ints too: a device, or HOST.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -164,7 +164,7 @@ void bind_runtime(py::module_& classes) {
 }
 
 EmulatedFailures& emulated_failures() {
-  static auto* failures = new EmulatedFailures(emulated::runtime()); // leaked, as the runtime is
+  static auto* failures = new EmulatedFailures(emulated::runtime()); // leaked, like the runtime
   return *failures;
 }
 

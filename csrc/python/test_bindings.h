@@ -1,4 +1,4 @@
-// What the files of test bindings share.
+// Declarations shared by the files of test bindings.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace torch_uvm {
 
-void bind_test_allocator(pybind11::module_& classes); ///< test_bindings_allocator.cpp
+void bind_test_allocator(pybind11::module_& classes); ///< defined in test_bindings_allocator.cpp
 
 inline std::uintptr_t address_of(const void* ptr) {
   return reinterpret_cast<std::uintptr_t>(ptr);
@@ -20,7 +20,8 @@ inline void* pointer_of(std::uintptr_t address) {
   return reinterpret_cast<void*>(address);
 }
 
-/// A property's getter or setter that runs without the GIL: what is named beside a property does not reach it.
+/// Wraps a property's getter or setter so that it runs without the GIL. A call_guard beside a property does not apply
+/// to it.
 template <typename Call>
 pybind11::cpp_function unlocked(Call call) {
   return {std::move(call), no_gil};

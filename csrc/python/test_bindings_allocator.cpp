@@ -1,5 +1,5 @@
-// CachingManagedAllocator for tests: a block is an object that frees itself when it is dropped, so that a failing test
-// cannot leave a block behind its allocator's back.
+// CachingManagedAllocator for tests. A block is an object that frees itself when it is destroyed, so a failing test
+// leaks no block.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,11 +20,11 @@ namespace {
 namespace py = pybind11;
 using py::arg;
 
-/// Calls back into Python for room.
+/// A memory-pressure callback implemented in Python.
 class PythonPressureCallback final : public PressureCallback {
  public:
   explicit PythonPressureCallback(py::function function) : function_(std::move(function)) {}
-  ~PythonPressureCallback() override { // its allocator goes without the GIL
+  ~PythonPressureCallback() override { // the allocator is destroyed without the GIL
     const py::gil_scoped_acquire gil;
     function_ = py::function();
   }
@@ -37,15 +37,15 @@ class PythonPressureCallback final : public PressureCallback {
   py::function function_;
 };
 
-/// An allocator with what it stands on. Members go in the reverse order: the allocator first.
+/// An allocator with its runtime and callbacks. Members are destroyed in reverse order: the allocator first.
 struct OwnedAllocator {
   std::shared_ptr<ManagedRuntime> runtime;
   std::vector<std::unique_ptr<PythonPressureCallback>>
-      pressure_callbacks; ///< those taken away too: one may be in a call
+      pressure_callbacks; ///< including removed ones, which may still be running
   std::unique_ptr<CachingManagedAllocator> allocator;
 };
 
-/// A block in Python's hands.
+/// A block owned by Python.
 class OwnedBlock {
  public:
   OwnedBlock(std::shared_ptr<OwnedAllocator> owner, Block* block) : owner_(std::move(owner)), block_(block) {}
@@ -65,7 +65,7 @@ class OwnedBlock {
     return block_;
   }
   void free() {
-    get(); // says so if it was freed before
+    get(); // throws if the block was freed before
     owner_->allocator->free(std::exchange(block_, nullptr));
   }
   unsigned char* data() const {
