@@ -1,5 +1,5 @@
-// The allocator's contract, as cases that every runtime and every source of segments has to pass.
-// A test file makes a rig for each and registers the suite under a prefix.
+// The allocator's contract: cases that must pass on every runtime and with every source of segments. A test file makes
+// a rig for each combination and registers the suite under a prefix.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace contract {
 
-/// Every case by name.
+/// A case and its name.
 struct ContractCase {
   const char* name;
   void (*run)(const MakeRig&);

@@ -1,4 +1,4 @@
-// What every Allocator has to do (csrc/allocator/allocator.h), as cases. A test file registers the suite for its
+// The contract of every Allocator (csrc/allocator/allocator.h), as cases. A test file registers the suite for its
 // implementation under a prefix:
 //
 //   const bool registered = face::register_face("arena", {.make = make_arena, .again = reset});
@@ -14,7 +14,7 @@
 
 namespace face {
 
-using MakeRig = std::function<FaceRig()>; ///< its allocator made
+using MakeRig = std::function<FaceRig()>; ///< returns a rig whose allocator exists
 
 inline void zero_bytes_are_nothing(const MakeRig& make) {
   FaceRig rig = make();
@@ -67,7 +67,7 @@ inline void memory_is_used_again(const MakeRig& make) {
       rig.allocator->free(allocation);
     }
     rig.again();
-    if (turn == 2) { // by now it knows what is wanted
+    if (turn == 2) { // the allocator has seen the whole pattern
       reserved = rig.allocator->figures().peak_reserved_bytes;
     }
   }
@@ -103,7 +103,7 @@ inline void running_out_changes_nothing(const MakeRig& make) {
   }
   expect_sound(rig.allocator->figures());
   rig.runtime->set_limit(std::nullopt);
-  const Allocation another = rig.allocate(5 * MiB); // as if nothing had been
+  const Allocation another = rig.allocate(5 * MiB); // the refused requests left no trace
   fill(another, 8);
   expect_filled(held, 7);
   rig.allocator->free(held);
@@ -170,7 +170,7 @@ inline void many_threads_at_once(const MakeRig& make) {
   FaceRig rig = make();
   const Stream streams[] = {kStream, rig.stream(), rig.stream(), Stream::host()};
   std::mutex mutex;
-  std::vector<std::pair<Allocation, unsigned char>> passed_on; // to whoever comes next
+  std::vector<std::pair<Allocation, unsigned char>> passed_on; // freed or passed on by another thread
   std::vector<std::string> failures(std::size(streams));
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < failures.size(); ++i) {
@@ -216,7 +216,7 @@ inline void many_threads_at_once(const MakeRig& make) {
   expect_empty(rig);
 }
 
-/// Every case by name.
+/// A case and its name.
 struct FaceCase {
   const char* name;
   void (*run)(const MakeRig&);
@@ -229,7 +229,7 @@ struct FaceCase {
 
 namespace face {
 
-/// Registers every case, on the recording and the emulated runtime, over one cache and over two.
+/// Registers every case, on the recording and on the emulated runtime, over one caching allocator and over two.
 inline bool register_face(const std::string& prefix, const Face& face) {
   const auto add = [&](const std::string& where, const FaceCase& test,
                        std::function<std::unique_ptr<ManagedRuntime>()> runtime, bool nested) {

@@ -1,5 +1,4 @@
-// What a soak does to an allocator: operations that say all by themselves, so that any part of a sequence of them can
-// be played, too.
+// The operations of a soak test. Each one is self-contained, so that any part of a sequence can be played.
 #pragma once
 
 #include <array>
@@ -16,8 +15,8 @@ using namespace torch_uvm;
 
 constexpr int kDevices = 2;
 constexpr int kStreamsPerDevice = 3;
-constexpr unsigned kSlots = 48; ///< of each thread; a slot holds one allocation
-constexpr unsigned kShared = 48; ///< slots that all threads have together, beyond their own
+constexpr unsigned kSlots = 48; ///< slots of each thread; a slot holds one allocation
+constexpr unsigned kShared = 48; ///< slots that all threads share
 
 // clang-format off
 // X(name, weight): what is done to the allocation in a slot; where that makes no sense, nothing
@@ -49,10 +48,10 @@ enum class Kind : std::uint8_t {
 
 struct Operation {
   Kind kind;
-  std::uint8_t thread; ///< whose slot
+  std::uint8_t thread; ///< the slot's thread
   std::uint8_t slot;
   std::uint8_t other; ///< a shared slot
-  std::uint32_t choice; ///< of a home, a stream, a way to do it
+  std::uint32_t choice; ///< selects a home, a stream or a variant
   std::uint64_t bytes;
 };
 
@@ -67,7 +66,7 @@ inline std::string to_string(const Operation& operation) {
          std::to_string(operation.choice) + ", bytes " + std::to_string(operation.bytes);
 }
 
-/// The operations of one thread, from a seed.
+/// Generates the operations of one thread from a seed.
 class Generator {
  public:
   Generator(std::uint64_t seed, std::uint8_t thread) : random_(seed * 0x9e3779b97f4a7c15U + thread), thread_(thread) {}
@@ -109,7 +108,7 @@ class Generator {
         return 1 + draw % (2 * MiB);
       case 7:
       case 8:
-        return 512 * (1 + draw % 8); // sizes that come again
+        return 512 * (1 + draw % 8); // sizes that recur
       default:
         return 1 + draw % (64 * KiB);
     }
