@@ -19,23 +19,23 @@ constexpr unsigned kSlots = 48; ///< slots of each thread; a slot holds one allo
 constexpr unsigned kShared = 48; ///< slots that all threads share
 
 // clang-format off
-// X(name, weight): what is done to the allocation in a slot; where that makes no sense, nothing
+// X(name, weight): an operation on the allocation in a slot; does nothing where it is not applicable
 #define SOAK_OPERATIONS(X) \
-  X(allocate, 300)      /* in an empty slot; a full one is freed */ \
+  X(allocate, 300)      /* frees the slot's previous allocation first */ \
   X(try_allocate, 30) \
-  X(free, 270)          /* work on it may be queued */ \
-  X(free_after, 20)     /* by an event of the caller's */ \
-  X(write, 100)         /* on the stream that it is used on */ \
-  X(verify, 40)         /* that nobody else has written there */ \
-  X(record_stream, 50)  /* which then writes it */ \
+  X(free, 270)          /* work on the allocation may be queued */ \
+  X(free_after, 20)     /* after an event of the caller */ \
+  X(write, 100)         /* on the stream of its last use */ \
+  X(verify, 40)         /* checks for writes by other owners */ \
+  X(record_stream, 50)  /* the recorded stream writes to it */ \
   X(set_home, 25) \
   X(hand_over, 20) \
-  X(share, 120)         /* swaps the slot with a shared one: others free it, or use it */ \
+  X(share, 120)         /* swaps the slot with a shared one, which other threads use or free */ \
   X(plug, 15)           /* a copy that keeps a stream busy */ \
-  X(wait, 8)            /* for a stream */ \
+  X(wait, 8)            /* synchronises a stream */ \
   X(look, 6)            /* statistics, find, snapshot */ \
-  X(special, 8)         /* what only this allocator can: vacate, a reset, an iteration */ \
-  X(limit, 1)           /* the runtime's, or a device's cap */ \
+  X(special, 8)         /* operations of this allocator only: relocation, a reset, an iteration */ \
+  X(limit, 1)           /* the runtime's limit, or a device's cap */ \
   X(options, 1) \
   X(empty_cache, 1)
 // clang-format on

@@ -1,4 +1,4 @@
-// The allocator's mutex: one thread at a time, whether the others look again, sleep, or are told at once.
+// The allocator's mutex excludes other threads, whether waiting threads spin, sleep or succeed at once.
 #include <chrono>
 #include <future>
 #include <mutex>
@@ -12,7 +12,7 @@ using torch_uvm::AdaptiveMutex;
 
 namespace {
 
-/// Threads add to what only one of them may touch at a time.
+/// Threads increment a counter that the mutex guards.
 void count_together(int most_pauses) {
   constexpr int kThreads = 4, kEach = 20'000;
   AdaptiveMutex mutex(most_pauses);

@@ -1,4 +1,4 @@
-// What adaptors mind, around allocators of every kind; and the pool, which is built from them.
+// Adaptors over allocators of every kind, and the pool, which is built from adaptors.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -136,7 +136,7 @@ TEST(who_is_asked_when_memory_is_short_may_make_room) {
     spare.pop_back();
     return true;
   });
-  const Allocation all = get(retrying, 1 * MiB); // takes both
+  const Allocation all = get(retrying, 1 * MiB); // frees both spare allocations
   CHECK_EQ(asked.size(), std::size_t{2});
   CHECK_THROWS(OutOfMemory, get(retrying, 1));
   CHECK_EQ(asked.back(), std::size_t{1});
@@ -149,7 +149,7 @@ TEST(what_the_one_who_is_asked_throws_is_what_the_caller_gets) {
   RetryingAllocator retrying(limited, [](std::size_t, Location) -> bool { throw RuntimeFailure("tired"); });
   CHECK_THROWS(RuntimeFailure, get(retrying, 2));
   RetryingAllocator only_memory(rig.caching, [](std::size_t, Location) -> bool { throw RuntimeFailure("asked"); });
-  CHECK_THROWS(InvalidArgument, only_memory.allocate(1, Location::device(9), kStream)); // nobody is asked
+  CHECK_THROWS(InvalidArgument, only_memory.allocate(1, Location::device(9), kStream)); // the callback is not called
 }
 
 TEST(a_pool_begins_with_what_it_has_and_stays_below_its_maximum) {
@@ -161,7 +161,7 @@ TEST(a_pool_begins_with_what_it_has_and_stays_below_its_maximum) {
   for (int number = 0; number < 8; ++number) {
     held.push_back(get(pool, 2 * MiB));
   }
-  CHECK_EQ(rig.segments(), before); // all of it was there
+  CHECK_EQ(rig.segments(), before); // the pool's initial memory was enough
   held.push_back(get(pool, 16 * MiB));
   CHECK_THROWS(OutOfMemory, get(pool, 32 * MiB));
   CHECK(pool.figures().reserved_bytes <= std::int64_t{48 * MiB});
@@ -188,7 +188,7 @@ TEST(they_nest_and_say_so) {
   const Event work = rig.runtime.create_event(0, /*timing=*/false);
   rig.runtime.record_event(work, other);
   outermost.free(some);
-  CHECK(get(*pool, 1000).ptr != some.ptr); // the other stream may still use it
+  CHECK(get(*pool, 1000).ptr != some.ptr); // the other stream may still use the memory
   rig.runtime.release(other);
   rig.runtime.destroy_event(work);
 }

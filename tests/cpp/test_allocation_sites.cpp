@@ -1,4 +1,4 @@
-// Storages counted by where they were made: each comes and goes once, and what crossed the link adds up.
+// The allocation-site profiler: each storage is counted once when created and once when freed, and transfers add up.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -65,10 +65,10 @@ TEST(storages_of_a_line_and_a_size_are_counted_together) {
   sites.made(&blocks[2], 200);
   here = 8;
   sites.made(&blocks[3], 100);
-  sites.gone(&blocks[0]); // with no record
+  sites.gone(&blocks[0]); // freed without a record
   CHECK(sites.take(&blocks[1]) == 7);
-  CHECK(sites.take(&blocks[1]) == 0); // its record has it
-  sites.gone(&blocks[1]); // so this is nobody's
+  CHECK(sites.take(&blocks[1]) == 0); // the record has the site now
+  sites.gone(&blocks[1]); // so this call counts nothing
   sites.gone(AllocationSite{7}, 200);
   const auto figures = sites.figures();
   CHECK(figures.size() == 3);
@@ -142,11 +142,11 @@ TEST(who_stops_waits_for_a_probe_that_is_under_way) {
   may_go_on = true;
   maker.join();
   stopper.join();
-  const auto figures = sites.figures(); // which stay
+  const auto figures = sites.figures(); // stopping keeps them
   CHECK(figures.size() == 1 && figures[0].site == 5 && figures[0].made == 1);
   CHECK(sites.take(&block) == 0);
   sites.start(&probe);
-  CHECK(sites.figures().empty()); // counted anew
+  CHECK(sites.figures().empty()); // starting clears them
   sites.stop();
 }
 

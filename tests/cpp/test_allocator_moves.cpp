@@ -1,4 +1,4 @@
-// What moves out of the way of a large request: places for all of it, or nothing has changed.
+// Relocation of blocks for a large request: either all of them find a place, or nothing changes.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -28,7 +28,8 @@ TEST(the_smallest_neighbours_find_places) {
     rig.allocator->free(blocks[1]);
     rig.allocator->free(blocks[6]);
     CHECK(
-        rig.allocator->reserve_moves(24 * MiB, 0, kStream, by_size, agree).empty()); // two would have to find one place
+        // both blocks would need a place, and there is one
+        rig.allocator->reserve_moves(24 * MiB, 0, kStream, by_size, agree).empty());
     rig.check();
     const Levels before = rig.allocator->levels(kDevice);
     const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
@@ -64,7 +65,7 @@ TEST(what_must_not_move_stays) {
     const auto none = [](void*, std::size_t) { return kNever; };
     CHECK(rig.allocator->reserve_moves(16 * MiB, 0, kStream, none, agree).empty());
     rig.check();
-    // One that stays after all has its tag and its bytes in the books again.
+    // A rollback restores the tag and the allocated bytes.
     const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
     CHECK_EQ(moves.size(), std::size_t{1});
     rig.allocator->roll_back(moves[0]);
@@ -231,7 +232,7 @@ TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
     }
     std::vector<std::size_t> asked;
     const auto refuse = [&](void* tag) {
-      // Nothing has changed when an owner is asked: it may free the block at this moment, and reads the tag first.
+      // The callback runs before any change: the owner may free the block at this moment, and reads the tag first.
       CHECK(rig.allocator->tag(blocks[number_of(tag) - 1]) == tag);
       asked.push_back(number_of(tag));
       return false;

@@ -1,4 +1,4 @@
-// Sizes that differ from request to request: what is reserved for them, and that it stops growing.
+// Sizes that differ between requests: the memory reserved for them is bounded and stops growing.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -10,7 +10,7 @@ using namespace contract;
 
 namespace {
 
-/// Of a convolutional network whose number of channels varies, in floats: k*16*7*7, k*7*7, k*7, k and k*32.
+/// Sizes of a convolutional network with a variable number of channels, in floats: k*16*7*7, k*7*7, k*7, k and k*32.
 std::vector<std::size_t> ragged_sizes() {
   std::vector<std::size_t> sizes;
   for (std::size_t k = 1024; k <= 8192; k += 1024) {
@@ -23,10 +23,10 @@ std::vector<std::size_t> ragged_sizes() {
 
 struct Outcome {
   double waste = 0; ///< (reserved - live) / live, the mean over the second half
-  std::int64_t calls = 0; ///< of the runtime for segments, in the second half
+  std::int64_t calls = 0; ///< runtime calls for segments, in the second half
 };
 
-/// Frees blocks by chance until the next size fits into `live` bytes, and allocates it; `steps` times, twice.
+/// Frees random blocks until the next size fits into `live` bytes, then allocates it; `steps` times, twice.
 Outcome churn(Rig& rig, std::size_t live, int steps) {
   std::mt19937_64 random(6);
   const std::vector<std::size_t> sizes = ragged_sizes();
@@ -78,7 +78,7 @@ Rig recorded(AllocatorOptions options = {}) {
 } // namespace
 
 TEST(ragged_sizes_come_to_rest_with_little_above_what_is_live) {
-  // A hard bound on what is live, lifetimes by chance: best fit in one piece of memory without an end has 18 % there.
+  // With a hard bound on live bytes and random lifetimes, best fit in one contiguous memory without an end wastes 18 %.
   const Outcome large = churn(recorded(), 4096 * MiB, 20'000);
   CHECK(large.waste < 0.20);
   CHECK(large.calls <= 2); // in 20 000 steps
@@ -115,11 +115,11 @@ TEST(segments_grow_with_what_there_is) {
       before = rig.reserved();
     }
   }
-  CHECK_EQ(made.front(), kSegmentMin / (12 * MiB) * (12 * MiB)); // nothing is left over
+  CHECK_EQ(made.front(), kSegmentMin / (12 * MiB) * (12 * MiB)); // no remainder
   CHECK_EQ(made.back(), kSegmentMax / (12 * MiB) * (12 * MiB));
   CHECK(std::ranges::is_sorted(made));
   Block* const larger = rig.allocate(kSegmentMax + 6 * MiB);
-  CHECK_EQ(rig.reserved() - before, static_cast<std::int64_t>(kSegmentMax + 6 * MiB)); // has its own
+  CHECK_EQ(rig.reserved() - before, static_cast<std::int64_t>(kSegmentMax + 6 * MiB)); // a segment of its own
   rig.allocator->free(larger);
   for (Block* const block : blocks) {
     rig.allocator->free(block);

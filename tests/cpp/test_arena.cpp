@@ -1,4 +1,4 @@
-// The arena: the suite that every Allocator passes, its blocks, and other threads.
+// The arena: the suite that every Allocator passes, its blocks, and concurrency.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ using namespace face;
 
 namespace {
 
-/// An arena that is used in scopes, one after the other.
+/// An arena that is used in consecutive scopes.
 class Scoped final : public Adaptor {
  public:
   explicit Scoped(std::shared_ptr<Arena> arena) : Adaptor(arena), arena_(*arena), mark_(arena_.push()) {}
@@ -63,7 +63,7 @@ TEST(allocations_follow_each_other) {
   for (const Allocation& allocation : {one, two, three}) {
     rig.arena.free(allocation);
   }
-  CHECK_EQ(rig.at(), address(three) + 256); // freeing only counts
+  CHECK_EQ(rig.at(), address(three) + 256); // a free only counts
 }
 
 TEST(blocks_grow_and_hold_what_is_asked_for) {
@@ -73,9 +73,9 @@ TEST(blocks_grow_and_hold_what_is_asked_for) {
   CHECK_EQ(reserved(), 64);
   rig.bump(40 * KiB);
   CHECK_EQ(reserved(), 64 + 128);
-  rig.bump(1000 * KiB); // more than the next block
+  rig.bump(1000 * KiB); // larger than the next block
   CHECK_EQ(reserved(), 64 + 128 + 1000);
-  rig.bump(80 * KiB); // beside it, where there is room
+  rig.bump(80 * KiB); // allocated beside it, because it fits there
   CHECK_EQ(reserved(), 64 + 128 + 1000);
   rig.bump(80 * KiB);
   CHECK_EQ(reserved(), 64 + 128 + 1000 + 2000);
@@ -168,7 +168,7 @@ TEST(an_allocation_freed_twice_ends_the_program) {
   const pid_t pid = fork();
   CHECK(pid >= 0);
   if (pid == 0) {
-    Arena arena(*rig.runtime, rig.upstream, kSmall); // of this process
+    Arena arena(*rig.runtime, rig.upstream, kSmall); // created in this process
     const Allocation own = arena.allocate(100, kHome, kStream);
     std::signal(SIGABRT, SIG_DFL);
     arena.free(own);
@@ -180,8 +180,8 @@ TEST(an_allocation_freed_twice_ends_the_program) {
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
-/// Threads allocate on streams of their own and on one that they share, while another one resets, marks and releases
-/// all the time: whatever is in hands stays as it was written.
+/// Threads allocate on streams of their own and on a shared one, while another thread resets, marks and releases all
+/// the time. Live allocations keep their bytes.
 TEST(threads_allocate_while_another_resets) {
   for (const bool use_recording : {true, false}) {
     FaceRig rig(use_recording ? recording() : emulated(), arena_face(kSmall), false);

@@ -1,4 +1,5 @@
-// The arena's resets and marks: what they give up, what outlives them, what waits for other streams.
+// The arena's resets and marks: the memory that they release, allocations that outlive them, and waits for other
+// streams.
 #include "arena_rig.h"
 
 using namespace face;
@@ -19,9 +20,9 @@ TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
     return address(held.front());
   };
   iteration();
-  CHECK(rig.asked() > 3); // blocks were chained,
+  CHECK(rig.asked() > 3); // several chained blocks,
   const std::uintptr_t at = iteration();
-  CHECK_EQ(rig.blocks(), 1); // and are one now
+  CHECK_EQ(rig.blocks(), 1); // merged into one
   const std::int64_t asked = rig.asked();
   rig.calls().clear_calls();
   for (int turn = 0; turn < 5; ++turn) {
@@ -38,17 +39,17 @@ TEST(what_outlives_a_reset_keeps_its_block) {
   fill(kept, 9);
   CHECK((rig.arena.reset() == Outlived{2, 1024}));
   CHECK_EQ(rig.blocks(), 1);
-  const Allocation next = rig.allocate(60 * KiB); // of another block
+  const Allocation next = rig.allocate(60 * KiB); // from another block
   fill(next, 1);
   CHECK(!overlap(kept, next));
   CHECK_EQ(rig.blocks(), 2);
-  CHECK((rig.arena.reset() == Outlived{1, 60 * KiB})); // the others were given up before
+  CHECK((rig.arena.reset() == Outlived{1, 60 * KiB})); // the earlier allocations were counted by the first reset
   rig.arena.free(next);
   CHECK_EQ(rig.blocks(), 1);
   expect_filled(kept, 9);
   rig.arena.free(kept);
   CHECK_EQ(rig.blocks(), 1);
-  rig.arena.free(also); // the last one
+  rig.arena.free(also); // the last allocation of the block
   CHECK_EQ(rig.blocks(), 0);
   CHECK_EQ(rig.arena.figures().reserved_bytes, 0);
 }
@@ -88,7 +89,7 @@ TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
 TEST(a_release_takes_what_nobody_has) {
   ArenaRig rig;
   rig.bump(40 * KiB);
-  const Allocation held = rig.allocate(40 * KiB); // of the second block
+  const Allocation held = rig.allocate(40 * KiB); // from the second block
   CHECK_EQ(rig.arena.release(), 64 * KiB);
   CHECK_EQ(rig.blocks(), 1);
   const std::uintptr_t next = rig.at();
@@ -126,14 +127,14 @@ TEST(a_pop_goes_back_to_its_push) {
     const Arena::Mark inner = rig.arena.push();
     CHECK_EQ(rig.at(), inside + 256);
     rig.bump(7000);
-    rig.arena.pop(rig.arena.push()); // of nothing
+    rig.arena.pop(rig.arena.push()); // an empty scope
     CHECK(rig.arena.pop(inner) == kNothing);
     CHECK_EQ(rig.at(), inside + 256);
     rig.arena.pop(rig.arena.push());
     const Arena::Mark last = rig.arena.push();
     CHECK(last != inner);
     rig.arena.pop(last);
-    inside += 256; // where `at` looked
+    inside += 256; // the allocation that `at` made
   }
   rig.arena.pop(outer);
   CHECK_EQ(rig.at(), at + 256);
@@ -147,7 +148,7 @@ TEST(a_scope_that_repeats_asks_the_upstream_once) {
   for (int turn = 0; turn < 4; ++turn) {
     const Arena::Mark mark = rig.arena.push();
     for (int i = 0; i < 8; ++i) {
-      rig.bump(60 * KiB); // of blocks of their own
+      rig.bump(60 * KiB); // each needs a new block
     }
     CHECK(rig.arena.pop(mark) == kNothing);
   }
@@ -176,7 +177,7 @@ TEST(what_outlives_a_pop_stays_where_it_is) {
   CHECK(rig.arena.pop(innermost) == kNothing);
   CHECK_EQ(rig.at(), address(kept) + 768);
   CHECK((rig.arena.pop(inner) == Outlived{1, 700}));
-  CHECK(rig.at() > address(kept)); // it is the outer scope's now
+  CHECK(rig.at() > address(kept)); // it belongs to the outer scope now
   CHECK((rig.arena.pop(outer) == Outlived{1, 700}));
   CHECK(rig.at() > address(kept));
   expect_filled(kept, 4);
@@ -196,7 +197,7 @@ TEST(what_outlived_a_scope_is_none_of_the_next_one) {
   const Arena::Mark third = rig.arena.push();
   rig.arena.free(kept);
   CHECK(rig.arena.pop(third) == kNothing);
-  CHECK(rig.at() > address(kept)); // its scope is the outermost, which goes with a reset
+  CHECK(rig.at() > address(kept)); // it belongs to the outermost scope, which ends with a reset
 }
 
 TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
@@ -217,7 +218,7 @@ TEST(what_was_there_before_a_push_may_go_within) {
   const Arena::Mark mark = rig.arena.push();
   const Allocation inside = rig.allocate(100);
   rig.arena.free(before);
-  CHECK((rig.arena.pop(mark) == Outlived{1, 100})); // not none, though as many are left as there were
+  CHECK((rig.arena.pop(mark) == Outlived{1, 100})); // one, although the number of live allocations is unchanged
   rig.arena.free(inside);
 }
 
@@ -237,7 +238,7 @@ TEST(marks_are_popped_in_order) {
   refused(outer, "mark " + std::to_string(inner) + " comes first");
   rig.arena.pop(inner);
   refused(inner, "not open");
-  rig.arena.reset(); // closes what is open
+  rig.arena.reset(); // closes all open marks
   refused(outer, "not open");
 }
 
@@ -260,14 +261,14 @@ TEST(another_stream_is_waited_for_by_one_event) {
   CHECK_EQ(rig.calls().count("record_event"), std::size_t{1});
   CHECK_EQ(rig.calls().count("wait_event"), std::size_t{2}); // one for each chain
   CHECK_EQ(rig.arena.figures().events_recorded, 1);
-  CHECK(!rig.runtime->query_event(work)); // the host went on
+  CHECK(!rig.runtime->query_event(work)); // the host did not wait
   CHECK_EQ(rig.at(a), of_a);
   CHECK_EQ(rig.at(c), of_c);
   for (const Stream own : {a, c}) {
     CHECK(!rig.runtime->query_event(rig.mark(own)));
   }
   rig.calls().clear_calls();
-  rig.arena.reset(); // nobody named b since
+  rig.arena.reset(); // b was not recorded since
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 

@@ -1,4 +1,4 @@
-// What a budget may be asked for as, and what it comes to on a device.
+// The forms of a requested budget, and the resulting bytes on a device.
 #include "config/budget_request.h"
 
 #include <string>
@@ -61,7 +61,7 @@ TEST(what_is_shown_can_be_read_again) {
 TEST(figures_are_hard_and_never_more_than_the_device_has) {
   const MemoryInfo memory{10 * GiB, 16 * GiB};
   CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
-  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's choice
+  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's decision
   CHECK_EQ(bytes_of("20GiB", memory), 16 * GiB);
   CHECK_EQ(bytes_of("25%", memory), 4 * GiB);
   CHECK_EQ(bytes_of("100%", memory), 16 * GiB);
@@ -72,10 +72,10 @@ TEST(figures_are_hard_and_never_more_than_the_device_has) {
 
 TEST(auto_leaves_a_reserve_and_is_soft) {
   CHECK(!resolve_budget(BudgetRequest(), {GiB, GiB})->hard);
-  CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // a twentieth
-  CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // at least that
-  CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // of a small device a sixteenth
-  CHECK_EQ(bytes_of("auto", {6 * GiB, 100 * GiB}), 3 * GiB); // the reserve takes half of what is free, at most
+  CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // reserve: a twentieth
+  CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // reserve: at least 512 MiB
+  CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // reserve on a small device: a sixteenth
+  CHECK_EQ(bytes_of("auto", {6 * GiB, 100 * GiB}), 3 * GiB); // the reserve takes at most half of the free memory
 }
 
 HARNESS_MAIN()

@@ -1,4 +1,4 @@
-// Byte counts, as they are printed and read.
+// Printing and parsing of byte counts.
 #include <limits>
 #include <string>
 #include <utility>

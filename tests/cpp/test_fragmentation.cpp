@@ -1,4 +1,4 @@
-// The report of what is free, and in how many pieces.
+// The report of free memory and the number of its pieces.
 #include "allocator/caching/fragmentation.h"
 
 #include "allocator/caching/pool_statistics.h"
@@ -40,7 +40,8 @@ TEST(every_byte_of_the_segments_is_accounted_for) {
   CHECK_EQ(found.unused_segments, 200 * MiB);
   CHECK_EQ(found.largest_free, 200 * MiB);
   CHECK_EQ(found.pending, block_bytes(3 * MiB + 100));
-  CHECK_EQ(found.pieces[2].count, std::size_t{3}); // two holes, and what is left of the small ones' segment
+  // two free blocks, and the remainder of the segment for small requests
+  CHECK_EQ(found.pieces[2].count, std::size_t{3});
   CHECK_EQ(found.pieces[5].count, std::size_t{1});
   std::size_t bytes = 0;
   for (const Fragmentation::Pieces& pieces : found.pieces) {
@@ -62,10 +63,10 @@ TEST(a_home_is_looked_at_alone) {
   Block* const there = rig.allocator->allocate(4 * MiB, Location::device(1), Stream::default_of(1));
   rig.allocator->set_home(here, Location::host(), Stream::host());
   const auto of = [&](Location home) { return fragmentation(rig.allocator->snapshot(), home); };
-  CHECK_EQ(of(kDevice).reserved, kSegmentMin); // made for it
+  CHECK_EQ(of(kDevice).reserved, kSegmentMin); // segments made for the home
   CHECK_EQ(of(kDevice).allocated, std::size_t{0});
   CHECK_EQ(of(Location::host()).reserved, std::size_t{0});
-  CHECK_EQ(of(Location::host()).allocated, 4 * MiB); // used by it
+  CHECK_EQ(of(Location::host()).allocated, 4 * MiB); // blocks that belong to the home
   CHECK_EQ(of(Location::device(1)).allocated, 4 * MiB);
   CHECK_EQ(of(Location::device(1)).free, kSegmentMin - 4 * MiB);
   rig.allocator->free(here);

@@ -1,6 +1,6 @@
-// Builds that walk every structure after each change: when they do, and what they do about what they find.
+// Builds that check every structure after each change: how often they do, and what they do about an error.
 #ifndef TORCH_UVM_CHECKED
-#define TORCH_UVM_CHECKED // of this file alone: a build that is not checked has the code, too
+#define TORCH_UVM_CHECKED // for this file only: an unchecked build contains the code too
 #endif
 #include "allocator/invariants.h"
 
@@ -25,7 +25,7 @@ struct Structure {
   }
 };
 
-/// What a child says on stderr before it is gone, and the signal that ended it; 0: none did.
+/// Runs a body in a child. Returns its output on stderr and the signal that ended it; 0: none.
 template <typename Body>
 std::pair<std::string, int> in_a_child(Body body) {
   std::array<int, 2> ends{};
@@ -82,7 +82,7 @@ TEST(a_walk_that_has_no_memory_says_nothing) {
 
 TEST(the_environment_says_how_often) {
   const auto [said, signal] = in_a_child([] {
-    execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once a process
+    execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once in each process
   });
   CHECK_EQ(signal, 0);
   CHECK_EQ(said, "4 walks of 10\n");

@@ -1,4 +1,4 @@
-// The limit of managed bytes cannot be overrun, by any path, on any runtime.
+// No path can exceed the limit of managed bytes, on any runtime.
 #include <unistd.h>
 
 #include <atomic>
@@ -48,7 +48,7 @@ void exactly_the_limit_fits(ManagedRuntime& runtime) {
   CHECK_EQ(runtime.peak_managed_bytes(), 4 * MiB);
 }
 
-// A folder with the files of an operating system in it.
+// A folder that imitates an operating system's files.
 struct FakeSystem {
   std::filesystem::path root;
   FakeSystem() {
@@ -109,7 +109,8 @@ TEST(sizes_that_overflow_are_refused) {
   void* ptr = runtime.allocate_managed(MiB, Location::host());
   runtime.set_limit(kMax - 1);
   CHECK(refused(runtime, kMax).cause == OutOfMemory::Cause::kLimit);
-  CHECK(refused(runtime, kMax - MiB).cause == OutOfMemory::Cause::kLimit); // the sum is the largest number
+  // the sum is the largest representable number
+  CHECK(refused(runtime, kMax - MiB).cause == OutOfMemory::Cause::kLimit);
   runtime.set_limit(std::nullopt);
   refused(runtime, kMax);
   CHECK_EQ(runtime.managed_bytes(), MiB);
@@ -161,7 +162,7 @@ TEST(threads_that_race_for_the_remainder_never_overrun_it) {
   constexpr int kRounds = 200;
   constexpr int kThreads = 4;
   RecordingRuntime runtime;
-  runtime.set_limit(3 * MiB); // room for one of them, twice
+  runtime.set_limit(3 * MiB); // leaves room for one of them, twice
   std::atomic<int> won{0};
   std::atomic<bool> overrun{false};
   std::barrier start(kThreads);
@@ -186,14 +187,14 @@ TEST(threads_that_race_for_the_remainder_never_overrun_it) {
     thread.join();
   }
   CHECK(!overrun);
-  CHECK_EQ(won.load(), kRounds); // exactly one each round
+  CHECK_EQ(won.load(), kRounds); // exactly one succeeds in each round
   CHECK_EQ(runtime.managed_bytes(), 0U);
   CHECK_EQ(runtime.peak_managed_bytes(), 2 * MiB);
 }
 
 TEST(available_memory_is_what_the_system_says) {
   FakeSystem system;
-  CHECK_EQ(system.available(), kMax); // it says nothing
+  CHECK_EQ(system.available(), kMax); // no file: the amount is unknown
   system.write("proc/meminfo", "MemTotal:  900 kB\nHugePages_Total:   0\nMemAvailable:   500 kB\nOther: 1 kB\n");
   CHECK_EQ(system.available(), 500 * KiB);
   CHECK(operating_system_memory_available() > 0);
@@ -206,10 +207,10 @@ TEST(a_control_group_of_either_version_bounds_it) {
   system.write("sys/fs/cgroup/outer/inner/memory.max", "max\n");
   system.write("sys/fs/cgroup/outer/inner/memory.current", "1024\n");
   CHECK_EQ(system.available(), 500 * KiB);
-  system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the group above
+  system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the parent group
   system.write("sys/fs/cgroup/outer/memory.current", "204800\n");
   CHECK_EQ(system.available(), 200 * KiB);
-  system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // can be given up
+  system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // reclaimable
   CHECK_EQ(system.available(), 300 * KiB);
   system.write("sys/fs/cgroup/outer/memory.current", "1000000\n");
   CHECK_EQ(system.available(), 0U);

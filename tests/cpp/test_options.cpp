@@ -1,4 +1,4 @@
-// The option table: what it takes, what it refuses, and with which words.
+// The option table: accepted values, refused values, and the messages.
 #include "config/options.h"
 
 #include "harness.h"

@@ -1,4 +1,4 @@
-// The recording runtime does what the tests built on it rely on.
+// The behaviour of the recording runtime on which other tests rely.
 #include <cstring>
 #include <string>
 
@@ -107,7 +107,7 @@ TEST(waiting_releases_held_work_also_that_of_other_streams_it_depends_on) {
   runtime.record_event(first, stream0());
   runtime.wait_event(side, first);
   runtime.record_event(second, side);
-  CHECK(!runtime.query_event(second)); // side is not held, but waits for what is
+  CHECK(!runtime.query_event(second)); // `side` is not held, but waits for held work
   runtime.synchronize_event(second);
   CHECK(runtime.query_event(first));
   CHECK(runtime.query_event(second));
@@ -218,7 +218,7 @@ TEST(what_does_not_exist_is_refused) {
   CHECK_THROWS(InvalidArgument, runtime.create_stream(-1, 0));
   CHECK_THROWS(InvalidArgument, runtime.memory_info(2));
   runtime.free_managed(ptr);
-  runtime.free_managed(ptr + 64); // not ours: ignored
+  runtime.free_managed(ptr + 64); // not an allocation's address: ignored
   runtime.free_managed(nullptr);
 }
 

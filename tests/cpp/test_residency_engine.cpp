@@ -1,11 +1,12 @@
-// The engine over a test's own storages: bytes survive evictions within the budget, held storages stay, budgets change.
+// The engine over the test's own storages: bytes survive evictions, the budget holds, pinned storages do not move, and
+// budgets change.
 #include "residency_rig.h"
 
 using namespace residency;
 
 namespace {
 
-/// All but the first storage, more than the budget holds.
+/// Reads all storages but the first: more than the budget holds.
 void read_the_rest(Rig& rig) {
   for (std::size_t index = 1; index < rig.storages.size(); ++index) {
     rig.run(40 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
@@ -38,7 +39,7 @@ TEST(a_storage_that_is_only_read_is_dropped_without_a_copy) {
       rig.run(20 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
     }
   }
-  // A storage without a copy on the host is written back once, and none twice.
+  // A storage without a host copy is written back once; no storage is written back twice.
   CHECK(rig.engine.statistics().written_back.count <= before + 4);
   CHECK(rig.engine.statistics().dropped_clean.count > 0);
 }
@@ -49,15 +50,15 @@ TEST(bytes_that_a_sharer_wrote_survive_the_eviction_after_it_is_gone) {
   for (unsigned char number = 2; number <= 8; ++number) {
     rig.make(number);
   }
-  // It is on the device, and the host's copy of it is valid.
+  // It is on the device, and its host copy is valid.
   rig.run(20, {&first}, false, [&] { Rig::check(first); });
   CHECK(first.block != nullptr && first.record->host_valid);
   first.shared = first.was_shared = true;
-  std::memset(first.ptr, first.content = 99, first.bytes); // by no operator that the engine has seen
+  std::memset(first.ptr, first.content = 99, first.bytes); // by an operation that the engine does not see
   read_the_rest(rig);
   CHECK(first.block != nullptr);
   first.shared = false;
-  std::vector<Storage*> rest; // all of the budget
+  std::vector<Storage*> rest; // these fill the whole budget
   for (const std::size_t index : {2, 3, 4, 5}) {
     rest.push_back(rig.storages[index].get());
   }
@@ -94,7 +95,7 @@ TEST(a_settled_storage_counts_as_written) {
   for (const auto& storage : rig.storages) {
     rig.engine.materialise(storage->record);
     Rig::check(*storage);
-    Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // unseen by the engine
+    Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // the engine does not see this write
   }
   train(rig, 0, 3);
 }
