@@ -59,7 +59,7 @@ inline void statistics_follow_what_happens(const MakeRig& make) {
   CHECK_EQ(rig.reserved(), 0);
 }
 
-inline void peaks_are_of_the_sum(const MakeRig& make) {
+inline void the_total_peak_is_the_peak_of_the_sum(const MakeRig& make) {
   Rig rig = make();
   const auto peak = [&](std::optional<Location> home) {
     return rig.allocator->statistics(home).allocated_bytes[0].peak;

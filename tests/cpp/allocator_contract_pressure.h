@@ -9,7 +9,7 @@
 
 namespace contract {
 
-inline void running_out_names_where_the_bytes_are(const MakeRig& make) {
+inline void out_of_memory_errors_say_where_the_bytes_are(const MakeRig& make) {
   Rig rig = make();
   Block* const filler = rig.leave_room(64 * MiB);
   Block* const held = rig.allocate(32 * MiB);
@@ -45,7 +45,7 @@ inline void absurd_sizes_are_out_of_memory(const MakeRig& make) {
   CHECK_EQ(rig.reserved(), 0);
 }
 
-inline void cached_segments_are_given_back_under_pressure(const MakeRig& make) {
+inline void cached_segments_are_released_under_pressure(const MakeRig& make) {
   Rig rig = make();
   Block* const filler = rig.leave_room(64 * MiB);
   Block* const first = rig.allocate(40 * MiB);
@@ -120,7 +120,7 @@ inline void pressure_callbacks_run_with_no_lock_held(const MakeRig& make) {
   rig.check();
 }
 
-inline void the_limit_is_never_overrun(const MakeRig& make) {
+inline void the_limit_is_never_exceeded(const MakeRig& make) {
   Rig rig = make();
   if (!rig.managed) {
     return; // the limit applies to managed memory only

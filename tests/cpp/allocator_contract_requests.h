@@ -9,7 +9,7 @@
 
 namespace contract {
 
-inline void zero_bytes_are_nothing(const MakeRig& make) {
+inline void zero_bytes_need_no_memory(const MakeRig& make) {
   Rig rig = make();
   Block* const block = rig.allocate(0);
   CHECK(block == nullptr);

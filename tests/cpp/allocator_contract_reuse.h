@@ -119,7 +119,7 @@ inline void blocks_that_other_streams_used_come_back(const MakeRig& make) {
   rig.check();
 }
 
-inline void a_moved_block_is_filed_where_it_is(const MakeRig& make) {
+inline void a_moved_block_belongs_to_its_new_home(const MakeRig& make) {
   Rig rig = make();
   Block* const block = rig.allocate(12 * MiB);
   if (!rig.managed) {

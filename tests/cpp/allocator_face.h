@@ -16,7 +16,7 @@ namespace face {
 
 using MakeRig = std::function<FaceRig()>; ///< returns a rig whose allocator exists
 
-inline void zero_bytes_are_nothing(const MakeRig& make) {
+inline void zero_bytes_need_no_memory(const MakeRig& make) {
   FaceRig rig = make();
   const std::int64_t made = rig.allocator->figures().upstream_allocations;
   const Allocation nothing = rig.allocate(0);
@@ -55,7 +55,7 @@ inline void allocations_are_aligned_and_apart(const MakeRig& make) {
   expect_empty(rig);
 }
 
-inline void memory_is_used_again(const MakeRig& make) {
+inline void freed_memory_is_reused(const MakeRig& make) {
   FaceRig rig = make();
   std::int64_t reserved = 0;
   for (int turn = 0; turn < 8; ++turn) {
@@ -90,7 +90,7 @@ inline void unknown_homes_and_streams_are_refused(const MakeRig& make) {
   expect_empty(rig);
 }
 
-inline void running_out_changes_nothing(const MakeRig& make) {
+inline void refused_requests_change_nothing(const MakeRig& make) {
   FaceRig rig = make();
   const Allocation held = rig.allocate(3 * MiB);
   fill(held, 7);
@@ -148,7 +148,7 @@ inline void the_figures_add_up(const MakeRig& make) {
   CHECK(!rig.allocator->description().empty());
 }
 
-inline void another_thread_frees(const MakeRig& make) {
+inline void another_thread_may_free(const MakeRig& make) {
   FaceRig rig = make();
   const Stream other = rig.stream();
   std::vector<Allocation> held;
@@ -246,24 +246,24 @@ inline bool register_face(const std::string& prefix, const Face& face) {
     #name, name              \
   }
   for (const FaceCase& test :
-       {TORCH_UVM_CASE(zero_bytes_are_nothing), TORCH_UVM_CASE(allocations_are_aligned_and_apart),
-        TORCH_UVM_CASE(memory_is_used_again), TORCH_UVM_CASE(unknown_homes_and_streams_are_refused),
-        TORCH_UVM_CASE(running_out_changes_nothing), TORCH_UVM_CASE(the_figures_add_up),
-        TORCH_UVM_CASE(another_thread_frees), TORCH_UVM_CASE(many_threads_at_once)}) {
+       {TORCH_UVM_CASE(zero_bytes_need_no_memory), TORCH_UVM_CASE(allocations_are_aligned_and_apart),
+        TORCH_UVM_CASE(freed_memory_is_reused), TORCH_UVM_CASE(unknown_homes_and_streams_are_refused),
+        TORCH_UVM_CASE(refused_requests_change_nothing), TORCH_UVM_CASE(the_figures_add_up),
+        TORCH_UVM_CASE(another_thread_may_free), TORCH_UVM_CASE(many_threads_at_once)}) {
     add("recording", test, recording, false);
     add("nested", test, recording, true);
     add("emulated", test, [] { return emulated(); }, false);
   }
-  for (const FaceCase& test : {TORCH_UVM_CASE(memory_that_another_stream_used_waits_for_it),
-                               TORCH_UVM_CASE(memory_of_one_stream_waits_before_another_has_it)}) {
+  for (const FaceCase& test : {TORCH_UVM_CASE(reuse_waits_for_recorded_streams),
+                               TORCH_UVM_CASE(reuse_on_another_stream_waits_for_the_first)}) {
     add("recording", test, recording, false);
     add("nested", test, recording, true);
   }
 #undef TORCH_UVM_CASE
   for (const bool nested : {false, true}) {
     const std::string where = nested ? "_nested_" : "_";
-    harness::Registrar(prefix + where + "delayed_work_has_its_bytes",
-                       [=] { delayed_work_has_its_bytes(face, nested); });
+    harness::Registrar(prefix + where + "delayed_work_keeps_its_bytes",
+                       [=] { delayed_work_keeps_its_bytes(face, nested); });
     harness::Registrar(prefix + where + "any_call_fails", [=] { any_call_fails(face, nested); });
   }
   return true;

@@ -40,7 +40,7 @@ inline void expect_reuse_after(FaceRig& rig, Event work, const Allocation& freed
   }
 }
 
-inline void memory_that_another_stream_used_waits_for_it(const MakeRig& make) {
+inline void reuse_waits_for_recorded_streams(const MakeRig& make) {
   for (const std::size_t bytes : {std::size_t{512}, 3 * MiB, 12 * MiB}) {
     FaceRig rig = make();
     const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
@@ -57,7 +57,7 @@ inline void memory_that_another_stream_used_waits_for_it(const MakeRig& make) {
   }
 }
 
-inline void memory_of_one_stream_waits_before_another_has_it(const MakeRig& make) {
+inline void reuse_on_another_stream_waits_for_the_first(const MakeRig& make) {
   for (const std::size_t bytes : {std::size_t{512}, 3 * MiB, 12 * MiB}) {
     FaceRig rig = make();
     const Stream a = rig.stream(), b = rig.stream();
@@ -148,7 +148,7 @@ class DelayedWork {
   std::deque<Read> reads_;
 };
 
-inline void delayed_work_has_its_bytes(const Face& face, bool nested) {
+inline void delayed_work_keeps_its_bytes(const Face& face, bool nested) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     FaceRig rig(emulated(seed), face, nested);
     rig.make();

@@ -34,15 +34,15 @@ void count_together(int most_pauses) {
 
 } // namespace
 
-TEST(nothing_is_lost_where_the_others_look_again) {
+TEST(spinning_waiters_exclude_each_other) {
   count_together(1024);
 }
 
-TEST(nothing_is_lost_where_the_others_sleep) {
+TEST(sleeping_waiters_exclude_each_other) {
   count_together(0);
 }
 
-TEST(whoever_looked_in_vain_still_gets_it) {
+TEST(a_waiter_gets_the_mutex_after_its_spins_failed) {
   AdaptiveMutex mutex(2);
   std::unique_lock held(mutex);
   std::future<void> other = std::async(std::launch::async, [&] { const std::lock_guard lock(mutex); });

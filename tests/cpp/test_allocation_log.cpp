@@ -15,7 +15,7 @@
 
 using namespace logs;
 
-TEST(rows_are_as_rmm_writes_them) {
+TEST(rows_have_rmms_format) {
   const ScratchFile file;
   AllocationLog log(file.path());
   log.allocated(reinterpret_cast<void*>(0x7f0c3a000000), 1048576, kStream);
@@ -105,7 +105,7 @@ TEST(an_observed_allocator_logs_every_allocation_and_free) {
   CHECK_EQ(rows[1].stream, "0xffff000000000000");
 }
 
-TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
+TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());
@@ -143,7 +143,7 @@ TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
   CHECK_EQ(rig.memory.statistics().allocation[0].current, 0);
 }
 
-TEST(threads_leave_rows_in_an_order_that_happened) {
+TEST(rows_of_several_threads_are_in_a_possible_order) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());

@@ -12,7 +12,7 @@
 
 using namespace logs;
 
-TEST(a_file_that_cannot_be_made_is_refused_by_its_name) {
+TEST(a_file_that_cannot_be_created_is_refused_by_name) {
   try {
     AllocationLog log("/no such folder/log.csv");
     harness::fail(__FILE__, __LINE__, "it was made");
@@ -35,7 +35,7 @@ TEST(a_full_disk_is_reported_at_the_end_and_stops_nothing) {
   }
 }
 
-TEST(a_disk_that_becomes_full_leaves_whole_rows) {
+TEST(a_disk_that_becomes_full_leaves_only_complete_rows) {
   const ScratchFile file;
   struct sigaction before{};
   struct sigaction ignore{};

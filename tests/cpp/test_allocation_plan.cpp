@@ -8,7 +8,7 @@
 
 using namespace plans;
 
-TEST(an_iteration_by_plan_makes_no_call) {
+TEST(a_planned_iteration_makes_no_runtime_call) {
   PlanRig rig;
   const std::vector<PlanRequest> step = steps::ragged(20);
   rig.iterate_step(step); // the recorded iteration
@@ -54,7 +54,7 @@ TEST(the_report_has_the_layout) {
   rig.close();
 }
 
-TEST(places_are_those_of_the_report) {
+TEST(addresses_match_the_reported_layout) {
   PlanRig rig;
   rig.iterate({1000, 3 * MiB, 50});
   const PlanReport report = rig.report();
@@ -70,7 +70,7 @@ TEST(places_are_those_of_the_report) {
   rig.close();
 }
 
-TEST(other_bytes_miss_and_the_next_plan_has_them) {
+TEST(a_changed_size_misses_and_enters_the_next_plan) {
   PlanRig rig;
   rig.iterate({1000, 2000, 3000, 4000});
   rig.iterate({1000, 2000, 3000, 4000});
@@ -84,7 +84,7 @@ TEST(other_bytes_miss_and_the_next_plan_has_them) {
   rig.close();
 }
 
-TEST(one_more_and_one_less_miss_alone) {
+TEST(an_added_or_missing_request_causes_one_miss) {
   PlanRig rig;
   const std::vector<std::size_t> sizes = {1000, 2000, 3000, 4000, 5000, 6000};
   rig.iterate(sizes);
@@ -106,7 +106,7 @@ TEST(one_more_and_one_less_miss_alone) {
   rig.close();
 }
 
-TEST(another_order_of_requests_is_found_near_by) {
+TEST(reordered_requests_still_match) {
   PlanRig rig;
   rig.iterate({1000, 2000, 3000, 4000});
   rig.iterate({2000, 1000, 4000, 3000});
@@ -156,7 +156,7 @@ TEST(frees_may_come_in_another_order) {
   rig.close();
 }
 
-TEST(plans_that_never_fit_are_made_more_and_more_rarely) {
+TEST(plans_that_never_match_are_made_ever_more_rarely) {
   PlanRig rig;
   for (std::size_t i = 0; i < 200; ++i) { // two alternating patterns: each plan is wrong for the next iteration
     rig.iterate(i % 2 == 0 ? std::vector<std::size_t>{1000, 2000, 3000} : std::vector<std::size_t>{1500, 2500});
@@ -171,7 +171,7 @@ TEST(plans_that_never_fit_are_made_more_and_more_rarely) {
   rig.close();
 }
 
-TEST(steps_that_change_at_random_keep_their_bytes) {
+TEST(randomly_changing_steps_never_lose_bytes) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     PlanRig rig;
     std::mt19937_64 random(seed);

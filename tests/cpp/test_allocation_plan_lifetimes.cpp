@@ -73,7 +73,7 @@ TEST(requests_that_outlive_the_iteration_are_not_in_the_segment) {
   rig.close();
 }
 
-TEST(a_request_that_first_outlives_keeps_its_bytes_and_leaves_the_plan) {
+TEST(a_planned_request_that_outlives_keeps_its_bytes_and_leaves_the_plan) {
   PlanRig rig;
   rig.iterate({1000, 2000});
   std::vector<Allocation> kept;
@@ -167,7 +167,7 @@ TEST(release_gives_the_segment_back_in_one_piece) {
   rig.close();
 }
 
-TEST(a_segment_that_cannot_be_had_is_done_without) {
+TEST(a_plan_works_without_its_segment) {
   PlanRig rig;
   auto refusing = std::make_shared<Refusing>(rig.upstream);
   rig.plan = std::make_unique<AllocationPlan>(refusing, kHome);

@@ -114,7 +114,7 @@ TEST(streams_have_segments_of_their_own) {
   rig.close();
 }
 
-TEST(what_another_stream_uses_is_left_to_the_upstream) {
+TEST(the_upstream_serves_requests_that_another_stream_uses) {
   PlanRig rig;
   const Stream other = rig.stream();
   const auto iteration = [&] {
@@ -135,7 +135,7 @@ TEST(what_another_stream_uses_is_left_to_the_upstream) {
   rig.close();
 }
 
-TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
+TEST(reuse_waits_for_a_stream_recorded_unexpectedly) {
   for (const bool by_plan : {true, false}) { // the plan serves the request until then, or the upstream does
     PlanRig rig;
     const Stream other = rig.stream();
@@ -172,7 +172,7 @@ TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
   }
 }
 
-TEST(such_bytes_wait_in_the_next_iteration_too) {
+TEST(reuse_in_the_next_iteration_waits_for_a_recorded_stream) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({MiB});
@@ -197,7 +197,7 @@ TEST(such_bytes_wait_in_the_next_iteration_too) {
   rig.close();
 }
 
-TEST(a_stream_recorded_between_iterations_spoils_the_plan) {
+TEST(a_stream_recorded_between_iterations_removes_the_request_from_the_plan) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({1000, 2000});
@@ -215,7 +215,7 @@ TEST(a_stream_recorded_between_iterations_spoils_the_plan) {
   rig.close();
 }
 
-TEST(two_threads_take_turns_in_any_order) {
+TEST(two_threads_allocate_in_any_order) {
   PlanRig rig;
   for (int i = 0; i < 60; ++i) {
     std::atomic<int> ready = 0;
@@ -260,7 +260,7 @@ TEST(two_threads_take_turns_in_any_order) {
   rig.close();
 }
 
-TEST(iterations_and_foreign_frees_at_once) {
+TEST(iterations_run_beside_frees_of_another_thread) {
   PlanRig rig;
   std::atomic<bool> over = false;
   std::mutex mutex;
@@ -305,7 +305,7 @@ TEST(iterations_and_foreign_frees_at_once) {
   rig.close();
 }
 
-TEST(any_call_fails_and_nothing_is_lost) {
+TEST(any_runtime_call_may_fail_without_a_leak) {
   std::size_t nth = 1;
   while (iterations_with_a_failing_call(nth)) {
     ++nth;

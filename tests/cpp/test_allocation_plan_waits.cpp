@@ -63,7 +63,7 @@ double seconds_run(clockid_t clock) {
   std::free(ptr);
 }
 
-TEST(who_waits_while_the_plan_is_changed_sleeps) {
+TEST(a_thread_that_waits_for_the_plan_sleeps) {
   PlanRig rig;
   for (int i = 0; i < 2; ++i) {
     rig.iterate({1000, 2000, 3000});

@@ -14,7 +14,7 @@
 
 using namespace contract;
 
-TEST(bytes_of_a_segment_under_way_count) {
+TEST(bytes_of_a_segment_in_creation_count) {
   // A segment whose creation blocks, so that another thread requests memory meanwhile. Its bytes already count.
   struct Slow final : SegmentSource {
     explicit Slow(ManagedRuntime& runtime) : runtime(runtime) {}
@@ -68,7 +68,7 @@ TEST(bytes_of_a_segment_under_way_count) {
   CHECK(allocator.is_valid());
 }
 
-TEST(threads_at_once_never_exceed_a_hard_cap) {
+TEST(concurrent_threads_never_exceed_a_hard_cap) {
   // Counted by the source itself: its bytes exist before the allocator's statistics show them.
   struct Counting final : SegmentSource {
     explicit Counting(ManagedRuntime& runtime) : runtime(runtime) {}

@@ -24,7 +24,7 @@ TEST(events_are_used_again) {
   rig.runtime->destroy_event(work);
 }
 
-TEST(an_event_that_cannot_be_recorded_costs_a_block_until_the_device_is_waited_for) {
+TEST(a_block_without_an_event_is_pending_until_a_device_synchronisation) {
   for (const char* call : {"create_event", "record_event"}) {
     Recorded rig;
     Block* const block = rig.allocate(12 * MiB, rig.a);

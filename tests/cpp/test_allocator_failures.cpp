@@ -198,7 +198,7 @@ TEST(any_call_fails) {
   CHECK(nth > 40);
 }
 
-TEST(the_destructor_bears_a_runtime_that_fails) {
+TEST(the_destructor_tolerates_runtime_failures) {
   RecordingRuntime runtime(1);
   {
     CachingManagedAllocator allocator(runtime, std::make_unique<ManagedSegmentSource>(runtime));

@@ -20,7 +20,7 @@ const std::array<std::unique_ptr<ManagedRuntime> (*)(), 2> kRuntimes{
 
 } // namespace
 
-TEST(a_child_only_keeps_books) {
+TEST(a_forked_child_may_free_but_not_allocate) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream other = rig.stream();
@@ -89,7 +89,7 @@ TEST(forking_while_threads_allocate_does_not_hang_the_child) {
   rig.check();
 }
 
-TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
+TEST(a_forked_child_has_host_blocks_at_their_addresses_and_no_others) {
   for (const auto make : kRuntimes) {
     Rig rig(make(), true);
     constexpr std::size_t kBig = 64 * MiB;
@@ -119,7 +119,7 @@ TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
   }
 }
 
-TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
+TEST(a_former_host_block_is_readable_in_a_child_after_its_relocation) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
   rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB, true); // plus a segment for small requests
@@ -146,7 +146,7 @@ TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
   rig.allocator->free(blocks[3]);
 }
 
-TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
+TEST(a_former_host_block_is_readable_in_a_child_until_it_is_reused) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true);
   constexpr std::size_t kBytes = 12 * MiB;
   // moved to a device: a tensor with its first address may still exist
@@ -181,7 +181,7 @@ TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
   rig.check();
 }
 
-TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
+TEST(a_child_copies_only_the_pages_of_small_host_blocks) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   std::vector<Block*> blocks; // 512 bytes each, eight in a page; every 64th stays allocated
   for (int i = 0; i < 1024; ++i) {
@@ -210,7 +210,7 @@ TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
   rig.check();
 }
 
-TEST(a_child_of_a_child_reads_what_the_child_has) {
+TEST(a_child_of_a_child_reads_the_childs_copies) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
   Block* const block = filled(rig, kBytes, Location::host(), 1);

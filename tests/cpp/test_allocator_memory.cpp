@@ -98,7 +98,7 @@ class Script {
 
 } // namespace
 
-TEST(each_allocation_of_the_allocators_books_may_fail_once) {
+TEST(each_heap_allocation_of_the_allocator_may_fail_once) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; ++nth) {
     try {

@@ -17,7 +17,7 @@ double by_size(void* tag, std::size_t bytes) {
 
 } // namespace
 
-TEST(the_smallest_neighbours_find_places) {
+TEST(the_smallest_neighbours_are_relocated) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -52,7 +52,7 @@ TEST(the_smallest_neighbours_find_places) {
   });
 }
 
-TEST(what_must_not_move_stays) {
+TEST(unmovable_blocks_keep_their_places) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -78,7 +78,7 @@ TEST(what_must_not_move_stays) {
   });
 }
 
-TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
+TEST(a_rollback_restores_the_recorded_use_of_the_requesting_stream) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     const Stream taker = rig.stream(), third = rig.stream();
@@ -117,7 +117,7 @@ TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
   });
 }
 
-TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
+TEST(a_range_of_exactly_the_requested_size_leaves_no_empty_block) {
   int moved = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
@@ -158,7 +158,7 @@ TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
   CHECK(moved > 200);
 }
 
-TEST(on_random_heaps_the_request_fits_after_it) {
+TEST(relocations_make_the_request_fit_on_random_heaps) {
   int fitted = 0, several = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
@@ -219,7 +219,7 @@ TEST(on_random_heaps_the_request_fits_after_it) {
 
 HARNESS_MAIN()
 
-TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
+TEST(a_block_whose_owner_refuses_stays_and_others_are_relocated) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;

@@ -54,7 +54,7 @@ class Delayed : public Rig {
 
 } // namespace
 
-TEST(another_stream_writes_after_the_one_before) {
+TEST(a_stream_writes_after_the_previous_stream) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocate(kBytes, rig.a);
@@ -72,7 +72,7 @@ TEST(another_stream_writes_after_the_one_before) {
   }
 }
 
-TEST(the_host_writes_after_the_stream_before) {
+TEST(the_host_writes_after_the_previous_stream) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocator->allocate(kBytes, Location::host(), rig.a);
@@ -88,7 +88,7 @@ TEST(the_host_writes_after_the_stream_before) {
   }
 }
 
-TEST(a_recorded_stream_writes_before_the_next_life) {
+TEST(a_recorded_stream_writes_before_the_block_is_reused) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocate(kBytes, rig.a);

@@ -22,7 +22,7 @@ TEST(a_tag_goes_with_its_block) {
   });
 }
 
-TEST(a_block_freed_after_an_event_waits_for_that_alone) {
+TEST(a_block_freed_after_an_event_waits_only_for_it) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream copies = rig.stream();

@@ -64,7 +64,7 @@ TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
   CHECK_EQ(rig.source->bytes(), std::size_t{0});
 }
 
-TEST(the_limit_of_pinned_memory_holds) {
+TEST(the_limit_of_pinned_memory_is_never_exceeded) {
   Pinned rig(std::make_unique<RecordingRuntime>(1), 100 * MiB);
   Block* const first = rig.allocate(50 * MiB, kStream);
   Block* const second = rig.allocate(30 * MiB, kStream); // a segment of 64 MiB does not fit: it gets only what it needs
@@ -96,7 +96,7 @@ TEST(the_limit_of_pinned_memory_holds) {
   CHECK(rig.allocator->is_valid());
 }
 
-TEST(pinned_bytes_of_delayed_copies_never_land_in_the_next_life_of_a_block) {
+TEST(delayed_copies_never_write_into_a_reused_pinned_block) {
   constexpr std::size_t kBytes = 256 * KiB;
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     EmulatedConfig config;

@@ -30,7 +30,7 @@ TEST(populating_can_be_turned_off) {
   CHECK_EQ(rig.calls.count("prefetch"), std::size_t{0});
 }
 
-TEST(a_prefetch_that_fails_costs_nothing_but_faults) {
+TEST(a_failed_prefetch_is_ignored) {
   Recorded rig;
   rig.calls.fail("prefetch", 1);
   Block* const block = rig.allocate(3 * MiB, rig.a);

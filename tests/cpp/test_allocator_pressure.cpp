@@ -8,7 +8,7 @@
 
 using namespace contract;
 
-TEST(the_failure_path_goes_from_cheap_to_dear) {
+TEST(the_failure_path_tries_cheap_steps_first) {
   struct Callback final : PressureCallback {
     Recorded* rig = nullptr;
     std::vector<std::string> before;

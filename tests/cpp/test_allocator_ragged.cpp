@@ -77,7 +77,7 @@ Rig recorded(AllocatorOptions options = {}) {
 
 } // namespace
 
-TEST(ragged_sizes_come_to_rest_with_little_above_what_is_live) {
+TEST(ragged_sizes_waste_little_and_stop_calling_the_runtime) {
   // With a hard bound on live bytes and random lifetimes, best fit in one contiguous memory without an end wastes 18 %.
   const Outcome large = churn(recorded(), 4096 * MiB, 20'000);
   CHECK(large.waste < 0.20);
@@ -87,7 +87,7 @@ TEST(ragged_sizes_come_to_rest_with_little_above_what_is_live) {
   CHECK(small.calls <= 2);
 }
 
-TEST(shared_segments_waste_less_than_segments_apart) {
+TEST(shared_segments_waste_less_than_separate_ones) {
   for (const std::size_t live : {256 * MiB, 1024 * MiB}) {
     const Outcome shared = churn(recorded(), live, 10'000);
     const Outcome own = churn(recorded(apart()), live, 10'000);
@@ -103,7 +103,7 @@ TEST(a_hard_cap_bounds_what_ragged_sizes_reserve) {
   CHECK_EQ(rig.allocator->statistics().num_over_cap, std::int64_t{0});
 }
 
-TEST(segments_grow_with_what_there_is) {
+TEST(segments_grow_with_the_reserved_bytes) {
   Rig rig = recorded();
   std::vector<Block*> blocks;
   std::vector<std::size_t> made;
@@ -127,7 +127,7 @@ TEST(segments_grow_with_what_there_is) {
   rig.check();
 }
 
-TEST(one_size_fills_what_the_limit_leaves) {
+TEST(one_size_fills_the_limit) {
   for (const std::size_t bytes : {12 * MiB, 24 * MiB, 30 * MiB, 48 * MiB}) {
     Rig rig = recorded();
     rig.runtime->set_limit(10 * bytes);
@@ -142,7 +142,7 @@ TEST(one_size_fills_what_the_limit_leaves) {
   }
 }
 
-TEST(large_blocks_fill_large_pages_whatever_lies_beside_them) {
+TEST(large_blocks_start_and_end_on_large_pages) {
   AllocatorOptions options;
   options.segment_min_bytes = 128 * MiB;
   Rig rig = recorded(options);
@@ -177,7 +177,7 @@ TEST(a_shared_segment_that_is_refused_is_made_smaller) {
   rig.allocator->free(block);
 }
 
-TEST(what_a_device_has_not_free_is_not_populated_for_others_to_come) {
+TEST(without_free_device_memory_a_segment_is_no_larger_than_its_request) {
   struct Full final : RecordingRuntime {
     Full() : RecordingRuntime(1) {}
     MemoryInfo memory_info(int) const override {
@@ -202,7 +202,7 @@ TEST(shared_segments_may_be_split) {
   rig.allocator->free(two);
 }
 
-TEST(sizes_go_by_parts_of_a_power_of_two_on_request) {
+TEST(sizes_are_rounded_to_fractions_of_a_power_of_two_on_request) {
   static_assert(round_up_to_division(1200, 4) == 1280 && round_up_to_division(1024, 4) == 1024);
   static_assert(round_up_to_division(3, 4) == 3 && round_up_to_division(1200, 0) == 1200);
   AllocatorOptions options;

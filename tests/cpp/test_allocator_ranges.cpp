@@ -87,7 +87,7 @@ TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
   });
 }
 
-TEST(segments_to_empty_cost_no_more_than_twice_the_least) {
+TEST(emptied_segments_cost_at_most_twice_the_minimum) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     std::mt19937_64 random(seed);

@@ -59,7 +59,7 @@ constexpr std::int64_t mib(std::int64_t count) {
 
 } // namespace
 
-TEST(without_a_threshold_all_is_kept) {
+TEST(without_a_threshold_nothing_is_released) {
   Keeping rig(keeping(std::nullopt));
   std::vector<Block*> blocks;
   for (int i = 0; i < 8; ++i) {
@@ -70,7 +70,7 @@ TEST(without_a_threshold_all_is_kept) {
   CHECK_EQ(rig.calls.count("free_managed"), std::size_t{0});
 }
 
-TEST(what_is_free_beyond_the_threshold_is_given_back_the_longest_unused_first) {
+TEST(free_segments_beyond_the_threshold_are_released_longest_unused_first) {
   Keeping rig(keeping(40 * MiB));
   std::vector<Block*> blocks;
   std::vector<std::uintptr_t> at;
@@ -91,7 +91,7 @@ TEST(what_is_free_beyond_the_threshold_is_given_back_the_longest_unused_first) {
   rig.check();
 }
 
-TEST(used_in_part_is_used) {
+TEST(a_partly_used_segment_is_not_released) {
   Keeping rig(keeping(0));
   Block* const one = rig.allocate(3 * MiB, rig.a);
   Block* const two = rig.allocate(3 * MiB, rig.a);
@@ -102,7 +102,7 @@ TEST(used_in_part_is_used) {
   rig.check();
 }
 
-TEST(nothing_is_given_back_while_work_may_touch_it) {
+TEST(nothing_is_released_while_queued_work_may_use_it) {
   Keeping rig(keeping(0));
   Block* const block = rig.allocate(16 * MiB, rig.a);
   rig.keep_busy(rig.a);
@@ -121,7 +121,7 @@ TEST(nothing_is_given_back_while_work_may_touch_it) {
   rig.check();
 }
 
-TEST(each_home_keeps_its_own) {
+TEST(the_threshold_applies_to_each_home_separately) {
   Keeping rig(keeping(20 * MiB));
   const auto allocate = [&](Location home) {
     return rig.allocator->allocate(16 * MiB, home, home.is_host() ? Stream::host() : Stream::default_of(home.index));
@@ -154,7 +154,7 @@ TEST(a_lower_threshold_acts_at_once) {
   rig.check();
 }
 
-TEST(a_block_of_another_home_keeps_the_segment_that_it_lies_in) {
+TEST(a_block_of_another_home_prevents_the_release_of_its_segment) {
   Keeping rig(keeping(0));
   Block* const block = rig.allocate(16 * MiB, rig.a);
   rig.allocator->set_home(block, Location::host(), Stream::host());
@@ -167,7 +167,7 @@ TEST(a_block_of_another_home_keeps_the_segment_that_it_lies_in) {
   CHECK_EQ(rig.reserved(), std::int64_t{0});
 }
 
-TEST(garbage_is_collected_oldest_first_before_more_is_made) {
+TEST(garbage_is_collected_oldest_first_before_a_new_segment) {
   Keeping rig(collecting(0.5));
   rig.runtime->set_limit(256 * MiB); // the threshold is 128 MiB
   std::vector<Block*> old;
@@ -197,7 +197,7 @@ TEST(garbage_is_collected_oldest_first_before_more_is_made) {
   rig.allocator->free(held);
 }
 
-TEST(what_is_used_now_and_then_outlives_what_is_not) {
+TEST(recently_used_segments_survive_garbage_collection) {
   Keeping rig(collecting(0.25));
   rig.runtime->set_limit(256 * MiB); // the threshold is 64 MiB
   Block* const unused = rig.allocate(30 * MiB, rig.a);
@@ -216,7 +216,7 @@ TEST(what_is_used_now_and_then_outlives_what_is_not) {
   rig.allocator->free(more);
 }
 
-TEST(under_a_cap_garbage_is_measured_by_it) {
+TEST(under_a_cap_the_garbage_threshold_is_a_share_of_the_cap) {
   Keeping rig(collecting(0.5));
   rig.allocator->set_cap(0, 128 * MiB, false);
   Block* const one = rig.allocate(30 * MiB, rig.a);

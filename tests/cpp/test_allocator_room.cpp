@@ -114,7 +114,7 @@ TEST(room_freed_in_one_class_serves_another) {
   });
 }
 
-TEST(under_a_hard_cap_one_segment_has_it_all) {
+TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   rig.allocator->set_cap(0, 256 * MiB + kForSmall, true);
   std::vector<Block*> blocks;
@@ -134,7 +134,7 @@ TEST(under_a_hard_cap_one_segment_has_it_all) {
   rig.allocator->free(more_than_half);
 }
 
-TEST(where_the_source_refuses_room_comes_from_evictions) {
+TEST(evictions_make_room_if_the_source_refuses) {
   // The device has less memory than its cap: another program uses the rest.
   EmulatedConfig config;
   config.memory = 64 * MiB;

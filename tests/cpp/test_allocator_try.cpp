@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(trying_never_waits_and_never_asks) {
+TEST(try_allocate_never_waits_and_never_calls_back) {
   struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
       ++asked;
@@ -57,7 +57,7 @@ TEST(trying_never_waits_and_never_asks) {
   }
 }
 
-TEST(trying_gives_cached_segments_back_only_while_nothing_is_queued) {
+TEST(try_allocate_releases_cached_segments_only_without_queued_work) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream a = rig.stream();

@@ -6,7 +6,7 @@ using namespace face;
 
 // --- reset --------------------------------------------------------------------------------------------------
 
-TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
+TEST(the_second_iteration_makes_no_upstream_call) {
   ArenaRig rig;
   const auto iteration = [&] {
     std::vector<Allocation> held;
@@ -32,7 +32,7 @@ TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 
-TEST(what_outlives_a_reset_keeps_its_block) {
+TEST(an_allocation_that_outlives_a_reset_keeps_its_block) {
   ArenaRig rig;
   const Allocation kept = rig.allocate(1000), also = rig.allocate(24);
   rig.bump(5000);
@@ -54,7 +54,7 @@ TEST(what_outlives_a_reset_keeps_its_block) {
   CHECK_EQ(rig.arena.figures().reserved_bytes, 0);
 }
 
-TEST(a_retired_block_goes_with_the_last_of_all_its_scopes) {
+TEST(a_retired_block_is_released_with_its_last_allocation) {
   ArenaRig rig;
   const Allocation outside = rig.allocate(100);
   rig.arena.push();
@@ -67,7 +67,7 @@ TEST(a_retired_block_goes_with_the_last_of_all_its_scopes) {
   CHECK_EQ(rig.blocks(), 0);
 }
 
-TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
+TEST(an_allocation_that_outlives_each_reset_does_not_grow_the_arena) {
   ArenaRig rig;
   Allocation loss;
   std::int64_t reserved = 0;
@@ -86,7 +86,7 @@ TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
   rig.arena.free(loss);
 }
 
-TEST(a_release_takes_what_nobody_has) {
+TEST(a_release_frees_unused_blocks) {
   ArenaRig rig;
   rig.bump(40 * KiB);
   const Allocation held = rig.allocate(40 * KiB); // from the second block
@@ -100,7 +100,7 @@ TEST(a_release_takes_what_nobody_has) {
   CHECK_EQ(rig.blocks(), 0);
 }
 
-TEST(after_a_release_it_knows_what_it_needs) {
+TEST(after_a_release_the_first_block_has_the_needed_size) {
   ArenaRig rig;
   for (int i = 0; i < 4; ++i) {
     rig.bump(60 * KiB);
@@ -163,7 +163,7 @@ TEST(a_scope_that_repeats_asks_the_upstream_once) {
   CHECK_EQ(rig.asked(), asked);
 }
 
-TEST(what_outlives_a_pop_stays_where_it_is) {
+TEST(an_allocation_that_outlives_a_pop_keeps_its_address) {
   ArenaRig rig;
   rig.bump(1000);
   const Arena::Mark outer = rig.arena.push();
@@ -186,7 +186,7 @@ TEST(what_outlives_a_pop_stays_where_it_is) {
   CHECK_EQ(rig.blocks(), 1);
 }
 
-TEST(what_outlived_a_scope_is_none_of_the_next_one) {
+TEST(an_allocation_that_outlived_a_scope_does_not_count_in_the_next) {
   ArenaRig rig;
   const Arena::Mark first = rig.arena.push();
   const Allocation kept = rig.allocate(700);
@@ -200,7 +200,7 @@ TEST(what_outlived_a_scope_is_none_of_the_next_one) {
   CHECK(rig.at() > address(kept)); // it belongs to the outermost scope, which ends with a reset
 }
 
-TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
+TEST(memory_freed_after_an_inner_pop_is_reused_after_the_outer_pop) {
   ArenaRig rig;
   const Arena::Mark outer = rig.arena.push();
   const std::uintptr_t at = rig.at();
@@ -212,7 +212,7 @@ TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
   CHECK_EQ(rig.at(), at);
 }
 
-TEST(what_was_there_before_a_push_may_go_within) {
+TEST(a_scope_may_free_earlier_allocations) {
   ArenaRig rig;
   const Allocation before = rig.allocate(700);
   const Arena::Mark mark = rig.arena.push();
@@ -272,7 +272,7 @@ TEST(another_stream_is_waited_for_by_one_event) {
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 
-TEST(its_own_stream_and_the_host_need_no_event) {
+TEST(the_chains_own_stream_and_the_host_need_no_event) {
   ArenaRig rig;
   const Stream a = rig.stream();
   const Allocation own = rig.allocate(100, a);
@@ -306,7 +306,7 @@ TEST(the_host_waits_before_its_chain_is_used_again) {
   CHECK(rig.runtime->query_event(work));
 }
 
-TEST(a_pop_waits_for_the_streams_of_its_scope_alone) {
+TEST(a_pop_waits_only_for_streams_of_its_scope) {
   ArenaRig rig;
   const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
   Allocation shared = rig.allocate(100, a);
@@ -327,7 +327,7 @@ TEST(a_pop_waits_for_the_streams_of_its_scope_alone) {
   CHECK(!rig.runtime->query_event(work) && !rig.runtime->query_event(rig.mark(a)));
 }
 
-TEST(the_upstream_waits_for_a_block_that_is_given_back) {
+TEST(the_upstream_orders_a_released_block_after_recorded_streams) {
   ArenaRig rig;
   const Stream a = rig.stream(), b = rig.stream();
   const Allocation kept = rig.allocate(12 * MiB, a);
@@ -339,7 +339,7 @@ TEST(the_upstream_waits_for_a_block_that_is_given_back) {
   expect_reuse_after(rig, work, kept, *rig.upstream, a);
 }
 
-TEST(where_no_event_can_be_had_the_memory_is_not_used_again) {
+TEST(memory_without_an_event_is_not_reused) {
   for (const char* const call : {"query_stream", "create_event", "record_event", "wait_event"}) {
     for (const bool scoped : {false, true}) {
       ArenaRig rig;

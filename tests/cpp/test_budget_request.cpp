@@ -20,7 +20,7 @@ std::size_t bytes_of(std::string_view text, MemoryInfo memory) {
 
 } // namespace
 
-TEST(every_form_is_read) {
+TEST(every_form_is_parsed) {
   CHECK(parse_budget("auto").kind == Kind::kAuto);
   CHECK(parse_budget(" AUTO ").kind == Kind::kAuto);
   CHECK(parse_budget("None").kind == Kind::kNone);
@@ -31,7 +31,7 @@ TEST(every_form_is_read) {
   CHECK(parse_budget("100%") == (BudgetRequest{Kind::kShare, 0, 100.0}));
 }
 
-TEST(what_is_no_budget_is_refused) {
+TEST(invalid_budgets_are_refused) {
   for (const char* text :
        {"",  " ",    "lots", "auto!", "-1",   "0",    "0GiB",  "0%",        "-5%", "100.1%",
         "%", "1e1%", "nan%", "inf%",  "8 0%", "80%%", "4GiB%", "80% of it", "0.5", "99999999999999999999"}) {
@@ -39,7 +39,7 @@ TEST(what_is_no_budget_is_refused) {
   }
 }
 
-TEST(a_fraction_is_taken_for_a_share) {
+TEST(a_fraction_is_a_share_of_the_device) {
   for (const auto& [text, meant] : {std::pair("0.8", "80%"), std::pair(" 0.125 ", "12.5%"), std::pair("0.5", "50%")}) {
     std::string said;
     try {
@@ -52,13 +52,13 @@ TEST(a_fraction_is_taken_for_a_share) {
   CHECK(parse_budget("0.5KiB") == (BudgetRequest{Kind::kBytes, 512}));
 }
 
-TEST(what_is_shown_can_be_read_again) {
+TEST(printed_budgets_can_be_parsed) {
   for (const char* text : {"auto", "none", "20GiB", "1536MiB", "4097", "80%", "12.5%", "0.001%"}) {
     CHECK_EQ(show_budget(parse_budget(text)), text);
   }
 }
 
-TEST(figures_are_hard_and_never_more_than_the_device_has) {
+TEST(explicit_budgets_are_hard_and_at_most_the_devices_memory) {
   const MemoryInfo memory{10 * GiB, 16 * GiB};
   CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
   CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's decision

@@ -70,7 +70,7 @@ TEST(the_fake_reports_a_call_that_breaks_a_capture) {
   cudaGetLastError();
 }
 
-TEST(a_stream_that_is_captured_takes_no_hint_and_no_mark) {
+TEST(a_captured_stream_takes_no_hint_and_no_event) {
   const auto runtime = made();
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   const Event event = runtime->create_event(0, false);

@@ -11,7 +11,7 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(a_forked_child_calls_nothing_of_cuda) {
+TEST(a_forked_child_never_calls_cuda) {
   const auto runtime = made();
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   void* const pinned = runtime->allocate_pinned(64);

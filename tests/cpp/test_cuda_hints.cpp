@@ -6,7 +6,7 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(range_attributes_tell_never_from_not_everywhere_alike) {
+TEST(range_attributes_distinguish_unset_from_mixed) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 16 * MiB;
   auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
@@ -91,7 +91,7 @@ TEST(advice_on_memory_of_a_pool_is_ignored_without_an_error) {
   all_is_well();
 }
 
-TEST(read_mostly_is_taken_back_where_the_first_page_does_not_have_it) {
+TEST(read_mostly_is_unset_although_the_first_page_does_not_have_it) {
   const auto runtime = made();
   char* const ptr = static_cast<char*>(runtime->allocate_managed(8 * MiB, kDevice));
   runtime->advise(ptr + 4 * MiB, 4 * MiB, Advice::kSetReadMostly, kDevice);

@@ -13,7 +13,7 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(much_pinned_memory_is_registered_where_it_lies) {
+TEST(large_pinned_blocks_are_mapped_and_registered) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 64 * MiB;
   auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
@@ -36,7 +36,7 @@ TEST(much_pinned_memory_is_registered_where_it_lies) {
   all_is_well();
 }
 
-TEST(a_size_that_parts_do_not_tile_is_touched_to_its_end) {
+TEST(a_size_that_is_no_multiple_of_the_parts_is_touched_to_its_end) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 50 * MiB + 4096;
   auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
@@ -47,7 +47,7 @@ TEST(a_size_that_parts_do_not_tile_is_touched_to_its_end) {
   all_is_well();
 }
 
-TEST(the_driver_makes_all_pinned_memory_if_registration_is_not_supported) {
+TEST(without_registration_the_driver_allocates_all_pinned_memory) {
   const auto runtime = made();
   fake_cuda_fail("cudaHostRegister", 1, cudaErrorNotSupported);
   void* const first = runtime->allocate_pinned(32 * MiB);
@@ -73,7 +73,7 @@ TEST(more_pinned_memory_than_the_host_has_is_refused) {
   all_is_well();
 }
 
-TEST(pinned_memory_is_touched_without_threads_that_the_host_has_no_memory_for) {
+TEST(pinned_memory_is_touched_without_threads_if_none_can_be_created) {
   constexpr std::size_t kBytes = 128 * MiB;
   int without_a_thread = 0;
   for (std::size_t nth = 1;; ++nth) {

@@ -49,7 +49,7 @@ TEST(unknown_devices_and_the_host_stream_are_refused) {
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
 
-TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
+TEST(memory_is_allocated_on_its_device_without_contexts_elsewhere) {
   const auto runtime = made();
   CHECK(cudaSetDevice(1) == cudaSuccess);
   void* const managed = runtime->allocate_managed(MiB, Location::device(1));
@@ -78,7 +78,7 @@ TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
   all_is_well();
 }
 
-TEST(calls_run_with_their_device_current_and_leave_the_callers) {
+TEST(calls_set_their_device_and_restore_the_callers) {
   const auto runtime = made();
   for (const int device : {0, 1}) {
     const Stream stream = runtime->create_stream(device, -100);

@@ -26,7 +26,7 @@ TEST(the_limit_holds_for_both_sources_of_segments) {
   }
 }
 
-TEST(the_hosts_memory_bounds_both) {
+TEST(the_hosts_memory_bounds_both_sources) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     try {
@@ -62,7 +62,7 @@ TEST(a_pool_is_as_large_as_the_limit_and_follows_it) {
   all_is_well();
 }
 
-TEST(a_pool_keeps_nothing_and_the_driver_bounds_it_by_itself) {
+TEST(a_pool_caches_nothing_and_the_driver_enforces_its_size) {
   const auto runtime = made(true);
   runtime->set_limit(8 * MiB);
   void* const ptr = runtime->allocate_managed(6 * MiB, kDevice);

@@ -147,7 +147,7 @@ TEST(streams_overlap_but_share_the_link) {
   runtime.destroy_stream(side);
 }
 
-TEST(a_wait_carries_time_from_stream_to_stream) {
+TEST(a_wait_advances_the_waiting_streams_clock) {
   EmulatedRuntime runtime(large());
   const Stream side = runtime.create_stream(0, 0);
   const Event event = runtime.create_event(0, false);
@@ -161,7 +161,7 @@ TEST(a_wait_carries_time_from_stream_to_stream) {
   runtime.destroy_stream(side);
 }
 
-TEST(pages_on_their_way_to_the_host_stop_every_launch) {
+TEST(write_backs_delay_every_launch_of_the_device) {
   EmulatedRuntime runtime(devices(2)); // 16 pages on each device
   const Stream side = runtime.create_stream(0, 0);
   Managed memory(runtime, 32);
@@ -241,7 +241,7 @@ TEST(the_same_program_always_takes_the_same_time) {
   CHECK(first[0] > 0);
 }
 
-TEST(profiles_are_known_by_name) {
+TEST(profiles_are_found_by_name) {
   CHECK_EQ(CostProfile::names().size(), 1U);
   CHECK_EQ(CostProfile::named(CostProfile::names()[0]).name, "h200");
   try {
@@ -255,7 +255,7 @@ TEST(profiles_are_known_by_name) {
 
 // --- the timeline -----------------------------------------------------------------------------------------
 
-TEST(a_timeline_stays_bounded_and_keeps_its_maxima) {
+TEST(a_timeline_is_bounded_and_preserves_its_maxima) {
   emulated::Timeline timeline;
   constexpr std::size_t kSamples = 100'000;
   for (std::size_t i = 0; i < kSamples; ++i) {
@@ -309,7 +309,7 @@ TEST(a_kernel_shows_on_the_timeline_of_the_device_it_takes_pages_from) {
   CHECK_EQ(runtime.timeline(0).back().device_bytes, 2 * kPage);
 }
 
-TEST(counters_can_be_reset_and_add_up) {
+TEST(counters_add_up_and_can_be_reset) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 20);
   memory.use(0, 20, 0, true);

@@ -5,7 +5,7 @@
 using namespace torch_uvm;
 using namespace emulated_helpers;
 
-TEST(an_event_is_reached_if_never_recorded_and_can_be_recorded_again) {
+TEST(an_unrecorded_event_is_reached_and_events_can_be_recorded_again) {
   EmulatedRuntime runtime(devices(1, 7));
   const Event event = runtime.create_event(0, false);
   CHECK(runtime.query_event(event));

@@ -46,7 +46,7 @@ TEST(duplicates_and_discarded_pages_are_dropped_for_free) {
   CHECK_EQ(runtime.counters(0).bytes_to_host, 0U);
 }
 
-TEST(operands_larger_than_the_device_thrash_and_end) {
+TEST(operands_larger_than_the_device_thrash_but_complete) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 40);
   for (int round = 0; round < 3; ++round) {
@@ -59,7 +59,7 @@ TEST(operands_larger_than_the_device_thrash_and_end) {
   CHECK_EQ(memory.where(), "host 24, device 0 16");
 }
 
-TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) {
+TEST(plain_memory_evicts_managed_pages_and_is_refused_only_for_plain_memory) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 16);
   memory.use(0, 16, 0, true);
@@ -92,7 +92,7 @@ TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) 
   CHECK_EQ(memory.where(), "device 0 16");
 }
 
-TEST(a_write_in_place_for_want_of_room_drops_duplicates) {
+TEST(a_write_in_place_without_room_drops_duplicates) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 1);
   memory.use_on_host(0, 1, true);

@@ -43,7 +43,7 @@ TEST(the_host_reads_a_duplicate_of_a_read_mostly_page) {
   CHECK_EQ(runtime.counters().faults_on_host, 1U);
 }
 
-TEST(a_write_from_a_third_place_moves_one_copy_and_drops_the_rest) {
+TEST(a_write_from_a_third_location_moves_one_copy_and_drops_the_others) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 1);
   memory.use_on_host(0, 1, true);
@@ -160,7 +160,7 @@ TEST(a_prefetch_overrides_the_preferred_location) {
   CHECK_EQ(memory.where(), "device 0 2");
 }
 
-TEST(discarded_pages_move_for_nothing_once) {
+TEST(discarded_pages_move_once_without_a_transfer) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 2);
   memory.use(0, 2, 0, true);
@@ -174,7 +174,7 @@ TEST(discarded_pages_move_for_nothing_once) {
   CHECK_EQ(runtime.counters(0).bytes_to_device, kPage);
 }
 
-TEST(a_discard_spares_pages_that_are_only_partly_in_its_range) {
+TEST(a_discard_ignores_partly_covered_pages) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 3);
   memory.use(0, 3, 0, true);
@@ -186,7 +186,7 @@ TEST(a_discard_spares_pages_that_are_only_partly_in_its_range) {
 
 // --- attributes -------------------------------------------------------------------------------------------
 
-TEST(attributes_are_those_of_the_range_or_empty_where_they_differ) {
+TEST(attributes_that_differ_within_a_range_are_empty) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 4);
   memory.advise(0, 4, Advice::kSetAccessedBy, Location::device(1));

@@ -8,7 +8,7 @@
 using namespace torch_uvm;
 using namespace emulated_helpers;
 
-TEST(fresh_memory_is_nowhere_zeroed_and_aligned) {
+TEST(new_memory_is_not_resident_but_zeroed_and_aligned) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 4);
   CHECK_EQ(reinterpret_cast<std::uintptr_t>(memory.ptr) % (2 * MiB), 0U);

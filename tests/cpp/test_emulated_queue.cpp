@@ -58,7 +58,7 @@ TEST(zeros_are_written_in_the_order_of_their_stream) {
   }
 }
 
-TEST(zeros_come_to_memory_of_each_kind_and_nowhere_else) {
+TEST(zeroing_works_for_each_kind_of_memory_and_writes_nothing_else) {
   EmulatedRuntime runtime;
   Pinned pinned(runtime, 64);
   *pinned.ptr = 1;
@@ -139,7 +139,7 @@ TEST(freeing_waits_for_copies_that_use_the_memory) {
   }
 }
 
-TEST(a_runtime_can_go_with_work_queued) {
+TEST(a_runtime_can_be_destroyed_with_queued_work) {
   for (const auto seed : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(3)}) {
     std::vector<char> host(kBig);
     EmulatedRuntime runtime(devices(2, seed));
@@ -153,7 +153,7 @@ TEST(a_runtime_can_go_with_work_queued) {
   }
 }
 
-TEST(threads_may_queue_at_once) {
+TEST(several_threads_may_queue_concurrently) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 50;
   EmulatedRuntime runtime(devices(2));

@@ -48,7 +48,7 @@ class CapturedStderr {
 
 } // namespace
 
-TEST(what_there_is_no_memory_for_is_left_out_and_said) {
+TEST(blocks_without_memory_for_a_copy_are_omitted_with_a_message) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   Block* const first = filled(rig, 12 * MiB, Location::host(), 1);
@@ -73,7 +73,7 @@ TEST(what_there_is_no_memory_for_is_left_out_and_said) {
   }
 }
 
-TEST(what_took_a_blocks_address_in_the_child_is_not_overwritten) {
+TEST(a_foreign_mapping_at_a_blocks_address_is_not_overwritten) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   Block* const block = filled(rig, 12 * MiB, Location::host(), 1);
   CapturedStderr captured;
@@ -118,7 +118,7 @@ TEST(forks_leave_nothing_behind_in_the_parent) {
   rig.check();
 }
 
-TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
+TEST(a_fork_waits_only_for_streams_that_write_host_blocks) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true);
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream writer = rig.stream(), other = rig.stream(), elsewhere = rig.stream(1);

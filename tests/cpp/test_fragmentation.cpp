@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(nothing_reserved_is_nothing_lost) {
+TEST(nothing_reserved_means_no_fragmentation) {
   const Fragmentation none = fragmentation({});
   CHECK_EQ(none.reserved, std::size_t{0});
   CHECK_EQ(none.share_outside_largest(), 0.0);
@@ -57,7 +57,7 @@ TEST(every_byte_of_the_segments_is_accounted_for) {
   rig.allocator->free(small);
 }
 
-TEST(a_home_is_looked_at_alone) {
+TEST(each_home_is_reported_separately) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true, AllocatorOptions{});
   Block* const here = rig.allocate(4 * MiB);
   Block* const there = rig.allocator->allocate(4 * MiB, Location::device(1), Stream::default_of(1));

@@ -51,7 +51,7 @@ std::pair<std::string, int> in_a_child(Body body) {
 
 } // namespace
 
-TEST(what_is_whole_is_walked_and_left_alone) {
+TEST(a_valid_structure_is_checked_without_effect) {
   Structure structure;
   {
     const WalkAfterwards walk(structure);
@@ -64,14 +64,14 @@ TEST(what_is_whole_is_walked_and_left_alone) {
   CHECK_EQ(structure.walks, 2);
 }
 
-TEST(what_is_broken_ends_the_program_and_says_why) {
+TEST(a_broken_structure_aborts_with_a_message) {
   const Structure structure{"two of them are one"};
   const auto [said, signal] = in_a_child([&] { const WalkAfterwards walk(structure); });
   CHECK_EQ(signal, SIGABRT);
   CHECK(said.find("an invariant does not hold: two of them are one") != std::string::npos);
 }
 
-TEST(a_walk_that_has_no_memory_says_nothing) {
+TEST(a_check_without_memory_reports_nothing) {
   int tries = 0;
   walk_if_due([&]() -> std::optional<std::string> {
     ++tries;
@@ -80,7 +80,7 @@ TEST(a_walk_that_has_no_memory_says_nothing) {
   CHECK_EQ(tries, 1);
 }
 
-TEST(the_environment_says_how_often) {
+TEST(the_environment_sets_the_frequency_of_checks) {
   const auto [said, signal] = in_a_child([] {
     execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once in each process
   });

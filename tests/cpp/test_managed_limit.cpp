@@ -79,7 +79,7 @@ TEST(exactly_the_limit_fits_and_one_byte_more_does_not) {
   exactly_the_limit_fits(emulated);
 }
 
-TEST(the_runtime_is_not_asked_for_what_the_limit_refuses) {
+TEST(the_runtime_is_not_called_if_the_limit_refuses) {
   RecordingRuntime runtime;
   runtime.set_limit(MiB);
   refused(runtime, MiB + 1);
@@ -95,7 +95,7 @@ TEST(a_limit_of_zero_refuses_everything_and_none_lifts_it) {
   runtime.free_managed(runtime.allocate_managed(1, Location::host()));
 }
 
-TEST(a_limit_below_what_is_in_use_only_refuses_more) {
+TEST(a_limit_below_the_current_use_refuses_new_requests) {
   RecordingRuntime runtime;
   void* ptr = runtime.allocate_managed(4 * MiB, Location::host());
   runtime.set_limit(MiB);
@@ -121,7 +121,7 @@ TEST(sizes_that_overflow_are_refused) {
   CHECK_EQ(emulated.managed_bytes(), 0U);
 }
 
-TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
+TEST(without_a_limit_requests_beyond_host_memory_are_refused) {
   RecordingRuntime runtime;
   runtime.set_host_memory_available(2 * MiB);
   const OutOfMemory error = refused(runtime, 2 * MiB + 1);
@@ -129,7 +129,7 @@ TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
   runtime.free_managed(runtime.allocate_managed(2 * MiB, Location::host()));
 }
 
-TEST(a_device_that_is_not_there_or_manages_no_memory_is_refused) {
+TEST(a_missing_device_or_one_without_managed_memory_is_refused) {
   struct Older : RecordingRuntime {
     Older() : RecordingRuntime(2) {}
     DeviceProperties device_properties(int device) const override {
@@ -192,7 +192,7 @@ TEST(threads_that_race_for_the_remainder_never_overrun_it) {
   CHECK_EQ(runtime.peak_managed_bytes(), 2 * MiB);
 }
 
-TEST(available_memory_is_what_the_system_says) {
+TEST(available_memory_comes_from_meminfo) {
   FakeSystem system;
   CHECK_EQ(system.available(), kMax); // no file: the amount is unknown
   system.write("proc/meminfo", "MemTotal:  900 kB\nHugePages_Total:   0\nMemAvailable:   500 kB\nOther: 1 kB\n");
@@ -200,7 +200,7 @@ TEST(available_memory_is_what_the_system_says) {
   CHECK(operating_system_memory_available() > 0);
 }
 
-TEST(a_control_group_of_either_version_bounds_it) {
+TEST(control_groups_of_both_versions_bound_available_memory) {
   FakeSystem system;
   system.write("proc/meminfo", "MemAvailable:   500 kB\n");
   system.write("proc/self/cgroup", "0::/outer/inner\n");

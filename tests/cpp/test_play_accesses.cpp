@@ -82,7 +82,7 @@ Settings settings_of(std::size_t budget) {
   return settings;
 }
 
-TEST(what_fits_moves_nothing_and_takes_its_bytes_time) {
+TEST(a_trace_that_fits_transfers_nothing) {
   const Trace trace = weights_in_turn(4);
   CHECK_EQ(trace.ops.size(), std::size_t{16});
   CHECK_EQ(trace.ends.size(), std::size_t{4});
@@ -100,7 +100,7 @@ TEST(what_fits_moves_nothing_and_takes_its_bytes_time) {
 }
 
 /// Two weights and a temporary fit. Weights are used in turn, so each step evicts and fetches at least two of the four.
-TEST(what_does_not_fit_crosses_the_link_as_it_must) {
+TEST(a_trace_that_does_not_fit_transfers_at_least_the_lower_bound) {
   const std::size_t budget = 24 * MiB;
   const std::vector<Figures> figures = Player(weights_in_turn(4), settings_of(budget)).play(20);
   for (std::size_t step = 10; step < figures.size(); ++step) {
@@ -116,7 +116,7 @@ TEST(what_does_not_fit_crosses_the_link_as_it_must) {
 }
 
 /// The same input produces the same figures: they depend neither on threads nor on the machine's clock.
-TEST(a_trace_plays_alike_each_time) {
+TEST(a_trace_plays_identically_each_time) {
   const auto once = [] { return Player(weights_in_turn(5), settings_of(20 * MiB)).play(10); };
   const std::vector<Figures> first = once(), second = once();
   for (std::size_t step = 0; step < first.size(); ++step) {
@@ -127,7 +127,7 @@ TEST(a_trace_plays_alike_each_time) {
 }
 
 /// A storage that a step leaves to the next one, such as a gradient, is also left to the next repetition of the step.
-TEST(what_a_step_inherits_comes_from_itself) {
+TEST(a_repeated_step_inherits_its_own_results) {
   Script script;
   script.storage(1, kWeight).storage(2, kBatch);
   Id inherited = 2;
@@ -150,7 +150,7 @@ TEST(what_a_step_inherits_comes_from_itself) {
   CHECK_EQ(figures.back().written_back, 0);
 }
 
-TEST(products_take_their_arithmetic) {
+TEST(matrix_products_take_the_time_of_their_arithmetic) {
   const auto product = [](const char* name) {
     Script script;
     script.storage(1, 2 * 1024 * 1024).storage(2, 2 * 1024 * 1024); // 1024 x 1024 elements of bf16
@@ -165,7 +165,7 @@ TEST(products_take_their_arithmetic) {
   CHECK(product("aten::add") < 0.01);
 }
 
-TEST(lines_that_do_not_fit_are_named) {
+TEST(invalid_lines_are_named) {
   const auto message = [](const Script& script) -> std::string {
     try {
       script.read();

@@ -40,7 +40,7 @@ ReplayResult replay_on(const std::string& name, RecordingRuntime& runtime, const
   return replay(log, runtime, [&] { return make_subject(name, runtime, options); }, repeat, nullptr);
 }
 
-TEST(every_allocator_sees_the_log_and_gives_all_back) {
+TEST(every_allocator_replays_the_log_without_leaks) {
   for (const std::string& name : replay_allocators()) {
     RecordingRuntime runtime;
     const ReplayResult result = replay_on(name, runtime, small_log());
@@ -67,7 +67,7 @@ TEST(every_allocator_sees_the_log_and_gives_all_back) {
   }
 }
 
-TEST(the_runtime_itself_makes_a_call_each_time) {
+TEST(replay_on_the_runtime_calls_it_for_each_allocation) {
   RecordingRuntime runtime;
   const ReplayResult result = replay_on("none", runtime, small_log());
   CHECK_EQ(result.runtime_allocations, 5);
@@ -96,7 +96,7 @@ TEST(a_log_is_replayed_on_as_many_streams_as_it_has) {
   CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, log));
 }
 
-TEST(iterations_reach_who_wants_to_know) {
+TEST(a_subject_is_told_of_iterations) {
   RecordingRuntime runtime;
   std::vector<std::string> told;
   const auto make = [&] {
@@ -118,7 +118,7 @@ TEST(iterations_reach_who_wants_to_know) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(nobody_has_more_than_the_ceiling) {
+TEST(no_allocator_exceeds_the_ceiling) {
   for (const std::string& name : replay_allocators()) {
     RecordingRuntime runtime;
     const ReplayResult result = replay_on(name, runtime, small_log(), 3 * MiB);
@@ -130,7 +130,7 @@ TEST(nobody_has_more_than_the_ceiling) {
   }
 }
 
-TEST(whatever_call_of_the_runtime_fails_nothing_is_leaked) {
+TEST(any_failing_runtime_call_leaks_nothing) {
   for (const std::string& name : replay_allocators()) {
     for (const char* const call : {"allocate_managed", "create_stream", "create_event", "record_event", "prefetch"}) {
       int failed = 0;
@@ -154,7 +154,7 @@ TEST(whatever_call_of_the_runtime_fails_nothing_is_leaked) {
   }
 }
 
-TEST(progress_is_told_and_may_end_it) {
+TEST(the_progress_callback_may_end_a_replay) {
   RecordingRuntime runtime;
   std::vector<std::pair<std::size_t, std::size_t>> told;
   const auto make = [&] { return make_subject("caching", runtime, {kDevice, 64 * MiB, 0, {}}); };
@@ -167,7 +167,7 @@ TEST(progress_is_told_and_may_end_it) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(logs_that_cannot_be_are_refused) {
+TEST(invalid_logs_are_refused) {
   RecordingRuntime runtime;
   const std::vector<std::vector<ReplayEvent>> impossible = {
       {{Kind::kFree, 0, 0, 8}},

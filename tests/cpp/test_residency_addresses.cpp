@@ -67,7 +67,7 @@ void release(Rig& rig, Storage& storage) {
   rig.engine.unpin(storage.record);
 }
 
-TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {
+TEST(a_storage_used_on_the_host_by_another_thread_is_not_fetched) {
   Rig rig;
   Storage& storage = on_host(rig);
   const unsigned char* const address = storage.ptr;
@@ -85,7 +85,7 @@ TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {
   rig.check_engine();
 }
 
-TEST(an_operator_within_another_holds_what_another_thread_may_let_go_of) {
+TEST(a_nested_operators_operand_stays_after_another_thread_ends) {
   Rig rig;
   Storage& shared = rig.make(1);
   Storage& own = rig.make(2);
@@ -120,7 +120,7 @@ TEST(a_pin_waits_for_an_operator_that_uses_the_storage_on_the_host) {
   rig.check_engine();
 }
 
-TEST(a_pin_that_finds_no_room_is_refused_and_holds_nothing) {
+TEST(a_pin_without_room_throws_and_pins_nothing) {
   Rig rig;
   Storage& refused = on_host(rig);
   std::vector<Storage*> pinned;
@@ -169,7 +169,7 @@ TEST(a_budget_that_is_lifted_waits_for_operators_that_use_storages_on_the_host) 
   rig.check_engine();
 }
 
-TEST(nothing_leaves_while_kernels_run_that_began_unseen) {
+TEST(nothing_is_evicted_while_unseen_kernels_run) {
   Rig rig;
   rig.adapter.unseen = 0;
   for (unsigned char number = 1; number <= 4; ++number) {

@@ -16,7 +16,7 @@ void capture(Rig& rig, Storage& storage, bool writes) {
   rig.engine.captured({&operand, 1});
 }
 
-TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
+TEST(captured_storages_stay_until_their_graphs_are_released) {
   Rig rig;
   Storage& captured = rig.make(1);
   const std::uint64_t graph = rig.engine.begin_capture();
@@ -44,7 +44,7 @@ TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
   train(rig, 0, 2);
 }
 
-TEST(what_was_captured_on_the_host_stays_there) {
+TEST(a_storage_captured_on_the_host_stays_there) {
   Rig rig;
   train(rig, 8, 2);
   Storage* captured = nullptr;
@@ -71,7 +71,7 @@ TEST(what_was_captured_on_the_host_stays_there) {
   CHECK(captured->block != nullptr);
 }
 
-TEST(a_graph_that_was_captured_before_there_is_a_budget_keeps_its_addresses) {
+TEST(a_graph_captured_without_a_budget_keeps_its_addresses) {
   Rig rig;
   rig.engine.set_budget(0, std::nullopt, false);
   Storage& captured = rig.make(1);
@@ -86,7 +86,7 @@ TEST(a_graph_that_was_captured_before_there_is_a_budget_keeps_its_addresses) {
   rig.engine.release_capture(graph);
 }
 
-TEST(bytes_leave_after_the_last_launch_of_their_graph) {
+TEST(an_eviction_waits_for_the_last_launch_of_a_released_graph) {
   Rig rig;
   Storage& captured = rig.make(1);
   const std::uint64_t graph = rig.engine.begin_capture();
@@ -110,7 +110,7 @@ TEST(bytes_leave_after_the_last_launch_of_their_graph) {
   rig.runtime.destroy_event(launched);
 }
 
-TEST(a_compiled_graph_may_exceed_the_budget_by_what_is_between_its_kernels) {
+TEST(a_compiled_graph_may_exceed_the_budget_by_its_intermediates) {
   Rig rig;
   Storage& input = rig.make(1);
   Engine::Frame frame;

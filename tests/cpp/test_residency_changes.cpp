@@ -8,7 +8,7 @@
 
 using namespace simulator;
 
-TEST(evaluation_between_steps_does_not_lose_the_plan) {
+TEST(evaluation_between_steps_keeps_the_schedule) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
@@ -32,7 +32,7 @@ TEST(evaluation_between_steps_does_not_lose_the_plan) {
   }
 }
 
-TEST(two_models_in_turns_each_have_their_plan) {
+TEST(alternating_models_each_have_a_schedule) {
   const Transformer one = small("a_"), other = small("b_");
   Simulator simulator(with_budget(peak_of(one) / 2));
   one.declare(simulator);
@@ -55,7 +55,7 @@ TEST(two_models_in_turns_each_have_their_plan) {
 }
 
 /// Models that never run twice in a row are recognised by the marks between steps.
-TEST(marks_tell_steps_apart_that_never_repeat_in_a_row) {
+TEST(marks_distinguish_steps_that_never_repeat_in_a_row) {
   const Transformer models[] = {small("a_"), small("b_"), small("c_")};
   Simulator simulator(with_budget(peak_of(models[0]) / 2));
   for (const Transformer& model : models) {
@@ -75,7 +75,7 @@ TEST(marks_tell_steps_apart_that_never_repeat_in_a_row) {
   CHECK(since.hits > 4 * since.misses);
 }
 
-TEST(shapes_that_change_each_step_do_not_plan_without_end) {
+TEST(shapes_that_change_each_step_do_not_replan_without_end) {
   Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
@@ -90,7 +90,7 @@ TEST(shapes_that_change_each_step_do_not_plan_without_end) {
   CHECK(counters.plan_hits > counters.plan_misses);
 }
 
-TEST(new_sizes_that_stay_are_planned_anew) {
+TEST(lasting_new_sizes_get_a_new_schedule) {
   Transformer model = small();
   const std::size_t budget = peak_of(model) / 2;
   Simulator simulator(with_budget(budget));
@@ -109,7 +109,7 @@ TEST(new_sizes_that_stay_are_planned_anew) {
   CHECK_EQ(simulator.take_counts().on_demand, 0U);
 }
 
-TEST(branches_are_missed_and_the_rest_is_followed) {
+TEST(branches_mismatch_and_the_rest_matches) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);

@@ -38,7 +38,7 @@ void train_ragged(Rig& rig, int steps) {
 
 } // namespace
 
-TEST(ragged_sizes_keep_their_bytes_whatever_call_fails) {
+TEST(ragged_storages_keep_their_bytes_if_any_call_fails) {
   std::int64_t moved = 0;
   bool reached = true;
   for (std::size_t nth = 1; reached; nth += kEvery) {
@@ -79,7 +79,7 @@ TEST(any_call_of_the_runtime_may_fail_once) {
   CHECK(failed > 100);
 }
 
-TEST(later_work_waits_for_an_operator_whose_own_wait_failed) {
+TEST(a_write_back_waits_for_an_operator_whose_own_wait_failed) {
   Rig rig;
   Storage& used = rig.make(1);
   while (used.block != nullptr) {

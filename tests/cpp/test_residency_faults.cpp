@@ -214,15 +214,15 @@ void calls_fail(std::string_view name, std::size_t every, std::uint64_t seeds) {
 
 const bool kLong = std::getenv("TORCH_UVM_FAULTS") != nullptr; // `make faults`: every call, under more schedules
 
-TEST(no_byte_is_lost_whatever_call_fails_and_whenever_work_is_done) {
+TEST(no_byte_is_lost_if_any_call_fails_under_delayed_work) {
   calls_fail("*", kLong ? 1 : 7, kLong ? 4 : 1);
 }
 
-TEST(no_byte_is_lost_where_a_stream_cannot_be_made_to_wait) {
+TEST(no_byte_is_lost_if_waits_between_streams_fail) {
   calls_fail("wait_event", kLong ? 1 : 3, kLong ? 5 : 1);
 }
 
-TEST(a_budget_that_could_not_be_set_can_be_set_then) {
+TEST(setting_a_budget_can_be_retried_after_a_failure) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; ++nth) {
     Delayed rig(nth);
@@ -253,7 +253,7 @@ TEST(a_budget_that_could_not_be_set_can_be_set_then) {
   CHECK(failed > 1);
 }
 
-TEST(a_budget_that_could_not_be_lifted_stays_in_force) {
+TEST(a_budget_whose_lifting_failed_stays_in_force) {
   for (std::size_t nth = 1;; nth += kEvery) {
     Delayed rig(nth);
     rig.engine().set_budget(0, kRoom, true);

@@ -19,7 +19,7 @@ void read_in_turn(Rig& rig) {
 
 } // namespace
 
-TEST(fetches_ahead_give_way_to_a_running_operator) {
+TEST(a_running_operator_has_priority_over_fetches_ahead) {
   Rig rig;
   for (unsigned char number = 1; number <= 8; ++number) {
     rig.make(number);
@@ -98,7 +98,7 @@ TEST(a_storage_that_a_collective_uses_on_the_host_is_not_fetched_ahead) {
   rig.check_engine();
 }
 
-TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
+TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
   // A large temporary evicts everything. When it is freed, there is room for all storages at once, long before their
   // use.
   constexpr std::size_t kSmall = 512 * KiB;
@@ -132,7 +132,7 @@ TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
   CHECK(rig.engine.statistics().plan_hits > 0);
 }
 
-TEST(fetches_for_another_step_do_not_keep_this_one_from_fetching) {
+TEST(fetches_for_another_step_do_not_block_those_of_this_one) {
   constexpr std::size_t kSmall = 512 * KiB;
   Rig rig;
   for (unsigned char number = 1; number <= 24; ++number) {

@@ -56,7 +56,7 @@ bool train_without(std::size_t nth) {
   return failing.has_failed();
 }
 
-TEST(each_allocation_of_the_books_may_fail_once) {
+TEST(each_heap_allocation_of_the_engine_may_fail_once) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; nth += failing_new::each() ? 1 : 17) {
     try {

@@ -100,7 +100,7 @@ std::string in_place(const Schedule& schedule) {
 
 } // namespace
 
-TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_passed) {
+TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_exceeded) {
   Usage usage({1, 2, 3, 4, 5, 6, 7});
   CHECK_EQ(usage.fits_before(7, 7, 7), 7U);
   CHECK_EQ(usage.fits_before(3, 3, 2), 0U);
@@ -114,7 +114,7 @@ TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_passed) {
 
 /// Four weights of 4 in a row, forward only, with room for three. The weight just used has the farthest next use. The
 /// evicted weight is the one whose fetch is due last.
-TEST(a_row_of_weights_that_are_only_read) {
+TEST(weights_read_in_turn_are_evicted_by_farthest_next_use) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 12; ++iteration) {
     for (StorageId weight = 1; weight <= 4; ++weight) {
@@ -134,7 +134,7 @@ TEST(a_row_of_weights_that_are_only_read) {
 }
 
 /// Layers and their saved activations. The earliest layer's activation is evicted, because its backward is last.
-TEST(activations_leave_in_the_order_of_backward) {
+TEST(the_activation_used_last_by_backward_is_evicted) {
   Script script({});
   for (int iteration = 0; iteration < 4; ++iteration) {
     script.op(10, {}, {{101, 10}}); // 0: forward 1 saves b0
@@ -187,7 +187,7 @@ TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
 }
 
 /// Of two storages at a similar distance, the one that needs no write-back is evicted.
-TEST(what_is_clean_leaves_first) {
+TEST(clean_storages_are_evicted_first) {
   for (const bool dirty : {false, true}) {
     Script script({{1, 8}, {2, 8}, {3, 8}});
     for (int iteration = 0; iteration < 5; ++iteration) {
@@ -208,7 +208,7 @@ TEST(what_is_clean_leaves_first) {
   }
 }
 
-TEST(what_is_held_stays_and_its_bytes_are_taken) {
+TEST(a_pinned_storage_stays_and_uses_the_budget) {
   Script script({{1, 8}, {2, 8}, {3, 8}});
   for (int iteration = 0; iteration < 8; ++iteration) {
     script.op(10, {{1, false}});
@@ -223,7 +223,7 @@ TEST(what_is_held_stays_and_its_bytes_are_taken) {
 }
 
 /// A temporary that lives across the end of an iteration, such as a gradient that the next step frees at its beginning.
-TEST(lives_may_cross_the_end_of_a_lap) {
+TEST(a_value_may_live_across_the_end_of_an_iteration) {
   Script script(std::map<StorageId, std::size_t>{{1, 4}});
   script.op(10, {{1, false}}, {{101, 4}});
   for (int iteration = 0; iteration < 9; ++iteration) {
@@ -242,7 +242,7 @@ TEST(lives_may_cross_the_end_of_a_lap) {
   }
 }
 
-TEST(layers_that_look_alike_are_no_period) {
+TEST(identical_layers_are_not_an_iteration) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 6; ++iteration) {
     // each operator has the same key and the same distance to the last use

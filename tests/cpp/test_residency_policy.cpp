@@ -11,7 +11,7 @@
 
 using namespace simulator;
 
-TEST(without_a_plan_nothing_is_fetched) {
+TEST(without_a_schedule_nothing_is_fetched) {
   Policy policy(with_budget(100));
   policy.created(1, 10);
   policy.created(2, 10);
@@ -32,7 +32,7 @@ TEST(without_a_plan_nothing_is_fetched) {
 }
 
 /// Layers that look alike. Each parameter is first seen when its layer runs (inference).
-TEST(layers_that_are_seen_for_the_first_time_are_no_steps) {
+TEST(layers_seen_for_the_first_time_are_not_steps) {
   constexpr StorageId kLayers = 24;
   Policy policy(with_budget(1000));
   for (int iteration = 0; iteration < 4; ++iteration) {
@@ -50,7 +50,7 @@ TEST(layers_that_are_seen_for_the_first_time_are_no_steps) {
 }
 
 /// The batch of each step is a new storage that no operator made. The previous batch is freed.
-TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
+TEST(steps_with_new_batches_are_recognised) {
   Policy policy(with_budget(1000));
   policy.created(1, 10);
   policy.created(2, 10);
@@ -65,7 +65,7 @@ TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
   CHECK_EQ(policy.step_length(), 2U);
 }
 
-TEST(the_outputs_of_an_operator_are_predicted_as_it_begins) {
+TEST(outputs_are_predicted_at_the_begin_of_an_operator) {
   Policy policy(with_budget(1000));
   policy.created(1, 10);
   const std::vector<Access> weight = {{1, false}};
@@ -116,7 +116,7 @@ TEST(next_use_counts_operators_around_the_step) {
 
 /// The cost of a call must not grow with the step or with the number of live storages. The times are only printed,
 /// because they depend on other load.
-TEST(calls_cost_the_same_however_long_the_step) {
+TEST(the_cost_of_a_call_does_not_depend_on_the_step) {
   for (const std::size_t operators : {std::size_t{1000}, std::size_t{10000}, std::size_t{100000}}) {
     Policy policy(with_budget(operators * 1000 / 4));
     const std::size_t parameters = operators / 10;

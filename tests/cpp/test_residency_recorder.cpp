@@ -81,7 +81,7 @@ TEST(the_file_is_json_lines_in_order) {
 )");
 }
 
-TEST(much_is_written_in_blocks_and_nothing_is_lost) {
+TEST(a_long_file_is_written_in_blocks_without_loss) {
   const ScratchFile file;
   std::vector<Access> accesses;
   for (StorageId storage = 0; storage < 5000; ++storage) { // one line is longer than a block
@@ -99,7 +99,7 @@ TEST(much_is_written_in_blocks_and_nothing_is_lost) {
   CHECK_EQ(text.back(), '\n');
 }
 
-TEST(a_file_that_cannot_be_made_is_refused_by_its_name) {
+TEST(a_file_that_cannot_be_created_is_refused_by_name) {
   try {
     AccessRecorder recorder("/no such folder/trace", {});
     harness::fail(__FILE__, __LINE__, "it was made");

@@ -9,7 +9,7 @@ namespace {
 
 using namespace residency;
 
-TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
+TEST(a_block_in_the_way_of_a_large_request_is_relocated) {
   Rig rig;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -36,7 +36,7 @@ TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
 
 /// A storage that the repeating steps do not use is evicted once, although it is large and dirty. The steps keep their
 /// own storages.
-TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
+TEST(unused_storages_are_evicted_before_those_of_each_step) {
   Rig rig;
   Storage& idle = rig.make(1);
   Storage& first = rig.make(2);
@@ -64,7 +64,7 @@ TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
 
 /// Blocks that are too small to be moved stay at their address. They are placed at one end, even if other evictions
 /// would cost less.
-TEST(what_is_too_small_to_move_lies_together) {
+TEST(unmovable_small_blocks_are_placed_together) {
   Rig rig;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -179,7 +179,7 @@ struct ResultInPieces {
 };
 
 /// The operands of a running operator cannot be moved. An operand in the midst of free memory is relocated before.
-TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
+TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
   ResultInPieces it;
   Storage& first = it.rig.make(1, 5 * MiB / 4);
   it.operands = {&it.rig.make(2, 3 * MiB / 2)};
@@ -197,7 +197,7 @@ TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
 }
 
 /// If there is no other place for such an operand, it is evicted and fetched back.
-TEST(an_operand_that_finds_no_other_place_leaves_and_comes_back) {
+TEST(an_operand_without_another_place_is_evicted_and_fetched_back) {
   ResultInPieces it;
   for (unsigned char segment = 0; segment < 2; ++segment) {
     it.others.push_back(&it.rig.make(1, 5 * MiB / 4));
@@ -235,7 +235,7 @@ void fill(Rig& rig) {
   }
 }
 
-TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
+TEST(a_budget_accounts_for_the_drivers_rounding) {
   struct Stepping : RecordingRuntime {
     DeviceProperties device_properties(int device) const override {
       DeviceProperties properties = RecordingRuntime::device_properties(device);
@@ -260,7 +260,7 @@ TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
   memory.set_pressure_callback(nullptr);
 }
 
-TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
+TEST(a_failed_eviction_is_retried_if_there_is_no_other) {
   Rig rig;
   fill(rig);
   Storage& other = *rig.storages[1];
@@ -273,7 +273,7 @@ TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
   rig.check_engine();
 }
 
-TEST(what_another_thread_is_about_to_free_is_waited_for) {
+TEST(a_request_waits_for_a_free_by_another_thread) {
   Rig rig;
   fill(rig);
   Storage& going = *rig.storages[1];
@@ -314,7 +314,7 @@ class Asked final : public PressureCallback {
   Signal& signal_;
 };
 
-TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
+TEST(a_request_waits_for_the_block_of_a_destroyed_storage) {
   for (int round = 0; round < 100; ++round) {
     Rig rig;
     fill(rig);
@@ -341,7 +341,7 @@ TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
   }
 }
 
-TEST(what_never_goes_is_not_waited_for_for_ever) {
+TEST(the_wait_for_a_free_by_another_thread_is_bounded) {
   Rig rig;
   fill(rig);
   rig.storages[1]->going = true;

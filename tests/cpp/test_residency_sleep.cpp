@@ -8,7 +8,7 @@ namespace {
 
 using namespace residency;
 
-TEST(a_soft_budget_sleeps_until_memory_is_short) {
+TEST(a_soft_budget_is_idle_until_memory_is_short) {
   Rig rig(/*hard=*/false);
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -22,7 +22,7 @@ TEST(a_soft_budget_sleeps_until_memory_is_short) {
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget)); // the excess has been released
 }
 
-TEST(steps_that_fit_are_not_watched) {
+TEST(a_device_is_idle_while_steps_fit) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());
@@ -47,7 +47,7 @@ TEST(steps_that_fit_are_not_watched) {
   rig.check_engine();
 }
 
-TEST(steps_that_keep_a_little_each_are_quiet) {
+TEST(a_device_is_idle_while_steps_keep_only_small_blocks) {
   Rig rig;
   train(rig, 3, 1);
   std::vector<Block*> losses;
@@ -61,7 +61,7 @@ TEST(steps_that_keep_a_little_each_are_quiet) {
   }
 }
 
-TEST(a_soft_budget_after_a_hard_one_sleeps_when_everything_is_back) {
+TEST(a_soft_budget_after_a_hard_one_is_idle_once_everything_is_fetched) {
   Rig rig;
   train(rig, 6, 3); // some storages are on the host, others have a clean copy there
   CHECK(rig.engine.statistics().written_back.count > 0);
@@ -80,7 +80,7 @@ TEST(a_soft_budget_after_a_hard_one_sleeps_when_everything_is_back) {
   train(rig, 0, 3);
 }
 
-TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
+TEST(an_idle_device_has_all_storages_and_no_valid_host_copies) {
   std::size_t idle = 0;
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
@@ -127,7 +127,7 @@ TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
   CHECK(idle > 50);
 }
 
-TEST(what_was_written_unseen_is_not_taken_for_clean) {
+TEST(unseen_writes_make_a_storage_dirty) {
   Rig rig;
   train(rig, 5, 2); // creates copies on the host
   while (rig.storages.size() > 3) {
@@ -143,7 +143,7 @@ TEST(what_was_written_unseen_is_not_taken_for_clean) {
   CHECK(rig.engine.is_awake());
 }
 
-TEST(nothing_is_given_up_while_unseen_operators_may_run) {
+TEST(nothing_is_evicted_while_unseen_operators_may_run) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());
@@ -165,7 +165,7 @@ TEST(nothing_is_given_up_while_unseen_operators_may_run) {
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
 }
 
-TEST(who_records_or_captures_wakes_the_engine) {
+TEST(recording_or_capturing_activates_the_device) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());

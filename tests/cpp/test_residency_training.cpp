@@ -10,7 +10,7 @@ using namespace simulator;
 
 /// The lower bound for a step with one peak: the bytes over the budget at the peak are transferred over the link, or
 /// used in place.
-TEST(a_transformer_moves_no_more_than_it_has_to) {
+TEST(a_transformers_transfers_are_near_their_lower_bound) {
   for (const std::size_t tokens : {std::size_t{16384}, std::size_t{2048}}) {
     for (const double part : {1.5, 2.0, 4.0}) {
       Transformer model;
@@ -44,7 +44,7 @@ TEST(a_transformer_moves_no_more_than_it_has_to) {
   }
 }
 
-TEST(a_plan_hides_the_stalls_of_fetches_on_demand) {
+TEST(a_schedule_hides_the_stalls_of_fetches_on_demand) {
   Transformer model;
   model.tokens = 16384;
   const std::size_t peak = peak_of(model);
@@ -93,7 +93,7 @@ TEST(updates_at_the_next_use_hide_behind_checkpointed_layers) {
   }
 }
 
-TEST(updates_left_to_the_next_step_are_planned_where_steps_are_marked) {
+TEST(deferred_updates_are_scheduled_if_steps_are_marked) {
   Transformer model = small();
   model.layers = 3; // too few operators to detect a repetition before the mark
   model.deferred = true;
@@ -112,7 +112,7 @@ TEST(updates_left_to_the_next_step_are_planned_where_steps_are_marked) {
   CHECK(simulator.policy().counters().plan_hits > before.plan_hits);
 }
 
-TEST(nothing_moves_where_everything_fits) {
+TEST(nothing_is_transferred_if_everything_fits) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model)));
   model.declare(simulator);
@@ -146,7 +146,7 @@ TEST(gradient_accumulation_is_one_step) {
   CHECK_EQ(simulator.take_counts().on_demand, 0U);
 }
 
-TEST(a_held_storage_is_neither_retired_nor_fetched) {
+TEST(a_pinned_storage_is_neither_evicted_nor_fetched) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);

@@ -140,7 +140,7 @@ TEST(a_million_operations) {
   }
 }
 
-TEST(every_part_of_an_operation_is_the_seed_s) {
+TEST(operations_depend_on_the_seed_alone) {
   Generator first(7, 3), again(7, 3), other(7, 4);
   bool differs = false;
   for (int i = 0; i < 1000; ++i) {
@@ -151,7 +151,7 @@ TEST(every_part_of_an_operation_is_the_seed_s) {
   CHECK(differs);
 }
 
-TEST(what_fails_is_minimised) {
+TEST(failing_sequences_are_minimised) {
   // The sequence fails if it has three of a hundred elements; neither the last one alone nor the first without the
   // second is enough.
   std::vector<int> sequence;
@@ -169,7 +169,7 @@ TEST(what_fails_is_minimised) {
   CHECK(minimise<int>(sequence, fails, [] { return true; }) == sequence);
 }
 
-TEST(two_holders_of_the_same_bytes_are_found_in_four_operations) {
+TEST(overlapping_allocations_are_minimised_to_four_operations) {
   const Outcome alone = soaked<Overlapping>(1, false, 32'000);
   const Outcome together = soaked<Overlapping>(8, false, 32'000);
   CHECK(alone.wrong.find("lost its mark") != std::string::npos && alone.fails_alone);
@@ -188,7 +188,7 @@ TEST(two_holders_of_the_same_bytes_are_found_in_four_operations) {
   }
 }
 
-TEST(work_that_is_not_waited_for_is_found) {
+TEST(missing_waits_are_found) {
   const Outcome outcome = soaked<Forgetful>(1, true, 20'000);
   CHECK(outcome.wrong.find("lost its mark") != std::string::npos);
   CHECK(outcome.fails_alone);
@@ -196,7 +196,7 @@ TEST(work_that_is_not_waited_for_is_found) {
   CHECK(kinds(outcome.least).count("record_stream") >= 1);
 }
 
-TEST(a_crash_is_a_failure_like_any_other) {
+TEST(a_crash_is_an_ordinary_failure) {
   const Outcome outcome = soaked<Crashing>(8, false, 8'000);
   CHECK(outcome.wrong.find("was ended by") != std::string::npos);
   CHECK(outcome.fails_alone); // independent of the other threads

@@ -75,7 +75,7 @@ TEST(the_bytes_are_right_under_delayed_schedules) {
   }
 }
 
-TEST(the_managed_side_is_done_with_in_the_order_of_its_own_stream) {
+TEST(the_managed_side_follows_the_order_of_its_stream) {
   EmulatedRuntime runtime(EmulatedConfig{});
   Memory memory(runtime);
   std::memset(memory.source, 7, kBytes);
@@ -97,7 +97,7 @@ TEST(the_managed_side_is_done_with_in_the_order_of_its_own_stream) {
   CHECK(std::memcmp(memory.result, memory.source, kBytes) == 0);
 }
 
-TEST(slots_are_made_when_they_are_needed_and_given_back) {
+TEST(slots_are_allocated_on_first_use_and_released) {
   RecordingRuntime runtime;
   Staging staging(runtime, Staging::Direction::kToHost, runtime.create_stream(0, 0));
   CHECK(!staging.is_ready()); // no size has been set
@@ -113,7 +113,7 @@ TEST(slots_are_made_when_they_are_needed_and_given_back) {
   CHECK(!staging.is_ready());
 }
 
-TEST(a_full_device_is_asked_once) {
+TEST(a_full_device_is_tried_once) {
   for (const std::size_t nth : {1, 2}) {
     RecordingRuntime runtime;
     Staging staging(runtime, Staging::Direction::kToDevice, runtime.create_stream(0, 0));
@@ -127,7 +127,7 @@ TEST(a_full_device_is_asked_once) {
   }
 }
 
-TEST(after_a_copy_that_fails_half_way_there_are_no_others) {
+TEST(no_copies_follow_one_that_failed_half_way) {
   for (const char* call : {"copy_async", "record_event", "wait_event"}) {
     for (std::size_t nth = 1; nth <= 4; ++nth) {
       RecordingRuntime runtime;

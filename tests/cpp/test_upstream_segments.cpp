@@ -58,7 +58,7 @@ std::uintptr_t address(const void* ptr) {
 
 } // namespace
 
-TEST(segments_are_aligned_wherever_the_upstream_has_room) {
+TEST(segments_are_aligned_in_any_upstream_memory) {
   Segments rig;
   for (const std::size_t offset : {std::size_t{0}, kAllocationAlignment, 3 * kAllocationAlignment}) {
     rig.upstream->offset = offset;
@@ -77,7 +77,7 @@ TEST(segments_are_aligned_wherever_the_upstream_has_room) {
   }
 }
 
-TEST(the_host_waits_for_every_device_before_a_segment_goes_back) {
+TEST(the_host_waits_for_every_device_before_a_segment_is_released) {
   for (const Location home : {Location::host(), Location::device(0)}) {
     Segments rig;
     void* const segment = rig.source->allocate(4 * MiB, home);
@@ -91,7 +91,7 @@ TEST(the_host_waits_for_every_device_before_a_segment_goes_back) {
   }
 }
 
-TEST(a_segment_is_not_waited_for_where_its_memory_is_fresh) {
+TEST(a_segment_of_new_memory_needs_no_wait) {
   Segments rig;
   const Event work = rig.runtime->create_event(0, false);
   rig.calls.hold(kStream);
@@ -102,7 +102,7 @@ TEST(a_segment_is_not_waited_for_where_its_memory_is_fresh) {
   rig.runtime->destroy_event(work);
 }
 
-TEST(a_segment_whose_wait_failed_goes_back_with_the_next_one) {
+TEST(a_segment_whose_wait_failed_is_released_with_the_next) {
   Segments rig;
   void* const first = rig.source->allocate(4 * MiB, kHome);
   void* const second = rig.source->allocate(4 * MiB, kHome);
@@ -120,7 +120,7 @@ TEST(a_segment_whose_wait_failed_goes_back_with_the_next_one) {
   CHECK_EQ(rig.upstream->held, 0);
 }
 
-TEST(an_upstream_that_refuses_leaves_nothing_behind) {
+TEST(a_refusal_by_the_upstream_leaks_nothing) {
   Segments rig;
   rig.upstream->offset = 3 * kAllocationAlignment;
   rig.runtime->set_limit(22 * MiB);

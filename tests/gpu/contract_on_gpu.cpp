@@ -24,8 +24,8 @@ std::unique_ptr<CudaRuntime> made(bool pool) {
 }
 
 // Cases that need a second device. All other cases run with one device.
-constexpr std::array kNeedTwo{"homes_do_not_share_blocks", "a_moved_block_is_filed_where_it_is", "peaks_are_of_the_sum",
-                              "running_out_names_where_the_bytes_are"};
+constexpr std::array kNeedTwo{"homes_do_not_share_blocks", "a_moved_block_belongs_to_its_new_home",
+                              "the_total_peak_is_the_peak_of_the_sum", "out_of_memory_errors_say_where_the_bytes_are"};
 
 void register_suite(const std::string& prefix, bool pool, int devices) {
   for (const ContractCase& test : contract_cases()) {
@@ -57,7 +57,7 @@ bool there_is_room() {
 
 } // namespace
 
-TEST(the_limit_is_kept_by_both_sources) {
+TEST(neither_source_exceeds_the_limit) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     CHECK_THROWS(OutOfMemory, runtime->allocate_managed(kLimit + 1, kDevice));
@@ -70,7 +70,7 @@ TEST(the_limit_is_kept_by_both_sources) {
   }
 }
 
-TEST(both_sources_give_memory_that_both_sides_use) {
+TEST(host_and_device_can_use_memory_of_both_sources) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     auto* const bytes = static_cast<unsigned char*>(runtime->allocate_managed(8 * MiB, kDevice));
