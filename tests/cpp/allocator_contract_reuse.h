@@ -103,7 +103,7 @@ inline void another_stream_takes_a_block_before_a_new_segment_is_made(const Make
   rig.check();
 }
 
-inline void blocks_that_other_streams_used_come_back(const MakeRig& make) {
+inline void blocks_with_recorded_streams_are_reused(const MakeRig& make) {
   Rig rig = make();
   const Stream other = rig.stream();
   Block* const block = rig.allocate(12 * MiB);

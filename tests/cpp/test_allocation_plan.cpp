@@ -33,7 +33,7 @@ TEST(a_planned_iteration_makes_no_runtime_call) {
   rig.close();
 }
 
-TEST(the_report_has_the_layout) {
+TEST(the_report_contains_the_layout) {
   PlanRig rig;
   std::vector<PlanRequest> step = {
       {1000, 0, 2, kStream}, {3000, 1, 3, kStream}, {500, 4, kNoEnd, kStream}, {900, 5, 6, kStream}};
@@ -115,7 +115,7 @@ TEST(reordered_requests_still_match) {
   rig.close();
 }
 
-TEST(another_stream_or_home_misses) {
+TEST(a_request_on_another_stream_or_home_misses) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({1000, 2000, 3000});

@@ -31,7 +31,7 @@ class Refusing final : public Adaptor {
 
 } // namespace
 
-TEST(a_place_that_is_still_in_use_is_not_reused) {
+TEST(bytes_that_are_still_in_use_are_not_reused) {
   PlanRig rig;
   rig.iterate([&] {
     rig.free(rig.allocate(MiB));
@@ -144,7 +144,7 @@ TEST(a_request_without_an_end_enters_the_plan_once_it_has_one) {
   rig.close();
 }
 
-TEST(release_gives_the_segment_back_in_one_piece) {
+TEST(release_frees_the_segment_in_one_piece) {
   PlanRig rig;
   rig.iterate({MiB, 2 * MiB});
   rig.iterate({MiB, 2 * MiB});

@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(events_are_used_again) {
+TEST(events_are_reused) {
   Recorded rig;
   const Event work = rig.runtime->create_event(0, false);
   rig.cache(12 * MiB, rig.a);

@@ -95,7 +95,7 @@ TEST(shared_segments_waste_less_than_separate_ones) {
   }
 }
 
-TEST(a_hard_cap_bounds_what_ragged_sizes_reserve) {
+TEST(a_hard_cap_bounds_the_reservation_for_ragged_sizes) {
   Rig rig = recorded();
   rig.allocator->set_cap(0, 1024 * MiB, true);
   const Outcome outcome = churn(rig, 512 * MiB, 10'000);

@@ -56,7 +56,7 @@ TEST(a_cost_that_throws_changes_nothing) {
   });
 }
 
-TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
+TEST(small_blocks_are_placed_together_if_a_cap_leaves_them_no_segment) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;

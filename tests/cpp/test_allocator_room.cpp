@@ -75,7 +75,7 @@ TEST(a_lower_cap_releases_caches_and_leaves_blocks_in_use) {
   });
 }
 
-TEST(room_freed_in_one_class_serves_another) {
+TEST(memory_freed_by_one_size_class_serves_another) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB, true);
     std::map<std::size_t, Block*> small;

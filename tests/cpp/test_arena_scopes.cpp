@@ -113,7 +113,7 @@ TEST(after_a_release_the_first_block_has_the_needed_size) {
 
 // --- marks --------------------------------------------------------------------------------------------------
 
-TEST(a_pop_goes_back_to_its_push) {
+TEST(a_pop_restores_the_top_of_its_push) {
   ArenaRig rig;
   const Stream other = rig.stream();
   const Allocation before = rig.allocate(1000);

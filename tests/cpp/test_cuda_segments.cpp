@@ -117,7 +117,7 @@ TEST(unsupported_pools_are_refused_by_name) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(pool_memory_is_given_back_after_the_work_of_every_device) {
+TEST(pool_memory_is_freed_after_the_work_of_every_device) {
   const auto runtime = made(true);
   fake_cuda_hold(1);
   const Stream there = runtime->create_stream(1, 0);

@@ -86,7 +86,7 @@ TEST(prefetches_reach_the_measured_rates) {
   CHECK(between(rate(128 * MiB, Location::device(0), Location::host()), 9.6, 10.7));
 }
 
-TEST(copies_cost_by_their_sides) {
+TEST(the_cost_of_a_copy_depends_on_both_sides) {
   EmulatedRuntime runtime(large());
   constexpr std::size_t kBytes = 32 * MiB;
   void* pinned = runtime.allocate_pinned(kBytes);

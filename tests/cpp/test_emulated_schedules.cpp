@@ -76,7 +76,7 @@ TEST(a_program_without_synchronisation_is_wrong_for_many_seeds) {
   CHECK(wrong < kSeeds); // some schedules are right by chance
 }
 
-TEST(a_seed_repeats) {
+TEST(the_same_seed_repeats_a_schedule) {
   for (int seed = 0; seed < 50; ++seed) {
     EmulatedRuntime first(devices(2, seed));
     EmulatedRuntime second(devices(2, seed));

@@ -98,7 +98,7 @@ TEST(a_foreign_mapping_at_a_blocks_address_is_not_overwritten) {
   rig.allocator->free(block);
 }
 
-TEST(forks_leave_nothing_behind_in_the_parent) {
+TEST(forks_leak_nothing_in_the_parent) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   Block* const block = filled(rig, 32 * MiB, Location::host(), 1);
   const auto pages = [] { // of virtual memory, which leaked copies would increase
@@ -157,7 +157,7 @@ TEST(plain_memory_is_not_copied) {
   rig.allocator->free(block);
 }
 
-TEST(freed_memory_goes_back_unmarked) {
+TEST(memory_is_unmarked_before_it_is_freed) {
   // A driver may reuse the addresses for memory that children should have.
   struct Reused final : RecordingRuntime {
     Reused() : RecordingRuntime(1), kept(map_host_memory(4 * MiB, 2 * MiB)) {}

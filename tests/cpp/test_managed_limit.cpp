@@ -148,7 +148,7 @@ TEST(a_missing_device_or_one_without_managed_memory_is_refused) {
   }
 }
 
-TEST(a_call_that_fails_gives_its_reservation_back) {
+TEST(a_failed_call_releases_its_reservation) {
   RecordingRuntime runtime;
   runtime.set_limit(MiB);
   runtime.fail("allocate_managed", 1);
@@ -158,7 +158,7 @@ TEST(a_call_that_fails_gives_its_reservation_back) {
   runtime.free_managed(runtime.allocate_managed(MiB, Location::host()));
 }
 
-TEST(threads_that_race_for_the_remainder_never_overrun_it) {
+TEST(threads_that_race_for_the_remainder_never_exceed_it) {
   constexpr int kRounds = 200;
   constexpr int kThreads = 4;
   RecordingRuntime runtime;

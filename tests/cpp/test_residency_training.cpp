@@ -71,7 +71,7 @@ TEST(a_schedule_hides_the_stalls_of_fetches_on_demand) {
   CHECK(planned.ms <= 1.05 * bound);
 }
 
-TEST(updates_at_the_next_use_hide_behind_checkpointed_layers) {
+TEST(deferred_updates_overlap_with_checkpointed_layers) {
   Transformer model;
   model.tokens = 16384;
   model.checkpointing = true;
