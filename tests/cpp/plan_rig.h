@@ -95,7 +95,8 @@ struct PlanRig {
     }
   }
 
-  std::int64_t taken() const { ///< total number of upstream allocations
+  /// The total number of upstream allocations.
+  std::int64_t taken() const {
     return upstream->passed().total_allocations;
   }
   PlanReport report() const {

@@ -139,7 +139,7 @@ class EmulatedQueue {
  private:
   struct Device {
     std::vector<std::shared_ptr<StreamState>> streams; ///< the default stream is the first
-    // On the heap, so that a forked child, which has no such thread, can leak it.
+    /// On the heap, so that a forked child, which has no such thread, can leak it.
     std::unique_ptr<std::thread> worker;
     bool held = false; ///< the worker starts no operation
   };
@@ -166,7 +166,7 @@ class EmulatedQueue {
   std::uint64_t next_sequence_ = 0;
   bool stopping_ = false;
   int waiters_ = 0; ///< threads in `complete`
-  // On the heap and leaked in a forked child too: it must not use or destroy a condition variable with waiters.
+  /// On the heap and leaked in a forked child too: it must not use or destroy a condition variable with waiters.
   std::unique_ptr<std::condition_variable> work_;
   std::unique_ptr<std::condition_variable> progress_;
 };

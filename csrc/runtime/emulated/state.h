@@ -48,7 +48,8 @@ struct EmulatedRuntime::State {
   void account(emulated::StreamState& stream, const emulated::Operation& operation);
   void account_copy(emulated::StreamState& stream, const emulated::Operation& operation);
 
-  // Add a point to timelines: of one device; of the user and the locations that lost pages to it; of all devices.
+  /// The `sample` functions add a point to timelines: of one device; of the user and the locations that lost pages to
+  /// it; of all devices.
   void sample(int device, double time_us);
   void sample(Location user, const emulated::Traffic& traffic, double time_us);
   void sample_all();

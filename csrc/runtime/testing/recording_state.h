@@ -50,7 +50,7 @@ struct RecordingRuntime::State {
     return reinterpret_cast<void*>(++next_handle * sizeof(void*));
   }
 
-  // Records the call, and throws if it is the one that has to fail.
+  /// Records the call, and throws if it is the one that has to fail.
   void record(RecordedCall call) {
     call.failed = failing.counts(call.name);
     calls.push_back(call);
