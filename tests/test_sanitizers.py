@@ -21,9 +21,9 @@ THREADED: dict[str, list[str]] = {
     "test_arena_scopes": [],
     "test_emulated_queue": [
         "events_order_streams_of_several_devices",
-        "threads_may_queue_at_once",
+        "several_threads_may_queue_concurrently",
         "freeing_waits_for_copies_that_use_the_memory",
-        "a_runtime_can_go_with_work_queued",
+        "a_runtime_can_be_destroyed_with_queued_work",
     ],
     "test_residency_room": [],
 }

@@ -1,5 +1,4 @@
-// Plays a trace of accesses through the residency engine and the caching allocator, in modelled time and without
-// memory.
+// Plays an access trace through the residency engine and the caching allocator, in modelled time and without memory.
 #pragma once
 
 #include <cmath>
@@ -22,21 +21,21 @@ namespace play {
 
 struct Settings {
   std::size_t budget = 0;
-  std::optional<std::size_t> staging; ///< bytes of a slot; nullopt: as the engine has it for an H200
-  double flops = 600e12; ///< a second, of products of matrices
-  std::size_t item_bytes = 2; ///< of their elements
-  double scale = 1; ///< of the modelled durations of operators
-  double host_us = 30; ///< that the host takes for an operator
-  std::size_t ahead = 64; ///< operators that the host may be ahead of the device
+  std::optional<std::size_t> staging; ///< bytes of a slot; nullopt: the engine's default for an H200
+  double flops = 600e12; ///< FLOP/s of matrix products
+  std::size_t item_bytes = 2; ///< size of an element in bytes
+  double scale = 1; ///< factor on the modelled duration of every operator
+  double host_us = 30; ///< host time of one operator
+  std::size_t ahead = 64; ///< operators by which the host may run ahead of the device
 };
 
 struct Figures {
   std::int64_t fetched = 0, written_back = 0, in_place = 0, moved = 0; ///< bytes
-  std::int64_t over_budget = 0; ///< operators
+  std::int64_t over_budget = 0; ///< number of operators
   std::int64_t hits = 0, misses = 0;
-  std::size_t peak = 0; ///< bytes of segments
-  double compute_ms = 0; ///< of operators, were everything there
-  double ms = 0; ///< from the step's begin until the host has waited for its end
+  std::size_t peak = 0; ///< peak of reserved bytes
+  double compute_ms = 0; ///< total duration of the operators if all their operands were on the device
+  double ms = 0; ///< from the beginning of the step until the host has waited for its end
 };
 
 class Player {
@@ -62,7 +61,8 @@ class Player {
   Player(const Player&) = delete;
   Player& operator=(const Player&) = delete;
 
-  /// The trace's steps but for the last one, and then its last but one so many times more. \return the figures of each
+  /// Plays every step except the last one, then repeats the second-to-last step `again` times.
+  /// \return the figures of each step
   std::vector<Figures> play(int again) {
     const Loop loop = repeated_step(trace_);
     std::vector<Figures> figures;
@@ -127,7 +127,7 @@ class Player {
   void die(Id id) {
     const auto found = storages_.find(id);
     if (found == storages_.end()) {
-      return; // made before the steps that are played
+      return; // created before the played steps
     }
     const std::unique_ptr<Storage> storage = std::move(found->second);
     storages_.erase(found);
@@ -148,7 +148,8 @@ class Player {
     return storage.record;
   }
 
-  /// Of an operator whose operands are all on the device: its arithmetic, or its bytes.
+  /// The duration of an operator whose operands are all on the device: its arithmetic or its bytes, whichever takes
+  /// longer.
   double compute_ms(const Op& op) const {
     std::vector<double> sizes;
     double bytes = 0;
@@ -190,7 +191,7 @@ class Player {
         operands.push_back({record_of(*storages_.at(use.id)), use.writes});
       }
       engine_.begin(frame, {frame.key, op.name.c_str(), op.in_place_ok, false, false}, operands, {kStream});
-      double across = 0; // the link
+      double across = 0; // bytes accessed over the link
       for (const Use& use : op.uses) {
         const Storage& used = *storages_.at(use.id);
         across += used.block == nullptr ? static_cast<double>(used.bytes) : 0;
@@ -229,7 +230,7 @@ class Player {
     for (std::size_t at = begin; at < end; ++at) {
       run(trace_.ops[at]);
     }
-    runtime_.synchronize_stream(kStream); // a step's loss is looked at
+    runtime_.synchronize_stream(kStream); // as a program does when it reads the loss
     Figures figures = take_figures();
     figures.ms = runtime_.host_ms() - from;
     return figures;
@@ -245,14 +246,14 @@ class Player {
     for (std::size_t at = loop.begin; at < loop.end; ++at) {
       for (const std::vector<Made>* const all : {&trace_.ops[at].found, &trace_.ops[at].births}) {
         for (const Made& made : *all) {
-          die(made.id); // without an heir
+          die(made.id); // no later storage takes its place
         }
       }
     }
     for (std::size_t at = loop.begin; at < loop.end; ++at) {
       for (const Id id : trace_.ops[at].deaths) {
         if (const auto found = found_.find(id); found != found_.end() && !storages_.contains(id)) {
-          make({id, found->second}); // it was there before the trace, and another one took its place
+          make({id, found->second}); // existed before the trace and has been replaced since
         }
       }
     }
@@ -282,8 +283,8 @@ class Player {
   const std::unique_ptr<Engine> owned_engine_ = Engine::make(runtime_, memory_, adapter_);
   Engine& engine_ = *owned_engine_;
   std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
-  std::unordered_map<Id, std::size_t> found_; ///< bytes of what was there before the first operator
-  std::deque<double> queued_; ///< when the latest operators end
+  std::unordered_map<Id, std::size_t> found_; ///< sizes of the storages that existed before the first operator
+  std::deque<double> queued_; ///< end times of the latest operators
   double compute_ms_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// A trace of accesses (docs/traces.md) as a program that can be played: operators with what they use, make and free.
+// An access trace (docs/traces.md) as a playable program: operators with the storages that they use, create and free.
 #pragma once
 
 #include <charconv>
@@ -16,7 +16,7 @@
 
 namespace play {
 
-using Id = std::uint64_t; ///< of a storage, as the trace numbers it
+using Id = std::uint64_t; ///< a storage's number in the trace
 
 struct Made {
   Id id = 0;
@@ -31,23 +31,23 @@ struct Use {
 struct Op {
   std::string name;
   bool in_place_ok = false;
-  std::vector<Made> found; ///< before it; the trace does not say by which operator
+  std::vector<Made> found; ///< created before the operator, by an operator that the trace does not name
   std::vector<Use> uses;
   std::vector<Made> births;
-  std::vector<Id> deaths; ///< after it
-  unsigned marks = 0; ///< of steps, after it
+  std::vector<Id> deaths; ///< freed after the operator
+  unsigned marks = 0; ///< step boundaries after the operator
 };
 
 struct Trace {
-  std::vector<Made> found; ///< there before the first operator
+  std::vector<Made> found; ///< existed before the first operator
   std::vector<Op> ops;
-  std::vector<std::size_t> ends; ///< of steps: operators up to there
+  std::vector<std::size_t> ends; ///< for each step, the index behind its last operator
 };
 
-/// Reads the lines that `AccessRecorder` writes, of one device.
+/// Reads the lines that `AccessRecorder` writes for one device.
 class TraceReader {
  public:
-  /// \throws InvalidArgument with the line that does not fit
+  /// \throws InvalidArgument with the line that is not valid
   static Trace read(std::istream& file) {
     TraceReader reader;
     std::string text;
@@ -133,7 +133,7 @@ class TraceReader {
       if (trace_.ops.empty()) {
         std::erase_if(trace_.found, [id](const Made& found) { return found.id == id; });
         known_.erase(id);
-      } else if (known_.erase(id) != 0) { // else it was never used
+      } else if (known_.erase(id) != 0) { // otherwise it was never used
         trace_.ops.back().deaths.push_back(id);
       }
     } else if (begins_with("step")) {
@@ -152,18 +152,19 @@ class TraceReader {
   std::string_view text_;
   std::size_t number_ = 0;
   Trace trace_;
-  std::set<Id> known_; ///< those that live
-  std::vector<Made> found_; ///< since the latest operator
+  std::set<Id> known_; ///< live storages
+  std::vector<Made> found_; ///< created since the latest operator
 };
 
-/// A step of a trace once more, and again: what it inherited from the step before it, it inherits from itself.
+/// A step that can be repeated: each storage that it inherits from the previous step is the corresponding one that it
+/// created itself.
 struct Loop {
-  std::size_t begin = 0, end = 0; ///< operators of the trace
-  std::vector<std::pair<Id, Id>> heirs; ///< before it is played again the first is what the second is now
+  std::size_t begin = 0, end = 0; ///< range of operators in the trace
+  std::vector<std::pair<Id, Id>> heirs; ///< before each repetition, the storage numbered `second` becomes `first`
 };
 
-/// The last but one: with the last step a program as a rule ends, and frees everything.
-/// \throws InvalidArgument where the trace has not three steps, or the one before it is not like it
+/// Returns the second-to-last step. The last step is not usable: a program usually ends in it and frees everything.
+/// \throws InvalidArgument if the trace has fewer than three steps, or if the step before it differs
 inline Loop repeated_step(const Trace& trace) {
   const std::size_t steps = trace.ends.size();
   if (steps < 3) {
@@ -172,7 +173,7 @@ inline Loop repeated_step(const Trace& trace) {
   Loop loop{trace.ends[steps - 3], trace.ends[steps - 2], {}};
   const std::size_t before = steps > 3 ? trace.ends[steps - 4] : 0, size = loop.end - loop.begin;
   bool alike = loop.begin - before == size;
-  std::set<Id> wanted; // by the step
+  std::set<Id> wanted; // storages that the step uses or frees
   for (std::size_t at = loop.begin; alike && at < loop.end; ++at) {
     const Op &op = trace.ops[at], &earlier = trace.ops[at - size];
     alike = op.name == earlier.name && op.births.size() == earlier.births.size();

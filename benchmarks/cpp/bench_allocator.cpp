@@ -1,10 +1,10 @@
-// What allocate + free of a cached size costs, in C++, warm.
+// The time of allocate + free of a cached size, in C++, with warm caches.
 //
 //   bench_allocator [--json FILE] [--quick]
 //
-// The pattern: with `live` blocks of mixed sizes in place, and holes between them, one thread (or several at
-// once, each on its own stream) allocates and frees one block over and over. Figures are nanoseconds for
-// the pair as the slowest thread sees it, the median of several runs.
+// The heap holds `live` blocks of mixed sizes with free blocks between them. One thread, or several with one stream
+// each, allocates and frees one block repeatedly. Figures are nanoseconds for the pair, as seen by the slowest thread;
+// the median of several runs.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -29,7 +29,7 @@ struct Figure {
   std::size_t bytes;
   int threads;
   std::size_t live;
-  double ns; ///< a pair, median
+  double ns; ///< median time of a pair
 };
 
 double pairs_ns(CachingManagedAllocator& allocator, std::size_t bytes, Stream stream, int pairs) {
@@ -42,7 +42,7 @@ double pairs_ns(CachingManagedAllocator& allocator, std::size_t bytes, Stream st
   return took.count() / pairs;
 }
 
-/// Fills the heap with `live` blocks of the sizes that models have, with as many holes left by freed ones.
+/// Fills the heap with `live` blocks of the sizes that models use, and frees as many blocks between them.
 void populate(CachingManagedAllocator& allocator, std::size_t live, std::vector<Block*>& blocks) {
   std::mt19937_64 random(20);
   const auto size = [&]() -> std::size_t {
@@ -64,7 +64,7 @@ void populate(CachingManagedAllocator& allocator, std::size_t live, std::vector<
   }
 }
 
-/// A heap to measure on.
+/// A populated heap.
 struct Heap {
   explicit Heap(std::size_t live) {
     populate(allocator, live, blocks);
@@ -92,7 +92,7 @@ double measure(Heap& heap, std::size_t bytes, int threads, int runs, int pairs) 
       workers.emplace_back([&, i] {
         const Stream stream =
             i == 0 ? Stream::default_of(0) : Stream{0, reinterpret_cast<void*>(static_cast<std::uintptr_t>(i))};
-        pairs_ns(heap.allocator, bytes, stream, pairs / 10); // warm
+        pairs_ns(heap.allocator, bytes, stream, pairs / 10); // warm up
         ++ready;
         while (ready != threads) {
           std::this_thread::yield();

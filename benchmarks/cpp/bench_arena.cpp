@@ -1,9 +1,10 @@
-// What an allocation of an arena costs in C++, warm, and what its iterations and scopes cost.
+// The time of an arena's allocations, iterations and scopes, in C++, with warm caches.
 //
 //   bench_arena [--json FILE] [--quick]
 //
-// Figures are nanoseconds, the median of several runs. The arena stands on addresses with no memory behind them, and on
-// a runtime with nothing to do. Threads share one arena: "one stream" is one chain, else each has its own.
+// Figures are nanoseconds, the median of several runs. The arena runs on addresses without memory and on a runtime
+// whose calls do nothing. Threads share one arena. With "one stream" they also share one chain; otherwise each thread
+// has its own.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -28,7 +29,7 @@ using bench::IdleRuntime;
 
 constexpr Location kHome = Location::device(0);
 
-/// What both stand on: the caching allocator of addresses.
+/// The upstream of both subjects: the caching allocator over addresses without memory.
 struct Upstream {
   IdleRuntime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<AddressesOnly>()};
@@ -36,7 +37,7 @@ struct Upstream {
 };
 
 struct Cost {
-  double allocate = 0, free = 0; ///< ns for one
+  double allocate = 0, free = 0; ///< ns of one call
 };
 
 Stream stream_of(int thread) {
@@ -49,7 +50,7 @@ double ns_since(Clock::time_point start, std::size_t count) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / static_cast<double>(count);
 }
 
-/// One thread's part of an iteration.
+/// One thread's share of an iteration.
 Cost iterate(Allocator& allocator, std::size_t bytes, Stream stream, std::vector<Allocation>& held) {
   Cost cost;
   auto start = Clock::now();
@@ -72,12 +73,13 @@ double median(std::vector<Cost>& costs, Figure figure) {
   return (*middle).*figure;
 }
 
-/// The slowest of some threads that allocate and free at once, `reset` between iterations.
+/// Returns the times of the slowest of several threads that allocate and free concurrently; calls `reset` between
+/// iterations.
 template <typename Reset>
 Cost measure(Allocator& allocator, Reset reset, std::size_t bytes, int threads, bool one_stream, int runs,
              std::size_t count) {
   std::vector<Cost> costs;
-  for (int run = 0; run < runs + 2; ++run) { // the first two make the block
+  for (int run = 0; run < runs + 2; ++run) { // the first two iterations reserve the block
     std::vector<Cost> each(static_cast<std::size_t>(threads));
     std::vector<std::thread> workers;
     std::atomic<int> ready = 0;
@@ -173,7 +175,7 @@ int main(int argc, char** argv) {
           bump();
           arena.pop(mark);
         }));
-    // What the lock of a bump might have been instead.
+    // For comparison: alternatives to the lock of an allocation.
     std::mutex mutex;
     std::atomic<std::size_t> top{0}, live{0};
     SpinLock spin;

@@ -1,10 +1,11 @@
-// What order between streams costs: events recorded when needed, against one at each free.
+// The cost of ordering streams: events recorded when needed, compared with one event for each free.
 //
 //   bench_events [--json FILE] [--call-us MICROSECONDS]
 //
-// A round allocates a batch of blocks on one stream, frees them, and takes as many on the next stream. No stream ever
-// falls idle, so each takeover has to be ordered. Recording, waiting for and querying an event or a stream each keep
-// the caller busy for --call-us, 1 by default: a stand-in for a driver's calls, not a measurement of one.
+// A round allocates a batch of blocks on one stream, frees them, and allocates the same number on the next stream. No
+// stream ever becomes idle, so each change of stream has to be ordered. Recording, waiting for and querying an event or
+// a stream each occupy the caller for --call-us microseconds (default: 1). That is a stand-in for a driver's calls, not
+// a measurement.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -22,7 +23,7 @@ namespace {
 using namespace bench;
 using Clock = std::chrono::steady_clock;
 
-/// Its calls take time, and its work never ends.
+/// A runtime whose calls take time and whose work never completes.
 class BusyRuntime final : public IdleRuntime {
  public:
   explicit BusyRuntime(double call_us) : call_(std::chrono::duration<double, std::micro>(call_us)) {}
@@ -56,9 +57,9 @@ class BusyRuntime final : public IdleRuntime {
 };
 
 enum class Way {
-  kSameStream, ///< taken by the stream that freed them
-  kNeeded, ///< taken by another stream; events as the allocator sees fit
-  kEachFree ///< an event is recorded at each free, and handed over with the block
+  kSameStream, ///< reused by the stream that freed them
+  kNeeded, ///< reused by another stream; the allocator decides when to record an event
+  kEachFree ///< reused by another stream; an event is recorded at each free and passed with the block
 };
 
 const char* name_of(Way way) {
@@ -68,7 +69,7 @@ const char* name_of(Way way) {
 struct Figure {
   Way way;
   int batch = 0;
-  double ns = 0; ///< a block: allocated and freed
+  double ns = 0; ///< time of an allocation and a free
   double recorded = 0, waited = 0, queried = 0; ///< calls for each block
 };
 

@@ -1,10 +1,10 @@
-// What an iteration costs that goes by plan, and how good and how dear plans are.
+// The time of a planned iteration, and the quality and the cost of allocation plans.
 //
 //   bench_plan [--iterations N] [--json FILE]
 //
-// The allocations are like those of training steps (tests/cpp/training_steps.h): all of them are freed in the
-// iteration. A plan has no way to the runtime but through its upstream, so no call of the upstream is no call of the
-// runtime. Times are medians over iterations, of all their allocations and frees together.
+// The allocations resemble those of training steps (tests/cpp/training_steps.h); all of them are freed within the
+// iteration. A plan reaches the runtime only through its upstream, so zero upstream calls mean zero runtime calls.
+// Times are medians over iterations, summed over all allocations and frees of an iteration.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,7 +38,7 @@ const std::vector<Workload> kWorkloads = {
     {"ragged", [](std::size_t layers) { return steps::ragged(layers); }},
 };
 
-/// The requests of as many layers as it takes to get so many of them, or some more.
+/// The requests of the smallest number of layers that has at least `count` requests.
 std::vector<PlanRequest> requests_of(const Workload& workload, std::size_t count) {
   std::size_t layers = 1;
   std::vector<PlanRequest> requests = workload.make(layers);
@@ -76,8 +76,8 @@ struct Followed {
   std::string name;
   std::size_t requests = 0;
   double caching_ms = 0, planned_ms = 0;
-  double ends_ms = 0; ///< begin_iteration and end_iteration
-  long long upstream_calls = 0, misses = 0; ///< in all planned iterations
+  double ends_ms = 0; ///< time of begin_iteration and end_iteration
+  long long upstream_calls = 0, misses = 0; ///< total over the planned iterations
 };
 
 Followed follow(const Workload& workload, int iterations) {
@@ -97,7 +97,7 @@ Followed follow(const Workload& workload, int iterations) {
     cached.push_back(run_iteration(*caching, requests, events, held));
   }
   long long before = 0;
-  for (int i = -2; i < iterations; ++i) { // the first is recorded, the second takes the segment
+  for (int i = -2; i < iterations; ++i) { // iteration -2 is recorded, iteration -1 allocates the segment
     if (i == 0) {
       before = counting->passed().total_allocations;
     }
@@ -124,7 +124,7 @@ Followed follow(const Workload& workload, int iterations) {
 struct LaidOut {
   std::string name;
   std::size_t requests = 0;
-  double ratio = 0; ///< bytes of the plan to the most that live at once
+  double ratio = 0; ///< bytes of the plan, divided by the peak of live bytes
   double ms = 0;
 };
 

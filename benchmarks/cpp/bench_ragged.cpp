@@ -1,11 +1,12 @@
-// What the allocator reserves for ragged sizes, and whether it ever stops asking the runtime.
+// The memory that the allocator reserves for ragged sizes, and whether its calls of the runtime ever stop.
 //
 //   bench_ragged [--seed N] [--steps N] [--live BYTES,...] [--conf key:value,...] [--json FILE]
 //
-// The sizes are those of a convolutional network whose number of channels varies: k*16*7*7, k*7*7, k*7, k and k*32
-// floats, k from 1024 to 8192 in steps of 1024, each as likely. A step frees blocks chosen at random until the next
-// size fits into the live set, and allocates it. Half of the steps are for warming up. Waste is (reserved - live) /
-// live, live being what was asked for; its bound, from below, is that memory for the largest live set has to be there.
+// The sizes are those of a convolutional network with a variable number of channels: k*16*7*7, k*7*7, k*7, k and k*32
+// floats, k from 1024 to 8192 in steps of 1024, with equal probability. A step frees random blocks until the next size
+// fits into the live set, then allocates it. The first half of the steps is warm-up. Waste is (reserved - live) / live,
+// where live is the number of requested bytes. The lower bound of the waste follows from the peak of live bytes, which
+// any allocator has to reserve.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,14 +39,15 @@ std::vector<std::size_t> ragged_sizes() {
 }
 
 struct Figure {
-  std::size_t live = 0; ///< bytes aimed at
+  std::size_t live = 0; ///< target of live bytes
   std::size_t blocks = 0;
   double mean = 0, median = 0, p90 = 0, most = 0; ///< waste
-  double bound = 0; ///< the least mean waste that any allocator could have
-  double unused = 0, rounding = 0; ///< the parts of the mean: free bytes, and those of blocks beyond what was asked for
+  double bound = 0; ///< lower bound of the mean waste of any allocator
+  /// the two parts of the mean: free bytes, and bytes of blocks beyond the requested size
+  double unused = 0, rounding = 0;
   long long segments = 0;
-  long long calls_warming = 0, calls_steady = 0; ///< of the source of segments: made and given back
-  double ns = 0; ///< an allocation and a free
+  long long calls_warming = 0, calls_steady = 0; ///< calls that allocate or free a segment
+  double ns = 0; ///< time of an allocation and a free
 };
 
 struct Live {

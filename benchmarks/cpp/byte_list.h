@@ -1,4 +1,4 @@
-// Lists of sizes on a command line: "512MiB,1GiB".
+// Lists of sizes on a command line, such as "512MiB,1GiB".
 #pragma once
 
 #include <cstddef>

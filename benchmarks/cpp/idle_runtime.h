@@ -1,4 +1,4 @@
-// What the allocator's benchmarks stand on: memory that costs the machine nothing, and a runtime with nothing to do.
+// A segment source without memory and a runtime whose calls do nothing, for the allocator's benchmarks.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@ namespace bench {
 
 using namespace torch_uvm;
 
-/// Addresses without memory behind them: the allocator never touches what it hands out, so that a heap
-/// of 10^5 blocks costs the machine nothing.
+/// Returns addresses without memory behind them. The allocator never accesses the memory that it allocates, so a heap
+/// of 10^5 blocks uses no memory.
 class AddressesOnly final : public SegmentSource {
  public:
   void* allocate(std::size_t bytes, Location /*home*/) override {
@@ -28,7 +28,7 @@ class AddressesOnly final : public SegmentSource {
   std::atomic<std::uintptr_t> next_{std::uintptr_t{1} << 40};
 };
 
-/// A runtime with two devices and nothing to do: the warm path makes no runtime call.
+/// A runtime with two devices whose calls do nothing: the warm path calls no runtime function.
 class IdleRuntime : public ManagedRuntime {
  public:
   std::string name() const override {

@@ -1,7 +1,7 @@
-// A runtime without memory: streams and events have clocks, copies take their time on a link, and that is all.
+// A runtime without memory: it models only the clocks of streams and events, and the duration of copies on a link.
 //
-// Unlike the emulated runtime it is the same in each run: what is done by now is told by the clocks alone, and the host
-// has one of its own. Addresses say what memory is of which kind; nothing is behind them.
+// Unlike the emulated runtime, it is deterministic: the clocks alone decide which work has completed, and the host has
+// a clock of its own. An address encodes the kind of its memory; there is no memory behind it.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ using namespace torch_uvm;
 
 class PacedRuntime final : public bench::IdleRuntime {
  public:
-  /// \param staged copies of managed memory do not run beside kernels, so that the engine goes through slots
+  /// \param staged whether copies of managed memory cannot run concurrently with kernels, so that the engine uses
+  /// staging slots
   explicit PacedRuntime(const CostProfile& costs, bool staged = true) : costs_(costs), staged_(staged) {}
 
   const CostProfile& costs() const {
@@ -32,7 +33,7 @@ class PacedRuntime final : public bench::IdleRuntime {
   void pass_on_host(double ms) {
     host_ += ms;
   }
-  /// A kernel: begins when the stream is through with what it has, and not before now.
+  /// Runs a kernel. It begins when the stream has completed its earlier work, at the present time at the earliest.
   double run(Stream stream, double ms) {
     double& clock = clock_of(stream);
     clock = std::max(clock, host_) + ms;
@@ -112,7 +113,8 @@ class PacedRuntime final : public bench::IdleRuntime {
   }
 
  private:
-  static constexpr std::uintptr_t kPinned = std::uintptr_t{1} << 44; ///< managed memory is below (AddressesOnly)
+  /// managed addresses are below this one (AddressesOnly)
+  static constexpr std::uintptr_t kPinned = std::uintptr_t{1} << 44;
   static constexpr std::uintptr_t kPlain = std::uintptr_t{1} << 45;
 
   static void* take(std::uintptr_t& next, std::size_t bytes) {
@@ -129,10 +131,10 @@ class PacedRuntime final : public bench::IdleRuntime {
 
   const CostProfile& costs_;
   const bool staged_;
-  double host_ = 0; ///< ms, as all clocks
-  double main_ = 0; ///< the default stream's
-  std::array<double, 2> links_{}; ///< to the device, to the host
-  std::vector<std::unique_ptr<double>> streams_; ///< made by us, which live as long
+  double host_ = 0; ///< in ms, like all clocks
+  double main_ = 0; ///< clock of the default stream
+  std::array<double, 2> links_{}; ///< clocks of the link: to the device, to the host
+  std::vector<std::unique_ptr<double>> streams_; ///< clocks of created streams, kept until the runtime is destroyed
   std::uintptr_t pinned_ = kPinned;
   std::uintptr_t plain_ = kPlain;
 };

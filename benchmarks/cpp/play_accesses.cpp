@@ -1,14 +1,16 @@
-// Plays a trace of accesses (docs/traces.md) through the engine and the allocator under other budgets, in modelled
-// time:
+// Plays an access trace (docs/traces.md) through the engine and the allocator under other budgets, in modelled time:
 //
 //   play_accesses TRACE --budget BYTES,... [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] [--steps yes]
 //
-// The trace's steps are played but for the last, with which a program ends, and the one before it N times more
-// (--repeat, 20); a row has the means of the last steps (--of-these, 10), or with --steps each step has a row. Copies,
-// operators that use the host's memory and copies within the device take their time as the profile h200 has it. An
-// operator takes what its bytes or, of products of matrices, its arithmetic take at 600 TFLOP/s in bf16; --step-ms, a
-// step measured in core, scales these. Times that the trace has are the host's, waits included, and are not used. Not
-// known to it: workspaces, which no trace has, other threads, and what a bare address pins.
+// Plays every step except the last one, in which a program ends, then repeats the second-to-last step N times
+// (--repeat, default 20). A row shows the means of the last steps (--of-these, default 10); with --steps, each step has
+// a row.
+//
+// The profile h200 gives the duration of copies, of operators that access host memory and of copies within the device.
+// The duration of an operator follows from its bytes or, for matrix products, from its arithmetic at 600 TFLOP/s in
+// bf16. --step-ms, the measured duration of a step in core, scales these durations. The times in the trace are host
+// times that include waits; they are not used. Not modelled: workspaces (no trace has them), other threads, and pins
+// by bare addresses.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>

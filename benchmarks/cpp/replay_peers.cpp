@@ -1,6 +1,6 @@
-// Logs replayed on our allocators and on others', in one process, over one runtime and its one limit.
+// Replays logs on our allocators and on other libraries' allocators, in one process, over one runtime and one limit.
 //
-// A Python module of its own: it has the floors that need no torch, and no second runtime is started beside them.
+// It is a Python module of its own. It links the layers that need no torch, and creates no second runtime.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -24,7 +24,8 @@ namespace {
 namespace py = pybind11;
 
 std::unique_ptr<cuda::CudaRuntime>& runtime_if_started() {
-  static auto* runtime = new std::unique_ptr<cuda::CudaRuntime>(); // leaked: PyTorch's static objects may end later
+  // leaked: PyTorch's static objects may be destroyed later
+  static auto* runtime = new std::unique_ptr<cuda::CudaRuntime>();
   return *runtime;
 }
 
@@ -35,7 +36,8 @@ cuda::CudaRuntime& runtime() {
   return *runtime_if_started();
 }
 
-/// Bytes free on each device. \throws RuntimeFailure where one has less than `room` times the limit
+/// Returns the free bytes of each device.
+/// \throws RuntimeFailure if a device has less than `room` times the limit
 std::vector<std::size_t> start(std::size_t limit, std::size_t room) {
   auto made = std::make_unique<cuda::CudaRuntime>();
   std::vector<std::size_t> free;
@@ -78,7 +80,7 @@ const std::vector<std::string>& peer_names() {
   return *names;
 }
 
-/// As make_subject has it for ours: the runtime's own allocator lowest, the ceiling above it.
+/// Like make_subject for our allocators: the runtime's allocator is the lowest layer, the ceiling is above it.
 ReplaySubject make_peer(const std::string& name, const ReplayOptions& options) {
   ReplaySubject subject;
   subject.home = options.home;
@@ -94,8 +96,8 @@ ReplaySubject make_peer(const std::string& name, const ReplayOptions& options) {
   return subject;
 }
 
-/// \param options as TORCH_UVM_CONF has them; those of the caching allocator count, of ours
-/// \param bytes that a pool or an arena, whosever, begins with
+/// \param options in the format of TORCH_UVM_CONF; only our caching allocator uses its options
+/// \param bytes initial size of a pool or an arena
 py::dict replay_on(const std::string& name, const ReplayLog& log, const std::string& options, std::size_t bytes,
                    int repeat) {
   ReplayResult result;
@@ -117,7 +119,7 @@ py::dict replay_on(const std::string& name, const ReplayLog& log, const std::str
   dict["peak_reserved"] = result.peak_reserved;
   dict["runtime_allocations"] = result.runtime_allocations;
   dict["runtime_frees"] = result.runtime_frees;
-  dict["events_recorded"] = result.events_recorded; // of ours; those of the others are not counted
+  dict["events_recorded"] = result.events_recorded; // ours only
   dict["failure"] = result.failure;
   dict["failed_at"] = result.failed_at;
   return dict;

@@ -1,7 +1,7 @@
-// Allocators of others behind our face, so that a log is replayed on them by the loop that times ours.
+// Other libraries' allocators behind our Allocator interface, so that one loop replays and times a log on all of them.
 //
-// What they take memory from is ours: one managed allocation function, one limit, one count of what is reserved.
-// Nothing is added to a call of theirs but the virtual one that ours have, too. Streams and homes of one device.
+// Their upstream is ours: one managed allocation function, one limit, one count of reserved bytes. Each call costs one
+// additional virtual call, the same as for our allocators. Streams and homes belong to one device.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,17 @@
 
 namespace torch_uvm::peers {
 
-/// PyTorch's native caching allocator, in a memory pool (torch.cuda.MemPool) over `below`. One at a time: while there
-/// is one, all that PyTorch allocates on the device comes from it. The device is current, and PyTorch uses it already.
-/// \throws InvalidArgument for another home; RuntimeFailure where another allocator than the native one is in its place
+/// PyTorch's native caching allocator, in a memory pool (torch.cuda.MemPool) over `below`. At most one exists at a
+/// time: during its lifetime, all PyTorch allocations on the device use it. The device must be current and already in
+/// use by PyTorch.
+/// \throws InvalidArgument for another home; RuntimeFailure if PyTorch does not use its native allocator
 std::shared_ptr<Allocator> make_torch_native(std::shared_ptr<Allocator> below, Location home);
 
-/// RMM's pool_memory_resource, with `bytes` (a multiple of 256) from the beginning, and never more.
+/// RMM's pool_memory_resource, with a fixed size of `bytes` (a multiple of 256).
 /// \throws OutOfMemory
 std::shared_ptr<Allocator> make_rmm_pool(std::shared_ptr<Allocator> below, Location home, std::size_t bytes);
 
-/// RMM's arena_memory_resource, whose global arena has `bytes` (1 MiB or more).
+/// RMM's arena_memory_resource with a global arena of `bytes` (at least 1 MiB).
 /// \throws OutOfMemory
 std::shared_ptr<Allocator> make_rmm_arena(std::shared_ptr<Allocator> below, Location home, std::size_t bytes);
 

@@ -10,7 +10,7 @@
 namespace torch_uvm::peers {
 namespace {
 
-/// One of ours as RMM's upstream.
+/// One of our allocators as RMM's upstream.
 class Upstream {
  public:
   Upstream(std::shared_ptr<Allocator> below, Location home) : below_(std::move(below)), home_(home) {}
@@ -42,12 +42,12 @@ template <typename Call>
 auto with_our_error(std::size_t bytes, Call&& call) {
   try {
     return call();
-  } catch (const std::bad_alloc& error) { // rmm::out_of_memory is one
+  } catch (const std::bad_alloc& error) { // includes rmm::out_of_memory
     throw OutOfMemory(OutOfMemory::Cause::kRuntime, bytes, error.what());
   }
 }
 
-/// An allocation's handle is its stream: RMM is told it again when it is freed.
+/// An allocation's handle is its stream, because RMM needs the stream again for the free.
 template <typename Resource>
 class RmmAllocator final : public Allocator {
  public:
@@ -66,7 +66,7 @@ class RmmAllocator final : public Allocator {
     throw InvalidArgument("RMM knows of no other stream than an allocation's own");
   }
   std::size_t release() override {
-    return 0; // it keeps what it has
+    return 0; // nothing is released
   }
   bool serves(Location home) const override {
     return home == home_;

@@ -13,7 +13,7 @@ namespace {
 
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-/// What torch.cuda.MemPool(allocator) is given, and torch.cuda.use_mem_pool does.
+/// Uses the same functions as torch.cuda.MemPool(allocator) and torch.cuda.use_mem_pool.
 class TorchNative final : public Allocator {
  public:
   TorchNative(std::shared_ptr<Allocator> below, Location home)
@@ -28,7 +28,7 @@ class TorchNative final : public Allocator {
       try {
         return under->allocate(bytes, home, Stream{home.index, stream}).ptr;
       } catch (const OutOfMemory&) {
-        return nullptr; // as cudaMalloc refuses: PyTorch gives back what it has cached, and asks again
+        return nullptr; // like a refusal of cudaMalloc: PyTorch releases its cache and retries
       }
     };
     const auto free = [under = below_](void* ptr, std::size_t bytes, int, cudaStream_t) {
@@ -40,7 +40,8 @@ class TorchNative final : public Allocator {
 
   ~TorchNative() override {
     native_->endAllocateToPool(device(), pool_->id());
-    native_->releasePool(device(), pool_->id()); // what beginAllocateToPool took; the pool's own end frees all
+    // the reference of beginAllocateToPool; the pool's destructor frees everything
+    native_->releasePool(device(), pool_->id());
   }
 
   Allocation allocate(std::size_t bytes, Location /*home*/, Stream stream) override {

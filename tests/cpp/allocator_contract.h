@@ -1,5 +1,5 @@
-// The allocator's contract, as cases that every runtime and every source of segments has to pass.
-// A test file makes a rig for each and registers the suite under a prefix.
+// The allocator's contract: cases that must pass on every runtime and with every source of segments. A test file makes
+// a rig for each combination and registers the suite under a prefix.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace contract {
 
-/// Every case by name.
+/// A case and its name.
 struct ContractCase {
   const char* name;
   void (*run)(const MakeRig&);
@@ -25,7 +25,7 @@ inline const std::vector<ContractCase>& contract_cases() {
     #name, name              \
   }
   static const std::vector<ContractCase> cases{
-      TORCH_UVM_CASE(zero_bytes_are_nothing),
+      TORCH_UVM_CASE(zero_bytes_need_no_memory),
       TORCH_UVM_CASE(blocks_are_aligned_and_apart),
       TORCH_UVM_CASE(unknown_homes_and_streams_are_refused),
       TORCH_UVM_CASE(the_host_is_a_home_of_managed_memory_only),
@@ -34,20 +34,20 @@ inline const std::vector<ContractCase>& contract_cases() {
       TORCH_UVM_CASE(neighbours_coalesce_in_any_order),
       TORCH_UVM_CASE(homes_do_not_share_blocks),
       TORCH_UVM_CASE(another_stream_takes_a_block_before_a_new_segment_is_made),
-      TORCH_UVM_CASE(blocks_that_other_streams_used_come_back),
-      TORCH_UVM_CASE(a_moved_block_is_filed_where_it_is),
+      TORCH_UVM_CASE(blocks_with_recorded_streams_are_reused),
+      TORCH_UVM_CASE(a_moved_block_belongs_to_its_new_home),
       TORCH_UVM_CASE(large_blocks_stay_whole_under_max_split),
       TORCH_UVM_CASE(addresses_find_their_block),
       TORCH_UVM_CASE(statistics_follow_what_happens),
-      TORCH_UVM_CASE(peaks_are_of_the_sum),
+      TORCH_UVM_CASE(the_total_peak_is_the_peak_of_the_sum),
       TORCH_UVM_CASE(statistics_reset_by_home),
       TORCH_UVM_CASE(the_snapshot_shows_every_byte),
-      TORCH_UVM_CASE(running_out_names_where_the_bytes_are),
+      TORCH_UVM_CASE(out_of_memory_errors_say_where_the_bytes_are),
       TORCH_UVM_CASE(absurd_sizes_are_out_of_memory),
-      TORCH_UVM_CASE(cached_segments_are_given_back_under_pressure),
+      TORCH_UVM_CASE(cached_segments_are_released_under_pressure),
       TORCH_UVM_CASE(free_neighbours_of_other_streams_are_merged_under_pressure),
       TORCH_UVM_CASE(pressure_callbacks_run_with_no_lock_held),
-      TORCH_UVM_CASE(the_limit_is_never_overrun),
+      TORCH_UVM_CASE(the_limit_is_never_exceeded),
   };
 #undef TORCH_UVM_CASE
   return cases;

@@ -1,4 +1,4 @@
-// Contract cases about what the allocator reports: blocks by address, statistics, snapshots.
+// Contract cases about reported data: blocks by address, statistics, snapshots.
 #pragma once
 
 #include <optional>
@@ -59,7 +59,7 @@ inline void statistics_follow_what_happens(const MakeRig& make) {
   CHECK_EQ(rig.reserved(), 0);
 }
 
-inline void peaks_are_of_the_sum(const MakeRig& make) {
+inline void the_total_peak_is_the_peak_of_the_sum(const MakeRig& make) {
   Rig rig = make();
   const auto peak = [&](std::optional<Location> home) {
     return rig.allocator->statistics(home).allocated_bytes[0].peak;
@@ -69,7 +69,7 @@ inline void peaks_are_of_the_sum(const MakeRig& make) {
   rig.allocator->free(rig.allocate(12 * MiB, Stream::default_of(1)));
   CHECK_EQ(peak(Location::device(0)), kBytes);
   CHECK_EQ(peak(Location::device(1)), kBytes);
-  CHECK_EQ(peak(std::nullopt), kBytes); // they were never there at once
+  CHECK_EQ(peak(std::nullopt), kBytes); // the two peaks were not reached at the same time
   Block* const one = rig.allocate(12 * MiB, Stream::default_of(0));
   Block* const two = rig.allocate(12 * MiB, Stream::default_of(1));
   CHECK_EQ(peak(std::nullopt), 2 * kBytes);
@@ -90,7 +90,7 @@ inline void statistics_reset_by_home(const MakeRig& make) {
   CHECK_EQ(here.active_bytes[0].peak, 1024);
   CHECK_EQ(here.active_bytes[0].freed, 0);
   CHECK_EQ(here.num_device_alloc, 0);
-  const Statistics total = rig.allocator->statistics(); // is not reset with it
+  const Statistics total = rig.allocator->statistics(); // not reset together with the home's
   CHECK_EQ(total.allocated_bytes[0].peak, 1024 + 4096);
   CHECK_EQ(total.allocated_bytes[0].allocated, 1024 + 4096);
   CHECK_EQ(total.num_device_alloc, 1);

@@ -1,4 +1,4 @@
-// Contract cases about memory that runs short: refusals, caches that are released, callbacks, the limit.
+// Contract cases about memory pressure: refused requests, released caches, callbacks, the limit.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace contract {
 
-inline void running_out_names_where_the_bytes_are(const MakeRig& make) {
+inline void out_of_memory_errors_say_where_the_bytes_are(const MakeRig& make) {
   Rig rig = make();
   Block* const filler = rig.leave_room(64 * MiB);
   Block* const held = rig.allocate(32 * MiB);
@@ -45,12 +45,12 @@ inline void absurd_sizes_are_out_of_memory(const MakeRig& make) {
   CHECK_EQ(rig.reserved(), 0);
 }
 
-inline void cached_segments_are_given_back_under_pressure(const MakeRig& make) {
+inline void cached_segments_are_released_under_pressure(const MakeRig& make) {
   Rig rig = make();
   Block* const filler = rig.leave_room(64 * MiB);
   Block* const first = rig.allocate(40 * MiB);
   rig.allocator->free(first);
-  Block* const second = rig.allocate(48 * MiB); // not beside the cached 40
+  Block* const second = rig.allocate(48 * MiB); // does not fit beside the cached 40 MiB
   CHECK_EQ(rig.allocator->statistics().num_alloc_retries, 1);
   CHECK_EQ(rig.allocator->statistics().num_ooms, 0);
   rig.allocator->free(second);
@@ -75,7 +75,7 @@ inline void free_neighbours_of_other_streams_are_merged_under_pressure(const Mak
   CHECK_EQ(rig.address(both), address);
   CHECK_EQ(rig.allocator->bytes(both), 36 * MiB);
   rig.check();
-  Block* const rest = rig.allocate(100, other); // not even a small segment fits: of the 4 MiB left
+  Block* const rest = rig.allocate(100, other); // the small request needs a segment, and only 4 MiB are left
   CHECK_EQ(rig.address(rest), address + 36 * MiB);
   rig.check();
   for (Block* const block : {both, rest, wall, filler}) {
@@ -96,7 +96,7 @@ inline void pressure_callbacks_run_with_no_lock_held(const MakeRig& make) {
       home = for_home;
       stream = for_stream;
       CHECK_EQ(bytes, 48 * MiB);
-      CHECK(rig->allocator->is_valid()); // takes the lock
+      CHECK(rig->allocator->is_valid()); // locks the allocator's mutex
       const bool had = block != nullptr;
       rig->allocator->free(std::exchange(block, nullptr));
       return had;
@@ -110,7 +110,7 @@ inline void pressure_callbacks_run_with_no_lock_held(const MakeRig& make) {
   Block* const block = rig.allocate(48 * MiB);
   CHECK_EQ(callback.asked, std::size_t{1});
   CHECK(callback.home == kDevice && callback.stream == kStream);
-  CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB)); // the callback has nothing more to give
+  CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB)); // the callback has nothing left to free
   CHECK_EQ(callback.asked, std::size_t{2});
   rig.allocator->set_pressure_callback(nullptr);
   CHECK_THROWS(OutOfMemory, rig.allocate(48 * MiB));
@@ -120,10 +120,10 @@ inline void pressure_callbacks_run_with_no_lock_held(const MakeRig& make) {
   rig.check();
 }
 
-inline void the_limit_is_never_overrun(const MakeRig& make) {
+inline void the_limit_is_never_exceeded(const MakeRig& make) {
   Rig rig = make();
   if (!rig.managed) {
-    return; // the limit is of managed memory
+    return; // the limit applies to managed memory only
   }
   rig.runtime->set_limit(100 * MiB);
   std::vector<Block*> blocks;

@@ -9,7 +9,7 @@
 
 namespace contract {
 
-inline void zero_bytes_are_nothing(const MakeRig& make) {
+inline void zero_bytes_need_no_memory(const MakeRig& make) {
   Rig rig = make();
   Block* const block = rig.allocate(0);
   CHECK(block == nullptr);
@@ -27,7 +27,7 @@ inline void blocks_are_aligned_and_apart(const MakeRig& make) {
     CHECK_EQ(rig.address(block) % kBlockAlignment, std::size_t{0});
     CHECK_EQ(rig.allocator->requested_bytes(block), bytes);
     CHECK(rig.allocator->bytes(block) >= bytes);
-    if (bytes >= kWholePagesRequest) { // starts on large pages and fills them
+    if (bytes >= kWholePagesRequest) { // begins at a large page and fills whole large pages
       CHECK_EQ(rig.address(block) % kLargeGranularity, std::size_t{0});
       CHECK_EQ(rig.allocator->bytes(block) % kLargeGranularity, std::size_t{0});
     }

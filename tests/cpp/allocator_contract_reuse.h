@@ -28,7 +28,7 @@ inline void a_freed_block_is_reused(const MakeRig& make) {
 
 inline void the_best_fit_is_taken_lowest_address_first(const MakeRig& make) {
   Rig rig = make();
-  // Holes of 8, 4, 4 and 6 units, kept apart by blocks in use.
+  // Free blocks of 8, 4, 4 and 6 units, separated by blocks in use.
   constexpr std::size_t kUnit = 4 * KiB;
   std::vector<Block*> holes, walls;
   for (const std::size_t units : {8, 4, 4, 6}) {
@@ -39,7 +39,7 @@ inline void the_best_fit_is_taken_lowest_address_first(const MakeRig& make) {
   for (Block* const hole : holes) {
     at.push_back(rig.address(hole));
   }
-  for (const std::size_t i : {2, 0, 3, 1}) { // the order of freeing does not matter
+  for (const std::size_t i : {2, 0, 3, 1}) { // the result does not depend on the order of the frees
     rig.allocator->free(holes[i]);
   }
   Block* const four = rig.allocate(4 * kUnit);
@@ -103,7 +103,7 @@ inline void another_stream_takes_a_block_before_a_new_segment_is_made(const Make
   rig.check();
 }
 
-inline void blocks_that_other_streams_used_come_back(const MakeRig& make) {
+inline void blocks_with_recorded_streams_are_reused(const MakeRig& make) {
   Rig rig = make();
   const Stream other = rig.stream();
   Block* const block = rig.allocate(12 * MiB);
@@ -119,7 +119,7 @@ inline void blocks_that_other_streams_used_come_back(const MakeRig& make) {
   rig.check();
 }
 
-inline void a_moved_block_is_filed_where_it_is(const MakeRig& make) {
+inline void a_moved_block_belongs_to_its_new_home(const MakeRig& make) {
   Rig rig = make();
   Block* const block = rig.allocate(12 * MiB);
   if (!rig.managed) {
@@ -156,7 +156,7 @@ inline void large_blocks_stay_whole_under_max_split(const MakeRig& make) {
   CHECK(rig.address(much_smaller) != address);
   Block* const little_smaller = rig.allocate(50 * MiB);
   CHECK_EQ(rig.address(little_smaller), address);
-  CHECK_EQ(rig.allocator->bytes(little_smaller), 64 * MiB); // whole
+  CHECK_EQ(rig.allocator->bytes(little_smaller), 64 * MiB); // not split
   rig.check();
   rig.allocator->free(much_smaller);
   rig.allocator->free(little_smaller);

@@ -1,4 +1,4 @@
-// What every Allocator has to do (csrc/allocator/allocator.h), as cases. A test file registers the suite for its
+// The contract of every Allocator (csrc/allocator/allocator.h), as cases. A test file registers the suite for its
 // implementation under a prefix:
 //
 //   const bool registered = face::register_face("arena", {.make = make_arena, .again = reset});
@@ -14,9 +14,9 @@
 
 namespace face {
 
-using MakeRig = std::function<FaceRig()>; ///< its allocator made
+using MakeRig = std::function<FaceRig()>; ///< returns a rig whose allocator exists
 
-inline void zero_bytes_are_nothing(const MakeRig& make) {
+inline void zero_bytes_need_no_memory(const MakeRig& make) {
   FaceRig rig = make();
   const std::int64_t made = rig.allocator->figures().upstream_allocations;
   const Allocation nothing = rig.allocate(0);
@@ -55,7 +55,7 @@ inline void allocations_are_aligned_and_apart(const MakeRig& make) {
   expect_empty(rig);
 }
 
-inline void memory_is_used_again(const MakeRig& make) {
+inline void freed_memory_is_reused(const MakeRig& make) {
   FaceRig rig = make();
   std::int64_t reserved = 0;
   for (int turn = 0; turn < 8; ++turn) {
@@ -67,7 +67,7 @@ inline void memory_is_used_again(const MakeRig& make) {
       rig.allocator->free(allocation);
     }
     rig.again();
-    if (turn == 2) { // by now it knows what is wanted
+    if (turn == 2) { // the allocator has seen the whole pattern
       reserved = rig.allocator->figures().peak_reserved_bytes;
     }
   }
@@ -90,7 +90,7 @@ inline void unknown_homes_and_streams_are_refused(const MakeRig& make) {
   expect_empty(rig);
 }
 
-inline void running_out_changes_nothing(const MakeRig& make) {
+inline void refused_requests_change_nothing(const MakeRig& make) {
   FaceRig rig = make();
   const Allocation held = rig.allocate(3 * MiB);
   fill(held, 7);
@@ -103,7 +103,7 @@ inline void running_out_changes_nothing(const MakeRig& make) {
   }
   expect_sound(rig.allocator->figures());
   rig.runtime->set_limit(std::nullopt);
-  const Allocation another = rig.allocate(5 * MiB); // as if nothing had been
+  const Allocation another = rig.allocate(5 * MiB); // the refused requests left no trace
   fill(another, 8);
   expect_filled(held, 7);
   rig.allocator->free(held);
@@ -148,7 +148,7 @@ inline void the_figures_add_up(const MakeRig& make) {
   CHECK(!rig.allocator->description().empty());
 }
 
-inline void another_thread_frees(const MakeRig& make) {
+inline void another_thread_may_free(const MakeRig& make) {
   FaceRig rig = make();
   const Stream other = rig.stream();
   std::vector<Allocation> held;
@@ -170,7 +170,7 @@ inline void many_threads_at_once(const MakeRig& make) {
   FaceRig rig = make();
   const Stream streams[] = {kStream, rig.stream(), rig.stream(), Stream::host()};
   std::mutex mutex;
-  std::vector<std::pair<Allocation, unsigned char>> passed_on; // to whoever comes next
+  std::vector<std::pair<Allocation, unsigned char>> passed_on; // freed or passed on by another thread
   std::vector<std::string> failures(std::size(streams));
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < failures.size(); ++i) {
@@ -216,7 +216,7 @@ inline void many_threads_at_once(const MakeRig& make) {
   expect_empty(rig);
 }
 
-/// Every case by name.
+/// A case and its name.
 struct FaceCase {
   const char* name;
   void (*run)(const MakeRig&);
@@ -229,7 +229,7 @@ struct FaceCase {
 
 namespace face {
 
-/// Registers every case, on the recording and the emulated runtime, over one cache and over two.
+/// Registers every case, on the recording and on the emulated runtime, over one caching allocator and over two.
 inline bool register_face(const std::string& prefix, const Face& face) {
   const auto add = [&](const std::string& where, const FaceCase& test,
                        std::function<std::unique_ptr<ManagedRuntime>()> runtime, bool nested) {
@@ -246,24 +246,24 @@ inline bool register_face(const std::string& prefix, const Face& face) {
     #name, name              \
   }
   for (const FaceCase& test :
-       {TORCH_UVM_CASE(zero_bytes_are_nothing), TORCH_UVM_CASE(allocations_are_aligned_and_apart),
-        TORCH_UVM_CASE(memory_is_used_again), TORCH_UVM_CASE(unknown_homes_and_streams_are_refused),
-        TORCH_UVM_CASE(running_out_changes_nothing), TORCH_UVM_CASE(the_figures_add_up),
-        TORCH_UVM_CASE(another_thread_frees), TORCH_UVM_CASE(many_threads_at_once)}) {
+       {TORCH_UVM_CASE(zero_bytes_need_no_memory), TORCH_UVM_CASE(allocations_are_aligned_and_apart),
+        TORCH_UVM_CASE(freed_memory_is_reused), TORCH_UVM_CASE(unknown_homes_and_streams_are_refused),
+        TORCH_UVM_CASE(refused_requests_change_nothing), TORCH_UVM_CASE(the_figures_add_up),
+        TORCH_UVM_CASE(another_thread_may_free), TORCH_UVM_CASE(many_threads_at_once)}) {
     add("recording", test, recording, false);
     add("nested", test, recording, true);
     add("emulated", test, [] { return emulated(); }, false);
   }
-  for (const FaceCase& test : {TORCH_UVM_CASE(memory_that_another_stream_used_waits_for_it),
-                               TORCH_UVM_CASE(memory_of_one_stream_waits_before_another_has_it)}) {
+  for (const FaceCase& test : {TORCH_UVM_CASE(reuse_waits_for_recorded_streams),
+                               TORCH_UVM_CASE(reuse_on_another_stream_waits_for_the_first)}) {
     add("recording", test, recording, false);
     add("nested", test, recording, true);
   }
 #undef TORCH_UVM_CASE
   for (const bool nested : {false, true}) {
     const std::string where = nested ? "_nested_" : "_";
-    harness::Registrar(prefix + where + "delayed_work_has_its_bytes",
-                       [=] { delayed_work_has_its_bytes(face, nested); });
+    harness::Registrar(prefix + where + "delayed_work_keeps_its_bytes",
+                       [=] { delayed_work_keeps_its_bytes(face, nested); });
     harness::Registrar(prefix + where + "any_call_fails", [=] { any_call_fails(face, nested); });
   }
   return true;

@@ -1,5 +1,5 @@
-// What every Allocator does when a call of the runtime fails: it raises the right error, or goes another way, and
-// loses nothing. A part of allocator_face.h.
+// Contract of every Allocator for a failing runtime call: it throws the right error or takes another path, and leaks
+// nothing. Part of allocator_face.h.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace face {
 
-/// A script whose Nth call of the runtime fails. Steps whose allocation is missing for that do nothing.
+/// A script whose Nth runtime call fails. A step whose allocation is missing because of that does nothing.
 class FailingScript {
  public:
   FailingScript(const Face& face, bool nested, std::size_t nth)
@@ -17,11 +17,11 @@ class FailingScript {
     rig_.calls().fail("*", nth);
   }
 
-  /// \return whether a call was made to fail
+  /// \return whether a call failed
   bool run() {
     step([&] { rig_.make(); });
     if (rig_.allocator == nullptr) {
-      step([&] { rig_.make(); }); // a second time it goes well
+      step([&] { rig_.make(); }); // the second attempt succeeds
     }
     for (int turn = 0; turn < 3; ++turn) {
       Allocation small = allocate(1000, a_), medium = allocate(3 * MiB, a_), large = allocate(24 * MiB, b_);
@@ -41,7 +41,7 @@ class FailingScript {
       step([&] { rig_.allocator->release(); });
       large = allocate(24 * MiB, a_);
       rig_.runtime->set_limit(rig_.runtime->managed_bytes() + 8 * MiB);
-      free(allocate(200 * MiB, a_)); // cannot be had
+      free(allocate(200 * MiB, a_)); // does not fit
       rig_.runtime->set_limit(std::nullopt);
       for (Allocation* const left : {&host, &small, &medium, &large}) {
         free(*left);
@@ -52,7 +52,7 @@ class FailingScript {
     return std::ranges::any_of(rig_.calls().calls(), &RecordedCall::failed);
   }
 
-  /// Objects of the runtime that are left once all is gone.
+  /// The number of runtime objects that are left after the allocators are destroyed.
   std::size_t leaked() {
     rig_.calls().clear_failures();
     expect_empty(rig_);
@@ -66,7 +66,7 @@ class FailingScript {
   void step(Body body) {
     try {
       body();
-    } catch (const RuntimeFailure&) { // the call that was made to fail
+    } catch (const RuntimeFailure&) { // the failing call
     } catch (const OutOfMemory&) {
     }
     if (rig_.allocator != nullptr) {
@@ -90,7 +90,7 @@ class FailingScript {
     rig_.allocator->free(allocation);
     CHECK_EQ(rig_.allocator->figures().allocations, before - (allocation ? 1 : 0));
   }
-  /// Work is queued that is not done until somebody waits. It may be the call that fails.
+  /// Queues work that completes only when it is waited for. This may be the failing call.
   void busy(Stream stream) {
     rig_.calls().hold(stream);
     step([&] { rig_.runtime->record_event(work_, stream); });

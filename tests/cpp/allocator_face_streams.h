@@ -1,4 +1,4 @@
-// What every Allocator owes to work that is still queued when its memory is freed. A part of allocator_face.h.
+// Contract of every Allocator for work that is still queued when its memory is freed. Part of allocator_face.h.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace face {
 
-/// Whatever of `freed` the allocator gives out again on a stream comes after `work`.
+/// Checks that each reuse of `freed` on the stream is ordered after `work`.
 inline void expect_reuse_after(FaceRig& rig, Event work, const Allocation& freed, Allocator& from, Stream on) {
   std::vector<Allocation> taken;
   for (int i = 0; i < 24; ++i) {
@@ -23,7 +23,7 @@ inline void expect_reuse_after(FaceRig& rig, Event work, const Allocation& freed
   }
 }
 
-/// The same of all who may get the memory: itself, on any stream, and once it was given back, others.
+/// Checks the same for every possible reuse: by the allocator on any stream and, after a release, by the upstream.
 inline void expect_reuse_after(FaceRig& rig, Event work, const Allocation& freed,
                                std::initializer_list<Stream> streams) {
   for (const Stream stream : streams) {
@@ -40,7 +40,7 @@ inline void expect_reuse_after(FaceRig& rig, Event work, const Allocation& freed
   }
 }
 
-inline void memory_that_another_stream_used_waits_for_it(const MakeRig& make) {
+inline void reuse_waits_for_recorded_streams(const MakeRig& make) {
   for (const std::size_t bytes : {std::size_t{512}, 3 * MiB, 12 * MiB}) {
     FaceRig rig = make();
     const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
@@ -57,7 +57,7 @@ inline void memory_that_another_stream_used_waits_for_it(const MakeRig& make) {
   }
 }
 
-inline void memory_of_one_stream_waits_before_another_has_it(const MakeRig& make) {
+inline void reuse_on_another_stream_waits_for_the_first(const MakeRig& make) {
   for (const std::size_t bytes : {std::size_t{512}, 3 * MiB, 12 * MiB}) {
     FaceRig rig = make();
     const Stream a = rig.stream(), b = rig.stream();
@@ -70,8 +70,8 @@ inline void memory_of_one_stream_waits_before_another_has_it(const MakeRig& make
   }
 }
 
-/// Work that the emulated runtime delays by chance: what a stream writes to its memory is what it, and those that wait
-/// for it, read there, whatever was allocated and freed meanwhile.
+/// Work that the emulated runtime delays at random. A stream, and the streams that wait for it, must read the bytes
+/// that it wrote to its memory, regardless of other allocations and frees.
 class DelayedWork {
  public:
   DelayedWork(FaceRig& rig, std::uint64_t seed)
@@ -144,11 +144,11 @@ class DelayedWork {
   const std::vector<Stream> streams_;
   std::mt19937_64 random_;
   std::vector<Allocation> held_;
-  std::deque<Bytes> written_; // copies are under way: places stay
+  std::deque<Bytes> written_; // copies are in flight: elements must not move
   std::deque<Read> reads_;
 };
 
-inline void delayed_work_has_its_bytes(const Face& face, bool nested) {
+inline void delayed_work_keeps_its_bytes(const Face& face, bool nested) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     FaceRig rig(emulated(seed), face, nested);
     rig.make();

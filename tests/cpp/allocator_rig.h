@@ -1,4 +1,4 @@
-// What the allocator's tests stand on: an allocator on a runtime, gone without a trace when a case is over.
+// The rig of the allocator's tests: an allocator on a runtime, destroyed without leaks at the end of each case.
 #pragma once
 
 #include <functional>
@@ -17,24 +17,24 @@ using namespace torch_uvm;
 constexpr Location kDevice = Location::device(0);
 constexpr Stream kStream = Stream::default_of(0);
 
-/// Every owner of a block lets it be moved.
+/// Allows every block to be moved.
 inline bool agree(void* /*tag*/) {
   return true;
 }
 
-/// Large requests have segments of their own, so that a case can say what lies where.
+/// Options that give each large request a segment of its own, so that a case knows the layout.
 inline AllocatorOptions apart() {
   AllocatorOptions options;
   options.segment_min_bytes = std::nullopt;
   return options;
 }
 
-/// An allocator, what it stands on, and what is left of both when the case is over: nothing.
+/// An allocator and its runtime. The destructor destroys both.
 struct Rig {
-  std::unique_ptr<ManagedRuntime> runtime; ///< of two devices
+  std::unique_ptr<ManagedRuntime> runtime; ///< with two devices
   std::unique_ptr<CachingManagedAllocator> allocator;
   bool managed = true;
-  std::vector<Stream> streams; ///< made by `stream`, destroyed with the rig
+  std::vector<Stream> streams; ///< created by `stream`, destroyed with the rig
 
   Rig(std::unique_ptr<ManagedRuntime> made, bool managed, AllocatorOptions options = apart())
       : runtime(std::move(made)), managed(managed) {
@@ -72,8 +72,8 @@ struct Rig {
       harness::fail(__FILE__, __LINE__, *wrong);
     }
   }
-  /// Leaves a limit of managed bytes, or of what the first device has, that fits `bytes` and no more.
-  /// \return the block that takes up the rest, or nullptr
+  /// Leaves room for exactly `bytes`: sets the limit of managed memory, or fills the memory of the first device.
+  /// \return the block that fills the device, or nullptr
   Block* leave_room(std::size_t bytes) {
     if (managed) {
       runtime->set_limit(bytes);
@@ -83,7 +83,7 @@ struct Rig {
   }
 };
 
-/// Makes the rig of a case, on the runtime and source of segments that the suite is registered for.
+/// Makes a case's rig, on the runtime and source of segments for which the suite is registered.
 using MakeRig = std::function<Rig()>;
 
 } // namespace contract

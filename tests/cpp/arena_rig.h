@@ -1,4 +1,4 @@
-// What the tests of the arena stand on: an arena on the recording runtime, and short words for what is done to it.
+// The rig of the arena's tests: an arena on the recording runtime, and helper functions.
 #pragma once
 
 #include "allocator/arena/arena.h"
@@ -23,18 +23,18 @@ struct ArenaRig : FaceRig {
     calls().clear_calls();
   }
 
-  std::int64_t blocks() const { // in its hands
+  std::int64_t blocks() const { // blocks that the arena owns
     const AllocatorFigures now = arena.figures();
     return now.upstream_allocations - now.upstream_frees;
   }
   std::int64_t asked() const {
     return arena.figures().upstream_allocations;
   }
-  /// An allocation that is freed at once: it only moves the top.
+  /// An allocation that is freed at once: it only advances the top.
   void bump(std::size_t bytes, Stream stream = kStream) {
     arena.free(allocate(bytes, stream));
   }
-  std::uintptr_t at(Stream stream = kStream) { // of the next allocation
+  std::uintptr_t at(Stream stream = kStream) { // address of the next allocation
     const Allocation probe = allocate(1, stream);
     arena.free(probe);
     return reinterpret_cast<std::uintptr_t>(probe.ptr);

@@ -1,5 +1,4 @@
-// The rig of the tests of CudaRuntime: a runtime over the fake CUDA runtime (tests/fake_cuda), and checks of what it
-// left behind.
+// The rig of CudaRuntime's tests: a runtime over the fake CUDA runtime (tests/fake_cuda), and leak checks.
 #pragma once
 
 #include <exception>
@@ -28,7 +27,7 @@ inline std::unique_ptr<CudaRuntime> made(bool pool = false, Machine machine = {}
   return std::make_unique<CudaRuntime>(pool);
 }
 
-/// The fake reports no misuse, and no memory is left.
+/// Checks that the fake reports no misuse and that no memory is left.
 inline void all_is_well() {
   CHECK_EQ(std::string(fake_cuda_misuse()), std::string());
   for (const char* call :

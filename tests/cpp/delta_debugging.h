@@ -1,4 +1,4 @@
-// Delta debugging (Zeller and Hildebrandt, 2002): the shortest part of a failing sequence that still fails.
+// Delta debugging (Zeller and Hildebrandt, 2002): finds a short part of a failing sequence that still fails.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,10 @@
 
 namespace soak {
 
-/// \param fails whether a sequence fails; it has to for the whole one
-/// \param give_up asked before each try: true ends the search with what has been found by then
-/// \return a part of it, in its order, that fails; unless given up, one of which no single element can be left out
+/// \param fails whether a sequence fails; it must return true for the whole sequence
+/// \param give_up called before each try; true ends the search with the best result so far
+/// \return a failing part of the sequence, in its order. Unless the search was given up, no single element of it can be
+/// left out.
 template <typename Element>
 std::vector<Element> minimise(
     std::vector<Element> sequence, const std::function<bool(const std::vector<Element>&)>& fails,
@@ -19,7 +20,7 @@ std::vector<Element> minimise(
   while (!sequence.empty()) {
     parts = std::min(parts, sequence.size());
     bool smaller = false;
-    // The last first: what comes after the failure goes at once.
+    // Last part first, which removes everything after the failure at once.
     for (std::size_t part = parts; part-- > 0 && !smaller;) {
       if (give_up()) {
         return sequence;

@@ -1,4 +1,4 @@
-// What the tests of the emulated runtime share.
+// Helpers shared by the emulated runtime's tests.
 #pragma once
 
 #include <span>
@@ -23,7 +23,7 @@ inline EmulatedConfig devices(int count, std::optional<std::uint64_t> seed = std
   return config;
 }
 
-/// Some pages of managed memory, and short words for what is done to them.
+/// Pages of managed memory, with short functions for their use.
 struct Managed {
   EmulatedRuntime& runtime;
   std::size_t pages;
@@ -55,7 +55,7 @@ struct Managed {
     runtime.advise(at(first), count * kPage, advice, location);
   }
 
-  /// "host 2, device 0 1, untouched 1", in pages.
+  /// A summary in pages, such as "host 2, device 0 1, untouched 1".
   std::string where(std::size_t first, std::size_t count) const {
     const ResidencyInfo info = runtime.residency(at(first), count * kPage);
     std::ostringstream text;

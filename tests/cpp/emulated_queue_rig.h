@@ -1,4 +1,4 @@
-// Pinned memory and short names for the tests of the emulated runtime's streams and events.
+// Pinned memory and short names for tests of the emulated runtime's streams and events.
 #pragma once
 
 #include "emulated_helpers.h"
@@ -6,7 +6,7 @@
 
 namespace emulated_helpers {
 
-constexpr std::size_t kBig = 8 * MiB; // too large to be copied by the caller: a worker copies it
+constexpr std::size_t kBig = 8 * MiB; // too large for a copy by the caller: a worker copies it
 
 inline Stream stream0() {
   return Stream::default_of(0);

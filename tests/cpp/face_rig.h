@@ -1,5 +1,5 @@
-// What the tests of an Allocator stand on: a runtime, an upstream on it, and the allocator over both, gone without a
-// trace when a case is over.
+// The rig of an Allocator's tests: a runtime, an upstream, and the allocator over both, destroyed without leaks at the
+// end of each case.
 #pragma once
 
 #include <array>
@@ -23,16 +23,17 @@ using namespace torch_uvm;
 constexpr Location kHome = Location::device(0);
 constexpr Stream kStream = Stream::default_of(0);
 
-/// An implementation that has to pass the suite.
+/// An implementation under test.
 struct Face {
-  /// One that serves kHome on a runtime of two devices, with memory from the upstream, if it takes one at all.
+  /// Makes an allocator that serves kHome on a runtime of two devices. It takes memory from the upstream, if it uses
+  /// one.
   std::function<std::shared_ptr<Allocator>(ManagedRuntime&, std::shared_ptr<Allocator> upstream)> make;
-  /// Begins what reuses memory that was freed: an arena's reset, the next iteration of a plan. Nothing for an
-  /// allocator that reuses by itself.
+  /// Starts a new round of reuse: an arena's reset, or a plan's next iteration. Does nothing for an allocator that
+  /// reuses freed memory by itself.
   std::function<void(Allocator&)> again = [](Allocator&) {};
 };
 
-/// A caching allocator over one that gets its segments from the runtime, as the process has one.
+/// A caching allocator over managed segments of the runtime, like the one of the process.
 inline std::shared_ptr<Allocator> caching(ManagedRuntime& runtime) {
   struct Both {
     explicit Both(ManagedRuntime& runtime)
@@ -60,10 +61,10 @@ struct FaceRig {
   Face face;
   std::shared_ptr<Allocator> upstream;
   std::shared_ptr<Allocator> allocator;
-  std::vector<Stream> streams; ///< made by `stream`, destroyed with the rig
-  std::vector<Event> events; ///< made by `mark`, destroyed with the rig
+  std::vector<Stream> streams; ///< created by `stream`, destroyed with the rig
+  std::vector<Event> events; ///< created by `mark`, destroyed with the rig
 
-  /// \param nested the upstream is a caching allocator over another one
+  /// \param nested whether the upstream is a caching allocator over another caching allocator
   FaceRig(std::unique_ptr<ManagedRuntime> made, Face implementation, bool nested)
       : runtime(std::move(made)), face(std::move(implementation)), upstream(caching(*runtime)) {
     if (nested) {
@@ -95,7 +96,7 @@ struct FaceRig {
   Allocation allocate(std::size_t bytes, Stream stream = kStream) {
     return allocator->allocate(bytes, kHome, stream);
   }
-  /// An event behind all that is queued on a stream.
+  /// Records an event behind all queued work of a stream.
   Event mark(Stream stream) {
     events.push_back(runtime->create_event(stream.device, false));
     runtime->record_event(events.back(), stream);
@@ -111,7 +112,7 @@ inline bool overlap(const Allocation& left, const Allocation& right) {
   return begin(left) < begin(right) + right.bytes && begin(right) < begin(left) + left.bytes;
 }
 
-/// Fills it: nobody else may write there while it is the caller's.
+/// Fills the allocation, to detect writes by other owners.
 inline void fill(const Allocation& allocation, unsigned char mark) {
   auto* const data = static_cast<unsigned char*>(allocation.ptr);
   std::fill_n(data, std::min<std::size_t>(allocation.bytes, 4096), mark);
@@ -125,7 +126,7 @@ inline void expect_filled(const Allocation& allocation, unsigned char mark) {
   CHECK(data[allocation.bytes / 2] == mark && data[allocation.bytes - 1] == mark);
 }
 
-/// The figures that a request which was refused leaves as they were.
+/// The figures that a refused request must not change.
 inline std::array<std::int64_t, 3> in_hands(const Allocator& allocator) {
   const AllocatorFigures now = allocator.figures();
   return {now.allocations, now.requested_bytes, now.peak_requested_bytes};
@@ -139,7 +140,7 @@ inline void expect_sound(const AllocatorFigures& now) {
   CHECK(now.upstream_frees >= 0 && now.upstream_allocations >= now.upstream_frees);
 }
 
-/// All was freed: it can be given back, to the last byte.
+/// After all frees: the allocator can release all memory, to the last byte.
 inline void expect_empty(FaceRig& rig) {
   rig.again();
   rig.allocator->release();

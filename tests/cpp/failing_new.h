@@ -1,5 +1,5 @@
-// A program's allocations from the heap, the Nth of which fails. For one source file of a program: it replaces
-// operator new.
+// Makes the Nth heap allocation of a program fail. Include it in one source file of a program: it replaces operator
+// new.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace failing_new {
 
-inline thread_local std::size_t until_failure = 0; // 0: none fails
+inline thread_local std::size_t until_failure = 0; // 0: no allocation fails
 
-/// Whether each is tried, and not some of them: `make faults`.
+/// Whether every allocation is tried (`make faults`), instead of a sample.
 inline bool each() {
   return std::getenv("TORCH_UVM_FAULTS") != nullptr;
 }
@@ -20,7 +20,7 @@ class Countdown {
  public:
   explicit Countdown(std::size_t nth) : left_(nth) {}
 
-  /// \throws what `body` throws
+  /// \throws the exception of `body`
   template <typename Body>
   void operator()(Body body) {
     const struct Armed {
@@ -45,7 +45,7 @@ class Countdown {
 
 } // namespace failing_new
 
-// All that sanitizers put in place of the library's own. Inlined, new and delete look unlike to the compiler.
+// All the functions that sanitizers replace. Not inlined: the compiler would warn about mismatched new and delete.
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
   if (failing_new::until_failure != 0 && --failing_new::until_failure == 0) {
     return nullptr;

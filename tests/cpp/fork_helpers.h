@@ -1,4 +1,4 @@
-// What the tests of forked children stand on.
+// Helpers for tests of forked children.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,9 +14,8 @@
 namespace contract {
 
 #ifdef __SANITIZE_THREAD__
-/// ThreadSanitizer starts a thread of its own in a forked child before anybody else comes to run there, and its stack
-/// goes where the highest gap is: which must not be that of a block that is to be copied. So there is one above all
-/// blocks.
+/// In a forked child, ThreadSanitizer first starts a thread of its own. That thread's stack occupies the highest gap in
+/// the address space, which must not be the gap of a block that has to be copied. This reserves a gap above all blocks.
 inline const int gap_for_the_sanitizers_stack = [] {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   void* const gap = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -24,7 +23,8 @@ inline const int gap_for_the_sanitizers_stack = [] {
 }();
 #endif
 
-/// Forks as a process with the handlers installed would. \return the child's exit code
+/// Forks like a process with installed fork handlers.
+/// \return the child's exit code
 inline int in_child(CachingManagedAllocator& allocator, const std::function<int()>& body) {
   allocator.before_fork();
   allocator.copy_for_child();
@@ -34,7 +34,7 @@ inline int in_child(CachingManagedAllocator& allocator, const std::function<int(
     int code = 99;
     try {
       code = body();
-    } catch (...) { // 99
+    } catch (...) { // exit code 99
     }
     _exit(code);
   }
@@ -47,7 +47,7 @@ inline int in_child(CachingManagedAllocator& allocator, const std::function<int(
   return WIFEXITED(status) ? WEXITSTATUS(status) : 100;
 }
 
-/// Whether there is memory at an address: the kernel reads it for us, and says so if there is none.
+/// Whether the address is mapped: a write() from unmapped memory fails.
 inline bool is_mapped(std::uintptr_t address) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) {

@@ -1,6 +1,6 @@
-// Fuzzer of the allocator: bytes are operations on it, over the recording or the emulated runtime, with calls that
-// fail, limits, caps and held streams. After each operation every structure is walked; what a caller has written is
-// there when he gives it back; in the end nothing is left.
+// Fuzzer of the allocator. Input bytes are operations on it, over the recording or the emulated runtime, with failing
+// calls, limits, caps and held streams. Every structure is checked after each operation. The fuzzer checks the bytes
+// that it wrote when it frees a block, and leaks at the end.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -79,7 +79,7 @@ class Machine {
       operate();
     } catch (const OutOfMemory&) {
     } catch (const RuntimeFailure&) {
-      FUZZ_CHECK(recording_ != nullptr); // only what was made to fail does
+      FUZZ_CHECK(recording_ != nullptr); // only a call that was made to fail may fail
     } catch (const InvalidArgument&) {
     }
     check();
@@ -160,7 +160,7 @@ class Machine {
     FUZZ_CHECK(data[0] == held.mark && data[held.bytes / 2] == held.mark && data[held.bytes - 1] == held.mark);
   }
 
-  /// Makes some block the last one.
+  /// Swaps a random block to the end.
   bool pick() {
     if (held_.empty()) {
       return false;
@@ -226,7 +226,7 @@ class Machine {
     fuzz::fail(__FILE__, __LINE__, "a tag that nobody has set");
   }
 
-  /// Each move is made, or the block stays, as the input has it.
+  /// Commits or rolls back each reserved move, as the input decides.
   void reserve_moves() {
     const Stream on = device_stream();
     const auto moves = allocator_->reserve_moves(
@@ -292,7 +292,7 @@ class Machine {
     allocator_->set_options(options);
   }
 
-  /// Work that goes on, calls that fail, a host that has little; of the emulated runtime, work that is waited for.
+  /// Queues work, makes calls fail, reduces host memory; on the emulated runtime, waits for work.
   void disturb() {
     const Stream on = device_stream();
     if (recording_ == nullptr) {

@@ -1,4 +1,4 @@
-// Which code a fuzzer's input reached, where GCC tells: -fsanitize-coverage=trace-pc.
+// The edges that a fuzzer's input reached, as reported by GCC's -fsanitize-coverage=trace-pc.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 
 namespace fuzz {
 
-/// By hash of where, since somebody filled it with 0.
+/// By hash of the edge's address; 1 if it was reached since the last reset.
 extern std::array<std::uint8_t, std::size_t{1} << 16> reached;
 
 } // namespace fuzz

@@ -1,10 +1,10 @@
-// What runs a fuzzer where there is no libFuzzer, which comes with clang: inputs of a corpus, then changes of them, of
-// which those that reach new code are kept and changed in turn. The options are libFuzzer's.
+// A driver for fuzzers without libFuzzer, which comes with clang. It runs the inputs of a corpus, then mutations of
+// them. A mutation that reaches new code is kept and mutated in turn. The options are libFuzzer's.
 //
 //   fuzz_x [-runs=N] [-max_total_time=SECONDS] [-seed=N] [-max_len=BYTES] [-artifact_prefix=PATH] [FOLDER or FILE ...]
 //
-// With GCC, code is told apart by -fsanitize-coverage=trace-pc; without it, inputs are changed all the same. An input
-// that ends the program is written to PATH, and the program run on that file does it again.
+// With GCC, -fsanitize-coverage=trace-pc reports the reached code. Without it, inputs are mutated without feedback. An
+// input that crashes the program is written to PATH; running the program on that file reproduces the crash.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -28,15 +28,15 @@ constexpr std::size_t kPlaces = fuzz::reached.size();
 std::array<std::uint8_t, kPlaces> known;
 
 struct Settings {
-  std::uint64_t runs = 0; ///< 0: no bound
-  double seconds = 0; ///< 0: no bound
+  std::uint64_t runs = 0; ///< 0: unlimited
+  double seconds = 0; ///< 0: unlimited
   std::uint64_t seed = 1;
   std::size_t longest = 4096;
   std::string artifact = "crash";
   Bytes current;
 };
 
-// Leaked: it is written out while the program ends.
+// Leaked: the artifact is written while the program exits.
 Settings& settings() {
   static auto* all = new Settings();
   return *all;
@@ -56,11 +56,12 @@ void on_signal(int signal) {
   std::raise(signal);
 }
 
-/// How much code was new.
+/// Runs an input.
+/// \return the number of edges that were new
 std::size_t run(const Bytes& input) {
   settings().current = input;
   fuzz::reached.fill(0);
-  // A copy of just its size: one byte too far is seen.
+  // A copy of exactly the input's size, so that a sanitizer detects an access beyond its end.
   const Bytes exact(input);
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
   std::size_t fresh = 0;
@@ -84,7 +85,7 @@ void read(const std::filesystem::path& path, std::vector<Bytes>& corpus) {
         files.push_back(entry.path());
       }
     }
-    std::ranges::sort(files); // a seed repeats
+    std::ranges::sort(files); // so that a seed reproduces a run
     for (const auto& file : files) {
       read(file, corpus);
     }
@@ -148,14 +149,14 @@ class Mutator {
       case 5:
         input.insert(begin, static_cast<std::uint8_t>(random_()));
         break;
-      case 6: // the end of another one
+      case 6: // append the end of another input
         if (!other.empty()) {
           input.erase(begin, input.end());
           const std::size_t from = below(other.size());
           input.insert(input.end(), other.begin() + static_cast<std::ptrdiff_t>(from), other.end());
         }
         break;
-      default: // a piece of another one
+      default: // insert a part of another input
         if (!other.empty()) {
           const std::size_t from = below(other.size());
           const std::size_t count = 1 + below(std::min<std::size_t>(other.size() - from, 64));
@@ -171,7 +172,7 @@ class Mutator {
 } // namespace
 
 extern "C" {
-// Of the address sanitizer, where the program has one.
+// Defined by AddressSanitizer, if the program is built with it.
 void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 }
 
@@ -202,7 +203,7 @@ int main(int argc, char** argv) {
   }
   std::signal(SIGABRT, &on_signal);
 
-  corpus.emplace_back(); // nothing is an input, too
+  corpus.emplace_back(); // the empty input
   const std::size_t given = corpus.size();
   for (const Bytes& input : corpus) {
     run(input);

@@ -1,4 +1,4 @@
-// Bytes of a fuzzer, taken as numbers. At their end all that is taken is 0.
+// A fuzzer's input bytes, read as numbers. Reads beyond the end return 0.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace fuzz {
 
-/// What must not be. Ends the program, as a sanitizer does: the fuzzer keeps the input.
+/// Reports a failed check and aborts, like a sanitizer, so that the fuzzer keeps the input.
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
   std::abort();
@@ -32,7 +32,7 @@ class Input {
     --size_;
     return *data_++;
   }
-  /// As many bytes as the number has, the lowest first.
+  /// Reads a number, lowest byte first.
   template <typename Number>
   Number number() {
     std::uint64_t value = 0;

@@ -1,5 +1,5 @@
-// Fuzzer of what people write: the option table, byte counts, budgets. Whatever is accepted is shown as something that
-// is accepted, and means the same; all else is refused by InvalidArgument, and changes nothing.
+// Fuzzer of user input: the option table, byte counts, budgets. An accepted value must be printed as a value that is
+// accepted and has the same meaning. Everything else must throw InvalidArgument and change nothing.
 #include "config/budget_request.h"
 #include "config/options.h"
 #include "fuzz_input.h"
@@ -27,7 +27,7 @@ void read_table(std::string_view text) {
   }
 }
 
-/// One option after the other, parts divided as the table's are, into one table.
+/// Sets the options one after the other in one table; the text is split like the table's.
 void set_one_by_one(std::string_view text) {
   Options options;
   while (!text.empty()) {

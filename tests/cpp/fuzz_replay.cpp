@@ -1,5 +1,5 @@
-// Fuzzer of replays: whatever the columns of a log say, they are refused by InvalidArgument, or replayed on each
-// allocator in turn with all memory given back. Streams are read as they are logged.
+// Fuzzer of replays. Arbitrary log columns must either throw InvalidArgument or be replayed on each allocator in turn
+// without leaks. Stream numbers are taken from the input.
 #include <memory>
 #include <vector>
 
@@ -29,7 +29,7 @@ std::vector<Stream> streams_of(fuzz::Input& input) {
   return streams;
 }
 
-/// Half of the events go by what is plausible, so that logs that pass are found at all.
+/// Half of the logs are plausible; otherwise almost no log would be valid.
 ReplayLog log_of(fuzz::Input& input) {
   ReplayLog log;
   const bool plausible = input.below(2) == 0;

@@ -1,5 +1,5 @@
-// The smallest test harness that pytest can drive: cases by name, checks that say what they saw.
-// (Catch2, doctest and GoogleTest are not on PyPI, and the tests must build from PyPI alone.)
+// A minimal test harness for pytest: named cases, and checks that print the compared values. (Catch2, doctest and
+// GoogleTest are not on PyPI, and the tests must build from PyPI alone.)
 //
 //   TEST(free_blocks_coalesce) { CHECK(a == b); CHECK_THROWS(OutOfMemory, allocate(1)); }
 //
@@ -85,7 +85,7 @@ inline int run(int argc, char** argv) {
     }                                                             \
   } while (false)
 
-/// Compares with ==, and prints both sides (they must be streamable).
+/// Compares with ==, and prints both sides, which must be streamable.
 #define CHECK_EQ(left, right)                                                              \
   do {                                                                                     \
     const auto left_value = (left);                                                        \
@@ -97,7 +97,7 @@ inline int run(int argc, char** argv) {
     }                                                                                      \
   } while (false)
 
-/// Passes only on exactly this type or one derived from it.
+/// Passes if the expression throws this type or one derived from it.
 #define CHECK_THROWS(type, expression)                                        \
   do {                                                                        \
     bool threw = false;                                                       \

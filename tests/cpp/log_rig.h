@@ -1,4 +1,4 @@
-// A file for a log of allocations, its rows, and an allocator to observe.
+// A file for an allocation log, a parser of its rows, and an observed allocator.
 #pragma once
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ using namespace torch_uvm;
 constexpr Location kDevice = Location::device(0);
 constexpr Stream kStream = Stream::default_of(0);
 
-/// The path of a log in a folder of its own, which is removed at the end.
+/// The path of a log in a folder of its own. The destructor removes the folder.
 class ScratchFile {
  public:
   ScratchFile() {
@@ -58,7 +58,7 @@ struct Row {
   std::string stream;
 };
 
-/// Rows of a file with a header; a line of any other form fails the test.
+/// Parses a file with a header; a malformed row fails the test.
 inline std::vector<Row> rows_of(const ScratchFile& file) {
   static const std::regex form(
       R"((\d+),\d\d:\d\d:\d\d\.\d{6},(allocate|free|allocate failure),(0x[0-9a-f]+|\(nil\)),(\d+),(0|0x[0-9a-f]+))");
@@ -76,7 +76,8 @@ inline std::vector<Row> rows_of(const ScratchFile& file) {
   return rows;
 }
 
-/// Checks that no address is allocated twice, or freed when it is not. \return what is live at the end
+/// Replays rows: checks that no live address is allocated again and that only live addresses are freed.
+/// \return the allocations that are live at the end
 inline std::map<std::string, std::size_t> replayed(const std::vector<Row>& rows) {
   std::map<std::string, std::size_t> live;
   for (const Row& row : rows) {

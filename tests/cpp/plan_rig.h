@@ -1,4 +1,5 @@
-// What the tests of allocation plans stand on: a plan over a cache, on the recording runtime, and iterations of it.
+// The rig of the tests of allocation plans: a plan over a caching allocator on the recording runtime, and helpers that
+// run iterations.
 #pragma once
 
 #include <functional>
@@ -21,15 +22,15 @@ using face::overlap;
 
 struct PlanRig {
   RecordingRuntime runtime{2};
-  std::shared_ptr<CountingAllocator> upstream; ///< a cache
+  std::shared_ptr<CountingAllocator> upstream; ///< a caching allocator, with counters
   std::unique_ptr<AllocationPlan> plan;
-  std::vector<Stream> streams; ///< made by `stream`, destroyed with the rig
+  std::vector<Stream> streams; ///< created by `stream`, destroyed with the rig
 
   PlanRig() {
     upstream = std::make_shared<CountingAllocator>(face::caching(runtime));
     plan = std::make_unique<AllocationPlan>(upstream, kHome);
   }
-  /// All of the runtime's is given back, or the case fails.
+  /// Checks that everything is returned to the runtime.
   void close() {
     plan.reset();
     CHECK_EQ(upstream->passed().allocations, 0);
@@ -57,7 +58,7 @@ struct PlanRig {
     body();
     plan->end_iteration();
   }
-  /// Allocates all, then frees all.
+  /// Allocates all sizes, then frees all.
   void iterate(const std::vector<std::size_t>& sizes, Stream stream = kStream) {
     iterate([&] {
       std::vector<Allocation> held;
@@ -71,7 +72,7 @@ struct PlanRig {
       }
     });
   }
-  /// All requests of a step and their ends, the bytes of each checked. What has no end is freed after the iteration.
+  /// Plays a step's requests, and checks their bytes. A request without an end is freed after the iteration.
   void iterate_step(const std::vector<PlanRequest>& requests) {
     std::vector<Allocation> held(requests.size());
     iterate([&] {
@@ -94,7 +95,8 @@ struct PlanRig {
     }
   }
 
-  std::int64_t taken() const { ///< allocations of the upstream, so far
+  /// The total number of upstream allocations.
+  std::int64_t taken() const {
     return upstream->passed().total_allocations;
   }
   PlanReport report() const {

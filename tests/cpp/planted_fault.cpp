@@ -1,5 +1,5 @@
-// A fault for the fuzzers' driver to find: one input in some millions ends the program, and a little more of the way to
-// it is new code each time.
+// A planted fault for the test of the fuzz driver: about one input in some million crashes the program, and each step
+// towards it reaches new code.
 #include "fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,4 +1,4 @@
-// Options, models and counters for the tests of the residency policy in the simulator.
+// Options, models and counters for tests of the residency policy in the simulator.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct Hits {
   std::uint64_t hits, misses;
 };
 
-/// Hits and misses of the plan since the last call.
+/// Counts the schedule's hits and misses since the last call.
 class HitCounter {
  public:
   explicit HitCounter(Policy& policy) : policy_(policy) {}

@@ -1,4 +1,4 @@
-// The allocator on the recording runtime with two streams: a test queues work and compares the calls that were made.
+// The allocator on the recording runtime with two streams. A test queues work and compares the recorded calls.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ struct Recorded : Rig {
   }
   Recorded(Recorded&&) = delete;
 
-  /// Work is queued, and does not begin.
+  /// Queues work that does not begin.
   void keep_busy(Stream on) {
     calls.hold(on);
     runtime->record_event(work, on);
   }
-  /// A block of the stream is allocated and freed: cached, with its order.
+  /// Allocates and frees a block on the stream, which leaves it in the cache together with its order.
   std::uintptr_t cache(std::size_t bytes, Stream on) {
     Block* const block = allocate(bytes, on);
     const std::uintptr_t at = address(block);

@@ -1,4 +1,4 @@
-// The engine over storages of a test's own, and steps over more of them than the budget holds.
+// The engine over the test's own storages, and training steps over more storages than the budget holds.
 #pragma once
 
 #include <algorithm>
@@ -19,26 +19,27 @@ namespace residency {
 using namespace torch_uvm;
 
 constexpr std::size_t kBytes = 2 * MiB;
-#ifdef STAGED // copies go through slots of plain device memory, which come on top of what segments may have
+#ifdef STAGED // copies go through slots of plain device memory, which the budget includes in addition to segments
 constexpr std::size_t kSlot = 256 * KiB;
 #else
 constexpr std::size_t kSlot = 0;
 #endif
 constexpr std::size_t kBudget = 8 * MiB + 4 * kSlot;
-constexpr std::size_t kEvery = kSlot == 0 ? 1 : 7; ///< call is made to fail: staged copies make several times as many
+/// every nth call fails: staged copies make several times as many calls
+constexpr std::size_t kEvery = kSlot == 0 ? 1 : 7;
 constexpr Stream kStream = Stream::default_of(0);
 
-/// What stands for a tensor's storage: a pointer, and the byte that the test knows to be everywhere in it.
+/// Stands for a tensor's storage: a pointer, and the value that all its bytes should have.
 struct Storage {
   Block* block = nullptr; ///< nullptr: on the host
   unsigned char* ptr = nullptr;
   unsigned char content = 0;
   std::size_t bytes = kBytes;
   Record* record = nullptr;
-  bool gone = false; ///< its bytes are somebody else's: it must not be moved
-  bool shared = false; ///< ... or others have them, too
+  bool gone = false; ///< its bytes belong to another owner: it must not be moved
+  bool shared = false; ///< its bytes have a further owner
   bool was_shared = false;
-  bool going = false; ///< nobody owns it: a thread is about to free it
+  bool going = false; ///< it has no owner left: a thread is about to free it
 };
 
 class Adapter final : public StorageAdapter {
@@ -75,8 +76,8 @@ class Adapter final : public StorageAdapter {
   }
 
   int woken = 0;
-  std::optional<int> unseen; ///< operators that run unseen, if they are counted
-  std::function<void()> on_going; ///< called when the engine learns that a storage goes
+  std::optional<int> unseen; ///< the number of running operators that the engine does not see; nullopt: unknown
+  std::function<void()> on_going; ///< called when the engine asks whether a storage is about to be freed
 
  private:
   static Storage& of(const Record& record) {
@@ -118,7 +119,7 @@ struct Rig {
     storage = Storage{};
   }
 
-  /// Runs `kernel` as an operator on these storages, the first of which it may write to.
+  /// Runs `kernel` as an operator on these storages. It may write to the first one.
   template <typename Kernel>
   void run(OperatorKey key, const std::vector<Storage*>& used, bool writes, Kernel kernel) {
     if (!engine.is_awake()) {
@@ -145,7 +146,8 @@ struct Rig {
     engine.end(frame);
   }
 
-  /// A new storage, filled. \throws OutOfMemory
+  /// Makes a storage and fills it.
+  /// \throws OutOfMemory
   Storage& make(unsigned char content, std::size_t bytes = kBytes) {
     Block* const block = memory.allocate(bytes, Location::device(0), kStream);
     storages.push_back(std::make_unique<Storage>());
@@ -177,13 +179,13 @@ struct Rig {
   }
 };
 
-/// Steps over more storages than the budget holds: each reads two and writes to one of them.
+/// Steps over more storages than the budget holds: each operator reads two storages and writes to one of them.
 inline void train(Rig& rig, int storages, int steps) {
   for (int number = 0; number < storages; ++number) {
     try {
       rig.make(static_cast<unsigned char>(number + 1));
     } catch (const OutOfMemory&) {
-      // A call that was made to fail; the others have what they had.
+      // The failing call. The other storages are unchanged.
     }
   }
   const std::size_t count = rig.storages.size();

@@ -1,7 +1,8 @@
-// Carries out a policy's decisions over a made-up program, in modelled time: what an engine does, without memory.
+// Executes a policy's decisions on a synthetic program in modelled time, as the engine does, but without memory.
 //
-// A program is steps of operators on named storages; names are the step's own (new storages each time) unless they are
-// declared to last. The link has one queue each way; an operator waits for its operands and for room.
+// A program is a sequence of operators on named storages, divided into steps. Names are local to a step, which creates
+// new storages each time, unless they are declared. The link has one queue for each direction. An operator waits for
+// its operands and for room.
 #pragma once
 
 #include <algorithm>
@@ -37,11 +38,11 @@ struct Op {
   std::string name;
   std::vector<Use> uses;
   std::vector<std::pair<std::string, std::size_t>> births;
-  std::vector<std::string> deaths; ///< after it
+  std::vector<std::string> deaths; ///< freed after the operator
   std::size_t workspace = 0;
   bool in_place_ok = false;
-  double ms = 0; ///< with everything resident
-  bool mark = false; ///< a step ends after it
+  double ms = 0; ///< duration with all operands resident
+  bool mark = false; ///< a step ends after this operator
 };
 
 using Program = std::vector<Op>;
@@ -50,16 +51,16 @@ inline OperatorKey key_of(const std::string& name) {
   return std::hash<std::string>{}(name);
 }
 
-constexpr double kLinkBytesPerMs = 52e6; // each way
+constexpr double kLinkBytesPerMs = 52e6; // in each direction
 
 class Simulator {
  public:
   struct Counts {
     std::size_t in = 0, out = 0, in_place = 0; ///< bytes
-    std::size_t waited = 0; ///< operands that an operator waited for
-    std::size_t on_demand = 0; ///< of these, that nobody had asked for
+    std::size_t waited = 0; ///< operands for which an operator waited
+    std::size_t on_demand = 0; ///< the part of `waited` that no decision had requested
     std::size_t peak = 0;
-    std::size_t over = 0; ///< operators that could not but exceed the budget
+    std::size_t over = 0; ///< operators that could not run within the budget
     double ms = 0;
   };
 
@@ -68,7 +69,7 @@ class Simulator {
   Policy& policy() {
     return policy_;
   }
-  /// What was counted since the last call.
+  /// Returns the counts since the last call.
   Counts take_counts() {
     Counts counts = counts_;
     counts.ms = now_ - counted_from_;
@@ -78,7 +79,7 @@ class Simulator {
     return counts;
   }
 
-  /// A storage that lasts, on the device to begin with.
+  /// Declares a storage that outlives the steps. It begins on the device.
   void declare(const std::string& name, std::size_t bytes) {
     const StorageId id = make(name, bytes);
     policy_.created(id, bytes);
@@ -91,7 +92,7 @@ class Simulator {
   StorageId id_of(const std::string& name) const {
     return names_.at(name);
   }
-  /// How often a decision named it since the last call.
+  /// The number of decisions that named the storage since the last call.
   std::size_t decided_for(const std::string& name) {
     return std::exchange(decided_[id_of(name)], 0);
   }
@@ -178,12 +179,12 @@ class Simulator {
  private:
   struct Storage {
     std::size_t bytes = 0;
-    std::uint64_t last_use = 0; ///< the operator's number; 0: none
+    std::uint64_t last_use = 0; ///< number of the operator; 0: never used
     bool on_device = false;
     bool fetching = false;
-    bool host_valid = false; ///< the host has its bytes, or will when `written` comes
-    double ready = 0; ///< a fetch ends
-    double written = 0; ///< a write-back ends
+    bool host_valid = false; ///< the host has a valid copy, or will have one at time `written`
+    double ready = 0; ///< end of the fetch
+    double written = 0; ///< end of the write-back
   };
 
   StorageId make(const std::string& name, std::size_t bytes) {
@@ -207,7 +208,7 @@ class Simulator {
     return static_cast<double>(bytes) / kLinkBytesPerMs;
   }
 
-  /// Time passes: write-backs end, and what waits for their room starts.
+  /// Advances the time: completes write-backs, and starts fetches for which that makes room.
   void advance(double until) {
     while (true) {
       StorageId first = 0;
@@ -265,13 +266,13 @@ class Simulator {
     counts_.peak = std::max(counts_.peak, used_ + held_for_workspace_);
   }
 
-  /// Starts the fetches that were asked for, in order, as far as there is room.
+  /// Starts the requested fetches in order, while there is room.
   void pump() {
     while (!queue_.empty()) {
       const StorageId id = queue_.front();
       const auto found = storages_.find(id);
       if (found != storages_.end() && retiring_.count(id) != 0) {
-        retiring_.erase(id); // wanted again before it had left
+        retiring_.erase(id); // requested again before the eviction completed
       } else if (found != storages_.end() && !found->second.on_device && !found->second.fetching) {
         if (used_ + found->second.bytes + held_for_workspace_ > options_.budget) {
           return;
@@ -282,7 +283,8 @@ class Simulator {
     }
   }
 
-  /// \return milliseconds that the operator takes for it, if it is used on the host
+  /// Makes an operand available.
+  /// \return the additional milliseconds of the operator if it uses the operand on the host
   double provide(StorageId id, bool in_place_ok) {
     Storage& storage = storages_.at(id);
     if (storage.on_device) {
@@ -320,7 +322,7 @@ class Simulator {
 
   void room_for(std::size_t bytes) {
     while (used_ + bytes > options_.budget) {
-      if (!retiring_.empty()) { // wait for the one that ends first
+      if (!retiring_.empty()) { // wait for the write-back that ends first
         double first = std::numeric_limits<double>::infinity();
         for (const StorageId id : retiring_) {
           if (running_.count(id) == 0) {
@@ -329,7 +331,7 @@ class Simulator {
         }
         if (first < std::numeric_limits<double>::infinity()) {
           const auto queue = std::move(queue_);
-          queue_.clear(); // what an operator needs goes before what is fetched ahead
+          queue_.clear(); // the running operator has priority over fetches ahead
           advance(first);
           queue_ = queue;
           continue;
@@ -357,7 +359,7 @@ class Simulator {
   Counts counts_;
   std::map<std::string, StorageId> names_;
   std::map<StorageId, Storage> storages_;
-  std::set<StorageId> by_use_; ///< on the device
+  std::set<StorageId> by_use_; ///< those on the device
   std::set<StorageId> retiring_;
   std::set<StorageId> running_;
   std::deque<StorageId> queue_;

@@ -1,4 +1,4 @@
-// Programs that look like training, for the simulator.
+// Programs that resemble training, for the simulator.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace simulator {
 
-/// A transformer as in the measurements: width 2048, bf16, fused optimizer.
+/// A transformer like the measured one: width 2048, bf16, fused optimizer.
 struct Transformer {
   int layers = 12;
   std::size_t width = 2048;
   std::size_t tokens = 2048;
   bool checkpointing = false;
   bool fused_optimizer = true;
-  bool deferred = false; ///< a parameter's update comes before its next use
+  bool deferred = false; ///< each parameter is updated just before its next use
   std::string prefix = "";
 
-  static constexpr double kFlopsPerMs = 600e9; // what the measured steps reach
+  static constexpr double kFlopsPerMs = 600e9; // throughput of the measured steps
   static constexpr double kBytesPerMs = 3e9;
 
   std::size_t activation(double widths = 1) const {
@@ -42,7 +42,7 @@ struct Transformer {
     const char* weight;
     const char* in;
     const char* out;
-    double wide; ///< the weight's, in squares of the width
+    double wide; ///< size of the weight, as a multiple of width * width
     double out_wide;
   };
   static const std::vector<Product>& products() {
@@ -65,7 +65,7 @@ struct Transformer {
     }
   }
 
-  /// x_<layer> to x_<layer + 1>; what backward needs stays.
+  /// Computes x_<layer + 1> from x_<layer>. With `keep`, keeps the activations that backward needs.
   void forward_layer(Program& program, int layer, bool keep, bool keep_updates = false) const {
     const auto n = [&](const char* name) { return at(name, layer); };
     const auto op = [&](const char* name, std::vector<Use> uses,
@@ -108,7 +108,8 @@ struct Transformer {
     program.back().deaths.push_back(n("o_"));
   }
 
-  /// The gradient dx_<layer + 1> to dx_<layer>; gradients of weights are born, or accumulated into.
+  /// Computes the gradient dx_<layer> from dx_<layer + 1>. Weight gradients are created or, with `accumulate`, added
+  /// to.
   void backward_layer(Program& program, int layer, bool accumulate) const {
     const auto n = [&](const char* name) { return at(name, layer); };
     const auto product = [&](const Product& it, const std::string& d_out, const std::string& d_in, double in_wide) {
@@ -134,7 +135,7 @@ struct Transformer {
     };
     const std::vector<Product>& all = products();
     const std::string dy = at("dx_", layer + 1), dx = at("dx_", layer);
-    // dy serves the residual too: a copy of its name dies with fc2's product
+    // dy is also the gradient of the residual. A copy of it is freed after fc2's product.
     program.push_back({prefix + "clone", {{dy}}, {{n("do_"), activation()}}, {}, 0, false, pass_ms(2)});
     product(all[3], n("do_"), n("dg_"), 4);
     program.push_back({prefix + "gelu_backward",
@@ -187,7 +188,7 @@ struct Transformer {
       if (checkpointing) {
         Program again;
         forward_layer(again, layer, true);
-        again.resize(again.size() - 2); // the layer's output is not needed
+        again.resize(again.size() - 2); // the layer's output is not recomputed
         program.insert(program.end(), again.begin(), again.end());
       }
       backward_layer(program, layer, accumulate);
@@ -220,7 +221,7 @@ struct Transformer {
     program.back().mark = true;
   }
 
-  /// The update of what the step before has left is at the parameters' first use.
+  /// A step that updates each parameter at its first use, with the gradients of the previous step.
   Program deferred_step(bool first) const {
     Program program;
     micro_batch(program, false, !first);
@@ -236,7 +237,7 @@ struct Transformer {
     return program;
   }
 
-  /// Forward only.
+  /// A forward pass only.
   Program evaluation() const {
     Program program;
     program.push_back({prefix + "randn", {}, {{at("x_", 0), activation()}}, {}, 0, false, pass_ms(1)});
@@ -249,7 +250,7 @@ struct Transformer {
   }
 };
 
-/// The most bytes that are live at once, all resident.
+/// The peak of live bytes, with everything resident.
 inline std::size_t peak_of(const Program& program, std::size_t lasting) {
   std::map<std::string, std::size_t> live;
   std::size_t now = lasting, most = lasting;

@@ -1,4 +1,4 @@
-// What the tests of making room stand on.
+// Helpers for tests of caps and evictions.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace contract {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// What a hard cap leaves for the segment of small requests, so that a cap of this and N more is one segment of N.
+/// The part of a hard cap that the segment of small requests takes. A cap of kForSmall + N leaves room for one segment
+/// of N.
 constexpr std::size_t kForSmall = 2 * MiB;
 
 inline void* tag_of(std::size_t number) {
@@ -31,7 +32,7 @@ inline double by_bytes(void*, std::size_t bytes) {
   return static_cast<double>(bytes);
 }
 
-/// Runs a body on every runtime, with managed and with device memory, and says on which it failed.
+/// Runs a body on every runtime, with managed and with device memory. A failure's message names the combination.
 inline void on_each(const std::function<void(Rig&)>& body) {
   const auto emulated = [](std::optional<std::uint64_t> seed, bool managed) {
     EmulatedConfig config;

@@ -1,6 +1,6 @@
-// The allocator's soak: random operations by eight threads, each byte looked at, the invariants walked.
+// The allocator's soak test: random operations by eight threads, with checks of every byte and of the invariants.
 //   soak_allocator [operations] [seed] [operations of a thread in a round]
-// A round has the seed of its own that a failure names: `soak_allocator 1 SEED` plays it again.
+// Each round has its own seed, which a failure reports: `soak_allocator 1 SEED` repeats the round.
 #include <cstdio>
 #include <ctime>
 #include <string>

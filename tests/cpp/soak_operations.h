@@ -1,5 +1,4 @@
-// What a soak does to an allocator: operations that say all by themselves, so that any part of a sequence of them can
-// be played, too.
+// The operations of a soak test. Each one is self-contained, so that any part of a sequence can be played.
 #pragma once
 
 #include <array>
@@ -16,27 +15,27 @@ using namespace torch_uvm;
 
 constexpr int kDevices = 2;
 constexpr int kStreamsPerDevice = 3;
-constexpr unsigned kSlots = 48; ///< of each thread; a slot holds one allocation
-constexpr unsigned kShared = 48; ///< slots that all threads have together, beyond their own
+constexpr unsigned kSlots = 48; ///< slots of each thread; a slot holds one allocation
+constexpr unsigned kShared = 48; ///< slots that all threads share
 
 // clang-format off
-// X(name, weight): what is done to the allocation in a slot; where that makes no sense, nothing
+// X(name, weight): an operation on the allocation in a slot; does nothing where it is not applicable
 #define SOAK_OPERATIONS(X) \
-  X(allocate, 300)      /* in an empty slot; a full one is freed */ \
+  X(allocate, 300)      /* frees the slot's previous allocation first */ \
   X(try_allocate, 30) \
-  X(free, 270)          /* work on it may be queued */ \
-  X(free_after, 20)     /* by an event of the caller's */ \
-  X(write, 100)         /* on the stream that it is used on */ \
-  X(verify, 40)         /* that nobody else has written there */ \
-  X(record_stream, 50)  /* which then writes it */ \
+  X(free, 270)          /* work on the allocation may be queued */ \
+  X(free_after, 20)     /* after an event of the caller */ \
+  X(write, 100)         /* on the stream of its last use */ \
+  X(verify, 40)         /* checks for writes by other owners */ \
+  X(record_stream, 50)  /* the recorded stream writes to it */ \
   X(set_home, 25) \
   X(hand_over, 20) \
-  X(share, 120)         /* swaps the slot with a shared one: others free it, or use it */ \
+  X(share, 120)         /* swaps the slot with a shared one, which other threads use or free */ \
   X(plug, 15)           /* a copy that keeps a stream busy */ \
-  X(wait, 8)            /* for a stream */ \
+  X(wait, 8)            /* synchronises a stream */ \
   X(look, 6)            /* statistics, find, snapshot */ \
-  X(special, 8)         /* what only this allocator can: vacate, a reset, an iteration */ \
-  X(limit, 1)           /* the runtime's, or a device's cap */ \
+  X(special, 8)         /* operations of this allocator only: relocation, a reset, an iteration */ \
+  X(limit, 1)           /* the runtime's limit, or a device's cap */ \
   X(options, 1) \
   X(empty_cache, 1)
 // clang-format on
@@ -49,10 +48,10 @@ enum class Kind : std::uint8_t {
 
 struct Operation {
   Kind kind;
-  std::uint8_t thread; ///< whose slot
+  std::uint8_t thread; ///< the slot's thread
   std::uint8_t slot;
   std::uint8_t other; ///< a shared slot
-  std::uint32_t choice; ///< of a home, a stream, a way to do it
+  std::uint32_t choice; ///< selects a home, a stream or a variant
   std::uint64_t bytes;
 };
 
@@ -67,7 +66,7 @@ inline std::string to_string(const Operation& operation) {
          std::to_string(operation.choice) + ", bytes " + std::to_string(operation.bytes);
 }
 
-/// The operations of one thread, from a seed.
+/// Generates the operations of one thread from a seed.
 class Generator {
  public:
   Generator(std::uint64_t seed, std::uint8_t thread) : random_(seed * 0x9e3779b97f4a7c15U + thread), thread_(thread) {}
@@ -109,7 +108,7 @@ class Generator {
         return 1 + draw % (2 * MiB);
       case 7:
       case 8:
-        return 512 * (1 + draw % 8); // sizes that come again
+        return 512 * (1 + draw % 8); // sizes that recur
       default:
         return 1 + draw % (64 * KiB);
     }

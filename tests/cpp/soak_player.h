@@ -1,4 +1,4 @@
-// Plays operations on a subject, as callers who keep to the rules and look at every byte they are promised.
+// Plays operations on a subject, as a caller that follows the rules and checks every promised byte.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace soak {
 
-/// What the players of one round have together.
+/// State shared by the threads of a round.
 class Table {
  public:
   Table(Subject& subject, unsigned threads) : subject(subject), own(threads, std::vector<Held>(kSlots)) {
@@ -32,30 +32,30 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   void play(const Operation& operation);
-  /// The subject's invariants; tags are read, so it takes the lock that they are set under.
+  /// Checks the subject's invariants. The check reads tags, so it locks the mutex under which they are set.
   void walk() {
     const std::lock_guard lock(mutex_);
     if (const auto wrong = subject.check()) {
       harness::fail(__FILE__, __LINE__, "invariants: " + *wrong);
     }
   }
-  /// Everything is freed, the last look included; the subject has to be empty then.
+  /// Verifies and frees every allocation; then the subject must be empty.
   void finish();
 
   Subject& subject;
   std::vector<Stream> streams;
-  std::vector<std::vector<Held>> own; ///< by thread; only it touches them
-  std::atomic<std::uint64_t> refused{0}; ///< for want of memory
+  std::vector<std::vector<Held>> own; ///< one vector for each thread; only that thread accesses it
+  std::atomic<std::uint64_t> refused{0}; ///< requests refused for lack of memory
   std::atomic<std::uint64_t> made_room{0};
 
  private:
-  static constexpr std::size_t kSite = 16; ///< bytes that are marked, at each of three places
-  static constexpr std::size_t kPlug = 160 * KiB; ///< more than the emulated queue copies at once
+  static constexpr std::size_t kSite = 16; ///< marked bytes, at each of three places
+  static constexpr std::size_t kPlug = 160 * KiB; ///< larger than the copies that the emulated queue does at once
 
   Location home_of(std::uint32_t choice) const {
     return Location{static_cast<int>(choice % (kDevices + 1)) - 1};
   }
-  /// Of a home, or for memory of the host, of anyone.
+  /// A stream of the home; for host memory, the host or any stream.
   Stream stream_of(Location home, std::uint32_t choice) const {
     if (home.is_host()) {
       return choice % 3 != 0 ? Stream::host() : streams[choice / 3 % streams.size()];
@@ -135,7 +135,7 @@ class Table {
       ++refused;
     }
   }
-  /// Work on it may still be queued by then.
+  /// Frees the allocation after an event. Work on it may still be queued.
   void free_after(Held& held) {
     if (held.stream.is_host() || held.home.is_host() || held.stream.device != held.home.index) {
       free(held);
@@ -150,7 +150,7 @@ class Table {
       free(held);
     }
   }
-  /// The pressure callback: what is shared, every other one, is given up.
+  /// The memory-pressure callback: frees every other shared slot.
   bool make_room() {
     std::vector<Held> given;
     {
@@ -169,7 +169,7 @@ class Table {
     return !given.empty();
   }
   void plug(Stream stream) {
-    // Nobody reads it: all that matters is that it takes its time.
+    // Never read: only the duration of the copy matters.
     static std::array<std::array<unsigned char, kPlug>, 64> scratch;
     static std::array<unsigned char, kPlug> source;
     const auto at = static_cast<std::size_t>(std::ranges::find(streams, stream) - streams.begin());
@@ -177,7 +177,7 @@ class Table {
   }
   void play_on(Held& held, const Operation& operation);
 
-  std::mutex mutex_; // of what is shared; the subject's locks come after it
+  std::mutex mutex_; // guards the shared slots; locked before the subject's locks
   std::vector<Held> shared_ = std::vector<Held>(kShared);
 };
 
@@ -228,7 +228,7 @@ inline void Table::play_on(Held& held, const Operation& operation) {
   const auto mark = static_cast<unsigned char>(choice >> 8);
   switch (operation.kind) {
     case Kind::k_free:
-      if (choice % 4 == 0) { // to look is to wait, and then nothing is late any more
+      if (choice % 4 == 0) { // verifying waits, which would complete all delayed work
         verify(held);
       }
       return free(held);

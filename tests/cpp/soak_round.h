@@ -1,6 +1,6 @@
-// A round of the soak: a fresh subject, some thousand operations on it by several threads, in a process of its own, so
-// that a crash and a hang are failures like any other. What failed is played again by one thread, in the order in which
-// it happened, and if it fails again it is minimised.
+// A round of the soak test: a fresh subject and some thousand operations on it by several threads. It runs in a process
+// of its own, so that a crash and a hang are ordinary failures. A failing round is repeated by one thread in the
+// recorded order and, if it fails again, minimised.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,25 +24,25 @@
 namespace soak {
 
 using Operations = std::vector<Operation>;
-/// Wraps what a target makes; for tests of the soak itself.
+/// Wraps a target's subject; for tests of the soak test itself.
 using Wrap = std::function<std::unique_ptr<Subject>(std::unique_ptr<Subject>)>;
 
 struct Plan {
   std::uint64_t seed = 0;
   unsigned threads = 8;
   std::size_t operations = 0; ///< of each thread
-  std::size_t walk_every = 5000; ///< operations of a thread between two walks of the invariants
-  unsigned seconds = 300; ///< a round that takes longer hangs
+  std::size_t walk_every = 5000; ///< operations of a thread between two checks of the invariants
+  unsigned seconds = 300; ///< a round that takes longer counts as hanging
   Wrap wrap;
 };
 
-/// What a round tells the process that started it, which reads it when the round has crashed, too.
+/// A round's report to the process that started it; readable after a crash too.
 struct Report {
-  std::atomic<std::uint64_t> begun; ///< operations
+  std::atomic<std::uint64_t> begun; ///< number of begun operations
   std::atomic<std::uint64_t> refused;
   std::atomic<std::uint64_t> made_room;
   char what[512];
-  std::uint8_t order[1]; ///< of each operation that was begun, its thread + 1; 0: a crash came before it was written
+  std::uint8_t order[1]; ///< for each begun operation, its thread + 1; 0: the crash came before the entry was written
 };
 
 /// Memory that a forked child writes and its parent reads.
@@ -97,7 +97,7 @@ inline std::vector<Operations> operations_of(const Plan& plan) {
   return all;
 }
 
-/// All threads at once, in this process.
+/// Plays all threads concurrently, in this process.
 inline void play_threads(const Target& target, const Plan& plan, Report& report) {
   const std::vector<Operations> all = operations_of(plan);
   const auto runtime = runtime_of(target, plan.seed);
@@ -113,7 +113,7 @@ inline void play_threads(const Target& target, const Plan& plan, Report& report)
           report.order[report.begun++] = static_cast<std::uint8_t>(thread + 1);
           table.play(all[thread][i]);
           if ((i + 1) % plan.walk_every == 0) {
-            table.walk(); // beside the others' operations
+            table.walk(); // concurrently with the other threads' operations
           }
         }
       } catch (const std::exception& error) {
@@ -130,12 +130,12 @@ inline void play_threads(const Target& target, const Plan& plan, Report& report)
   report.refused = table.refused.load();
   report.made_room = table.made_room.load();
   if (failed) {
-    std::_Exit(1); // nothing of it can be trusted any more
+    std::_Exit(1); // the process is not usable after a failure
   }
   table.finish();
 }
 
-/// One thread, the invariants walked the more often the fewer operations there are.
+/// Plays operations on one thread. The fewer operations there are, the more often it checks the invariants.
 inline void play_alone(const Target& target, const Plan& plan, const Operations& operations) {
   const auto runtime = runtime_of(target, plan.seed);
   const auto subject = subject_of(target, plan, *runtime);
@@ -150,7 +150,8 @@ inline void play_alone(const Target& target, const Plan& plan, const Operations&
   table.finish();
 }
 
-/// Runs something in a forked child. \return what went wrong there; empty: nothing
+/// Runs a function in a forked child.
+/// \return a description of the failure; empty: it succeeded
 inline std::string in_a_child(unsigned seconds, Report& report, const std::function<void()>& body) {
   std::fflush(nullptr);
   report.what[0] = '\0';
@@ -180,7 +181,7 @@ inline std::string in_a_child(unsigned seconds, Report& report, const std::funct
   return report.what[0] != '\0' ? report.what : "exit status " + std::to_string(WEXITSTATUS(status));
 }
 
-/// What was begun, by whoever, in that order.
+/// The begun operations of all threads, in the order in which they began.
 inline Operations in_order(const Plan& plan, const Report& report) {
   const std::vector<Operations> all = operations_of(plan);
   std::vector<std::size_t> next(plan.threads, 0);
@@ -195,15 +196,16 @@ inline Operations in_order(const Plan& plan, const Report& report) {
 }
 
 struct Outcome {
-  std::string wrong; ///< empty: all went well
+  std::string wrong; ///< empty: the round succeeded
   std::uint64_t operations = 0, refused = 0, made_room = 0;
-  /// It goes wrong again, and not just once by chance, when one thread plays the same operations. What several threads
-  /// do at once may not: theirs overlap, and are played again in the order in which they were begun.
+  /// Whether the operations fail reproducibly when one thread plays them. Operations of several threads may not: they
+  /// overlap, and are repeated in the order in which they began.
   bool fails_alone = false;
-  Operations least; ///< that fail when they are played again; empty: it did not go wrong again
+  Operations least; ///< the minimised failing operations; empty: the failure could not be reproduced
 };
 
-/// Finds the shortest sequence that fails alone, and prints it; or where it does not, the threads' last operations.
+/// Finds and prints the shortest sequence that fails on one thread. If there is none, prints the last operations of all
+/// threads.
 inline void explain(const Target& target, const Plan& plan, const Report& failed, unsigned most_seconds,
                     Outcome& outcome) {
   const Operations merged = in_order(plan, failed);

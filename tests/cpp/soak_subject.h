@@ -1,4 +1,5 @@
-// What a soak takes for an allocator, and the caching allocator as one. Those that have the face: soak_targets.h.
+// The soak test's view of an allocator, and the caching allocator as a subject. soak_targets.h has the subjects with
+// the Allocator interface.
 #pragma once
 
 #include <array>
@@ -17,22 +18,23 @@
 
 namespace soak {
 
-/// An allocation as its holder knows it.
+/// An allocation, as its owner knows it.
 struct Held {
-  Block* block = nullptr; ///< of the caching allocator
-  Allocation allocation; ///< of any other
+  Block* block = nullptr; ///< for the caching allocator
+  Allocation allocation; ///< for any other allocator
   unsigned char* data = nullptr;
   std::size_t bytes = 0;
   Location home;
-  Stream stream; ///< whose order all writes are in by now
-  unsigned char mark = 0; ///< 0: nothing was written yet
+  Stream stream; ///< all writes so far are ordered on this stream
+  unsigned char mark = 0; ///< 0: nothing was written
 
   explicit operator bool() const {
     return data != nullptr;
   }
 };
 
-/// An allocator, in terms that all of them have. What it has no word for, it leaves alone.
+/// An allocator's functions as far as all allocators have them. A function that an allocator does not support does
+/// nothing.
 class Subject {
  public:
   explicit Subject(ManagedRuntime& runtime) : runtime(runtime) {}
@@ -47,12 +49,14 @@ class Subject {
     return allocate(bytes, home, stream);
   }
   virtual void free(const Held& held) = 0;
-  /// \param ready the allocator's from then on \return false: it knows of no such thing
+  /// \param ready passes to the allocator
+  /// \return false: not supported
   virtual bool free_after(const Held& /*held*/, Event /*ready*/) {
     return false;
   }
   virtual void record_stream(const Held& held, Stream stream) = 0;
-  /// The caller has ordered the stream after all work. \return false: it knows of no such thing
+  /// The caller has ordered `stream` after all work.
+  /// \return false: not supported
   virtual bool set_home(const Held& /*held*/, Location /*home*/, Stream /*stream*/) {
     return false;
   }
@@ -63,19 +67,21 @@ class Subject {
   virtual void look(const Held* held, std::uint32_t choice) = 0;
   virtual void set_cap(int /*device*/, std::optional<std::size_t> /*bytes*/, bool /*hard*/) {}
   virtual void set_options(std::uint32_t /*choice*/) {}
-  /// What only this one can. \param shared slots whose holders may be changed, under their mutex, which is held
+  /// An operation that only this subject supports.
+  /// \param shared slots that may be changed; the caller holds their mutex
   virtual void special(std::uint32_t /*choice*/, std::vector<Held>& /*shared*/) {}
-  /// Called for room, with no lock held. True: it is worth trying again.
+  /// The callback is called without a lock when memory runs short. It returns true if a retry is worthwhile.
   virtual void set_callback(std::function<bool()> /*callback*/) {}
 
   virtual std::optional<std::string> check() const = 0;
-  /// All was freed: nothing may be left. \throws harness::Failure
+  /// Checks, after all frees, that nothing is left.
+  /// \throws harness::Failure
   virtual void expect_empty() = 0;
 
   ManagedRuntime& runtime;
 };
 
-/// What comes next on `later` waits for what is queued on `earlier`; the host waits here.
+/// Orders later work of `later` after the queued work of `earlier`. If `later` is the host, waits.
 inline void order(ManagedRuntime& runtime, Stream earlier, Stream later) {
   if (earlier.is_host() || earlier == later) {
     return;
@@ -164,7 +170,7 @@ class CachingSubject final : public Subject, private PressureCallback {
     options.segment_min_bytes = choice / 288 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
     allocator_.set_options(options);
   }
-  /// Neighbours move aside, or are looked for, as the residency engine does it: what it may move has a tag.
+  /// Relocates neighbours, or finds ranges, as the residency engine does. Blocks with a tag may be moved.
   void special(std::uint32_t choice, std::vector<Held>& shared) override {
     if (!serves_devices_) {
       return;

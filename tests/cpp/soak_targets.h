@@ -1,4 +1,4 @@
-// What is soaked: the caching allocator over each source of segments, and each allocator that has its face.
+// The soak test's targets: the caching allocator over each source of segments, and each implementation of Allocator.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace soak {
 
-/// Any allocator with the face, over a caching one.
+/// Any Allocator, over a caching allocator.
 class FaceSubject : public Subject {
  public:
   using Make = std::function<std::shared_ptr<Allocator>(ManagedRuntime&, std::shared_ptr<Allocator> upstream)>;
@@ -103,7 +103,7 @@ class ArenaSubject final : public FaceSubject {
     as<Arena>().reset();
   }
 
-  std::mutex mutex_; // marks are the arena's, and the innermost goes first
+  std::mutex mutex_; // marks belong to the whole arena, and are popped innermost first
   std::vector<Arena::Mark> marks_;
 };
 
@@ -127,14 +127,14 @@ class PlanSubject final : public FaceSubject {
     }
   }
 
-  std::mutex mutex_; // one thread at a time begins and ends
+  std::mutex mutex_; // begin and end are called by one thread at a time
   bool under_way_ = false;
 };
 
-/// Something to soak, on a runtime of its own.
+/// A subject for the soak test, on a runtime of its own.
 struct Target {
   std::string name;
-  bool delayed; ///< queued work is done late, by chance
+  bool delayed; ///< queued work is delayed at random
   std::function<std::unique_ptr<Subject>(ManagedRuntime&)> make;
 };
 

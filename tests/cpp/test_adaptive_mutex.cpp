@@ -1,4 +1,4 @@
-// The allocator's mutex: one thread at a time, whether the others look again, sleep, or are told at once.
+// The allocator's mutex excludes other threads, whether waiting threads spin, sleep or succeed at once.
 #include <chrono>
 #include <future>
 #include <mutex>
@@ -12,7 +12,7 @@ using torch_uvm::AdaptiveMutex;
 
 namespace {
 
-/// Threads add to what only one of them may touch at a time.
+/// Threads increment a counter that the mutex guards.
 void count_together(int most_pauses) {
   constexpr int kThreads = 4, kEach = 20'000;
   AdaptiveMutex mutex(most_pauses);
@@ -34,15 +34,15 @@ void count_together(int most_pauses) {
 
 } // namespace
 
-TEST(nothing_is_lost_where_the_others_look_again) {
+TEST(spinning_waiters_exclude_each_other) {
   count_together(1024);
 }
 
-TEST(nothing_is_lost_where_the_others_sleep) {
+TEST(sleeping_waiters_exclude_each_other) {
   count_together(0);
 }
 
-TEST(whoever_looked_in_vain_still_gets_it) {
+TEST(a_waiter_gets_the_mutex_after_its_spins_failed) {
   AdaptiveMutex mutex(2);
   std::unique_lock held(mutex);
   std::future<void> other = std::async(std::launch::async, [&] { const std::lock_guard lock(mutex); });

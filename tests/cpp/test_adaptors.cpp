@@ -1,4 +1,4 @@
-// What adaptors mind, around allocators of every kind; and the pool, which is built from them.
+// Adaptors over allocators of every kind, and the pool, which is built from adaptors.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -41,7 +41,7 @@ TEST(an_adaptor_needs_an_upstream) {
   CHECK_THROWS(InvalidArgument, PoolAllocator(runtime, nullptr, PoolOptions{kDevice, 0, 1 * MiB, {}}));
 }
 
-TEST(a_limit_is_kept_to_the_byte) {
+TEST(a_limit_is_exact_to_the_byte) {
   Rig rig;
   LimitingAllocator limited(rig.caching, 1000);
   const Allocation most = get(limited, 999);
@@ -56,7 +56,7 @@ TEST(a_limit_is_kept_to_the_byte) {
   CHECK_EQ(rig.caching->figures().allocations, 0);
 }
 
-TEST(what_the_upstream_refuses_does_not_count) {
+TEST(requests_that_the_upstream_refuses_do_not_count) {
   Rig rig;
   LimitingAllocator limited(rig.caching, 1 * MiB);
   CountingAllocator counted(rig.caching);
@@ -70,7 +70,7 @@ TEST(what_the_upstream_refuses_does_not_count) {
   limited.free(get(limited, 1 * MiB));
 }
 
-TEST(a_limit_is_kept_by_threads_together) {
+TEST(concurrent_threads_never_exceed_a_limit) {
   Rig rig;
   constexpr std::size_t kLimit = 64 * KiB;
   LimitingAllocator limited(rig.caching, kLimit);
@@ -97,7 +97,7 @@ TEST(a_limit_is_kept_by_threads_together) {
   CHECK_EQ(limited.used(), std::size_t{0});
 }
 
-TEST(statistics_count_what_passes_and_nothing_else) {
+TEST(statistics_count_only_allocations_that_pass_through) {
   Rig rig;
   CountingAllocator counted(rig.caching);
   const Allocation elsewhere = get(*rig.caching, 500);
@@ -121,7 +121,7 @@ TEST(statistics_count_what_passes_and_nothing_else) {
   rig.caching->free(elsewhere);
 }
 
-TEST(who_is_asked_when_memory_is_short_may_make_room) {
+TEST(a_failure_callback_may_make_room) {
   Rig rig;
   const auto limited = std::make_shared<LimitingAllocator>(rig.caching, 1 * MiB);
   std::vector<Allocation> spare{get(*limited, 512 * KiB), get(*limited, 512 * KiB)};
@@ -136,23 +136,23 @@ TEST(who_is_asked_when_memory_is_short_may_make_room) {
     spare.pop_back();
     return true;
   });
-  const Allocation all = get(retrying, 1 * MiB); // takes both
+  const Allocation all = get(retrying, 1 * MiB); // frees both spare allocations
   CHECK_EQ(asked.size(), std::size_t{2});
   CHECK_THROWS(OutOfMemory, get(retrying, 1));
   CHECK_EQ(asked.back(), std::size_t{1});
   retrying.free(all);
 }
 
-TEST(what_the_one_who_is_asked_throws_is_what_the_caller_gets) {
+TEST(an_exception_of_a_failure_callback_reaches_the_caller) {
   Rig rig;
   const auto limited = std::make_shared<LimitingAllocator>(rig.caching, 1);
   RetryingAllocator retrying(limited, [](std::size_t, Location) -> bool { throw RuntimeFailure("tired"); });
   CHECK_THROWS(RuntimeFailure, get(retrying, 2));
   RetryingAllocator only_memory(rig.caching, [](std::size_t, Location) -> bool { throw RuntimeFailure("asked"); });
-  CHECK_THROWS(InvalidArgument, only_memory.allocate(1, Location::device(9), kStream)); // nobody is asked
+  CHECK_THROWS(InvalidArgument, only_memory.allocate(1, Location::device(9), kStream)); // the callback is not called
 }
 
-TEST(a_pool_begins_with_what_it_has_and_stays_below_its_maximum) {
+TEST(a_pool_uses_its_initial_memory_first_and_stays_below_its_maximum) {
   Rig rig;
   PoolAllocator pool(rig.runtime, rig.caching, PoolOptions{kDevice, 16 * MiB, 48 * MiB, {}});
   CHECK(pool.figures().reserved_bytes >= std::int64_t{16 * MiB});
@@ -161,7 +161,7 @@ TEST(a_pool_begins_with_what_it_has_and_stays_below_its_maximum) {
   for (int number = 0; number < 8; ++number) {
     held.push_back(get(pool, 2 * MiB));
   }
-  CHECK_EQ(rig.segments(), before); // all of it was there
+  CHECK_EQ(rig.segments(), before); // the pool's initial memory was enough
   held.push_back(get(pool, 16 * MiB));
   CHECK_THROWS(OutOfMemory, get(pool, 32 * MiB));
   CHECK(pool.figures().reserved_bytes <= std::int64_t{48 * MiB});
@@ -173,7 +173,7 @@ TEST(a_pool_begins_with_what_it_has_and_stays_below_its_maximum) {
   CHECK_THROWS(InvalidArgument, PoolAllocator(rig.runtime, rig.caching, PoolOptions{kDevice, 2 * MiB, 1 * MiB, {}}));
 }
 
-TEST(they_nest_and_say_so) {
+TEST(nested_adaptors_describe_themselves) {
   Rig rig;
   const auto pool = std::make_shared<PoolAllocator>(rig.runtime, std::make_shared<CountingAllocator>(rig.caching),
                                                     PoolOptions{kDevice, 4 * MiB, std::nullopt, {}});
@@ -188,7 +188,7 @@ TEST(they_nest_and_say_so) {
   const Event work = rig.runtime.create_event(0, /*timing=*/false);
   rig.runtime.record_event(work, other);
   outermost.free(some);
-  CHECK(get(*pool, 1000).ptr != some.ptr); // the other stream may still use it
+  CHECK(get(*pool, 1000).ptr != some.ptr); // the other stream may still use the memory
   rig.runtime.release(other);
   rig.runtime.destroy_event(work);
 }

@@ -1,5 +1,5 @@
 // The log of an observed allocator: rows in RMM's format, one for each allocation, free and failure, in an order that
-// happened.
+// is possible.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 using namespace logs;
 
-TEST(rows_are_as_rmm_writes_them) {
+TEST(rows_have_rmms_format) {
   const ScratchFile file;
   AllocationLog log(file.path());
   log.allocated(reinterpret_cast<void*>(0x7f0c3a000000), 1048576, kStream);
@@ -36,7 +36,7 @@ TEST(rows_are_as_rmm_writes_them) {
   CHECK_EQ(rows[2].action, "allocate failure");
   CHECK_EQ(rows[2].pointer, "(nil)");
   CHECK_EQ(rows[2].stream, "0x2");
-  log.freed(nullptr, 1, kStream); // nothing is recorded any more
+  log.freed(nullptr, 1, kStream); // logging has stopped: no row
   CHECK_EQ(log.close().rows, std::uint64_t{3});
 }
 
@@ -52,7 +52,7 @@ TEST(a_logged_stream_names_its_device) {
     CHECK(stream_from_log(logged_stream(stream)) == stream);
   }
   CHECK_EQ(seen.size(), std::size(streams));
-  CHECK_EQ(logged_stream({0, reinterpret_cast<void*>(0x55550000)}), std::uint64_t{0x55550000}); // as RMM has it
+  CHECK_EQ(logged_stream({0, reinterpret_cast<void*>(0x55550000)}), std::uint64_t{0x55550000}); // RMM's representation
   CHECK_THROWS(InvalidArgument, stream_from_log(0x8000000000000000));
   CHECK_THROWS(InvalidArgument, stream_from_log(0xffff000000000001));
 }
@@ -74,7 +74,7 @@ TEST(an_observed_allocator_logs_every_allocation_and_free) {
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(64 * MiB, kDevice, kStream));
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(~std::size_t{0}, kDevice, kStream));
   CHECK_EQ(rig.memory.try_allocate(64 * MiB, kDevice, kStream),
-           static_cast<Block*>(nullptr)); // try_allocate may fail: no row
+           static_cast<Block*>(nullptr)); // a refused try_allocate is not a failure: no row
   const Event event = rig.runtime.create_event(0, false);
   rig.runtime.record_event(event, kStream);
   rig.memory.free_after(again, event, kStream);
@@ -101,16 +101,16 @@ TEST(an_observed_allocator_logs_every_allocation_and_free) {
     CHECK_EQ(rows[at].bytes, expected[at].second);
   }
   CHECK_EQ(rows[0].pointer, address);
-  CHECK_EQ(rows[3].pointer, address); // reused: the row of its free comes first
+  CHECK_EQ(rows[3].pointer, address); // the block was reused: the row of its free precedes the row of the allocation
   CHECK_EQ(rows[1].stream, "0xffff000000000000");
 }
 
-TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
+TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());
   rig.memory.set_observer(&log);
-  // A segment under a cap, in which nothing of 10 MiB is free in one piece.
+  // A segment under a cap with more than 10 MiB free, but not contiguously.
   rig.memory.set_cap(0, 32 * MiB, true);
   std::vector<Block*> blocks;
   for (int number = 0; number < 16; ++number) {
@@ -143,13 +143,13 @@ TEST(blocks_that_move_are_freed_where_they_were_and_allocated_where_they_are) {
   CHECK_EQ(rig.memory.statistics().allocation[0].current, 0);
 }
 
-TEST(threads_leave_rows_in_an_order_that_happened) {
+TEST(rows_of_several_threads_are_in_a_possible_order) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());
   rig.memory.set_observer(&log);
   std::vector<std::thread> threads;
-  constexpr int kTurns = 30000; // more rows than the log holds in memory
+  constexpr int kTurns = 30000; // more rows than the log buffers in memory
   for (int number = 0; number < 4; ++number) {
     threads.emplace_back([&, number] {
       std::vector<Block*> mine(8, nullptr);
@@ -174,7 +174,7 @@ TEST(threads_leave_rows_in_an_order_that_happened) {
   const std::vector<std::string> lines = file.lines();
   CHECK_EQ(lines.size(), end.rows + 1);
   std::set<std::string> numbers, live;
-  for (std::size_t at = 1; at < lines.size(); ++at) { // rows_of would take its time
+  for (std::size_t at = 1; at < lines.size(); ++at) { // without rows_of, which is slow
     std::istringstream line(lines[at]);
     std::string thread, time, action, pointer;
     std::getline(line, thread, ',');

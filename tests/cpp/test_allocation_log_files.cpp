@@ -1,4 +1,4 @@
-// Files of logs: paths that cannot be opened, full disks, forked children.
+// Log files: paths that cannot be opened, full disks, forked children.
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 
 using namespace logs;
 
-TEST(a_file_that_cannot_be_made_is_refused_by_its_name) {
+TEST(a_file_that_cannot_be_created_is_refused_by_name) {
   try {
     AllocationLog log("/no such folder/log.csv");
     harness::fail(__FILE__, __LINE__, "it was made");
@@ -35,7 +35,7 @@ TEST(a_full_disk_is_reported_at_the_end_and_stops_nothing) {
   }
 }
 
-TEST(a_disk_that_becomes_full_leaves_whole_rows) {
+TEST(a_disk_that_becomes_full_leaves_only_complete_rows) {
   const ScratchFile file;
   struct sigaction before{};
   struct sigaction ignore{};
@@ -56,7 +56,7 @@ TEST(a_disk_that_becomes_full_leaves_whole_rows) {
   ::sigaction(SIGXFSZ, &before, nullptr);
   CHECK(end.error.find("too large") != std::string::npos);
   CHECK_EQ(end.rows + end.lost, kRows);
-  const std::vector<Row> rows = rows_of(file); // the last one is whole, too
+  const std::vector<Row> rows = rows_of(file); // the last row is complete too
   CHECK_EQ(rows.size(), end.rows);
   CHECK(rows.size() > 1000);
   CHECK_EQ(rows.back().bytes, end.rows - 1);
@@ -67,7 +67,7 @@ TEST(a_forked_child_leaves_the_log_alone) {
   Rig rig;
   auto* const log = new AllocationLog(file.path());
   rig.memory.set_observer(log);
-  constexpr int kTurns = 20; // forks at different points of the log's thread
+  constexpr int kTurns = 20; // forks at different points of the log thread's work
   for (int turn = 0; turn < kTurns; ++turn) {
     Block* const block = rig.memory.allocate(100, kDevice, kStream);
     rig.memory.before_fork();

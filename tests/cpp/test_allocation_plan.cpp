@@ -1,4 +1,4 @@
-// Iterations that an allocation plan serves, and those that do not match it: other sizes, other orders, other streams.
+// Iterations with and without a matching allocation plan: other sizes, other orders, other streams.
 #include <algorithm>
 #include <cstddef>
 #include <random>
@@ -8,15 +8,15 @@
 
 using namespace plans;
 
-TEST(an_iteration_by_plan_makes_no_call) {
+TEST(a_planned_iteration_makes_no_runtime_call) {
   PlanRig rig;
   const std::vector<PlanRequest> step = steps::ragged(20);
-  rig.iterate_step(step); // recorded
+  rig.iterate_step(step); // the recorded iteration
   CHECK_EQ(rig.report().plans, 1);
   CHECK_EQ(rig.report().hits, 0);
   const std::int64_t recorded = rig.taken();
   CHECK_EQ(recorded, static_cast<std::int64_t>(step.size()));
-  rig.iterate_step(step); // takes the segment
+  rig.iterate_step(step); // allocates the segment
   CHECK_EQ(rig.taken(), recorded + 1);
   rig.runtime.clear_calls();
   for (int i = 0; i < 5; ++i) {
@@ -33,7 +33,7 @@ TEST(an_iteration_by_plan_makes_no_call) {
   rig.close();
 }
 
-TEST(the_report_has_the_layout) {
+TEST(the_report_contains_the_layout) {
   PlanRig rig;
   std::vector<PlanRequest> step = {
       {1000, 0, 2, kStream}, {3000, 1, 3, kStream}, {500, 4, kNoEnd, kStream}, {900, 5, 6, kStream}};
@@ -54,7 +54,7 @@ TEST(the_report_has_the_layout) {
   rig.close();
 }
 
-TEST(places_are_those_of_the_report) {
+TEST(addresses_match_the_reported_layout) {
   PlanRig rig;
   rig.iterate({1000, 3 * MiB, 50});
   const PlanReport report = rig.report();
@@ -70,11 +70,11 @@ TEST(places_are_those_of_the_report) {
   rig.close();
 }
 
-TEST(other_bytes_miss_and_the_next_plan_has_them) {
+TEST(a_changed_size_misses_and_enters_the_next_plan) {
   PlanRig rig;
   rig.iterate({1000, 2000, 3000, 4000});
   rig.iterate({1000, 2000, 3000, 4000});
-  rig.iterate({1000, 2001, 3000, 4000}); // one instead of another
+  rig.iterate({1000, 2001, 3000, 4000}); // one size differs
   CHECK_EQ(rig.report().misses, 1);
   CHECK_EQ(rig.report().hits, 4 + 3);
   CHECK_EQ(rig.report().plans, 2);
@@ -84,21 +84,21 @@ TEST(other_bytes_miss_and_the_next_plan_has_them) {
   rig.close();
 }
 
-TEST(one_more_and_one_less_miss_alone) {
+TEST(an_added_or_missing_request_causes_one_miss) {
   PlanRig rig;
   const std::vector<std::size_t> sizes = {1000, 2000, 3000, 4000, 5000, 6000};
   rig.iterate(sizes);
-  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000}); // one more
+  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000}); // one more request
   CHECK_EQ(rig.report().misses, 1);
   CHECK_EQ(rig.report().hits, 6);
-  rig.iterate({1000, 2000, 700, 4000, 5000, 6000}); // one less
+  rig.iterate({1000, 2000, 700, 4000, 5000, 6000}); // one request fewer
   CHECK_EQ(rig.report().misses, 1);
   CHECK_EQ(rig.report().hits, 12);
-  CHECK_EQ(rig.report().plans, 2); // every request was in the plan
-  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000, 8000}); // at the end
+  CHECK_EQ(rig.report().plans, 2); // the plan has every request
+  rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000, 8000}); // one more request at the end
   CHECK_EQ(rig.report().misses, 2);
   CHECK_EQ(rig.report().plans, 3);
-  rig.iterate({1000, 2000}); // the first only
+  rig.iterate({1000, 2000}); // only the first requests
   CHECK_EQ(rig.report().misses, 2);
   CHECK_EQ(rig.report().plans, 3);
   rig.iterate({1000, 2000, 700, 3000, 4000, 5000, 6000, 8000});
@@ -106,16 +106,16 @@ TEST(one_more_and_one_less_miss_alone) {
   rig.close();
 }
 
-TEST(another_order_of_requests_is_found_near_by) {
+TEST(reordered_requests_still_match) {
   PlanRig rig;
   rig.iterate({1000, 2000, 3000, 4000});
   rig.iterate({2000, 1000, 4000, 3000});
-  CHECK_EQ(rig.report().misses, 0); // all live at once: each has its own place
+  CHECK_EQ(rig.report().misses, 0); // all live at once: each has an address of its own
   CHECK_EQ(rig.report().hits, 4);
   rig.close();
 }
 
-TEST(another_stream_or_home_misses) {
+TEST(a_request_on_another_stream_or_home_misses) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({1000, 2000, 3000});
@@ -131,7 +131,7 @@ TEST(another_stream_or_home_misses) {
       rig.free(allocation);
     }
   });
-  CHECK_EQ(rig.report().misses, 1); // the host's is none of the plan's
+  CHECK_EQ(rig.report().misses, 1); // the plan does not serve the host
   CHECK_EQ(rig.report().requests, std::size_t{3});
   CHECK_EQ(rig.report().plans, 2);
   rig.close();
@@ -156,9 +156,9 @@ TEST(frees_may_come_in_another_order) {
   rig.close();
 }
 
-TEST(plans_that_never_fit_are_made_more_and_more_rarely) {
+TEST(plans_that_never_match_are_made_ever_more_rarely) {
   PlanRig rig;
-  for (std::size_t i = 0; i < 200; ++i) { // two patterns in turn: each plan is wrong for the next iteration
+  for (std::size_t i = 0; i < 200; ++i) { // two alternating patterns: each plan is wrong for the next iteration
     rig.iterate(i % 2 == 0 ? std::vector<std::size_t>{1000, 2000, 3000} : std::vector<std::size_t>{1500, 2500});
   }
   CHECK(rig.report().plans >= 4 && rig.report().plans <= 16);
@@ -167,11 +167,11 @@ TEST(plans_that_never_fit_are_made_more_and_more_rarely) {
   }
   const std::int64_t misses = rig.report().misses;
   rig.iterate({1000, 2000, 3000});
-  CHECK_EQ(rig.report().misses, misses); // the plan fits from now on
+  CHECK_EQ(rig.report().misses, misses); // from now on the plan matches
   rig.close();
 }
 
-TEST(steps_that_change_at_random_keep_their_bytes) {
+TEST(randomly_changing_steps_never_lose_bytes) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     PlanRig rig;
     std::mt19937_64 random(seed);
@@ -182,19 +182,19 @@ TEST(steps_that_change_at_random_keep_their_bytes) {
     for (int i = 0; i < 30; ++i) {
       rig.iterate_step(step);
       switch (random() % 4) {
-        case 0: // other bytes
+        case 0: // another size
           step[random() % step.size()].bytes += 1000;
           break;
-        case 1: // one less
+        case 1: // one request fewer
           step.erase(step.begin() + static_cast<std::ptrdiff_t>(random() % step.size()));
           break;
-        case 2: // one that lives longer, or on
+        case 2: // one request lives longer, or past the end
           step[random() % step.size()].end += random() % 2 == 0 ? 20 : kNoEnd - 1'000'000'000;
           for (PlanRequest& request : step) {
             request.end = request.end > 1'000'000'000 ? kNoEnd : request.end;
           }
           break;
-        default: // as it was
+        default: // unchanged
           break;
       }
     }

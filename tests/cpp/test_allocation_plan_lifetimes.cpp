@@ -31,7 +31,7 @@ class Refusing final : public Adaptor {
 
 } // namespace
 
-TEST(a_place_that_is_still_in_use_is_not_reused) {
+TEST(bytes_that_are_still_in_use_are_not_reused) {
   PlanRig rig;
   rig.iterate([&] {
     rig.free(rig.allocate(MiB));
@@ -42,14 +42,14 @@ TEST(a_place_that_is_still_in_use_is_not_reused) {
     rig.iterate([&] {
       const Allocation first = rig.allocate(MiB);
       fill(first, 1);
-      const Allocation second = rig.allocate(MiB); // before the first is gone
+      const Allocation second = rig.allocate(MiB); // allocated before the first one is freed
       fill(second, 2);
       CHECK(!overlap(first, second));
       expect_filled(first, 1);
       rig.free(first);
       rig.free(second);
     });
-    CHECK_EQ(rig.report().misses, 1); // the first time
+    CHECK_EQ(rig.report().misses, 1); // in the first of these iterations only
   }
   CHECK_EQ(rig.report().plans, 2);
   CHECK_EQ(rig.report().planned_bytes, std::size_t{2 * MiB});
@@ -73,7 +73,7 @@ TEST(requests_that_outlive_the_iteration_are_not_in_the_segment) {
   rig.close();
 }
 
-TEST(a_request_that_first_outlives_keeps_its_bytes_and_leaves_the_plan) {
+TEST(a_planned_request_that_outlives_keeps_its_bytes_and_leaves_the_plan) {
   PlanRig rig;
   rig.iterate({1000, 2000});
   std::vector<Allocation> kept;
@@ -83,7 +83,7 @@ TEST(a_request_that_first_outlives_keeps_its_bytes_and_leaves_the_plan) {
       kept.push_back(rig.allocate(2000));
       fill(kept.back(), static_cast<unsigned char>(i));
     });
-    CHECK_EQ(rig.report().outlived, 1); // the first time; then the upstream has it
+    CHECK_EQ(rig.report().outlived, 1); // in the first of these iterations; afterwards the upstream serves the request
   }
   CHECK_EQ(rig.report().misses, 0);
   CHECK_EQ(rig.report().plans, 2);
@@ -91,7 +91,7 @@ TEST(a_request_that_first_outlives_keeps_its_bytes_and_leaves_the_plan) {
     expect_filled(kept[static_cast<std::size_t>(i)], static_cast<unsigned char>(i));
   }
   const std::int64_t reserved = rig.plan->figures().reserved_bytes;
-  rig.free(kept[0]); // its segment goes with it
+  rig.free(kept[0]); // the segment is freed together with it
   CHECK(rig.plan->figures().reserved_bytes < reserved - 2000);
   rig.free(kept[1]);
   rig.free(kept[2]);
@@ -101,7 +101,7 @@ TEST(a_request_that_first_outlives_keeps_its_bytes_and_leaves_the_plan) {
 TEST(a_request_that_sometimes_outlives_stays_out_of_the_plan) {
   PlanRig rig;
   rig.iterate({1000, 2000});
-  for (int i = 0; i < 10; ++i) { // two plans must not take turns
+  for (int i = 0; i < 10; ++i) { // must not alternate between two plans
     Allocation kept;
     rig.iterate([&] {
       rig.free(rig.allocate(1000));
@@ -144,7 +144,7 @@ TEST(a_request_without_an_end_enters_the_plan_once_it_has_one) {
   rig.close();
 }
 
-TEST(release_gives_the_segment_back_in_one_piece) {
+TEST(release_frees_the_segment_in_one_piece) {
   PlanRig rig;
   rig.iterate({MiB, 2 * MiB});
   rig.iterate({MiB, 2 * MiB});
@@ -156,10 +156,10 @@ TEST(release_gives_the_segment_back_in_one_piece) {
   CHECK_EQ(rig.taken(), before + 1);
   rig.plan->begin_iteration();
   const Allocation used = rig.allocate(MiB);
-  CHECK_EQ(rig.plan->release(), std::size_t{0}); // a place is in use
+  CHECK_EQ(rig.plan->release(), std::size_t{0}); // an allocation of the segment is in use
   rig.free(used);
   CHECK_EQ(rig.plan->release(), 3 * MiB);
-  const Allocation next = rig.allocate(2 * MiB); // takes it again, within the iteration
+  const Allocation next = rig.allocate(2 * MiB); // allocates the segment again, within the iteration
   CHECK_EQ(rig.plan->figures().reserved_bytes, static_cast<std::int64_t>(3 * MiB));
   rig.free(next);
   rig.plan->end_iteration();
@@ -167,14 +167,14 @@ TEST(release_gives_the_segment_back_in_one_piece) {
   rig.close();
 }
 
-TEST(a_segment_that_cannot_be_had_is_done_without) {
+TEST(a_plan_works_without_its_segment) {
   PlanRig rig;
   auto refusing = std::make_shared<Refusing>(rig.upstream);
   rig.plan = std::make_unique<AllocationPlan>(refusing, kHome);
   rig.iterate({1 * MiB, 2 * MiB});
-  refusing->most = 2 * MiB; // the requests, but not the segment
+  refusing->most = 2 * MiB; // large enough for the requests, too small for the segment
   rig.iterate({1 * MiB, 2 * MiB});
-  CHECK_EQ(refusing->refused, 1); // asked for once an iteration
+  CHECK_EQ(refusing->refused, 1); // requested once in an iteration
   CHECK_EQ(rig.report().misses, 2);
   CHECK_EQ(rig.report().plans, 1); // another plan would not help
   refusing->most = GiB;
@@ -190,7 +190,7 @@ TEST(outside_iterations_requests_pass_through) {
   const Allocation before = rig.allocate(1000);
   rig.iterate({1000, 2000});
   rig.iterate([&] {
-    rig.free(before); // not of this iteration: not written down
+    rig.free(before); // created before this iteration: not recorded
     rig.free(rig.allocate(1000));
     rig.free(rig.allocate(2000));
   });

@@ -1,4 +1,4 @@
-// Plans under streams, threads, calls that fail and forks; and what every allocator has to do, of plans.
+// Plans with several streams and threads, failing calls and forks, and the suite that every Allocator passes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,8 +30,8 @@ const bool registered =
                                        plan.begin_iteration();
                                      }});
 
-/// Iterations of all kinds, in which a call of the runtime fails. What was not allocated for that is left out.
-/// \return whether there were so many calls
+/// Runs iterations of all kinds, in which the nth runtime call fails. Steps whose allocation failed are skipped.
+/// \return whether there were that many calls
 bool iterations_with_a_failing_call(std::size_t nth) {
   PlanRig rig;
   const Stream other = rig.stream();
@@ -41,7 +41,7 @@ bool iterations_with_a_failing_call(std::size_t nth) {
   const auto step = [](auto body) {
     try {
       body();
-    } catch (const RuntimeFailure&) { // the call that was made to fail
+    } catch (const RuntimeFailure&) { // the failing call
     } catch (const OutOfMemory&) {
     }
   };
@@ -62,7 +62,7 @@ bool iterations_with_a_failing_call(std::size_t nth) {
         held.push_back(allocate(bytes, kStream));
         held.push_back(allocate(bytes, other));
       }
-      if (i >= 4) { // from then on it is shared, and one outlives
+      if (i >= 4) { // from here on it is shared, and one request outlives its iteration
         step([&] { rig.plan->record_stream(held[2], other); });
         kept.push_back(std::exchange(held[4], {}));
       }
@@ -114,7 +114,7 @@ TEST(streams_have_segments_of_their_own) {
   rig.close();
 }
 
-TEST(what_another_stream_uses_is_left_to_the_upstream) {
+TEST(the_upstream_serves_requests_that_another_stream_uses) {
   PlanRig rig;
   const Stream other = rig.stream();
   const auto iteration = [&] {
@@ -135,8 +135,8 @@ TEST(what_another_stream_uses_is_left_to_the_upstream) {
   rig.close();
 }
 
-TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
-  for (const bool by_plan : {true, false}) { // until then
+TEST(reuse_waits_for_a_stream_recorded_unexpectedly) {
+  for (const bool by_plan : {true, false}) { // the plan serves the request until then, or the upstream does
     PlanRig rig;
     const Stream other = rig.stream();
     const auto iteration = [&](std::size_t before, auto use) {
@@ -145,7 +145,7 @@ TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
         const Allocation first = rig.allocate(MiB);
         use(first);
         rig.free(first);
-        const Allocation second = rig.allocate(MiB); // has its bytes, in the plan
+        const Allocation second = rig.allocate(MiB); // the plan gives it the same bytes
         CHECK(!overlap(first, second) || rig.runtime.query_stream(other));
         rig.free(second);
       });
@@ -155,7 +155,7 @@ TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
     const Event work = rig.runtime.create_event(0, false);
     const std::size_t changed = by_plan ? 1000 : 2000;
     iteration(changed, [&](const Allocation& first) {
-      rig.plan->record_stream(first, kStream); // its own: nothing changes
+      rig.plan->record_stream(first, kStream); // its own stream: no effect
       rig.plan->record_stream(first, Stream::host());
       rig.runtime.hold(other);
       rig.runtime.record_event(work, other);
@@ -164,7 +164,7 @@ TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
     const std::int64_t misses = rig.report().misses;
     CHECK_EQ(misses, by_plan ? 1 : 2);
     CHECK_EQ(rig.report().plans, 2);
-    CHECK(!rig.runtime.query_event(work)); // nobody has waited for it
+    CHECK(!rig.runtime.query_event(work)); // nothing has waited for it
     iteration(changed, [&](const Allocation& first) { rig.plan->record_stream(first, other); });
     CHECK_EQ(rig.report().misses, misses);
     rig.runtime.destroy_event(work);
@@ -172,7 +172,7 @@ TEST(bytes_that_another_stream_uses_unforeseen_wait_for_it) {
   }
 }
 
-TEST(such_bytes_wait_in_the_next_iteration_too) {
+TEST(reuse_in_the_next_iteration_waits_for_a_recorded_stream) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({MiB});
@@ -185,7 +185,7 @@ TEST(such_bytes_wait_in_the_next_iteration_too) {
     rig.plan->record_stream(shared, other);
     rig.free(shared);
   });
-  CHECK_EQ(rig.report().misses, 0); // nothing wanted them in that iteration
+  CHECK_EQ(rig.report().misses, 0); // no request of that iteration needed the bytes
   rig.iterate([&] {
     const Allocation next = rig.allocate(MiB);
     CHECK(!overlap(shared, next));
@@ -197,7 +197,7 @@ TEST(such_bytes_wait_in_the_next_iteration_too) {
   rig.close();
 }
 
-TEST(a_stream_recorded_between_iterations_spoils_the_plan) {
+TEST(a_stream_recorded_between_iterations_removes_the_request_from_the_plan) {
   PlanRig rig;
   const Stream other = rig.stream();
   rig.iterate({1000, 2000});
@@ -215,7 +215,7 @@ TEST(a_stream_recorded_between_iterations_spoils_the_plan) {
   rig.close();
 }
 
-TEST(two_threads_take_turns_in_any_order) {
+TEST(two_threads_allocate_in_any_order) {
   PlanRig rig;
   for (int i = 0; i < 60; ++i) {
     std::atomic<int> ready = 0;
@@ -260,11 +260,11 @@ TEST(two_threads_take_turns_in_any_order) {
   rig.close();
 }
 
-TEST(iterations_and_foreign_frees_at_once) {
+TEST(iterations_run_beside_frees_of_another_thread) {
   PlanRig rig;
   std::atomic<bool> over = false;
   std::mutex mutex;
-  std::vector<Allocation> passed_on; // outlive their iteration, sometimes
+  std::vector<Allocation> passed_on; // some outlive their iteration
   std::thread foreign([&] {
     while (!over) {
       std::vector<Allocation> got;
@@ -305,7 +305,7 @@ TEST(iterations_and_foreign_frees_at_once) {
   rig.close();
 }
 
-TEST(any_call_fails_and_nothing_is_lost) {
+TEST(any_runtime_call_may_fail_without_a_leak) {
   std::size_t nth = 1;
   while (iterations_with_a_failing_call(nth)) {
     ++nth;

@@ -1,5 +1,5 @@
-// Threads that wait for an allocation plan's lock sleep: it is held over allocations from the heap, and over a walk of
-// the plan.
+// Threads that wait for an allocation plan's mutex sleep: the mutex is held during heap allocations and during a walk
+// of the plan.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ using namespace plans;
 
 namespace {
 
-/// The next allocation from the heap of a thread that sets this waits until it is told to go on.
+/// If a thread sets this, its next heap allocation blocks until the test lets it continue.
 thread_local bool stops = false;
 std::promise<void> stopped;
 std::promise<void> go_on;
@@ -32,7 +32,7 @@ void stop_if_asked() {
   }
 }
 
-/// As the system shows it: 'S' sleeps, 'R' runs or could.
+/// The thread's state in /proc: 'S' is sleeping, 'R' is running or runnable.
 char state_of(long thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   std::string all;
@@ -48,7 +48,7 @@ double seconds_run(clockid_t clock) {
 
 } // namespace
 
-// Not inlined, new and delete look unlike to the compiler.
+// Not inlined: the compiler would warn about mismatched new and delete.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   stop_if_asked();
   if (void* const ptr = std::malloc(bytes == 0 ? 1 : bytes)) {
@@ -63,7 +63,7 @@ double seconds_run(clockid_t clock) {
   std::free(ptr);
 }
 
-TEST(who_waits_while_the_plan_is_changed_sleeps) {
+TEST(a_thread_that_waits_for_the_plan_sleeps) {
   PlanRig rig;
   for (int i = 0; i < 2; ++i) {
     rig.iterate({1000, 2000, 3000});
@@ -72,7 +72,7 @@ TEST(who_waits_while_the_plan_is_changed_sleeps) {
   Allocation other;
   std::thread changing([&] {
     stops = true;
-    other = rig.allocate(5000); // not the plan's: what has been served so far is written down
+    other = rig.allocate(5000); // not in the plan: the requests served so far are recorded
     stops = false;
   });
   stopped.get_future().wait();
@@ -85,7 +85,7 @@ TEST(who_waits_while_the_plan_is_changed_sleeps) {
   clockid_t clock{};
   CHECK_EQ(pthread_getcpuclockid(waiting.native_handle(), &clock), 0);
   bool sleeps = false;
-  while (!sleeps && seconds_run(clock) < 0.5) { // a turn of its loop takes less than a microsecond
+  while (!sleeps && seconds_run(clock) < 0.5) { // one iteration of its loop takes less than a microsecond
     sleeps = state_of(thread) == 'S';
     std::this_thread::yield();
   }

@@ -1,4 +1,4 @@
-// Storages counted by where they were made: each comes and goes once, and what crossed the link adds up.
+// The allocation-site profiler: each storage is counted once when created and once when freed, and transfers add up.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -47,7 +47,7 @@ const AllocationSiteFigures* find(const std::vector<AllocationSiteFigures>& figu
   return nullptr;
 }
 
-TEST(nobody_asks_at_first) {
+TEST(the_profiler_is_off_by_default) {
   CHECK(!AllocationSites::get().asked());
   int block = 0;
   AllocationSites::get().made(&block, 100);
@@ -55,7 +55,7 @@ TEST(nobody_asks_at_first) {
   CHECK(AllocationSites::get().take(&block) == 0);
 }
 
-TEST(storages_of_a_line_and_a_size_are_counted_together) {
+TEST(storages_of_one_line_and_size_share_a_row) {
   const Asked asked;
   AllocationSites& sites = AllocationSites::get();
   int blocks[4] = {};
@@ -65,10 +65,10 @@ TEST(storages_of_a_line_and_a_size_are_counted_together) {
   sites.made(&blocks[2], 200);
   here = 8;
   sites.made(&blocks[3], 100);
-  sites.gone(&blocks[0]); // with no record
+  sites.gone(&blocks[0]); // freed without a record
   CHECK(sites.take(&blocks[1]) == 7);
-  CHECK(sites.take(&blocks[1]) == 0); // its record has it
-  sites.gone(&blocks[1]); // so this is nobody's
+  CHECK(sites.take(&blocks[1]) == 0); // the record has the site now
+  sites.gone(&blocks[1]); // so this call counts nothing
   sites.gone(AllocationSite{7}, 200);
   const auto figures = sites.figures();
   CHECK(figures.size() == 3);
@@ -79,7 +79,7 @@ TEST(storages_of_a_line_and_a_size_are_counted_together) {
   CHECK(find(figures, 8, 100) != nullptr);
 }
 
-TEST(what_crosses_the_link_adds_up_to_what_the_engine_has_counted) {
+TEST(transfers_by_site_add_up_to_the_engines_statistics) {
   Rig rig;
   const Asked asked;
   const ResidencyStatistics before = rig.engine.statistics();
@@ -105,7 +105,7 @@ TEST(what_crosses_the_link_adds_up_to_what_the_engine_has_counted) {
   same(TransferKind::kInPlace, before.used_in_place, now.used_in_place);
 }
 
-TEST(rows_are_bounded_and_what_has_none_is_counted_together) {
+TEST(rows_are_bounded_and_the_rest_shares_one) {
   const Asked asked;
   constexpr std::size_t kMany = 10000;
   for (std::size_t bytes = 1; bytes <= kMany; ++bytes) {
@@ -122,7 +122,7 @@ TEST(rows_are_bounded_and_what_has_none_is_counted_together) {
   CHECK(rest != nullptr && rest->moves[0] > 1);
 }
 
-TEST(who_stops_waits_for_a_probe_that_is_under_way) {
+TEST(stopping_waits_for_a_running_probe) {
   AllocationSites& sites = AllocationSites::get();
   sites.start(&slow_probe);
   int block = 0;
@@ -142,15 +142,15 @@ TEST(who_stops_waits_for_a_probe_that_is_under_way) {
   may_go_on = true;
   maker.join();
   stopper.join();
-  const auto figures = sites.figures(); // which stay
+  const auto figures = sites.figures(); // stopping keeps them
   CHECK(figures.size() == 1 && figures[0].site == 5 && figures[0].made == 1);
   CHECK(sites.take(&block) == 0);
   sites.start(&probe);
-  CHECK(sites.figures().empty()); // counted anew
+  CHECK(sites.figures().empty()); // starting clears them
   sites.stop();
 }
 
-TEST(threads_make_and_free_at_once) {
+TEST(several_threads_create_and_free_concurrently) {
   const Asked asked;
   here = 9;
   std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-// A cap holds whatever happens at once, and whichever call of the runtime fails.
+// A cap holds under concurrency and with every runtime call failing.
 #include <array>
 #include <atomic>
 #include <latch>
@@ -14,8 +14,8 @@
 
 using namespace contract;
 
-TEST(bytes_of_a_segment_under_way_count) {
-  // A thread's segment is being made when another thread asks: what it takes is gone already.
+TEST(bytes_of_a_segment_in_creation_count) {
+  // A segment whose creation blocks, so that another thread requests memory meanwhile. Its bytes already count.
   struct Slow final : SegmentSource {
     explicit Slow(ManagedRuntime& runtime) : runtime(runtime) {}
     void* allocate(std::size_t bytes, Location home) override {
@@ -44,7 +44,7 @@ TEST(bytes_of_a_segment_under_way_count) {
   std::thread other([&] { first = allocator.allocate(40 * MiB, kDevice, kStream); });
   source.inside.wait();
   CHECK(allocator.try_allocate(40 * MiB, kDevice, kStream) == nullptr);
-  CHECK(!allocator.min_cost_range(40 * MiB, 0, free_of_cost)); // nobody's to give up
+  CHECK(!allocator.min_cost_range(40 * MiB, 0, free_of_cost)); // the segment in creation cannot be evicted
   CHECK(allocator.is_valid());
   Block* beside = nullptr;
   std::atomic<bool> refused = false;
@@ -61,15 +61,15 @@ TEST(bytes_of_a_segment_under_way_count) {
   waits.join();
   waits_in_vain.join();
   CHECK(beside != nullptr);
-  CHECK_EQ(allocator.statistics().segment[0].current, 1); // both have their bytes from it
+  CHECK_EQ(allocator.statistics().segment[0].current, 1); // both requests are served from that segment
   CHECK(refused);
   allocator.free(first);
   allocator.free(beside);
   CHECK(allocator.is_valid());
 }
 
-TEST(threads_at_once_never_exceed_a_hard_cap) {
-  // Counted by the source itself, whose bytes are there before the allocator's books show them.
+TEST(concurrent_threads_never_exceed_a_hard_cap) {
+  // Counted by the source itself: its bytes exist before the allocator's statistics show them.
   struct Counting final : SegmentSource {
     explicit Counting(ManagedRuntime& runtime) : runtime(runtime) {}
     void* allocate(std::size_t bytes, Location home) override {
@@ -152,7 +152,7 @@ TEST(threads_at_once_never_exceed_a_hard_cap) {
   }
   CHECK(refused > 0);
   CHECK(source.most <= 128 * MiB);
-  CHECK(source.most > 96 * MiB); // it came near
+  CHECK(source.most > 96 * MiB); // the limit was nearly reached
   CHECK(allocator.is_valid());
 }
 
@@ -160,7 +160,7 @@ TEST(threads_at_once_never_exceed_a_hard_cap) {
 
 namespace {
 
-/// Works under a cap, with a callback that gives up the cheapest run, while the Nth call of the runtime fails.
+/// Works under a cap, with a callback that evicts the min-cost range, while the Nth runtime call fails.
 class FailingScript {
  public:
   FailingScript(bool managed, std::string_view failing, std::size_t nth)
@@ -180,7 +180,7 @@ class FailingScript {
     rig_.runtime->destroy_event(work_);
   }
 
-  /// \return whether there were so many calls
+  /// \return whether there were that many calls
   bool run() {
     step([&] { rig_.allocator->set_cap(0, 64 * MiB, true); });
     for (const std::size_t megabytes : {3, 12, 2, 20, 8, 16, 30, 4, 1}) {
@@ -211,7 +211,7 @@ class FailingScript {
   std::size_t leaked() {
     calls_.clear_failures();
     for (const Stream stream : {a_, b_}) {
-      rig_.runtime->synchronize_stream(stream); // queues that wait for each other would own each other for ever
+      rig_.runtime->synchronize_stream(stream); // queues that wait for each other would keep each other alive
     }
     rig_.allocator.reset();
     return calls_.live_objects() - 3; // two streams, one event
@@ -242,7 +242,7 @@ class FailingScript {
   void step(const std::function<void()>& body) {
     try {
       body();
-    } catch (const RuntimeFailure&) { // the call that was made to fail
+    } catch (const RuntimeFailure&) { // the failing call
     } catch (const OutOfMemory&) {
     }
     rig_.check();

@@ -1,4 +1,4 @@
-// The contract suite, on every runtime and source of segments.
+// The contract suite on every runtime and source of segments.
 #include "allocator_contract.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/testing/recording_runtime.h"

@@ -1,5 +1,5 @@
-// Events that the allocator records: used again, shared by the blocks of a batch, and what happens when one cannot be
-// recorded.
+// Events that the allocator records: their reuse, their sharing by the blocks of a batch, and the failure to record
+// one.
 #include <utility>
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(events_are_used_again) {
+TEST(events_are_reused) {
   Recorded rig;
   const Event work = rig.runtime->create_event(0, false);
   rig.cache(12 * MiB, rig.a);
@@ -19,12 +19,12 @@ TEST(events_are_used_again) {
       rig.calls.release(from);
     }
   }
-  CHECK_EQ(rig.calls.count("create_event"), std::size_t{2}); // each stream keeps its last one, to share it
+  CHECK_EQ(rig.calls.count("create_event"), std::size_t{2}); // each stream keeps its last event for sharing
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 10);
   rig.runtime->destroy_event(work);
 }
 
-TEST(an_event_that_cannot_be_recorded_costs_a_block_until_the_device_is_waited_for) {
+TEST(a_block_without_an_event_is_pending_until_a_device_synchronisation) {
   for (const char* call : {"create_event", "record_event"}) {
     Recorded rig;
     Block* const block = rig.allocate(12 * MiB, rig.a);
@@ -66,13 +66,13 @@ TEST(blocks_that_go_from_stream_to_stream_in_a_batch_share_an_event) {
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
   rig.calls.clear_calls();
   for (int i = 0; i < kBlocks / 2 - 1; ++i) {
-    blocks.push_back(rig.allocate(12 * MiB, c)); // the event that was recorded for b serves c as well
+    blocks.push_back(rig.allocate(12 * MiB, c)); // the event recorded for b also serves c
   }
   rig.expect_calls({"query_stream", "wait_event"});
   CHECK(rig.calls.calls().back().stream == c);
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  // Later work may touch a block that is freed later: it needs a new event. That event serves the last block of the
-  // batch, too.
+  // Later work may access a block that is freed later, so a new event is needed. That event also serves the last block
+  // of the batch.
   Block* const later = rig.allocate(14 * MiB, rig.a);
   rig.allocator->free(later);
   rig.calls.clear_calls();
@@ -106,13 +106,13 @@ TEST(blocks_freed_in_a_batch_share_an_event_of_each_stream_that_used_them) {
   rig.expect_calls({});
   rig.check();
   Block* const one = rig.allocate(12 * MiB, rig.a);
-  CHECK_EQ(rig.calls.count("record_event"), std::size_t{1}); // b has nothing queued
+  CHECK_EQ(rig.calls.count("record_event"), std::size_t{1}); // nothing is queued on b
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{6}); // those of c, and this one
+  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{6}); // the blocks of c, and this one
   rig.check();
   rig.calls.release(c);
   Block* const two = rig.allocate(512, rig.a);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{2}); // these two
+  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{2}); // these two blocks
   rig.check();
   rig.allocator->free(one);
   rig.allocator->free(two);

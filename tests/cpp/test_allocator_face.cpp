@@ -1,4 +1,4 @@
-// Caching allocators, and one that logs, as some among others: the suite that every Allocator passes.
+// The suite that every Allocator passes, for the caching allocator and the logging adaptor.
 #include "allocator/replay/logging_allocator.h"
 #include "allocator_face.h"
 

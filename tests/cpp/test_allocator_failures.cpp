@@ -1,5 +1,5 @@
-// Every runtime call fails once, at each place where the allocator makes it: nothing is lost, nothing
-// leaks, and a request that threw has changed nothing.
+// Every runtime call fails once, at each place where the allocator makes it. Nothing leaks, and a request that throws
+// changes nothing.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,8 +14,8 @@ using namespace contract;
 
 namespace {
 
-/// A script that takes every road through the allocator. Steps whose block is missing, because an earlier
-/// step was made to fail, do nothing.
+/// A script that takes every path through the allocator. A step whose block is missing, because an earlier step failed,
+/// does nothing.
 class Script {
  public:
   Script(std::string_view failing, std::size_t nth)
@@ -33,14 +33,14 @@ class Script {
     rig_.runtime->destroy_event(work_);
   }
 
-  /// \return whether there were so many calls
+  /// \return whether there were that many calls
   bool run() {
-    // From stream to stream, by event.
+    // Reuse on another stream, ordered by an event.
     Block* block = allocate(12 * MiB, a_);
     busy(a_);
     free(block);
     block = allocate(12 * MiB, b_);
-    // Used by two streams, and moved to the host, which takes it next.
+    // Used by two streams and moved to the host; the host reuses it.
     step([&] { block != nullptr ? rig_.allocator->record_stream(block, a_) : void(); });
     busy(a_);
     busy(b_);
@@ -54,12 +54,12 @@ class Script {
     block = step_allocate([&] { return rig_.allocator->allocate(512, Location::host(), Stream::host()); });
     free(block);
     free(small);
-    // A block whose event was lost.
+    // A block whose event could not be recorded.
     block = allocate(3 * MiB, b_);
     step([&] { block != nullptr ? rig_.allocator->record_stream(block, a_) : void(); });
     lose_event_of(block);
     step([&] { rig_.allocator->empty_cache(); });
-    // Running short: pending blocks, cached segments, neighbours of two streams.
+    // Memory pressure: pending blocks, cached segments, free neighbours of two streams.
     rig_.runtime->set_limit(64 * MiB);
     Block* pending = allocate(12 * MiB, a_);
     step([&] { pending != nullptr ? rig_.allocator->record_stream(pending, b_) : void(); });
@@ -76,13 +76,13 @@ class Script {
     free(two);
     block = step_allocate([&] { return rig_.allocator->allocate(36 * MiB, Location::host(), Stream::host()); });
     free(block);
-    free(allocate(200 * MiB, a_)); // cannot be had
+    free(allocate(200 * MiB, a_)); // does not fit
     free(wall);
     step([&] { rig_.allocator->empty_cache(); });
     return (failing_ == "*" ? calls_.calls().size() : calls_.count(failing_)) >= nth_;
   }
 
-  /// All that is left once the allocator is gone.
+  /// The number of runtime objects that are left after the allocator is destroyed.
   std::size_t leaked() {
     calls_.clear_failures();
     rig_.allocator.reset();
@@ -99,7 +99,7 @@ class Script {
   void step(const std::function<void()>& body) {
     try {
       body();
-    } catch (const RuntimeFailure&) { // the call that was made to fail
+    } catch (const RuntimeFailure&) { // the failing call
     }
     check();
   }
@@ -132,7 +132,7 @@ class Script {
     check();
   }
 
-  /// Work is queued and does not finish until somebody waits. The script's own call may be the one to fail.
+  /// Queues work that completes only when it is waited for. The failing call may be one of the script's own.
   void busy(Stream stream) {
     calls_.hold(stream);
     step([&] { rig_.runtime->record_event(work_, stream); });
@@ -198,7 +198,7 @@ TEST(any_call_fails) {
   CHECK(nth > 40);
 }
 
-TEST(the_destructor_bears_a_runtime_that_fails) {
+TEST(the_destructor_tolerates_runtime_failures) {
   RecordingRuntime runtime(1);
   {
     CachingManagedAllocator allocator(runtime, std::make_unique<ManagedSegmentSource>(runtime));
@@ -218,8 +218,8 @@ TEST(the_destructor_bears_a_runtime_that_fails) {
 
 TEST(a_block_freed_twice_ends_the_program) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
-  // Of the three, the second stays a block when it is freed, the first is merged with what is behind it, and
-  // the third with what is before it: their handles name no block any more.
+  // After their frees, the second block still exists as a block; the first is merged with the one behind it, and the
+  // third with the one before it. Their handles name no block any more.
   Block* const blocks[] = {rig.allocate(512), rig.allocate(512), rig.allocate(512)};
   for (int twice = 0; twice < 3; ++twice) {
     const pid_t pid = fork();
@@ -253,7 +253,7 @@ TEST(a_pressure_callback_that_throws_changes_nothing) {
   rig.allocator->set_pressure_callback(&callback);
   CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
   rig.check();
-  rig.allocator->free(rig.allocate(12 * MiB)); // the lock is not left held
+  rig.allocator->free(rig.allocate(12 * MiB)); // the mutex is not left locked
 }
 
 TEST(a_medium_request_fits_where_a_shared_segment_does_not) {

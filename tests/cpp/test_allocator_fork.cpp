@@ -1,5 +1,5 @@
-// A forked child has no managed memory: of its parent's blocks it may forget what it holds, and read a copy
-// of what host code may read.
+// A forked child has no managed memory. It may free its handles of the parent's blocks, and read a copy of those that
+// host code may read.
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -20,7 +20,7 @@ const std::array<std::unique_ptr<ManagedRuntime> (*)(), 2> kRuntimes{
 
 } // namespace
 
-TEST(a_child_only_keeps_books) {
+TEST(a_forked_child_may_free_but_not_allocate) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream other = rig.stream();
@@ -39,7 +39,7 @@ TEST(a_child_only_keeps_books) {
       return 2;
     }
     try {
-      rig.allocate(512); // cached memory would be the parent's
+      rig.allocate(512); // cached memory would belong to the parent
       return 3;
     } catch (const RuntimeFailure& error) {
       if (std::string(error.what()).find("forked child") == std::string::npos) {
@@ -50,10 +50,10 @@ TEST(a_child_only_keeps_books) {
       return 5;
     }
     rig.allocator.reset();
-    return calls.calls().empty() ? 0 : 6; // not one call of the runtime
+    return calls.calls().empty() ? 0 : 6; // no runtime call at all
   });
   CHECK_EQ(code, 0);
-  // The parent notices nothing.
+  // The parent is not affected.
   CHECK_EQ(rig.allocator->statistics().allocation[0].current, 2);
   rig.allocator->free(plain);
   rig.allocator->free(shared);
@@ -89,7 +89,7 @@ TEST(forking_while_threads_allocate_does_not_hang_the_child) {
   rig.check();
 }
 
-TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
+TEST(a_forked_child_has_host_blocks_at_their_addresses_and_no_others) {
   for (const auto make : kRuntimes) {
     Rig rig(make(), true);
     constexpr std::size_t kBig = 64 * MiB;
@@ -106,7 +106,7 @@ TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
           is_mapped(rig.address(small_device))) {
         return 2;
       }
-      std::memset(rig.allocator->data(big), 6, kBig); // its own
+      std::memset(rig.allocator->data(big), 6, kBig); // its own copy
       return 0;
     });
     CHECK_EQ(code, 0);
@@ -119,10 +119,10 @@ TEST(a_child_reads_blocks_of_the_host_at_their_addresses_and_has_no_others) {
   }
 }
 
-TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
+TEST(a_former_host_block_is_readable_in_a_child_after_its_relocation) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
-  rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB, true); // and a segment of small requests
+  rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB, true); // plus a segment for small requests
   std::vector<Block*> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(filled(rig, kBytes, kDevice, i));
@@ -146,17 +146,18 @@ TEST(a_block_that_was_the_hosts_is_there_after_it_has_made_way) {
   rig.allocator->free(blocks[3]);
 }
 
-TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
+TEST(a_former_host_block_is_readable_in_a_child_until_it_is_reused) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true);
   constexpr std::size_t kBytes = 12 * MiB;
-  Block* const left = filled(rig, kBytes, Location::host(), 1); // went to a device: its first label may live
+  // moved to a device: a tensor with its first address may still exist
+  Block* const left = filled(rig, kBytes, Location::host(), 1);
   rig.allocator->set_home(left, kDevice, kStream);
   Block* const came = filled(rig, kBytes, kDevice, 2);
   rig.allocator->set_home(came, Location::host(), Stream::host());
-  Block* const passed = filled(rig, kBytes, kDevice, 3); // to the host and on
+  Block* const passed = filled(rig, kBytes, kDevice, 3); // moved to the host and on to another device
   rig.allocator->set_home(passed, Location::host(), Stream::host());
   rig.allocator->set_home(passed, Location::device(1), Stream::default_of(1));
-  Block* const moved = filled(rig, kBytes, kDevice, 4); // from device to device
+  Block* const moved = filled(rig, kBytes, kDevice, 4); // moved from device to device
   rig.allocator->set_home(moved, Location::device(1), Stream::default_of(1));
   Block* const freed = filled(rig, kBytes, Location::host(), 5);
   const std::uintptr_t freed_at = rig.address(freed);
@@ -180,9 +181,9 @@ TEST(a_block_that_ever_was_the_hosts_is_there_until_it_is_handed_out_again) {
   rig.check();
 }
 
-TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
+TEST(a_child_copies_only_the_pages_of_small_host_blocks) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
-  std::vector<Block*> blocks; // 512 bytes each, eight to a page; every 64th lives on
+  std::vector<Block*> blocks; // 512 bytes each, eight in a page; every 64th stays allocated
   for (int i = 0; i < 1024; ++i) {
     blocks.push_back(filled(rig, 512, Location::host(), i % 251));
   }
@@ -196,7 +197,7 @@ TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
       if (!holds(rig, blocks[i], 512, static_cast<int>(i) % 251)) {
         return 1;
       }
-      if (is_mapped(rig.address(blocks[i]) + 4 * 4096)) { // half way to the next
+      if (is_mapped(rig.address(blocks[i]) + 4 * 4096)) { // half way to the next one
         return 2;
       }
     }
@@ -209,7 +210,7 @@ TEST(small_blocks_bring_the_pages_they_share_and_no_more) {
   rig.check();
 }
 
-TEST(a_child_of_a_child_reads_what_the_child_has) {
+TEST(a_child_of_a_child_reads_the_childs_copies) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
   Block* const block = filled(rig, kBytes, Location::host(), 1);

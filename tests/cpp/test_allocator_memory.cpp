@@ -1,5 +1,5 @@
-// The allocator where the host has no memory left for its books: each allocation from the heap fails once. A request
-// that throws has changed nothing, and a block that is freed is free.
+// Every heap allocation of the allocator fails once, as if the host had no memory. A request that throws changes
+// nothing, and a freed block is free.
 #include <string>
 
 #include "allocator_rig.h"
@@ -20,7 +20,7 @@ class Script {
     b_ = rig_.stream();
   }
 
-  /// \return whether there were so many allocations
+  /// \return whether there were that many allocations
   bool run() {
     for (int turn = 0; turn < 3; ++turn) {
       Block* small = allocate(1000, a_);
@@ -41,7 +41,7 @@ class Script {
       step([&] { move(medium); });
       large = allocate(20 * MiB, a_);
       rig_.runtime->set_limit(rig_.runtime->managed_bytes() + 8 * MiB);
-      free(allocate(200 * MiB, a_)); // cannot be had
+      free(allocate(200 * MiB, a_)); // does not fit
       rig_.runtime->set_limit(std::nullopt);
       for (Block* const left : {small, medium, large}) {
         free(left);
@@ -98,7 +98,7 @@ class Script {
 
 } // namespace
 
-TEST(each_allocation_of_the_allocators_books_may_fail_once) {
+TEST(each_heap_allocation_of_the_allocator_may_fail_once) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; ++nth) {
     try {

@@ -1,4 +1,4 @@
-// What moves out of the way of a large request: places for all of it, or nothing has changed.
+// Relocation of blocks for a large request: either all of them find a place, or nothing changes.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -17,7 +17,7 @@ double by_size(void* tag, std::size_t bytes) {
 
 } // namespace
 
-TEST(the_smallest_neighbours_find_places) {
+TEST(the_smallest_neighbours_are_relocated) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -28,7 +28,8 @@ TEST(the_smallest_neighbours_find_places) {
     rig.allocator->free(blocks[1]);
     rig.allocator->free(blocks[6]);
     CHECK(
-        rig.allocator->reserve_moves(24 * MiB, 0, kStream, by_size, agree).empty()); // two would have to find one place
+        // both blocks would need a place, and there is one
+        rig.allocator->reserve_moves(24 * MiB, 0, kStream, by_size, agree).empty());
     rig.check();
     const Levels before = rig.allocator->levels(kDevice);
     const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
@@ -51,7 +52,7 @@ TEST(the_smallest_neighbours_find_places) {
   });
 }
 
-TEST(what_must_not_move_stays) {
+TEST(unmovable_blocks_keep_their_places) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -64,7 +65,7 @@ TEST(what_must_not_move_stays) {
     const auto none = [](void*, std::size_t) { return kNever; };
     CHECK(rig.allocator->reserve_moves(16 * MiB, 0, kStream, none, agree).empty());
     rig.check();
-    // One that stays after all has its tag and its bytes in the books again.
+    // A rollback restores the tag and the allocated bytes.
     const auto moves = rig.allocator->reserve_moves(16 * MiB, 0, kStream, by_size, agree);
     CHECK_EQ(moves.size(), std::size_t{1});
     rig.allocator->roll_back(moves[0]);
@@ -77,7 +78,7 @@ TEST(what_must_not_move_stays) {
   });
 }
 
-TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
+TEST(a_rollback_restores_the_recorded_use_of_the_requesting_stream) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
     const Stream taker = rig.stream(), third = rig.stream();
@@ -116,7 +117,7 @@ TEST(the_taker_s_own_use_needs_no_event_and_is_kept_by_what_stays) {
   });
 }
 
-TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
+TEST(a_range_of_exactly_the_requested_size_leaves_no_empty_block) {
   int moved = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
@@ -157,7 +158,7 @@ TEST(neighbours_that_are_just_enough_leave_no_empty_block) {
   CHECK(moved > 200);
 }
 
-TEST(on_random_heaps_the_request_fits_after_it) {
+TEST(relocations_make_the_request_fit_on_random_heaps) {
   int fitted = 0, several = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
@@ -218,7 +219,7 @@ TEST(on_random_heaps_the_request_fits_after_it) {
 
 HARNESS_MAIN()
 
-TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
+TEST(a_block_whose_owner_refuses_stays_and_others_are_relocated) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -231,7 +232,7 @@ TEST(an_owner_that_refuses_keeps_its_block_and_others_move) {
     }
     std::vector<std::size_t> asked;
     const auto refuse = [&](void* tag) {
-      // Nothing has changed when an owner is asked: it may free the block at this moment, and reads the tag first.
+      // The callback runs before any change: the owner may free the block at this moment, and reads the tag first.
       CHECK(rig.allocator->tag(blocks[number_of(tag) - 1]) == tag);
       asked.push_back(number_of(tag));
       return false;

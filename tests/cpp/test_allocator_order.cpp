@@ -1,5 +1,5 @@
-// Bytes written by delayed device work never land in a block's next life: the emulated runtime holds
-// queued copies back by chance, and a missing wait shows as a wrong byte.
+// Bytes written by delayed device work must not appear in a reused block. The emulated runtime delays queued copies at
+// random, so a missing wait produces a wrong byte.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -36,7 +36,7 @@ class Delayed : public Rig {
     const auto* const bytes = static_cast<const char*>(allocator->data(block));
     return std::all_of(bytes, bytes + kBytes, [letter](char byte) { return byte == letter; });
   }
-  /// Everything that is still queued anywhere is done.
+  /// Completes all queued work.
   void finish() {
     runtime->synchronize_device(0);
   }
@@ -54,7 +54,7 @@ class Delayed : public Rig {
 
 } // namespace
 
-TEST(another_stream_writes_after_the_one_before) {
+TEST(a_stream_writes_after_the_previous_stream) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocate(kBytes, rig.a);
@@ -72,7 +72,7 @@ TEST(another_stream_writes_after_the_one_before) {
   }
 }
 
-TEST(the_host_writes_after_the_stream_before) {
+TEST(the_host_writes_after_the_previous_stream) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocator->allocate(kBytes, Location::host(), rig.a);
@@ -88,7 +88,7 @@ TEST(the_host_writes_after_the_stream_before) {
   }
 }
 
-TEST(a_recorded_stream_writes_before_the_next_life) {
+TEST(a_recorded_stream_writes_before_the_block_is_reused) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Delayed rig(seed);
     Block* const first = rig.allocate(kBytes, rig.a);
@@ -114,7 +114,7 @@ TEST(a_moved_block_is_reused_after_the_work_of_its_old_stream) {
     for (int i = 0; i < 3; ++i) {
       Block* const next = rig.allocator->allocate(kBytes, Location::host(), Stream::host());
       std::memset(rig.allocator->data(next), 'h', kBytes);
-      rig.runtime->query_stream(rig.a); // lets the schedule go on
+      rig.runtime->query_stream(rig.a); // lets the schedule progress
       CHECK(rig.holds_only(next, 'h'));
       rig.allocator->free(next);
     }
@@ -134,7 +134,7 @@ TEST(a_block_of_two_streams_that_moved_to_the_host_and_was_freed_by_another_thre
     rig.allocator->set_home(first, Location::host(), Stream::host());
     std::thread([&] { rig.allocator->free(first); }).join();
     CHECK_EQ(rig.allocator->statistics().allocated_bytes[0].current, 0);
-    // Blocks of the host, until the one comes back that both streams were writing to.
+    // Allocates host blocks until the one to which both streams wrote is reused.
     std::vector<Block*> blocks;
     do {
       blocks.push_back(rig.allocator->allocate(kBytes, Location::host(), Stream::host()));

@@ -1,4 +1,4 @@
-// Calls that the owner of a block makes: tags, frees that wait for one event, hand-overs to another stream.
+// Calls by the owner of a block: tags, frees after one event, and hand-overs to another stream.
 #include "room_helpers.h"
 
 using namespace contract;
@@ -22,7 +22,7 @@ TEST(a_tag_goes_with_its_block) {
   });
 }
 
-TEST(a_block_freed_after_an_event_waits_for_that_alone) {
+TEST(a_block_freed_after_an_event_waits_only_for_it) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream copies = rig.stream();
@@ -34,19 +34,19 @@ TEST(a_block_freed_after_an_event_waits_for_that_alone) {
   rig.allocator->free_after(block, ready, copies);
   rig.check();
   calls.clear_calls();
-  // Both parts of it wait, each by itself.
+  // Both parts of it wait separately.
   Block* const first = rig.allocate(12 * MiB);
   Block* const second = rig.allocate(12 * MiB);
   CHECK_EQ(rig.address(first), at);
   CHECK_EQ(rig.address(second), at + 12 * MiB);
   CHECK_EQ(calls.count("wait_event"), std::size_t{2});
-  CHECK_EQ(calls.count("record_event"), std::size_t{0}); // which would be behind all that is queued
+  CHECK_EQ(calls.count("record_event"), std::size_t{0}); // an event recorded now would be behind all queued work
   rig.check();
   rig.allocator->free(first);
   calls.release(copies);
   rig.allocator->free(second);
   Block* const again = rig.allocate(24 * MiB);
-  CHECK_EQ(rig.address(again), at); // one piece again
+  CHECK_EQ(rig.address(again), at); // merged again
   CHECK_EQ(calls.count("wait_event"), std::size_t{2});
   rig.allocator->free(again);
   rig.check();
@@ -60,7 +60,7 @@ TEST(a_block_freed_after_an_event_that_is_reached_waits_for_nothing) {
   const Event ready = calls.create_event(0, false);
   calls.record_event(ready, copies);
   rig.allocator->free_after(block, ready, copies);
-  calls.hold(copies); // work that is queued from now on does not matter
+  calls.hold(copies); // work queued from now on does not matter
   calls.clear_calls();
   rig.allocator->free(rig.allocate(16 * MiB));
   CHECK_EQ(calls.count("wait_event"), std::size_t{0});

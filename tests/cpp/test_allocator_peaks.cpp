@@ -1,4 +1,4 @@
-// The peak of allocated bytes between two calls, and the count of changes that says whether to ask for it.
+// The peak of allocated bytes between two calls, and the count of changes that tells whether the peak may differ.
 #include <cstdint>
 
 #include "room_helpers.h"
@@ -13,13 +13,13 @@ TEST(taken_peaks_and_those_of_the_statistics_are_independent) {
     Block* const kept = rig.allocate(12 * MiB);
     rig.allocator->free(rig.allocate(20 * MiB));
     CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 32 * MiB);
-    CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 12 * MiB); // the block that is still there
+    CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 12 * MiB); // the block that is still allocated
     CHECK_EQ(peak(), 32 * k);
     CHECK_EQ(rig.allocator->statistics(kDevice).active_bytes[0].peak, 32 * k);
     rig.allocator->free(rig.allocate(30 * MiB));
     rig.allocator->reset_peak_statistics(kDevice);
     CHECK_EQ(peak(), 12 * k);
-    CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 42 * MiB); // before the reset
+    CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 42 * MiB); // the peak before the reset
     CHECK_EQ(rig.allocator->take_allocated_peak(0).most, 12 * MiB);
     CHECK_EQ(peak(), 12 * k);
     CHECK_EQ(rig.allocator->take_allocated_peak(1).most, std::size_t{0});
@@ -41,7 +41,7 @@ TEST(allocations_and_frees_change_the_count_of_changes) {
     const CachingManagedAllocator::AllocatedPeak peak = allocator.take_allocated_peak(0);
     CHECK_EQ(peak.now, 12 * MiB);
     CHECK_EQ(peak.changes, allocator.allocation_changes(0));
-    allocator.reset_peak_statistics(kDevice); // of statistics: nothing was allocated
+    allocator.reset_peak_statistics(kDevice); // a reset of statistics allocates nothing
     CHECK_EQ(peak.changes, allocator.allocation_changes(0));
     allocator.free(block);
     CHECK(allocator.allocation_changes(0) != peak.changes);

@@ -33,7 +33,7 @@ TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   CHECK_THROWS(InvalidArgument, rig.allocator->allocate(1, kDevice, kStream));
   Block* const first = rig.allocate(20 * MiB, kStream);
-  CHECK_EQ(rig.source->bytes(), 64 * MiB); // one call serves many
+  CHECK_EQ(rig.source->bytes(), 64 * MiB); // one segment serves many requests
   Block* const second = rig.allocate(3 * MiB, kStream);
   Block* const third = rig.allocate(30 * MiB, kStream);
   CHECK_EQ(calls.count("allocate_pinned"), std::size_t{1});
@@ -44,7 +44,7 @@ TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
   const void* const at = rig.allocator->data(first);
   const Event work = rig.runtime->create_event(0, false);
   calls.hold(kStream);
-  rig.runtime->record_event(work, kStream); // which still reads or writes it
+  rig.runtime->record_event(work, kStream); // the stream may still read or write it
   rig.allocator->free(first);
   calls.clear_calls();
   Block* const again = rig.allocator->try_allocate(20 * MiB, Location::host(), kStream);
@@ -52,7 +52,7 @@ TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
   CHECK(calls.calls().empty());
   rig.allocator->free(again);
   Block* const of_host = rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host());
-  CHECK(rig.allocator->data(of_host) != at); // that one is not to be had without waiting
+  CHECK(rig.allocator->data(of_host) != at); // reusing the freed block would require a wait
   CHECK_EQ(calls.count("synchronize_stream"), std::size_t{0});
   CHECK_THROWS(InvalidArgument, rig.allocator->set_home(second, kDevice, kStream));
   for (Block* const block : {second, third, of_host}) {
@@ -64,10 +64,10 @@ TEST(pinned_segments_serve_the_host_in_the_order_of_device_streams) {
   CHECK_EQ(rig.source->bytes(), std::size_t{0});
 }
 
-TEST(the_limit_of_pinned_memory_holds) {
+TEST(the_limit_of_pinned_memory_is_never_exceeded) {
   Pinned rig(std::make_unique<RecordingRuntime>(1), 100 * MiB);
   Block* const first = rig.allocate(50 * MiB, kStream);
-  Block* const second = rig.allocate(30 * MiB, kStream); // where 64 MiB are too many, what it needs
+  Block* const second = rig.allocate(30 * MiB, kStream); // a segment of 64 MiB does not fit: it gets only what it needs
   CHECK_EQ(rig.source->bytes(), 94 * MiB);
   CHECK(rig.allocator->try_allocate(20 * MiB, Location::host(), kStream) == nullptr);
   try {
@@ -78,7 +78,7 @@ TEST(the_limit_of_pinned_memory_holds) {
     CHECK(std::string(error.what()).find("limit of pinned host memory is 100.00 MiB") != std::string::npos);
   }
   rig.allocator->free(first);
-  Block* const third = rig.allocate(90 * MiB - 30 * MiB, kStream); // room for it is made
+  Block* const third = rig.allocate(90 * MiB - 30 * MiB, kStream); // the cached segments are released for it
   CHECK(rig.source->bytes() <= 100 * MiB);
   rig.source->set_limit(std::nullopt);
   Block* const fourth = rig.allocate(90 * MiB, kStream);
@@ -88,7 +88,7 @@ TEST(the_limit_of_pinned_memory_holds) {
   static_cast<RecordingRuntime&>(*rig.runtime).fail("allocate_pinned", 1);
   rig.source->set_limit(std::nullopt);
   const std::size_t before = rig.source->bytes();
-  CHECK(rig.allocator->try_allocate(200 * MiB, Location::host(), kStream) != nullptr); // the second call is good
+  CHECK(rig.allocator->try_allocate(200 * MiB, Location::host(), kStream) != nullptr); // the second attempt succeeds
   CHECK_EQ(rig.source->bytes(), before + 200 * MiB);
   for (Block* const block : {second, third, fourth}) {
     rig.allocator->free(block);
@@ -96,7 +96,7 @@ TEST(the_limit_of_pinned_memory_holds) {
   CHECK(rig.allocator->is_valid());
 }
 
-TEST(pinned_bytes_of_delayed_copies_never_land_in_the_next_life_of_a_block) {
+TEST(delayed_copies_never_write_into_a_reused_pinned_block) {
   constexpr std::size_t kBytes = 256 * KiB;
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     EmulatedConfig config;
@@ -108,7 +108,7 @@ TEST(pinned_bytes_of_delayed_copies_never_land_in_the_next_life_of_a_block) {
       letters[i] = static_cast<char*>(rig.runtime->allocate_pinned(kBytes));
       std::memset(letters[i], 'a' + i, kBytes);
     }
-    // Written back on one stream, freed, taken by the other: which waits.
+    // Written back on one stream and freed; the other stream reuses it and waits.
     Block* const first = rig.allocate(kBytes, streams[0]);
     void* const at = rig.allocator->data(first);
     rig.runtime->copy_async(at, letters[0], kBytes, streams[0]);

@@ -1,4 +1,4 @@
-// A fresh segment is populated by one prefetch, if it has a device and fits on it.
+// A new segment is populated by one prefetch if its home is a device and the segment fits there.
 #include "recorded_rig.h"
 
 using namespace contract;
@@ -15,7 +15,7 @@ TEST(a_fresh_segment_is_populated_by_one_prefetch) {
   rig.allocator->free(block);
   rig.allocator->free(rig.allocate(3 * MiB, rig.a));
   Block* const of_host = rig.allocator->allocate(3 * MiB, Location::host(), Stream::host());
-  rig.expect_calls({"allocate_managed"}); // the host populates by touching
+  rig.expect_calls({"allocate_managed"}); // the host populates pages by accessing them
   rig.allocator->free(of_host);
   rig.calls.clear_calls();
   Block* const no_stream = rig.allocator->allocate(12 * MiB, kDevice, Stream::host());
@@ -30,7 +30,7 @@ TEST(populating_can_be_turned_off) {
   CHECK_EQ(rig.calls.count("prefetch"), std::size_t{0});
 }
 
-TEST(a_prefetch_that_fails_costs_nothing_but_faults) {
+TEST(a_failed_prefetch_is_ignored) {
   Recorded rig;
   rig.calls.fail("prefetch", 1);
   Block* const block = rig.allocate(3 * MiB, rig.a);

@@ -1,5 +1,5 @@
-// Steps that the allocator takes when memory runs short, cheap ones first: polling, waiting, releasing caches, merging,
-// and the pressure callback.
+// The allocator's steps under memory pressure, cheapest first: polling, waiting, releasing caches, merging, and the
+// memory-pressure callback.
 #include <string>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 using namespace contract;
 
-TEST(the_failure_path_goes_from_cheap_to_dear) {
+TEST(the_failure_path_tries_cheap_steps_first) {
   struct Callback final : PressureCallback {
     Recorded* rig = nullptr;
     std::vector<std::string> before;
@@ -29,12 +29,12 @@ TEST(the_failure_path_goes_from_cheap_to_dear) {
   rig.allocator->free(pending);
   rig.calls.clear_calls();
   CHECK_THROWS(OutOfMemory, rig.allocate(60 * MiB, rig.a));
-  // Recorded and polled in vain, refused by the limit (the runtime is not asked), waited for, given back, refused
-  // again.
+  // Recorded and polled without success, refused by the limit (the runtime is not called), waited for, released,
+  // refused again.
   const std::vector<std::string> expected{"query_stream", "create_event",      "record_event", "query_event",
                                           "query_event",  "synchronize_event", "free_managed", "free_managed"};
   CHECK(callback.before == expected);
-  rig.expect_calls(expected); // the callback had nothing to give: no second round
+  rig.expect_calls(expected); // the callback freed nothing: no second round
   rig.check();
   rig.allocator->free(held);
 }
@@ -129,19 +129,20 @@ TEST(a_pressure_callback_runs_before_the_host_waits_and_again_while_it_returns_t
   callback.runtime->hold(b);
   const Event work = rig.runtime->create_event(0, false);
   rig.runtime->record_event(work, b);
-  rig.allocator->free(pending); // 32 MiB that the host would have to wait for
+  rig.allocator->free(pending); // 32 MiB for which the host would have to wait
   Block* const block = rig.allocate(32 * MiB, b);
-  CHECK_EQ(callback.asked, std::size_t{1}); // one block was freed; then the host waited for the pending one
+  CHECK_EQ(callback.asked, std::size_t{1}); // the callback freed one block; then the host waited for the pending one
   CHECK_EQ(callback.waits_before, std::size_t{0});
   CHECK(callback.stream == b);
   CHECK_EQ(callback.runtime->count("synchronize_event"), std::size_t{1});
   callback.asked = 0;
-  Block* const second = rig.allocate(32 * MiB, a); // block by block
+  Block* const second = rig.allocate(32 * MiB, a); // the callback frees one block at a time
   CHECK_EQ(callback.asked, std::size_t{3});
   callback.asked = 0;
   callback.always = true;
   CHECK_THROWS(OutOfMemory, rig.allocate(32 * MiB, a));
-  CHECK(callback.asked > 3 && callback.asked < 100); // the callback always returns true, and is not asked for ever
+  // the callback always returns true, but the number of calls is bounded
+  CHECK(callback.asked > 3 && callback.asked < 100);
   rig.allocator->free(second);
   rig.allocator->free(block);
   rig.check();
@@ -156,7 +157,7 @@ TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
     bool may_exceed(std::size_t bytes, Location home) override {
       CHECK_EQ(bytes, 40 * MiB);
       CHECK(home == kDevice);
-      CHECK(rig->allocator->is_valid()); // takes the lock
+      CHECK(rig->allocator->is_valid()); // locks the allocator's mutex
       return lets;
     }
     Rig* rig = nullptr;
@@ -170,12 +171,12 @@ TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
     callback.lets = false;
     CHECK_THROWS(OutOfMemory, rig.allocate(40 * MiB));
     callback.lets = true;
-    CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, kStream) == nullptr); // does not ask
+    CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, kStream) == nullptr); // does not call the callback
     Block* const over = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics().num_over_cap, 1);
     rig.check();
     rig.allocator->free(over);
-    rig.allocator->set_cap(0, 64 * MiB, true); // gives it back
+    rig.allocator->set_cap(0, 64 * MiB, true); // releases the excess
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB - kForSmall));
     rig.check();
     rig.allocator->free(held);
@@ -194,8 +195,8 @@ TEST(a_pressure_callback_that_throws_under_a_cap_changes_nothing) {
       rig.allocator->set_pressure_callback(&callback);
       CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
       rig.check();
-      CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call it
-      rig.allocator->free(rig.allocate(12 * MiB)); // the lock is not left held
+      CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call the callback
+      rig.allocator->free(rig.allocate(12 * MiB)); // the mutex is not left locked
     }
   });
 }

@@ -1,4 +1,4 @@
-// Sizes that differ from request to request: what is reserved for them, and that it stops growing.
+// Sizes that differ between requests: the memory reserved for them is bounded and stops growing.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -10,7 +10,7 @@ using namespace contract;
 
 namespace {
 
-/// Of a convolutional network whose number of channels varies, in floats: k*16*7*7, k*7*7, k*7, k and k*32.
+/// Sizes of a convolutional network with a variable number of channels, in floats: k*16*7*7, k*7*7, k*7, k and k*32.
 std::vector<std::size_t> ragged_sizes() {
   std::vector<std::size_t> sizes;
   for (std::size_t k = 1024; k <= 8192; k += 1024) {
@@ -23,10 +23,10 @@ std::vector<std::size_t> ragged_sizes() {
 
 struct Outcome {
   double waste = 0; ///< (reserved - live) / live, the mean over the second half
-  std::int64_t calls = 0; ///< of the runtime for segments, in the second half
+  std::int64_t calls = 0; ///< runtime calls for segments, in the second half
 };
 
-/// Frees blocks by chance until the next size fits into `live` bytes, and allocates it; `steps` times, twice.
+/// Frees random blocks until the next size fits into `live` bytes, then allocates it; `steps` times, twice.
 Outcome churn(Rig& rig, std::size_t live, int steps) {
   std::mt19937_64 random(6);
   const std::vector<std::size_t> sizes = ragged_sizes();
@@ -77,8 +77,8 @@ Rig recorded(AllocatorOptions options = {}) {
 
 } // namespace
 
-TEST(ragged_sizes_come_to_rest_with_little_above_what_is_live) {
-  // A hard bound on what is live, lifetimes by chance: best fit in one piece of memory without an end has 18 % there.
+TEST(ragged_sizes_waste_little_and_stop_calling_the_runtime) {
+  // With a hard bound on live bytes and random lifetimes, best fit in one contiguous memory without an end wastes 18 %.
   const Outcome large = churn(recorded(), 4096 * MiB, 20'000);
   CHECK(large.waste < 0.20);
   CHECK(large.calls <= 2); // in 20 000 steps
@@ -87,7 +87,7 @@ TEST(ragged_sizes_come_to_rest_with_little_above_what_is_live) {
   CHECK(small.calls <= 2);
 }
 
-TEST(shared_segments_waste_less_than_segments_apart) {
+TEST(shared_segments_waste_less_than_separate_ones) {
   for (const std::size_t live : {256 * MiB, 1024 * MiB}) {
     const Outcome shared = churn(recorded(), live, 10'000);
     const Outcome own = churn(recorded(apart()), live, 10'000);
@@ -95,7 +95,7 @@ TEST(shared_segments_waste_less_than_segments_apart) {
   }
 }
 
-TEST(a_hard_cap_bounds_what_ragged_sizes_reserve) {
+TEST(a_hard_cap_bounds_the_reservation_for_ragged_sizes) {
   Rig rig = recorded();
   rig.allocator->set_cap(0, 1024 * MiB, true);
   const Outcome outcome = churn(rig, 512 * MiB, 10'000);
@@ -103,7 +103,7 @@ TEST(a_hard_cap_bounds_what_ragged_sizes_reserve) {
   CHECK_EQ(rig.allocator->statistics().num_over_cap, std::int64_t{0});
 }
 
-TEST(segments_grow_with_what_there_is) {
+TEST(segments_grow_with_the_reserved_bytes) {
   Rig rig = recorded();
   std::vector<Block*> blocks;
   std::vector<std::size_t> made;
@@ -115,11 +115,11 @@ TEST(segments_grow_with_what_there_is) {
       before = rig.reserved();
     }
   }
-  CHECK_EQ(made.front(), kSegmentMin / (12 * MiB) * (12 * MiB)); // nothing is left over
+  CHECK_EQ(made.front(), kSegmentMin / (12 * MiB) * (12 * MiB)); // no remainder
   CHECK_EQ(made.back(), kSegmentMax / (12 * MiB) * (12 * MiB));
   CHECK(std::ranges::is_sorted(made));
   Block* const larger = rig.allocate(kSegmentMax + 6 * MiB);
-  CHECK_EQ(rig.reserved() - before, static_cast<std::int64_t>(kSegmentMax + 6 * MiB)); // has its own
+  CHECK_EQ(rig.reserved() - before, static_cast<std::int64_t>(kSegmentMax + 6 * MiB)); // a segment of its own
   rig.allocator->free(larger);
   for (Block* const block : blocks) {
     rig.allocator->free(block);
@@ -127,7 +127,7 @@ TEST(segments_grow_with_what_there_is) {
   rig.check();
 }
 
-TEST(one_size_fills_what_the_limit_leaves) {
+TEST(one_size_fills_the_limit) {
   for (const std::size_t bytes : {12 * MiB, 24 * MiB, 30 * MiB, 48 * MiB}) {
     Rig rig = recorded();
     rig.runtime->set_limit(10 * bytes);
@@ -142,7 +142,7 @@ TEST(one_size_fills_what_the_limit_leaves) {
   }
 }
 
-TEST(large_blocks_fill_large_pages_whatever_lies_beside_them) {
+TEST(large_blocks_start_and_end_on_large_pages) {
   AllocatorOptions options;
   options.segment_min_bytes = 128 * MiB;
   Rig rig = recorded(options);
@@ -177,7 +177,7 @@ TEST(a_shared_segment_that_is_refused_is_made_smaller) {
   rig.allocator->free(block);
 }
 
-TEST(what_a_device_has_not_free_is_not_populated_for_others_to_come) {
+TEST(without_free_device_memory_a_segment_is_no_larger_than_its_request) {
   struct Full final : RecordingRuntime {
     Full() : RecordingRuntime(1) {}
     MemoryInfo memory_info(int) const override {
@@ -202,7 +202,7 @@ TEST(shared_segments_may_be_split) {
   rig.allocator->free(two);
 }
 
-TEST(sizes_go_by_parts_of_a_power_of_two_on_request) {
+TEST(sizes_are_rounded_to_fractions_of_a_power_of_two_on_request) {
   static_assert(round_up_to_division(1200, 4) == 1280 && round_up_to_division(1024, 4) == 1024);
   static_assert(round_up_to_division(3, 4) == 3 && round_up_to_division(1200, 0) == 1200);
   AllocatorOptions options;

@@ -1,4 +1,4 @@
-// Evicting the range of neighbours with the least cost: the request fits then, and little more is freed over time.
+// Evicting the min-cost range of neighbours: the request then fits, and on average little more is freed than needed.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -36,8 +36,8 @@ TEST(evicting_the_min_cost_range_makes_the_request_fit) {
     CHECK(rig.allocator->tag(block) == nullptr);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
     rig.allocator->free(block);
-    CHECK(rig.allocator->min_cost_range(16 * MiB, 0, by_bytes)->empty()); // free already
-    CHECK(!rig.allocator->min_cost_range(80 * MiB, 0, free_of_cost)); // more than the cap
+    CHECK(rig.allocator->min_cost_range(16 * MiB, 0, by_bytes)->empty()); // already free
+    CHECK(!rig.allocator->min_cost_range(80 * MiB, 0, free_of_cost)); // larger than the cap
     for (Block* const left : blocks) {
       rig.allocator->free(left);
     }
@@ -56,7 +56,7 @@ TEST(a_cost_that_throws_changes_nothing) {
   });
 }
 
-TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
+TEST(small_blocks_are_placed_together_if_a_cap_leaves_them_no_segment) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
     std::vector<Block*> blocks;
@@ -67,11 +67,11 @@ TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
     const std::uintptr_t lowest = rig.address(blocks[1]), snug = rig.address(blocks[6]) + 7 * MiB;
     rig.allocator->free(std::exchange(blocks[6], nullptr));
     blocks[6] = rig.allocate(7 * MiB);
-    CHECK_EQ(rig.address(blocks[6]), snug - 7 * MiB); // after it is 1 MiB, which would be the best fit
+    CHECK_EQ(rig.address(blocks[6]), snug - 7 * MiB); // behind it is 1 MiB, which would be the best fit
     rig.allocator->free(std::exchange(blocks[1], nullptr));
     std::vector<Block*> small;
     for (int i = 0; i < 2; ++i) {
-      small.push_back(rig.allocate(kSmallRequest)); // the segment of small requests is full
+      small.push_back(rig.allocate(kSmallRequest)); // the segment for small requests is full
     }
     for (int i = 0; i < 16; ++i) {
       small.push_back(rig.allocate(64 * KiB));
@@ -87,11 +87,11 @@ TEST(small_blocks_lie_together_where_a_cap_leaves_them_no_segment) {
   });
 }
 
-TEST(segments_to_empty_cost_no_more_than_twice_the_least) {
+TEST(emptied_segments_cost_at_most_twice_the_minimum) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     std::mt19937_64 random(seed);
-    // Segments of one block each, of 10 to 28 MiB; the cap leaves nothing.
+    // Segments of one block each, of 10 to 28 MiB; the cap leaves no room.
     const std::size_t count = 4 + random() % 7;
     std::vector<Block*> blocks;
     std::vector<double> costs;
@@ -103,7 +103,7 @@ TEST(segments_to_empty_cost_no_more_than_twice_the_least) {
       total += rig.allocator->bytes(blocks.back());
     }
     rig.allocator->set_cap(0, total, true);
-    const std::size_t bytes = (15 + random() % 10) * 2 * MiB; // more than any of them
+    const std::size_t bytes = (15 + random() % 10) * 2 * MiB; // larger than any of the segments
     double least = kNever;
     for (std::size_t set = 1; set < std::size_t{1} << count; ++set) {
       double sum = 0;
@@ -182,14 +182,14 @@ TEST(evictions_free_little_more_than_the_requests_need) {
         given += freed;
         asked += bytes;
         block = rig.allocator->try_allocate(bytes, kDevice, kStream);
-        CHECK(block != nullptr); // at the first try
+        CHECK(block != nullptr); // fits at the first attempt
       }
       CHECK(reserved_on(rig) <= static_cast<std::int64_t>(512 * MiB));
       rig.allocator->set_tag(block, tag_of(next));
       live[next++] = {block, activation, now};
     }
     CHECK(failures > 1000);
-    CHECK(10 * wasteful < failures); // 5 to 8 of 100 are
+    CHECK(10 * wasteful < failures); // 5 to 8 of 100 in practice
     CHECK(100 * given < 105 * asked);
     rig.check();
     for (const auto& [number, one] : live) {

@@ -1,4 +1,4 @@
-// Min-cost and first-fit eviction ranges on random heaps, compared with every range that there is.
+// Min-cost and first-fit eviction ranges on random heaps, compared with an exhaustive search.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -22,7 +22,7 @@ std::size_t bytes_of(std::size_t asked, std::optional<std::size_t> cap) {
 /// The least cost of evicting neighbours within one segment, found by trying every range of them.
 struct Reference {
   std::optional<std::pair<double, std::size_t>> window; ///< cost and allocated bytes
-  std::size_t unused = 0; ///< bytes of segments with nothing in use
+  std::size_t unused = 0; ///< bytes of unused segments
 };
 
 Reference reference(const Rig& rig, std::size_t bytes, const std::map<std::uintptr_t, double>& cost) {
@@ -54,7 +54,7 @@ Reference reference(const Rig& rig, std::size_t bytes, const std::map<std::uintp
   return found;
 }
 
-/// A heap at random, with costs that are sums of powers of two: they are exact.
+/// A random heap. Costs are sums of powers of two, so they are exact.
 class RandomHeap {
  public:
   RandomHeap(Rig& rig, std::uint64_t seed) : random(seed), rig_(rig), other_(rig.stream()) {
@@ -69,7 +69,7 @@ class RandomHeap {
     }
     std::ranges::shuffle(blocks_, random);
     for (std::size_t freed = random() % (blocks_.size() / 4 + 1); freed > 0; --freed) {
-      if (random() % 4 == 0) { // pending, for good
+      if (random() % 4 == 0) { // pending for the rest of the test
         rig.allocator->record_stream(blocks_.back(), held());
       }
       rig.allocator->free(blocks_.back());
@@ -126,7 +126,7 @@ class RandomHeap {
   Stream other_;
   std::optional<Stream> held_;
   std::vector<Block*> blocks_;
-  std::vector<double> costs_; ///< by tag
+  std::vector<double> costs_; ///< indexed by tag
 };
 
 } // namespace
@@ -155,7 +155,7 @@ TEST(the_min_cost_range_costs_least_on_random_heaps) {
     for (void* const tag : range.value_or(std::vector<void*>{})) {
       sum += heap.cost(tag);
       allocated += heap.bytes(tag);
-      CHECK(heap.address(tag) > last); // lowest first
+      CHECK(heap.address(tag) > last); // in address order
       last = heap.address(tag);
     }
     CHECK(sum < kNever);
@@ -183,7 +183,7 @@ TEST(the_min_cost_range_costs_least_on_random_heaps) {
     heap.free_all();
     rig.check();
   }
-  // Every kind of answer was seen, often enough.
+  // Every kind of result occurred often enough.
   CHECK(windows > 60 && free_already > 60 && covers > 3 && none > 3);
 }
 
@@ -236,7 +236,7 @@ TEST(the_first_fit_range_is_the_first_on_random_heaps) {
     heap.free_all();
     rig.check();
   }
-  CHECK(windows > 60 && none > 3); // each kind of answer was seen
+  CHECK(windows > 60 && none > 3); // every kind of result occurred
 }
 
 HARNESS_MAIN()

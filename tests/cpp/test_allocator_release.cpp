@@ -1,4 +1,4 @@
-// What is given back before memory runs short: the release threshold, and garbage collection by age.
+// Memory released before there is pressure: the release threshold, and garbage collection by age.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -21,7 +21,7 @@ struct Keeping : Rig {
     runtime->destroy_event(work);
   }
 
-  /// Work is queued, and does not begin.
+  /// Queues work that does not begin.
   void keep_busy(Stream on) {
     calls.hold(on);
     runtime->record_event(work, on);
@@ -59,7 +59,7 @@ constexpr std::int64_t mib(std::int64_t count) {
 
 } // namespace
 
-TEST(without_a_threshold_all_is_kept) {
+TEST(without_a_threshold_nothing_is_released) {
   Keeping rig(keeping(std::nullopt));
   std::vector<Block*> blocks;
   for (int i = 0; i < 8; ++i) {
@@ -70,7 +70,7 @@ TEST(without_a_threshold_all_is_kept) {
   CHECK_EQ(rig.calls.count("free_managed"), std::size_t{0});
 }
 
-TEST(what_is_free_beyond_the_threshold_is_given_back_the_longest_unused_first) {
+TEST(free_segments_beyond_the_threshold_are_released_longest_unused_first) {
   Keeping rig(keeping(40 * MiB));
   std::vector<Block*> blocks;
   std::vector<std::uintptr_t> at;
@@ -91,7 +91,7 @@ TEST(what_is_free_beyond_the_threshold_is_given_back_the_longest_unused_first) {
   rig.check();
 }
 
-TEST(used_in_part_is_used) {
+TEST(a_partly_used_segment_is_not_released) {
   Keeping rig(keeping(0));
   Block* const one = rig.allocate(3 * MiB, rig.a);
   Block* const two = rig.allocate(3 * MiB, rig.a);
@@ -102,18 +102,18 @@ TEST(used_in_part_is_used) {
   rig.check();
 }
 
-TEST(nothing_is_given_back_while_work_may_touch_it) {
+TEST(nothing_is_released_while_queued_work_may_use_it) {
   Keeping rig(keeping(0));
   Block* const block = rig.allocate(16 * MiB, rig.a);
   rig.keep_busy(rig.a);
   rig.calls.clear_calls();
-  rig.allocator->free(block); // would have to wait
+  rig.allocator->free(block); // releasing it would have to wait
   CHECK_EQ(rig.reserved(), mib(16));
   Block* const again = rig.allocate(16 * MiB, rig.a);
   CHECK_EQ(rig.calls.count("allocate_managed"), std::size_t{0});
   rig.allocator->free(again);
   rig.calls.release(rig.a);
-  Block* const larger = rig.allocate(32 * MiB, rig.a); // needs a segment: the excess goes first
+  Block* const larger = rig.allocate(32 * MiB, rig.a); // needs a new segment; the excess is released first
   CHECK_EQ(rig.reserved(), mib(32));
   rig.check();
   rig.allocator->free(larger);
@@ -121,7 +121,7 @@ TEST(nothing_is_given_back_while_work_may_touch_it) {
   rig.check();
 }
 
-TEST(each_home_keeps_its_own) {
+TEST(the_threshold_applies_to_each_home_separately) {
   Keeping rig(keeping(20 * MiB));
   const auto allocate = [&](Location home) {
     return rig.allocator->allocate(16 * MiB, home, home.is_host() ? Stream::host() : Stream::default_of(home.index));
@@ -154,22 +154,22 @@ TEST(a_lower_threshold_acts_at_once) {
   rig.check();
 }
 
-TEST(a_block_of_another_home_keeps_the_segment_that_it_lies_in) {
+TEST(a_block_of_another_home_prevents_the_release_of_its_segment) {
   Keeping rig(keeping(0));
   Block* const block = rig.allocate(16 * MiB, rig.a);
   rig.allocator->set_home(block, Location::host(), Stream::host());
   rig.keep_busy(rig.a);
-  rig.allocator->free(block); // what `a` has queued is waited for first
+  rig.allocator->free(block); // the queued work of `a` has to complete first
   CHECK_EQ(rig.reserved(), mib(16));
   rig.calls.release(rig.a);
-  rig.allocator->free(rig.allocate(512, rig.a)); // reclaims it, and finds it unused at the next look
+  rig.allocator->free(rig.allocate(512, rig.a)); // makes the block available; the next check finds its segment unused
   rig.check();
   CHECK_EQ(rig.reserved(), std::int64_t{0});
 }
 
-TEST(garbage_is_collected_oldest_first_before_more_is_made) {
+TEST(garbage_is_collected_oldest_first_before_a_new_segment) {
   Keeping rig(collecting(0.5));
-  rig.runtime->set_limit(256 * MiB); // beyond 128 MiB
+  rig.runtime->set_limit(256 * MiB); // the threshold is 128 MiB
   std::vector<Block*> old;
   for (int i = 0; i < 3; ++i) {
     old.push_back(rig.allocate(16 * MiB, rig.a));
@@ -181,14 +181,15 @@ TEST(garbage_is_collected_oldest_first_before_more_is_made) {
   }
   const std::uintptr_t recent_at = rig.address(recent);
   rig.free_all(old);
-  Block* const held = rig.allocate(60 * MiB, rig.a); // 124 MiB in all: below
+  Block* const held = rig.allocate(60 * MiB, rig.a); // 124 MiB in total: below the threshold
   CHECK_EQ(rig.reserved(), mib(124));
   for (int i = 0; i < 1000; ++i) {
     rig.allocator->free(rig.allocate(512, rig.a));
   }
   rig.allocator->free(recent);
   CHECK_EQ(rig.reserved(), mib(126));
-  Block* const more = rig.allocate(18 * MiB, rig.a); // beyond: the oldest go, and no more than needed
+  // above the threshold: the oldest segments are released, and no more than needed
+  Block* const more = rig.allocate(18 * MiB, rig.a);
   CHECK(!rig.has(at[0]) && rig.has(at[1]) && rig.has(at[2]) && rig.has(recent_at));
   CHECK_EQ(rig.reserved(), mib(128));
   rig.check();
@@ -196,9 +197,9 @@ TEST(garbage_is_collected_oldest_first_before_more_is_made) {
   rig.allocator->free(held);
 }
 
-TEST(what_is_used_now_and_then_outlives_what_is_not) {
+TEST(recently_used_segments_survive_garbage_collection) {
   Keeping rig(collecting(0.25));
-  rig.runtime->set_limit(256 * MiB); // beyond 64 MiB
+  rig.runtime->set_limit(256 * MiB); // the threshold is 64 MiB
   Block* const unused = rig.allocate(30 * MiB, rig.a);
   const std::uintptr_t unused_at = rig.address(unused);
   rig.allocator->free(unused);
@@ -215,14 +216,14 @@ TEST(what_is_used_now_and_then_outlives_what_is_not) {
   rig.allocator->free(more);
 }
 
-TEST(under_a_cap_garbage_is_measured_by_it) {
+TEST(under_a_cap_the_garbage_threshold_is_a_share_of_the_cap) {
   Keeping rig(collecting(0.5));
   rig.allocator->set_cap(0, 128 * MiB, false);
   Block* const one = rig.allocate(30 * MiB, rig.a);
   rig.allocator->free(one);
   Block* const of_another = rig.allocator->allocate(30 * MiB, Location::device(1), Stream::default_of(1));
   rig.allocator->free(of_another);
-  Block* const two = rig.allocate(50 * MiB, rig.a); // beyond 64 MiB with the other
+  Block* const two = rig.allocate(50 * MiB, rig.a); // above 64 MiB together with the other
   CHECK_EQ(rig.allocator->levels(Location::device(0)).reserved_bytes[0], mib(50));
   CHECK_EQ(rig.allocator->levels(Location::device(1)).reserved_bytes[0], mib(30));
   rig.check();

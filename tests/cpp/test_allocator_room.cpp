@@ -1,4 +1,4 @@
-// Room under a cap: hard, soft and lowered caps, and room that freed blocks make for requests of another size.
+// Room under a cap: hard, soft and lowered caps, and freed blocks that make room for requests of another size.
 #include <map>
 #include <string>
 #include <utility>
@@ -25,7 +25,7 @@ TEST(a_hard_cap_is_named_in_the_refusal_and_never_exceeded) {
     }
     rig.check();
     CHECK(reserved_on(rig) <= static_cast<std::int64_t>(64 * MiB));
-    Block* const elsewhere = rig.allocate(40 * MiB, Stream::default_of(1)); // has no cap
+    Block* const elsewhere = rig.allocate(40 * MiB, Stream::default_of(1)); // another device, which has no cap
     rig.allocator->set_cap(0, std::nullopt, true);
     Block* const now = rig.allocate(40 * MiB);
     for (Block* const block : {held, elsewhere, now}) {
@@ -45,7 +45,7 @@ TEST(a_soft_cap_is_exceeded_when_nothing_can_be_freed_and_that_is_counted) {
     rig.allocator->free(over);
     rig.allocator->free(held);
     rig.check();
-    rig.allocator->set_cap(0, 40 * MiB, false); // caches are given back to get there
+    rig.allocator->set_cap(0, 40 * MiB, false); // releases cached segments to comply
     CHECK(reserved_on(rig) <= static_cast<std::int64_t>(40 * MiB));
   });
 }
@@ -75,7 +75,7 @@ TEST(a_lower_cap_releases_caches_and_leaves_blocks_in_use) {
   });
 }
 
-TEST(room_freed_in_one_class_serves_another) {
+TEST(memory_freed_by_one_size_class_serves_another) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 64 * MiB, true);
     std::map<std::size_t, Block*> small;
@@ -84,8 +84,8 @@ TEST(room_freed_in_one_class_serves_another) {
       rig.allocator->set_tag(block, tag_of(next));
       small[next++] = block;
     }
-    CHECK_EQ(small.size(), std::size_t{64}); // the cap is full of small segments, two blocks each
-    // No segment can hold it: whole ones are emptied, the cheaper ones, and given back.
+    CHECK_EQ(small.size(), std::size_t{64}); // small segments of two blocks each fill the cap
+    // No single segment is large enough: the cheaper segments are evicted completely and released.
     const auto range = rig.allocator->min_cost_range(
         16 * MiB, 0, [](void* tag, std::size_t) { return number_of(tag) <= 40 ? 5.0 : 1.0; });
     CHECK(range.has_value());
@@ -101,7 +101,7 @@ TEST(room_freed_in_one_class_serves_another) {
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB));
     rig.check();
     rig.allocator->free(large);
-    // And back: small blocks of what was made for a large one.
+    // And the reverse: small blocks from a segment that was made for a large one.
     for (std::size_t i = 0; i < 16; ++i) {
       Block* const block = rig.allocator->try_allocate(kSmallRequest, kDevice, kStream);
       CHECK(block != nullptr);
@@ -114,11 +114,11 @@ TEST(room_freed_in_one_class_serves_another) {
   });
 }
 
-TEST(under_a_hard_cap_one_segment_has_it_all) {
+TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   rig.allocator->set_cap(0, 256 * MiB + kForSmall, true);
   std::vector<Block*> blocks;
-  for (int i = 0; i < 12; ++i) { // medium and large share them
+  for (int i = 0; i < 12; ++i) { // medium and large requests share the segments
     blocks.push_back(rig.allocate(3 * MiB + 5));
     blocks.push_back(rig.allocate(16 * MiB));
   }
@@ -134,8 +134,8 @@ TEST(under_a_hard_cap_one_segment_has_it_all) {
   rig.allocator->free(more_than_half);
 }
 
-TEST(where_the_source_refuses_room_comes_from_evictions) {
-  // A device with less memory than its cap: another program has the rest.
+TEST(evictions_make_room_if_the_source_refuses) {
+  // The device has less memory than its cap: another program uses the rest.
   EmulatedConfig config;
   config.memory = 64 * MiB;
   Rig rig(std::make_unique<EmulatedRuntime>(config), false);
@@ -146,10 +146,10 @@ TEST(where_the_source_refuses_room_comes_from_evictions) {
     blocks.push_back(block);
   }
   CHECK_EQ(blocks.size(), std::size_t{8});
-  CHECK_EQ(rig.allocator->statistics().segment[0].current, 1); // half as large as was asked for first
+  CHECK_EQ(rig.allocator->statistics().segment[0].current, 1); // half the size of the first attempt
   const auto range = rig.allocator->min_cost_range(16 * MiB, 0, by_bytes);
   CHECK(range.has_value());
-  CHECK_EQ(range->size(), std::size_t{2}); // not: there is room under the cap
+  CHECK_EQ(range->size(), std::size_t{2}); // not empty, although the cap leaves room
   for (void* const tag : *range) {
     rig.allocator->free(std::exchange(blocks[number_of(tag) - 1], nullptr));
   }

@@ -1,5 +1,4 @@
-// Order between the streams that use a block in turn: which calls of the runtime a reuse takes, and when the host
-// waits.
+// Order between streams that use a block in turn: the runtime calls of a reuse, and the waits of the host.
 #include <utility>
 #include <vector>
 
@@ -22,7 +21,7 @@ TEST(another_stream_waits_for_one_event) {
   Recorded rig;
   const std::uintptr_t at = rig.cache(12 * MiB, rig.a);
   rig.calls.hold(rig.a);
-  // Work is queued, so that the stream is not idle.
+  // Queued work, so that the stream is not idle.
   Event work = rig.runtime->create_event(0, false);
   rig.runtime->record_event(work, rig.a);
   rig.calls.clear_calls();
@@ -54,7 +53,7 @@ TEST(a_stream_prefers_its_own_blocks) {
   rig.allocator->free(of_a);
   rig.allocator->free(of_b);
   rig.calls.clear_calls();
-  Block* const block = rig.allocate(12 * MiB, rig.b); // the block of `a` fits better, and costs a query
+  Block* const block = rig.allocate(12 * MiB, rig.b); // the block of `a` fits better, but costs a query
   CHECK_EQ(rig.address(block), at);
   rig.expect_calls({});
   rig.allocator->free(block);
@@ -69,7 +68,7 @@ TEST(a_piece_taken_by_another_stream_leaves_the_rest_with_the_first) {
   Block* const rest = rig.allocate(52 * MiB, rig.a);
   CHECK_EQ(rig.address(rest), at + 12 * MiB);
   rig.expect_calls({});
-  rig.allocator->free(piece); // free neighbours of two streams stay apart
+  rig.allocator->free(piece); // free neighbours of two streams are not merged
   rig.allocator->free(rest);
   CHECK_EQ(rig.allocator->snapshot().at(0).blocks.size(), std::size_t{2});
   rig.check();
@@ -79,7 +78,7 @@ TEST(the_host_waits_before_it_takes_a_block_of_a_stream) {
   Recorded rig;
   Block* const block = rig.allocate(12 * MiB, rig.a);
   const std::uintptr_t at = rig.address(block);
-  rig.allocator->set_home(block, Location::host(), rig.a); // used there in place, by the device
+  rig.allocator->set_home(block, Location::host(), rig.a); // the device used it there, in place
   rig.allocator->free(block);
   rig.calls.hold(rig.a);
   const Event work = rig.runtime->create_event(0, false);
@@ -117,8 +116,8 @@ TEST(the_host_waits_for_devices_that_exclude_it_before_it_gets_any_block) {
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   const auto waited = [&] { return runtime.count("synchronize_device"); };
   rig.allocator->free(rig.allocate(MiB));
-  CHECK_EQ(waited(), std::size_t{0}); // the host does not use it
-  for (std::size_t turn = 1; turn <= 2; ++turn) { // a fresh segment, and one from the cache
+  CHECK_EQ(waited(), std::size_t{0}); // the host does not use the block
+  for (std::size_t turn = 1; turn <= 2; ++turn) { // a new segment, then a cached one
     rig.allocator->free(rig.allocator->allocate(MiB, Location::host(), Stream::host()));
     CHECK_EQ(waited(), turn);
   }
@@ -166,10 +165,10 @@ TEST(the_stream_a_block_had_before_it_moved_is_waited_for) {
   rig.allocator->set_home(block, Location::host(), Stream::host());
   rig.allocator->free(block);
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
-  rig.allocator->free(rig.allocate(512, rig.a)); // records
+  rig.allocator->free(rig.allocate(512, rig.a)); // records an event
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 2);
   rig.calls.release(rig.a);
-  rig.allocator->free(rig.allocate(512, rig.a)); // polls
+  rig.allocator->free(rig.allocate(512, rig.a)); // polls it
   CHECK(state_at(rig, at) == BlockInfo::State::kPendingFree);
   rig.calls.release(rig.b);
   Block* const taken = rig.allocator->allocate(12 * MiB, Location::host(), Stream::host());
@@ -204,7 +203,7 @@ TEST(a_stream_that_was_seen_idle_is_not_asked_again) {
     blocks.push_back(rig.allocate(12 * MiB, rig.b));
   }
   rig.expect_calls({"query_stream"});
-  Block* const later = rig.allocate(12 * MiB, rig.a); // no block from before is left in the cache
+  Block* const later = rig.allocate(12 * MiB, rig.a); // the cache has no block from before
   rig.allocator->free(later);
   rig.calls.clear_calls();
   blocks.push_back(rig.allocate(12 * MiB, rig.b));
@@ -218,7 +217,7 @@ TEST(emptying_the_cache_forgets_which_streams_were_idle) {
   Recorded rig;
   Block* const held = rig.allocate(512, rig.a);
   rig.allocator->free(rig.allocate(1024, rig.a));
-  rig.allocator->free(rig.allocate(1024, rig.b)); // seen idle
+  rig.allocator->free(rig.allocate(1024, rig.b)); // `a` is seen idle here
   rig.allocator->free(rig.allocate(2048, rig.a));
   rig.allocator->empty_cache();
   rig.calls.clear_calls();

@@ -1,4 +1,4 @@
-// Random use, seeded: every structure is walked after each step of one thread, and at the end of many.
+// Seeded random use. Every structure is checked after each step of a single thread, and at the end of several threads.
 #include <cstring>
 #include <random>
 #include <string>
@@ -31,7 +31,7 @@ std::size_t random_size(std::mt19937_64& random) {
   }
 }
 
-/// What a caller knows of a block: nobody else may write there while it is his.
+/// A caller's view of a block: only the owner may write to it.
 struct Held {
   Block* block;
   std::size_t bytes;
@@ -77,7 +77,7 @@ class Walk {
   Held& any() {
     return held_[random_() % held_.size()];
   }
-  /// Takes a random block out of the caller's hands, checked.
+  /// Removes a random block from the held ones and verifies it.
   Block* any_again() {
     const std::size_t i = random_() % held_.size();
     std::swap(held_[i], held_.back());
@@ -144,7 +144,7 @@ void walk_one_thread(Rig rig, std::uint64_t seed, int steps) {
       throw harness::Failure("seed " + std::to_string(seed) + ", step " + std::to_string(i) + ": " + *wrong);
     }
   }
-  CHECK(walk.refused() > 0); // the failure path was taken
+  CHECK(walk.refused() > 0); // memory pressure occurred
   walk.finish();
   rig.allocator->empty_cache();
   rig.check();
@@ -164,7 +164,7 @@ void walk_threads(Rig rig, std::uint64_t seed, int steps) {
         for (int step = 0; step < steps; ++step) {
           walk.step();
           if (step % 500 == 0) {
-            rig.check(); // beside the others' steps
+            rig.check(); // concurrently with the other threads' steps
           }
         }
         walk.finish();

@@ -1,5 +1,5 @@
-// try_allocate: it never waits, never calls the pressure callback, and releases cached segments only where that is
-// enough.
+// try_allocate never waits, never calls the memory-pressure callback, and releases cached segments only if that is
+// sufficient.
 #include <string>
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(trying_never_waits_and_never_asks) {
+TEST(try_allocate_never_waits_and_never_calls_back) {
   struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
       ++asked;
@@ -29,7 +29,7 @@ TEST(trying_never_waits_and_never_asks) {
     rig.runtime->prefetch(rig.allocator->data(host), 20 * MiB, kDevice, stream);
   }
   rig.allocator->free(shared); // pending
-  rig.allocator->free(host); // the host would have to wait for `a`
+  rig.allocator->free(host); // reusing it, the host would have to wait for `a`
   CHECK(rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host()) != nullptr); // the limit leaves 24 MiB
   CHECK(rig.allocator->try_allocate(20 * MiB, Location::host(), Stream::host()) == nullptr);
   CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, a) == nullptr);
@@ -57,7 +57,7 @@ TEST(trying_never_waits_and_never_asks) {
   }
 }
 
-TEST(trying_gives_cached_segments_back_only_while_nothing_is_queued) {
+TEST(try_allocate_releases_cached_segments_only_without_queued_work) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream a = rig.stream();
@@ -72,14 +72,15 @@ TEST(trying_gives_cached_segments_back_only_while_nothing_is_queued) {
   const Event work = rig.runtime->create_event(0, false);
   calls.hold(a);
   rig.runtime->record_event(work, a);
-  CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, a) == nullptr); // giving back would wait for `a`
+  CHECK(rig.allocator->try_allocate(40 * MiB, kDevice, a) == nullptr); // releasing a segment would wait for `a`
   CHECK_EQ(calls.count("free_device"), std::size_t{0});
   calls.release(a);
-  CHECK(rig.allocator->try_allocate(62 * MiB, kDevice, a) == nullptr); // not enough even then: none is freed
+  // releasing all would not be sufficient: none is released
+  CHECK(rig.allocator->try_allocate(62 * MiB, kDevice, a) == nullptr);
   CHECK_EQ(calls.count("free_device"), std::size_t{0});
   Block* const block = rig.allocator->try_allocate(40 * MiB, kDevice, a);
   CHECK(block != nullptr);
-  CHECK_EQ(calls.count("free_device"), std::size_t{2}); // the two largest are enough
+  CHECK_EQ(calls.count("free_device"), std::size_t{2}); // the two largest are sufficient
   rig.allocator->free(block);
   rig.check();
   rig.runtime->destroy_event(work);

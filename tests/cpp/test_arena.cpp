@@ -1,4 +1,4 @@
-// The arena: the suite that every Allocator passes, its blocks, and other threads.
+// The arena: the suite that every Allocator passes, its blocks, and concurrency.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ using namespace face;
 
 namespace {
 
-/// An arena that is used in scopes, one after the other.
+/// An arena that is used in consecutive scopes.
 class Scoped final : public Adaptor {
  public:
   explicit Scoped(std::shared_ptr<Arena> arena) : Adaptor(arena), arena_(*arena), mark_(arena_.push()) {}
@@ -53,7 +53,7 @@ TEST(the_suite_is_registered) {
 
 // --- blocks -------------------------------------------------------------------------------------------------
 
-TEST(allocations_follow_each_other) {
+TEST(allocations_are_contiguous) {
   ArenaRig rig;
   const Allocation one = rig.allocate(1), two = rig.allocate(257), three = rig.allocate(256);
   CHECK_EQ(address(two), address(one) + 256);
@@ -63,25 +63,25 @@ TEST(allocations_follow_each_other) {
   for (const Allocation& allocation : {one, two, three}) {
     rig.arena.free(allocation);
   }
-  CHECK_EQ(rig.at(), address(three) + 256); // freeing only counts
+  CHECK_EQ(rig.at(), address(three) + 256); // a free only counts
 }
 
-TEST(blocks_grow_and_hold_what_is_asked_for) {
+TEST(blocks_grow_and_fit_the_request) {
   ArenaRig rig;
   const auto reserved = [&] { return rig.arena.figures().reserved_bytes / static_cast<std::int64_t>(KiB); };
   rig.bump(40 * KiB);
   CHECK_EQ(reserved(), 64);
   rig.bump(40 * KiB);
   CHECK_EQ(reserved(), 64 + 128);
-  rig.bump(1000 * KiB); // more than the next block
+  rig.bump(1000 * KiB); // larger than the next block
   CHECK_EQ(reserved(), 64 + 128 + 1000);
-  rig.bump(80 * KiB); // beside it, where there is room
+  rig.bump(80 * KiB); // allocated beside it, because it fits there
   CHECK_EQ(reserved(), 64 + 128 + 1000);
   rig.bump(80 * KiB);
   CHECK_EQ(reserved(), 64 + 128 + 1000 + 2000);
 }
 
-TEST(a_block_that_cannot_be_had_is_smaller) {
+TEST(a_refused_block_is_retried_smaller) {
   ArenaRig rig({.home = kHome, .initial = 64 * MiB, .growth = 2.0});
   rig.runtime->set_limit(20 * MiB);
   const Allocation fits = rig.allocate(1 * MiB);
@@ -90,7 +90,7 @@ TEST(a_block_that_cannot_be_had_is_smaller) {
   rig.arena.free(fits);
 }
 
-TEST(every_stream_has_a_chain_of_its_own) {
+TEST(every_stream_has_its_own_chain) {
   ArenaRig rig;
   const Stream a = rig.stream(), b = rig.stream();
   const std::uintptr_t of_a = rig.at(a), of_b = rig.at(b), of_host = rig.at(Stream::host());
@@ -107,7 +107,7 @@ TEST(every_stream_has_a_chain_of_its_own) {
   CHECK_EQ(rig.calls().count("wait_event") + rig.calls().count("query_stream"), std::size_t{0});
 }
 
-TEST(what_it_is_made_with_is_looked_at) {
+TEST(invalid_options_are_refused) {
   ArenaRig rig;
   const auto make = [&](const ArenaOptions& options, std::shared_ptr<Allocator> upstream) {
     const Arena arena(*rig.runtime, std::move(upstream), options);
@@ -126,7 +126,7 @@ TEST(what_it_is_made_with_is_looked_at) {
   CHECK_EQ(rig.arena.description(), "arena(caching)");
 }
 
-TEST(the_host_is_a_home) {
+TEST(an_arena_may_serve_the_host) {
   ArenaRig rig({.home = Location::host()});
   const Allocation allocation = rig.arena.allocate(1000, Location::host(), Stream::host());
   fill(allocation, 3);
@@ -136,7 +136,7 @@ TEST(the_host_is_a_home) {
 
 // --- threads and processes --------------------------------------------------------------------------------------
 
-TEST(a_forked_child_leaves_it_alone) {
+TEST(a_forked_child_does_not_use_the_arena) {
   ArenaRig rig;
   const Allocation held = rig.allocate(1000);
   const Arena::Mark mark = rig.arena.push();
@@ -168,7 +168,7 @@ TEST(an_allocation_freed_twice_ends_the_program) {
   const pid_t pid = fork();
   CHECK(pid >= 0);
   if (pid == 0) {
-    Arena arena(*rig.runtime, rig.upstream, kSmall); // of this process
+    Arena arena(*rig.runtime, rig.upstream, kSmall); // created in this process
     const Allocation own = arena.allocate(100, kHome, kStream);
     std::signal(SIGABRT, SIG_DFL);
     arena.free(own);
@@ -180,8 +180,8 @@ TEST(an_allocation_freed_twice_ends_the_program) {
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
-/// Threads allocate on streams of their own and on one that they share, while another one resets, marks and releases
-/// all the time: whatever is in hands stays as it was written.
+/// Threads allocate on streams of their own and on a shared one, while another thread resets, marks and releases all
+/// the time. Live allocations keep their bytes.
 TEST(threads_allocate_while_another_resets) {
   for (const bool use_recording : {true, false}) {
     FaceRig rig(use_recording ? recording() : emulated(), arena_face(kSmall), false);

@@ -1,11 +1,12 @@
-// The arena's resets and marks: what they give up, what outlives them, what waits for other streams.
+// The arena's resets and marks: the memory that they release, allocations that outlive them, and waits for other
+// streams.
 #include "arena_rig.h"
 
 using namespace face;
 
 // --- reset --------------------------------------------------------------------------------------------------
 
-TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
+TEST(the_second_iteration_makes_no_upstream_call) {
   ArenaRig rig;
   const auto iteration = [&] {
     std::vector<Allocation> held;
@@ -19,9 +20,9 @@ TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
     return address(held.front());
   };
   iteration();
-  CHECK(rig.asked() > 3); // blocks were chained,
+  CHECK(rig.asked() > 3); // several chained blocks,
   const std::uintptr_t at = iteration();
-  CHECK_EQ(rig.blocks(), 1); // and are one now
+  CHECK_EQ(rig.blocks(), 1); // merged into one
   const std::int64_t asked = rig.asked();
   rig.calls().clear_calls();
   for (int turn = 0; turn < 5; ++turn) {
@@ -31,29 +32,29 @@ TEST(from_the_second_iteration_on_the_upstream_is_not_asked) {
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 
-TEST(what_outlives_a_reset_keeps_its_block) {
+TEST(an_allocation_that_outlives_a_reset_keeps_its_block) {
   ArenaRig rig;
   const Allocation kept = rig.allocate(1000), also = rig.allocate(24);
   rig.bump(5000);
   fill(kept, 9);
   CHECK((rig.arena.reset() == Outlived{2, 1024}));
   CHECK_EQ(rig.blocks(), 1);
-  const Allocation next = rig.allocate(60 * KiB); // of another block
+  const Allocation next = rig.allocate(60 * KiB); // from another block
   fill(next, 1);
   CHECK(!overlap(kept, next));
   CHECK_EQ(rig.blocks(), 2);
-  CHECK((rig.arena.reset() == Outlived{1, 60 * KiB})); // the others were given up before
+  CHECK((rig.arena.reset() == Outlived{1, 60 * KiB})); // the earlier allocations were counted by the first reset
   rig.arena.free(next);
   CHECK_EQ(rig.blocks(), 1);
   expect_filled(kept, 9);
   rig.arena.free(kept);
   CHECK_EQ(rig.blocks(), 1);
-  rig.arena.free(also); // the last one
+  rig.arena.free(also); // the last allocation of the block
   CHECK_EQ(rig.blocks(), 0);
   CHECK_EQ(rig.arena.figures().reserved_bytes, 0);
 }
 
-TEST(a_retired_block_goes_with_the_last_of_all_its_scopes) {
+TEST(a_retired_block_is_released_with_its_last_allocation) {
   ArenaRig rig;
   const Allocation outside = rig.allocate(100);
   rig.arena.push();
@@ -66,7 +67,7 @@ TEST(a_retired_block_goes_with_the_last_of_all_its_scopes) {
   CHECK_EQ(rig.blocks(), 0);
 }
 
-TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
+TEST(an_allocation_that_outlives_each_reset_does_not_grow_the_arena) {
   ArenaRig rig;
   Allocation loss;
   std::int64_t reserved = 0;
@@ -85,10 +86,10 @@ TEST(one_that_always_outlives_does_not_make_the_arena_grow) {
   rig.arena.free(loss);
 }
 
-TEST(a_release_takes_what_nobody_has) {
+TEST(a_release_frees_unused_blocks) {
   ArenaRig rig;
   rig.bump(40 * KiB);
-  const Allocation held = rig.allocate(40 * KiB); // of the second block
+  const Allocation held = rig.allocate(40 * KiB); // from the second block
   CHECK_EQ(rig.arena.release(), 64 * KiB);
   CHECK_EQ(rig.blocks(), 1);
   const std::uintptr_t next = rig.at();
@@ -99,7 +100,7 @@ TEST(a_release_takes_what_nobody_has) {
   CHECK_EQ(rig.blocks(), 0);
 }
 
-TEST(after_a_release_it_knows_what_it_needs) {
+TEST(after_a_release_the_first_block_has_the_needed_size) {
   ArenaRig rig;
   for (int i = 0; i < 4; ++i) {
     rig.bump(60 * KiB);
@@ -112,7 +113,7 @@ TEST(after_a_release_it_knows_what_it_needs) {
 
 // --- marks --------------------------------------------------------------------------------------------------
 
-TEST(a_pop_goes_back_to_its_push) {
+TEST(a_pop_restores_the_top_of_its_push) {
   ArenaRig rig;
   const Stream other = rig.stream();
   const Allocation before = rig.allocate(1000);
@@ -126,14 +127,14 @@ TEST(a_pop_goes_back_to_its_push) {
     const Arena::Mark inner = rig.arena.push();
     CHECK_EQ(rig.at(), inside + 256);
     rig.bump(7000);
-    rig.arena.pop(rig.arena.push()); // of nothing
+    rig.arena.pop(rig.arena.push()); // an empty scope
     CHECK(rig.arena.pop(inner) == kNothing);
     CHECK_EQ(rig.at(), inside + 256);
     rig.arena.pop(rig.arena.push());
     const Arena::Mark last = rig.arena.push();
     CHECK(last != inner);
     rig.arena.pop(last);
-    inside += 256; // where `at` looked
+    inside += 256; // the allocation that `at` made
   }
   rig.arena.pop(outer);
   CHECK_EQ(rig.at(), at + 256);
@@ -147,7 +148,7 @@ TEST(a_scope_that_repeats_asks_the_upstream_once) {
   for (int turn = 0; turn < 4; ++turn) {
     const Arena::Mark mark = rig.arena.push();
     for (int i = 0; i < 8; ++i) {
-      rig.bump(60 * KiB); // of blocks of their own
+      rig.bump(60 * KiB); // each needs a new block
     }
     CHECK(rig.arena.pop(mark) == kNothing);
   }
@@ -162,7 +163,7 @@ TEST(a_scope_that_repeats_asks_the_upstream_once) {
   CHECK_EQ(rig.asked(), asked);
 }
 
-TEST(what_outlives_a_pop_stays_where_it_is) {
+TEST(an_allocation_that_outlives_a_pop_keeps_its_address) {
   ArenaRig rig;
   rig.bump(1000);
   const Arena::Mark outer = rig.arena.push();
@@ -176,7 +177,7 @@ TEST(what_outlives_a_pop_stays_where_it_is) {
   CHECK(rig.arena.pop(innermost) == kNothing);
   CHECK_EQ(rig.at(), address(kept) + 768);
   CHECK((rig.arena.pop(inner) == Outlived{1, 700}));
-  CHECK(rig.at() > address(kept)); // it is the outer scope's now
+  CHECK(rig.at() > address(kept)); // it belongs to the outer scope now
   CHECK((rig.arena.pop(outer) == Outlived{1, 700}));
   CHECK(rig.at() > address(kept));
   expect_filled(kept, 4);
@@ -185,7 +186,7 @@ TEST(what_outlives_a_pop_stays_where_it_is) {
   CHECK_EQ(rig.blocks(), 1);
 }
 
-TEST(what_outlived_a_scope_is_none_of_the_next_one) {
+TEST(an_allocation_that_outlived_a_scope_does_not_count_in_the_next) {
   ArenaRig rig;
   const Arena::Mark first = rig.arena.push();
   const Allocation kept = rig.allocate(700);
@@ -196,10 +197,10 @@ TEST(what_outlived_a_scope_is_none_of_the_next_one) {
   const Arena::Mark third = rig.arena.push();
   rig.arena.free(kept);
   CHECK(rig.arena.pop(third) == kNothing);
-  CHECK(rig.at() > address(kept)); // its scope is the outermost, which goes with a reset
+  CHECK(rig.at() > address(kept)); // it belongs to the outermost scope, which ends with a reset
 }
 
-TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
+TEST(memory_freed_after_an_inner_pop_is_reused_after_the_outer_pop) {
   ArenaRig rig;
   const Arena::Mark outer = rig.arena.push();
   const std::uintptr_t at = rig.at();
@@ -211,13 +212,13 @@ TEST(freed_after_the_pop_its_memory_comes_back_with_the_outer_one) {
   CHECK_EQ(rig.at(), at);
 }
 
-TEST(what_was_there_before_a_push_may_go_within) {
+TEST(a_scope_may_free_earlier_allocations) {
   ArenaRig rig;
   const Allocation before = rig.allocate(700);
   const Arena::Mark mark = rig.arena.push();
   const Allocation inside = rig.allocate(100);
   rig.arena.free(before);
-  CHECK((rig.arena.pop(mark) == Outlived{1, 100})); // not none, though as many are left as there were
+  CHECK((rig.arena.pop(mark) == Outlived{1, 100})); // one, although the number of live allocations is unchanged
   rig.arena.free(inside);
 }
 
@@ -237,7 +238,7 @@ TEST(marks_are_popped_in_order) {
   refused(outer, "mark " + std::to_string(inner) + " comes first");
   rig.arena.pop(inner);
   refused(inner, "not open");
-  rig.arena.reset(); // closes what is open
+  rig.arena.reset(); // closes all open marks
   refused(outer, "not open");
 }
 
@@ -260,18 +261,18 @@ TEST(another_stream_is_waited_for_by_one_event) {
   CHECK_EQ(rig.calls().count("record_event"), std::size_t{1});
   CHECK_EQ(rig.calls().count("wait_event"), std::size_t{2}); // one for each chain
   CHECK_EQ(rig.arena.figures().events_recorded, 1);
-  CHECK(!rig.runtime->query_event(work)); // the host went on
+  CHECK(!rig.runtime->query_event(work)); // the host did not wait
   CHECK_EQ(rig.at(a), of_a);
   CHECK_EQ(rig.at(c), of_c);
   for (const Stream own : {a, c}) {
     CHECK(!rig.runtime->query_event(rig.mark(own)));
   }
   rig.calls().clear_calls();
-  rig.arena.reset(); // nobody named b since
+  rig.arena.reset(); // b was not recorded since
   CHECK_EQ(rig.calls().calls().size(), std::size_t{0});
 }
 
-TEST(its_own_stream_and_the_host_need_no_event) {
+TEST(the_chains_own_stream_and_the_host_need_no_event) {
   ArenaRig rig;
   const Stream a = rig.stream();
   const Allocation own = rig.allocate(100, a);
@@ -305,7 +306,7 @@ TEST(the_host_waits_before_its_chain_is_used_again) {
   CHECK(rig.runtime->query_event(work));
 }
 
-TEST(a_pop_waits_for_the_streams_of_its_scope_alone) {
+TEST(a_pop_waits_only_for_streams_of_its_scope) {
   ArenaRig rig;
   const Stream a = rig.stream(), b = rig.stream(), c = rig.stream();
   Allocation shared = rig.allocate(100, a);
@@ -326,7 +327,7 @@ TEST(a_pop_waits_for_the_streams_of_its_scope_alone) {
   CHECK(!rig.runtime->query_event(work) && !rig.runtime->query_event(rig.mark(a)));
 }
 
-TEST(the_upstream_waits_for_a_block_that_is_given_back) {
+TEST(the_upstream_orders_a_released_block_after_recorded_streams) {
   ArenaRig rig;
   const Stream a = rig.stream(), b = rig.stream();
   const Allocation kept = rig.allocate(12 * MiB, a);
@@ -338,7 +339,7 @@ TEST(the_upstream_waits_for_a_block_that_is_given_back) {
   expect_reuse_after(rig, work, kept, *rig.upstream, a);
 }
 
-TEST(where_no_event_can_be_had_the_memory_is_not_used_again) {
+TEST(memory_without_an_event_is_not_reused) {
   for (const char* const call : {"query_stream", "create_event", "record_event", "wait_event"}) {
     for (const bool scoped : {false, true}) {
       ArenaRig rig;

@@ -1,4 +1,4 @@
-// What a budget may be asked for as, and what it comes to on a device.
+// The forms of a requested budget, and the resulting bytes on a device.
 #include "config/budget_request.h"
 
 #include <string>
@@ -20,7 +20,7 @@ std::size_t bytes_of(std::string_view text, MemoryInfo memory) {
 
 } // namespace
 
-TEST(every_form_is_read) {
+TEST(every_form_is_parsed) {
   CHECK(parse_budget("auto").kind == Kind::kAuto);
   CHECK(parse_budget(" AUTO ").kind == Kind::kAuto);
   CHECK(parse_budget("None").kind == Kind::kNone);
@@ -31,7 +31,7 @@ TEST(every_form_is_read) {
   CHECK(parse_budget("100%") == (BudgetRequest{Kind::kShare, 0, 100.0}));
 }
 
-TEST(what_is_no_budget_is_refused) {
+TEST(invalid_budgets_are_refused) {
   for (const char* text :
        {"",  " ",    "lots", "auto!", "-1",   "0",    "0GiB",  "0%",        "-5%", "100.1%",
         "%", "1e1%", "nan%", "inf%",  "8 0%", "80%%", "4GiB%", "80% of it", "0.5", "99999999999999999999"}) {
@@ -39,7 +39,7 @@ TEST(what_is_no_budget_is_refused) {
   }
 }
 
-TEST(a_fraction_is_taken_for_a_share) {
+TEST(a_fraction_is_a_share_of_the_device) {
   for (const auto& [text, meant] : {std::pair("0.8", "80%"), std::pair(" 0.125 ", "12.5%"), std::pair("0.5", "50%")}) {
     std::string said;
     try {
@@ -52,16 +52,16 @@ TEST(a_fraction_is_taken_for_a_share) {
   CHECK(parse_budget("0.5KiB") == (BudgetRequest{Kind::kBytes, 512}));
 }
 
-TEST(what_is_shown_can_be_read_again) {
+TEST(printed_budgets_can_be_parsed) {
   for (const char* text : {"auto", "none", "20GiB", "1536MiB", "4097", "80%", "12.5%", "0.001%"}) {
     CHECK_EQ(show_budget(parse_budget(text)), text);
   }
 }
 
-TEST(figures_are_hard_and_never_more_than_the_device_has) {
+TEST(explicit_budgets_are_hard_and_at_most_the_devices_memory) {
   const MemoryInfo memory{10 * GiB, 16 * GiB};
   CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
-  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's choice
+  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's decision
   CHECK_EQ(bytes_of("20GiB", memory), 16 * GiB);
   CHECK_EQ(bytes_of("25%", memory), 4 * GiB);
   CHECK_EQ(bytes_of("100%", memory), 16 * GiB);
@@ -72,10 +72,10 @@ TEST(figures_are_hard_and_never_more_than_the_device_has) {
 
 TEST(auto_leaves_a_reserve_and_is_soft) {
   CHECK(!resolve_budget(BudgetRequest(), {GiB, GiB})->hard);
-  CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // a twentieth
-  CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // at least that
-  CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // of a small device a sixteenth
-  CHECK_EQ(bytes_of("auto", {6 * GiB, 100 * GiB}), 3 * GiB); // the reserve takes half of what is free, at most
+  CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // reserve: a twentieth
+  CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // reserve: at least 512 MiB
+  CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // reserve on a small device: a sixteenth
+  CHECK_EQ(bytes_of("auto", {6 * GiB, 100 * GiB}), 3 * GiB); // the reserve takes at most half of the free memory
 }
 
 HARNESS_MAIN()

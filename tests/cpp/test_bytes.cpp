@@ -1,4 +1,4 @@
-// Byte counts, as they are printed and read.
+// Printing and parsing of byte counts.
 #include <limits>
 #include <string>
 #include <utility>
@@ -20,7 +20,7 @@ TEST(bytes_are_printed_with_two_decimals_from_kib_on) {
   CHECK_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
 }
 
-TEST(every_unit_is_read) {
+TEST(every_unit_is_parsed) {
   CHECK_EQ(parse_bytes("4096"), 4096U);
   CHECK_EQ(parse_bytes("0"), 0U);
   CHECK_EQ(parse_bytes("7B"), 7U);
@@ -35,7 +35,7 @@ TEST(every_unit_is_read) {
   CHECK_EQ(parse_bytes("007"), 7U);
 }
 
-TEST(fractions_are_read_if_they_are_whole_bytes) {
+TEST(fractions_are_accepted_if_they_are_whole_bytes) {
   CHECK_EQ(parse_bytes("1.5GiB"), 3 * GiB / 2);
   CHECK_EQ(parse_bytes("0.5KiB"), 512U);
   CHECK_EQ(parse_bytes("1.000B"), 1U);
@@ -45,14 +45,14 @@ TEST(fractions_are_read_if_they_are_whole_bytes) {
   CHECK_THROWS(InvalidArgument, parse_bytes("1.0000000000000000000001TiB"));
 }
 
-TEST(the_largest_size_is_read_and_one_more_is_not) {
+TEST(the_largest_size_is_accepted_and_one_more_is_not) {
   CHECK_EQ(parse_bytes("18446744073709551615"), std::numeric_limits<std::size_t>::max());
   CHECK_THROWS(InvalidArgument, parse_bytes("18446744073709551616"));
   CHECK_THROWS(InvalidArgument, parse_bytes("16777216TiB"));
   CHECK_THROWS(InvalidArgument, parse_bytes("99999999999999999999999999999999999999999999"));
 }
 
-TEST(what_is_not_a_number_of_bytes_is_refused_by_its_text) {
+TEST(invalid_byte_counts_are_refused_with_their_text) {
   for (const std::string text : {"", "  ", "-1", "-4GiB", "GiB", "4G", "4 Gi B", "1.5.5KiB", "1e9", "0x10", ".5GiB",
                                  "1.GiB", "4GiB4", "none", "+4", "4,096", "1 000"}) {
     try {

@@ -1,4 +1,4 @@
-// CudaRuntime during the capture of a CUDA graph: calls leave the capture intact, captured streams take no hints.
+// CudaRuntime during the capture of a CUDA graph: no call breaks the capture, and captured streams take no hints.
 #include <thread>
 #include <utility>
 
@@ -9,7 +9,7 @@ using namespace cuda_rig;
 
 namespace {
 
-/// A capture of a stream in global mode, as torch begins them.
+/// Captures a stream in global mode, torch's default.
 struct Capture {
   cudaStream_t stream = nullptr;
   bool over = false;
@@ -54,7 +54,7 @@ TEST(no_call_breaks_a_capture_of_this_thread_or_another) {
     runtime->free_managed(before);
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    CHECK(mode == cudaStreamCaptureModeGlobal); // left as it was
+    CHECK(mode == cudaStreamCaptureModeGlobal); // unchanged
     CHECK(capture.end());
     all_is_well();
   }
@@ -70,7 +70,7 @@ TEST(the_fake_reports_a_call_that_breaks_a_capture) {
   cudaGetLastError();
 }
 
-TEST(a_stream_that_is_captured_takes_no_hint_and_no_mark) {
+TEST(a_captured_stream_takes_no_hint_and_no_event) {
   const auto runtime = made();
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   const Event event = runtime->create_event(0, false);

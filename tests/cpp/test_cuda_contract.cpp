@@ -1,5 +1,5 @@
-// The allocator's contract on CudaRuntime, over the fake CUDA runtime: every source of segments, at once and with held
-// work.
+// The allocator's contract on CudaRuntime, over the fake CUDA runtime: every source of segments, with immediate and
+// with held work.
 #include "allocator_contract.h"
 #include "cuda_rig.h"
 

@@ -1,5 +1,4 @@
-// CudaRuntime in a forked child, which must not call CUDA, and at the exit of the process, when the driver may be
-// unloaded.
+// CudaRuntime in a forked child, which must not call CUDA, and at process exit, when the driver may be unloaded.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +11,7 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(a_forked_child_calls_nothing_of_cuda) {
+TEST(a_forked_child_never_calls_cuda) {
   const auto runtime = made();
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   void* const pinned = runtime->allocate_pinned(64);
@@ -45,7 +44,7 @@ TEST(a_forked_child_calls_nothing_of_cuda) {
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK_EQ(WEXITSTATUS(status), 0);
   CHECK(WIFEXITED(status));
-  runtime->free_managed(ptr); // the parent goes on
+  runtime->free_managed(ptr); // the parent can continue
   runtime->free_pinned(pinned);
   static_cast<char*>(large)[32 * MiB - 1] = 1;
   runtime->free_pinned(large);

@@ -6,15 +6,15 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(range_attributes_tell_never_from_not_everywhere_alike) {
+TEST(range_attributes_distinguish_unset_from_mixed) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 16 * MiB;
   auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
   const auto uniform = [&] { return runtime->range_attributes(ptr, kBytes).uniform; };
-  CHECK(uniform()); // never
+  CHECK(uniform()); // never prefetched
   const std::size_t asked = fake_cuda_count("cudaMemRangeGetAttributes");
   CHECK_EQ(asked, std::size_t{1});
-  runtime->prefetch(ptr + 4 * MiB, 2 * MiB, Location::device(1), kStream); // in the middle
+  runtime->prefetch(ptr + 4 * MiB, 2 * MiB, Location::device(1), kStream); // a part in the middle
   CHECK(!uniform());
   CHECK(!runtime->range_attributes(ptr, kBytes).last_prefetch);
   CHECK(runtime->range_attributes(ptr, 4 * MiB).uniform);
@@ -49,7 +49,7 @@ TEST(a_discard_moves_the_pages_to_the_next_writer) {
     constexpr std::size_t kBytes = 8 * MiB;
     auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
     const Stream side = runtime->create_stream(0, 0);
-    for (const Stream stream : {kStream, side}) { // a discard on the default stream goes by way of another stream
+    for (const Stream stream : {kStream, side}) { // a discard on the default stream uses an intermediate stream
       runtime->discard_before(Location::host(), ptr, 4 * MiB, stream);
       CHECK(runtime->range_attributes(ptr, 4 * MiB).last_prefetch->is_host());
       CHECK(!runtime->range_attributes(ptr, kBytes).uniform);
@@ -59,10 +59,11 @@ TEST(a_discard_moves_the_pages_to_the_next_writer) {
     runtime->discard_before(Location::device(1), ptr, kBytes, side);
     CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 1);
     CHECK_EQ(fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"), std::size_t{5});
-    CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0}); // a plain discard could drop later writes
+    // a plain discard could drop writes that come later
+    CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0});
     CHECK_THROWS(InvalidArgument, runtime->discard_before(Location::device(2), ptr, kBytes, side));
     CHECK_THROWS(InvalidArgument, runtime->discard(ptr, kBytes, Stream::host()));
-    // The default stream waits for the stream in between, which is destroyed by then.
+    // The default stream waits for the intermediate stream, which has already been destroyed.
     fake_cuda_hold(1);
     runtime->discard(ptr, kBytes, kStream);
     CHECK(!runtime->query_stream(kStream));
@@ -90,7 +91,7 @@ TEST(advice_on_memory_of_a_pool_is_ignored_without_an_error) {
   all_is_well();
 }
 
-TEST(read_mostly_is_taken_back_where_the_first_page_does_not_have_it) {
+TEST(read_mostly_is_unset_although_the_first_page_does_not_have_it) {
   const auto runtime = made();
   char* const ptr = static_cast<char*>(runtime->allocate_managed(8 * MiB, kDevice));
   runtime->advise(ptr + 4 * MiB, 4 * MiB, Advice::kSetReadMostly, kDevice);

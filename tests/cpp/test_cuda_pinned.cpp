@@ -13,7 +13,7 @@
 using namespace contract;
 using namespace cuda_rig;
 
-TEST(much_pinned_memory_is_registered_where_it_lies) {
+TEST(large_pinned_blocks_are_mapped_and_registered) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 64 * MiB;
   auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
@@ -22,7 +22,7 @@ TEST(much_pinned_memory_is_registered_where_it_lies) {
   CHECK_EQ(reinterpret_cast<std::uintptr_t>(pinned) % (2 * MiB), std::uintptr_t{0});
   std::vector<unsigned char> there(kBytes / 4096);
   CHECK_EQ(mincore(pinned, kBytes, there.data()), 0);
-  CHECK(std::ranges::all_of(there, [](unsigned char page) { return (page & 1) != 0; })); // each was touched
+  CHECK(std::ranges::all_of(there, [](unsigned char page) { return (page & 1) != 0; })); // every page was touched
   void* const plain = runtime->allocate_device(kBytes, 0);
   pinned[kBytes - 1] = 7;
   runtime->copy_async(plain, pinned, kBytes, kStream);
@@ -30,13 +30,13 @@ TEST(much_pinned_memory_is_registered_where_it_lies) {
   runtime->zero_async(plain, 1, kStream);
   CHECK(!runtime->query_stream(kStream));
   runtime->free_pinned(pinned);
-  CHECK(runtime->query_stream(kStream)); // freeing waits for work that may use it
+  CHECK(runtime->query_stream(kStream)); // freeing waits for work that may use the memory
   CHECK(mincore(pinned, kBytes, there.data()) != 0); // unmapped
   runtime->free_device(plain);
   all_is_well();
 }
 
-TEST(a_size_that_parts_do_not_tile_is_touched_to_its_end) {
+TEST(a_size_that_is_no_multiple_of_the_parts_is_touched_to_its_end) {
   const auto runtime = made();
   constexpr std::size_t kBytes = 50 * MiB + 4096;
   auto* const pinned = static_cast<char*>(runtime->allocate_pinned(kBytes));
@@ -47,12 +47,12 @@ TEST(a_size_that_parts_do_not_tile_is_touched_to_its_end) {
   all_is_well();
 }
 
-TEST(the_driver_makes_all_pinned_memory_if_registration_is_not_supported) {
+TEST(without_registration_the_driver_allocates_all_pinned_memory) {
   const auto runtime = made();
   fake_cuda_fail("cudaHostRegister", 1, cudaErrorNotSupported);
   void* const first = runtime->allocate_pinned(32 * MiB);
   void* const second = runtime->allocate_pinned(32 * MiB);
-  CHECK_EQ(fake_cuda_count("cudaHostRegister"), std::size_t{1}); // not asked again
+  CHECK_EQ(fake_cuda_count("cudaHostRegister"), std::size_t{1}); // registration is not tried again
   CHECK_EQ(fake_cuda_live("cudaHostAlloc"), std::size_t{2});
   CHECK(cudaPeekAtLastError() == cudaSuccess);
   runtime->free_pinned(first);
@@ -67,13 +67,13 @@ TEST(more_pinned_memory_than_the_host_has_is_refused) {
   CHECK_EQ(fake_cuda_count("cudaHostRegister"), std::size_t{0});
   fake_cuda_fail("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   CHECK_THROWS(OutOfMemory, runtime->allocate_pinned(32 * MiB));
-  void* const pinned = runtime->allocate_pinned(32 * MiB); // the failure was of one call only
+  void* const pinned = runtime->allocate_pinned(32 * MiB); // only that one call failed
   CHECK_EQ(fake_cuda_live("cudaHostRegister"), std::size_t{1});
   runtime->free_pinned(pinned);
   all_is_well();
 }
 
-TEST(pinned_memory_is_touched_without_threads_that_the_host_has_no_memory_for) {
+TEST(pinned_memory_is_touched_without_threads_if_none_can_be_created) {
   constexpr std::size_t kBytes = 128 * MiB;
   int without_a_thread = 0;
   for (std::size_t nth = 1;; ++nth) {
@@ -85,7 +85,7 @@ TEST(pinned_memory_is_touched_without_threads_that_the_host_has_no_memory_for) {
       failing([&] { pinned = memory.allocate(kBytes, kBytes); });
     } catch (const std::bad_alloc&) {
       if (fake_cuda_count("cudaHostRegister") != 0) {
-        break; // within the fake
+        break; // the heap allocation failed inside the fake
       }
       continue;
     }

@@ -1,4 +1,4 @@
-// CudaRuntime over the fake CUDA runtime: errors of CUDA, arguments that are refused, and the current device of a call.
+// CudaRuntime over the fake CUDA runtime: CUDA errors, refused arguments, and the current device of each call.
 #include <thread>
 
 #include "cuda_rig.h"
@@ -16,7 +16,7 @@ TEST(a_call_that_fails_changes_nothing_and_leaves_no_error_behind) {
     CHECK(error.cause == OutOfMemory::Cause::kRuntime);
     contains(error.what(), "cudaMallocManaged of 3.00 MiB failed: out of memory");
   }
-  CHECK(cudaPeekAtLastError() == cudaSuccess); // torch's next check would blame an innocent kernel
+  CHECK(cudaPeekAtLastError() == cudaSuccess); // otherwise torch's next check would blame an unrelated kernel
   CHECK_EQ(runtime->managed_bytes(), std::size_t{0});
   fake_cuda_fail("cudaMallocManaged", 1, cudaErrorInvalidValue);
   contains(message_of([&] { runtime->allocate_managed(1, kDevice); }), "cudaErrorInvalidValue (invalid argument)");
@@ -49,7 +49,7 @@ TEST(unknown_devices_and_the_host_stream_are_refused) {
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
 
-TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
+TEST(memory_is_allocated_on_its_device_without_contexts_elsewhere) {
   const auto runtime = made();
   CHECK(cudaSetDevice(1) == cudaSuccess);
   void* const managed = runtime->allocate_managed(MiB, Location::device(1));
@@ -64,7 +64,7 @@ TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
   runtime->synchronize_device(1);
   CHECK_EQ(int{static_cast<char*>(managed)[MiB - 1]}, 0);
   CHECK_EQ(fake_cuda_has_context(0), 0);
-  std::thread([&] { // its current device is 0
+  std::thread([&] { // a new thread's current device is 0
     runtime->free_managed(managed);
     runtime->free_managed(hosts);
     runtime->free_device(plain);
@@ -78,7 +78,7 @@ TEST(memory_is_made_and_freed_on_its_device_and_no_context_is_made_elsewhere) {
   all_is_well();
 }
 
-TEST(calls_run_with_their_device_current_and_leave_the_callers) {
+TEST(calls_set_their_device_and_restore_the_callers) {
   const auto runtime = made();
   for (const int device : {0, 1}) {
     const Stream stream = runtime->create_stream(device, -100);

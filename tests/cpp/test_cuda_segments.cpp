@@ -15,7 +15,7 @@ TEST(the_limit_holds_for_both_sources_of_segments) {
     runtime->set_limit(4 * MiB);
     void* const first = runtime->allocate_managed(3 * MiB, kDevice);
     CHECK_THROWS(OutOfMemory, runtime->allocate_managed(MiB + 1, kDevice));
-    CHECK_EQ(fake_cuda_count(call), std::size_t{1}); // the driver was not asked
+    CHECK_EQ(fake_cuda_count(call), std::size_t{1}); // the driver was not called
     void* const second = runtime->allocate_managed(MiB, Location::host());
     CHECK_EQ(fake_cuda_live_bytes(call), 4 * MiB);
     CHECK_THROWS(OutOfMemory, runtime->allocate_managed(1, Location::device(1)));
@@ -26,7 +26,7 @@ TEST(the_limit_holds_for_both_sources_of_segments) {
   }
 }
 
-TEST(the_hosts_memory_bounds_both) {
+TEST(the_hosts_memory_bounds_both_sources) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     try {
@@ -46,11 +46,12 @@ TEST(a_pool_is_as_large_as_the_limit_and_follows_it) {
   CHECK_EQ(fake_cuda_count("cudaMemPoolCreate"), std::size_t{1});
   runtime->set_limit(16 * MiB);
   void* const second = runtime->allocate_managed(8 * MiB, Location::host());
-  CHECK_EQ(fake_cuda_count("cudaMemPoolCreate"), std::size_t{2}); // of 16 - 6
-  CHECK_THROWS(OutOfMemory, runtime->allocate_managed(4 * MiB, kDevice)); // 14 of 16 are in use
+  CHECK_EQ(fake_cuda_count("cudaMemPoolCreate"), std::size_t{2}); // size of the second pool: 16 - 6 MiB
+  CHECK_THROWS(OutOfMemory, runtime->allocate_managed(4 * MiB, kDevice)); // 14 of 16 MiB are in use
   runtime->free_managed(first);
   CHECK_EQ(fake_cuda_count("cudaMemPoolDestroy"), std::size_t{1});
-  void* const rest = runtime->allocate_managed(8 * MiB, kDevice); // not in the pool of 10 that 8 are taken of
+  // does not fit in the pool of 10 MiB, of which 8 are in use
+  void* const rest = runtime->allocate_managed(8 * MiB, kDevice);
   CHECK_EQ(fake_cuda_count("cudaMemPoolCreate"), std::size_t{3});
   CHECK_EQ(runtime->managed_bytes(), 16 * MiB);
   runtime->free_managed(rest);
@@ -61,7 +62,7 @@ TEST(a_pool_is_as_large_as_the_limit_and_follows_it) {
   all_is_well();
 }
 
-TEST(a_pool_keeps_nothing_and_the_driver_bounds_it_by_itself) {
+TEST(a_pool_caches_nothing_and_the_driver_enforces_its_size) {
   const auto runtime = made(true);
   runtime->set_limit(8 * MiB);
   void* const ptr = runtime->allocate_managed(6 * MiB, kDevice);
@@ -73,7 +74,7 @@ TEST(a_pool_keeps_nothing_and_the_driver_bounds_it_by_itself) {
     return bytes;
   };
   CHECK_EQ(reserved(), 6 * MiB);
-  void* past = nullptr; // without our own check
+  void* past = nullptr; // without CudaRuntime's own check
   CHECK(cudaMallocFromPoolAsync(&past, 3 * MiB, pool, nullptr) == cudaErrorMemoryAllocation);
   cudaGetLastError();
   runtime->free_managed(ptr);
@@ -98,7 +99,7 @@ TEST(the_release_threshold_bounds_the_cache_of_both_sources) {
     }
     CHECK_EQ(rig.runtime->managed_bytes(), 12 * MiB);
     if (from_pool) {
-      std::uint64_t bytes = 0; // the driver's own cache is empty
+      std::uint64_t bytes = 0; // the driver's own cache must be empty
       CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &bytes) == cudaSuccess);
       CHECK_EQ(bytes, 12 * MiB);
     }
@@ -116,7 +117,7 @@ TEST(unsupported_pools_are_refused_by_name) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(pool_memory_is_given_back_after_the_work_of_every_device) {
+TEST(pool_memory_is_freed_after_the_work_of_every_device) {
   const auto runtime = made(true);
   fake_cuda_hold(1);
   const Stream there = runtime->create_stream(1, 0);

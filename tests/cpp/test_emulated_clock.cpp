@@ -1,4 +1,4 @@
-// Modelled time, the timeline and the speed of the book-keeping itself.
+// Modelled time, the timeline, and the speed of the book-keeping.
 #include <cmath>
 #include <vector>
 
@@ -28,7 +28,7 @@ Stream stream0() {
   return Stream::default_of(0);
 }
 
-// The time that something takes on a stream.
+// Returns the time that `body` takes on a stream.
 template <typename Body>
 double cost(EmulatedRuntime& runtime, Stream stream, Body body) {
   runtime.synchronize_device(0);
@@ -86,7 +86,7 @@ TEST(prefetches_reach_the_measured_rates) {
   CHECK(between(rate(128 * MiB, Location::device(0), Location::host()), 9.6, 10.7));
 }
 
-TEST(copies_cost_by_their_sides) {
+TEST(the_cost_of_a_copy_depends_on_both_sides) {
   EmulatedRuntime runtime(large());
   constexpr std::size_t kBytes = 32 * MiB;
   void* pinned = runtime.allocate_pinned(kBytes);
@@ -103,7 +103,7 @@ TEST(copies_cost_by_their_sides) {
   CHECK(close(copy(pinned, device), us(kBytes, costs().copy_to_host_rate)));
   CHECK(close(copy(other, device), us(kBytes, costs().device_copy_rate)));
   CHECK(close(copy(device, pageable.data()), us(kBytes, costs().pageable_copy_rate)));
-  CHECK(close(copy(memory.ptr, device), us(kBytes, costs().pageable_copy_rate))); // host-resident managed
+  CHECK(close(copy(memory.ptr, device), us(kBytes, costs().pageable_copy_rate))); // host-resident managed memory
   memory.prefetch(0, memory.pages, Location::device(0));
   CHECK(close(copy(memory.ptr, pinned), us(kBytes, costs().copy_to_device_rate)));
   CHECK_EQ(runtime.counters(0).bytes_copied_to_device, 3 * kBytes);
@@ -134,12 +134,12 @@ TEST(streams_overlap_but_share_the_link) {
   const auto second = [&] { return static_cast<char*>(device) + kBytes; };
   double begin = runtime.time_us();
   runtime.copy_async(device, pinned, kBytes, stream0());
-  runtime.copy_async(pinned, second(), kBytes, side); // the other direction: at the same time
+  runtime.copy_async(pinned, second(), kBytes, side); // opposite directions overlap
   runtime.synchronize_device(0);
   CHECK(runtime.time_us() - begin < 1.1 * one_way);
   begin = runtime.time_us();
   runtime.copy_async(device, pinned, kBytes, stream0());
-  runtime.copy_async(second(), pinned, kBytes, side); // the same direction: one after the other
+  runtime.copy_async(second(), pinned, kBytes, side); // copies in the same direction are serialised
   runtime.synchronize_device(0);
   CHECK(runtime.time_us() - begin > 1.9 * one_way);
   runtime.free_device(device);
@@ -147,7 +147,7 @@ TEST(streams_overlap_but_share_the_link) {
   runtime.destroy_stream(side);
 }
 
-TEST(a_wait_carries_time_from_stream_to_stream) {
+TEST(a_wait_advances_the_waiting_streams_clock) {
   EmulatedRuntime runtime(large());
   const Stream side = runtime.create_stream(0, 0);
   const Event event = runtime.create_event(0, false);
@@ -161,8 +161,8 @@ TEST(a_wait_carries_time_from_stream_to_stream) {
   runtime.destroy_stream(side);
 }
 
-TEST(pages_on_their_way_to_the_host_stop_every_launch) {
-  EmulatedRuntime runtime(devices(2)); // 16 pages each
+TEST(write_backs_delay_every_launch_of_the_device) {
+  EmulatedRuntime runtime(devices(2)); // 16 pages on each device
   const Stream side = runtime.create_stream(0, 0);
   Managed memory(runtime, 32);
   memory.use(0, 16, 0, true);
@@ -173,7 +173,7 @@ TEST(pages_on_their_way_to_the_host_stop_every_launch) {
   runtime.begin_kernel(side, {});
   CHECK(close(runtime.stream_time_us(side),
               before + costs().call_us + written_back + costs().launch_us + costs().prefetch_us));
-  runtime.begin_kernel(Stream::default_of(1), {}); // another device goes on
+  runtime.begin_kernel(Stream::default_of(1), {}); // another device is not delayed
   CHECK(runtime.stream_time_us(Stream::default_of(1)) < before + written_back);
   runtime.destroy_stream(side);
 }
@@ -187,7 +187,7 @@ TEST(a_prefetch_to_the_host_blocks_the_caller) {
   CHECK(stopped > us(1024 * kPage, costs().prefetch_to_host_rate));
   const double before = runtime.time_us();
   memory.use_on_host(0, 1, true);
-  CHECK(runtime.time_us() > before); // the host's clock had got there, too
+  CHECK(runtime.time_us() > before); // the host's clock has advanced as far
 }
 
 TEST(evictions_cost_their_write_back) {
@@ -220,7 +220,7 @@ TEST(the_same_program_always_takes_the_same_time) {
     void* pinned = runtime.allocate_pinned(MiB);
     for (std::size_t round = 0; round < 50; ++round) {
       memory.prefetch(round % 24, 16, Location::device(0));
-      runtime.copy_async(memory.at(round % 16), pinned, MiB, side); // done by a worker, at its own pace
+      runtime.copy_async(memory.at(round % 16), pinned, MiB, side); // performed by a worker, at its own pace
       runtime.record_event(event, side);
       memory.use(round % 8, 20, 0, true);
       runtime.wait_event(stream0(), event);
@@ -241,7 +241,7 @@ TEST(the_same_program_always_takes_the_same_time) {
   CHECK(first[0] > 0);
 }
 
-TEST(profiles_are_known_by_name) {
+TEST(profiles_are_found_by_name) {
   CHECK_EQ(CostProfile::names().size(), 1U);
   CHECK_EQ(CostProfile::named(CostProfile::names()[0]).name, "h200");
   try {
@@ -255,7 +255,7 @@ TEST(profiles_are_known_by_name) {
 
 // --- the timeline -----------------------------------------------------------------------------------------
 
-TEST(a_timeline_stays_bounded_and_keeps_its_maxima) {
+TEST(a_timeline_is_bounded_and_preserves_its_maxima) {
   emulated::Timeline timeline;
   constexpr std::size_t kSamples = 100'000;
   for (std::size_t i = 0; i < kSamples; ++i) {
@@ -309,7 +309,7 @@ TEST(a_kernel_shows_on_the_timeline_of_the_device_it_takes_pages_from) {
   CHECK_EQ(runtime.timeline(0).back().device_bytes, 2 * kPage);
 }
 
-TEST(counters_can_be_reset_and_add_up) {
+TEST(counters_add_up_and_can_be_reset) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 20);
   memory.use(0, 20, 0, true);

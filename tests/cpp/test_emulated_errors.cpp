@@ -1,4 +1,4 @@
-// Calls of the emulated runtime that fail: bad arguments, configurations out of range, failures on demand.
+// Failing calls of the emulated runtime: bad arguments, configurations out of range, injected failures.
 #include <cstring>
 #include <string>
 
@@ -45,7 +45,7 @@ TEST(bad_arguments_are_refused_and_change_nothing) {
   bad([&] { static_cast<void>(runtime.counters(2)); });
   CHECK_EQ(memory.where(), "untouched 2");
   CHECK_EQ(runtime.counters().prefetch_calls + runtime.counters().advise_calls + runtime.counters().copy_calls, 0U);
-  runtime.free_device(memory.ptr); // of another kind: ignored
+  runtime.free_device(memory.ptr); // memory of another kind: ignored
   runtime.free_pinned(memory.ptr);
   CHECK(runtime.is_managed_ptr(memory.ptr));
 }

@@ -5,7 +5,7 @@
 using namespace torch_uvm;
 using namespace emulated_helpers;
 
-TEST(an_event_is_reached_if_never_recorded_and_can_be_recorded_again) {
+TEST(an_unrecorded_event_is_reached_and_events_can_be_recorded_again) {
   EmulatedRuntime runtime(devices(1, 7));
   const Event event = runtime.create_event(0, false);
   CHECK(runtime.query_event(event));
@@ -19,7 +19,7 @@ TEST(an_event_is_reached_if_never_recorded_and_can_be_recorded_again) {
   }
   runtime.destroy_event(event);
   CHECK_THROWS(InvalidArgument, runtime.query_event(event));
-  runtime.destroy_event(event); // once more: ignored
+  runtime.destroy_event(event); // a second destroy is ignored
   CHECK_EQ(runtime.counters().event_records, 10U);
 }
 
@@ -33,9 +33,9 @@ TEST(a_wait_is_for_the_record_before_it_and_survives_the_event) {
     runtime.copy_async(values.ptr + 1, values.ptr, sizeof(int), side);
     runtime.record_event(event, side);
     runtime.wait_event(stream0(), event);
-    runtime.record_event(event, stream0()); // somewhere else now
+    runtime.record_event(event, stream0()); // the event marks another position now
     runtime.destroy_event(event);
-    runtime.destroy_stream(side); // with work in it
+    runtime.destroy_stream(side); // destroyed while it has queued work
     runtime.synchronize_stream(stream0());
     CHECK_EQ(values.ptr[1], 1);
     CHECK_THROWS(InvalidArgument, runtime.query_stream(side));

@@ -1,4 +1,5 @@
-// A full emulated device: managed pages are evicted in order of use, plain device memory pushes them out.
+// A full emulated device: managed pages are evicted least recently used first; plain device memory evicts managed
+// pages.
 #include "emulated_helpers.h"
 #include "harness.h"
 #include "runtime/error.h"
@@ -10,7 +11,7 @@ TEST(a_full_device_evicts_the_least_recently_used_pages) {
   EmulatedRuntime runtime(devices(1)); // 16 pages
   Managed memory(runtime, 20);
   memory.use(0, 16, 0, true);
-  memory.use(0, 1, 0, false); // page 0 is the most recent now
+  memory.use(0, 1, 0, false); // page 0 is now the most recently used
   memory.use(16, 2, 0, true);
   CHECK_EQ(memory.where(0, 4), "host 2, device 0 2");
   CHECK_EQ(memory.where(0, 1), "device 0 1");
@@ -45,20 +46,20 @@ TEST(duplicates_and_discarded_pages_are_dropped_for_free) {
   CHECK_EQ(runtime.counters(0).bytes_to_host, 0U);
 }
 
-TEST(operands_larger_than_the_device_thrash_and_end) {
+TEST(operands_larger_than_the_device_thrash_but_complete) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 40);
   for (int round = 0; round < 3; ++round) {
     memory.use(0, 40, 0, true);
   }
-  // In order of use, every page is gone when its turn comes again.
+  // Pages are used in a cyclic order, so LRU evicts each page before its next use.
   CHECK_EQ(runtime.counters(0).faults_on_device, 3 * 40U);
   CHECK_EQ(runtime.counters(0).evicted_pages, 3 * 40U - 16U);
   CHECK_EQ(runtime.counters(0).bytes_to_device, 2 * 40 * kPage);
   CHECK_EQ(memory.where(), "host 24, device 0 16");
 }
 
-TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) {
+TEST(plain_memory_evicts_managed_pages_and_is_refused_only_for_plain_memory) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 16);
   memory.use(0, 16, 0, true);
@@ -77,7 +78,7 @@ TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) 
   void* rest = runtime.allocate_device(kDeviceBytes / 2, 0);
   CHECK_EQ(runtime.resident_bytes(0), 0U);
   CHECK_EQ(runtime.memory_info(0).free, 0U);
-  // There is no room for a single page: kernels use managed memory where it is, fresh memory on the host.
+  // No page fits: kernels access managed memory in place, and new memory is populated on the host.
   memory.use(0, 16, 0, true);
   CHECK_EQ(memory.where(), "host 16");
   Managed fresh(runtime, 1);
@@ -91,14 +92,14 @@ TEST(plain_memory_pushes_managed_pages_out_and_is_refused_only_by_plain_memory) 
   CHECK_EQ(memory.where(), "device 0 16");
 }
 
-TEST(a_write_in_place_for_want_of_room_drops_duplicates) {
+TEST(a_write_in_place_without_room_drops_duplicates) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 1);
   memory.use_on_host(0, 1, true);
   runtime.advise(memory.ptr, kPage, Advice::kSetReadMostly, Location::host());
   memory.use(0, 1, 1, false);
   CHECK_EQ(memory.where(), "host 1, device 1 1");
-  void* all = runtime.allocate_device(kDeviceBytes, 0); // device 0 cannot have the page
+  void* all = runtime.allocate_device(kDeviceBytes, 0); // leaves no room for the page on device 0
   memory.use(0, 1, 0, false);
   CHECK_EQ(memory.where(), "host 1, device 1 1");
   memory.use(0, 1, 0, true);

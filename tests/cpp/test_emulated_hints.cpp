@@ -26,7 +26,7 @@ TEST(read_mostly_pages_are_duplicated_by_reads_and_collapsed_by_a_write) {
   CHECK_EQ(memory.where(0, 1), "device 1 1");
   CHECK_EQ(memory.where(1, 1), "host 1, device 0 1, device 1 1");
   CHECK_EQ(runtime.counters(0).dropped_pages, 1U);
-  CHECK_EQ(runtime.counters().dropped_pages, 2U); // the host's too
+  CHECK_EQ(runtime.counters().dropped_pages, 2U); // including the host's
   memory.use_on_host(1, 1, true);
   CHECK_EQ(memory.where(1, 1), "host 1");
   CHECK_EQ(runtime.counters().bytes_to_host, 0U);
@@ -43,7 +43,7 @@ TEST(the_host_reads_a_duplicate_of_a_read_mostly_page) {
   CHECK_EQ(runtime.counters().faults_on_host, 1U);
 }
 
-TEST(a_write_from_a_third_place_moves_one_copy_and_drops_the_rest) {
+TEST(a_write_from_a_third_location_moves_one_copy_and_drops_the_others) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 1);
   memory.use_on_host(0, 1, true);
@@ -65,7 +65,7 @@ TEST(unset_read_mostly_leaves_one_copy) {
   memory.advise(1, 1, Advice::kSetPreferredLocation, Location::device(0));
   memory.advise(0, 2, Advice::kUnsetReadMostly, Location::host());
   CHECK_EQ(memory.where(0, 1), "host 1");
-  CHECK_EQ(memory.where(1, 1), "device 0 1"); // its preferred location has one
+  CHECK_EQ(memory.where(1, 1), "device 0 1"); // the copy at the preferred location remains
 }
 
 // --- preferred location and accessed-by -------------------------------------------------------------------
@@ -79,7 +79,7 @@ TEST(a_page_at_its_preferred_location_is_used_in_place) {
   runtime.reset_counters();
   memory.use(0, 2, 0, true);
   CHECK_EQ(memory.where(), "host 2");
-  CHECK_EQ(runtime.counters(0).faults_on_device, 1U); // the page with no mapping
+  CHECK_EQ(runtime.counters(0).faults_on_device, 1U); // for the page without a mapping
   CHECK_EQ(runtime.counters(0).bytes_in_place, 2 * kPage);
   CHECK_EQ(runtime.counters(0).bytes_to_device, 0U);
 }
@@ -103,7 +103,7 @@ TEST(accessed_by_alone_maps_host_memory) {
   CHECK_EQ(memory.where(), "host 1");
   CHECK_EQ(runtime.counters(0).faults_on_device, 0U);
   CHECK_EQ(runtime.counters(0).bytes_in_place, kPage);
-  memory.use(0, 1, 1, false); // device 1 has no mapping: it faults
+  memory.use(0, 1, 1, false); // device 1 has no mapping, so it faults
   CHECK_EQ(memory.where(), "device 1 1");
   memory.use_on_host(0, 1, false);
   memory.advise(0, 1, Advice::kUnsetAccessedBy, Location::device(0));
@@ -160,12 +160,12 @@ TEST(a_prefetch_overrides_the_preferred_location) {
   CHECK_EQ(memory.where(), "device 0 2");
 }
 
-TEST(discarded_pages_move_for_nothing_once) {
+TEST(discarded_pages_move_once_without_a_transfer) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 2);
   memory.use(0, 2, 0, true);
   runtime.discard(memory.ptr, 2 * kPage, Stream::default_of(0));
-  memory.use(1, 1, 0, true); // written again: worth moving
+  memory.use(1, 1, 0, true); // written again, so its bytes have to be moved
   runtime.reset_counters();
   memory.prefetch(0, 2, Location::host());
   CHECK_EQ(memory.where(), "host 2");
@@ -174,7 +174,7 @@ TEST(discarded_pages_move_for_nothing_once) {
   CHECK_EQ(runtime.counters(0).bytes_to_device, kPage);
 }
 
-TEST(a_discard_spares_pages_that_are_only_partly_in_its_range) {
+TEST(a_discard_ignores_partly_covered_pages) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 3);
   memory.use(0, 3, 0, true);
@@ -186,7 +186,7 @@ TEST(a_discard_spares_pages_that_are_only_partly_in_its_range) {
 
 // --- attributes -------------------------------------------------------------------------------------------
 
-TEST(attributes_are_those_of_the_range_or_empty_where_they_differ) {
+TEST(attributes_that_differ_within_a_range_are_empty) {
   EmulatedRuntime runtime(devices(2));
   Managed memory(runtime, 4);
   memory.advise(0, 4, Advice::kSetAccessedBy, Location::device(1));

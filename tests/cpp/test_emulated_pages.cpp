@@ -1,4 +1,4 @@
-// Placement of pages in the emulated runtime by touches: first touch, faults, migration.
+// Placement of pages in the emulated runtime: first touch, faults, migration.
 #include <span>
 #include <vector>
 
@@ -8,7 +8,7 @@
 using namespace torch_uvm;
 using namespace emulated_helpers;
 
-TEST(fresh_memory_is_nowhere_zeroed_and_aligned) {
+TEST(new_memory_is_not_resident_but_zeroed_and_aligned) {
   EmulatedRuntime runtime(devices(1));
   Managed memory(runtime, 4);
   CHECK_EQ(reinterpret_cast<std::uintptr_t>(memory.ptr) % (2 * MiB), 0U);
@@ -25,7 +25,7 @@ TEST(first_touch_populates_where_the_toucher_is) {
   CHECK_EQ(memory.where(), "host 1, device 1 1, untouched 2");
   CHECK_EQ(runtime.counters(1).faults_on_device, 1U);
   CHECK_EQ(runtime.counters().faults_on_host, 1U);
-  CHECK_EQ(runtime.counters().bytes_to_device + runtime.counters().bytes_to_host, 0U); // nothing to move
+  CHECK_EQ(runtime.counters().bytes_to_device + runtime.counters().bytes_to_host, 0U); // no transfer
 }
 
 TEST(first_touch_goes_to_a_preferred_location_that_can_be_mapped) {
@@ -49,7 +49,7 @@ TEST(a_range_touches_every_page_that_it_overlaps) {
   runtime.begin_kernel(Stream::default_of(0), std::span(&access, 1));
   CHECK_EQ(memory.where(), "device 0 3, untouched 1");
   const ResidencyInfo info = runtime.residency(static_cast<char*>(memory.ptr) + 3 * kPage - 10, 30);
-  CHECK_EQ(info.devices[0], 10U); // bytes of the range, not pages
+  CHECK_EQ(info.devices[0], 10U); // counts bytes of the range, not pages
   CHECK_EQ(info.untouched, 20U);
 }
 
@@ -59,7 +59,7 @@ TEST(ranges_outside_managed_memory_change_no_page) {
   int local = 0;
   const std::vector<Touch> accesses{{&local, sizeof local, true},
                                     {nullptr, 0, true},
-                                    {static_cast<char*>(memory.ptr), 10 * kPage, true}}; // runs over the end
+                                    {static_cast<char*>(memory.ptr), 10 * kPage, true}}; // extends beyond the end
   runtime.begin_kernel(Stream::default_of(0), accesses);
   CHECK_EQ(runtime.resident_bytes(0), kPage);
   CHECK_EQ(runtime.counters().kernels, 1U);
@@ -74,7 +74,7 @@ TEST(a_touch_from_elsewhere_faults_and_migrates_both_ways) {
   CHECK_EQ(memory.where(), "host 1, device 0 3");
   CHECK_EQ(runtime.counters(0).faults_on_device, 3U);
   CHECK_EQ(runtime.counters(0).bytes_to_device, 3 * kPage);
-  memory.use(0, 3, 0, true); // resident: nothing happens
+  memory.use(0, 3, 0, true); // already resident: no effect
   CHECK_EQ(runtime.counters(0).faults_on_device, 3U);
   memory.use_on_host(0, 2, false);
   CHECK_EQ(memory.where(), "host 3, device 0 1");
@@ -135,7 +135,7 @@ TEST(freed_memory_leaves_nothing_behind) {
   CHECK_EQ(runtime.resident_bytes(1), 0U);
   CHECK_EQ(runtime.managed_bytes(), 0U);
   Managed again(runtime, 20);
-  again.use(0, 20, 0, true); // the list of pages is in order
+  again.use(0, 20, 0, true); // the list of pages is still sorted
   CHECK_EQ(again.where(), "host 4, device 0 16");
 }
 

@@ -1,5 +1,5 @@
-// Copies, zeros and kernels of the emulated runtime run in the order of their stream; threads, frees and forked
-// children meet work that is still queued.
+// Copies, zeros and kernels of the emulated runtime run in stream order. Threads, frees and forked children handle work
+// that is still queued.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ using namespace torch_uvm;
 using namespace emulated_helpers;
 
 #if defined(__SANITIZE_THREAD__)
-// ThreadSanitizer ends a forked child that starts a thread. The fork test needs such a child.
+// ThreadSanitizer kills a forked child that starts a thread. The fork test needs such a child.
 extern "C" const char* __tsan_default_options() {
   return "die_after_fork=0";
 }
@@ -39,7 +39,7 @@ TEST(copies_are_done_in_the_order_of_their_stream) {
 TEST(zeros_are_written_in_the_order_of_their_stream) {
   constexpr std::size_t kInts = kBig / sizeof(int);
   const std::vector<int> zeros(kInts);
-  for (const std::size_t bytes : {std::size_t{4}, kBig}) { // at once, and by a worker
+  for (const std::size_t bytes : {std::size_t{4}, kBig}) { // done by the caller, and by a worker
     EmulatedRuntime runtime;
     Pinned source(runtime, kBig), target(runtime, kBig);
     auto* memory = static_cast<int*>(runtime.allocate_managed(kBig, Location::device(0)));
@@ -53,12 +53,12 @@ TEST(zeros_are_written_in_the_order_of_their_stream) {
       CHECK(std::memcmp(target.ptr + bytes / sizeof(int), source.ptr, kBig - bytes) == 0);
     }
     CHECK_EQ(runtime.counters().zero_calls, 20U);
-    runtime.zero_async(memory, kBig, stream0()); // freeing waits for it
+    runtime.zero_async(memory, kBig, stream0()); // freeing waits for the zeroing
     runtime.free_managed(memory);
   }
 }
 
-TEST(zeros_come_to_memory_of_each_kind_and_nowhere_else) {
+TEST(zeroing_works_for_each_kind_of_memory_and_writes_nothing_else) {
   EmulatedRuntime runtime;
   Pinned pinned(runtime, 64);
   *pinned.ptr = 1;
@@ -74,7 +74,7 @@ TEST(zeros_come_to_memory_of_each_kind_and_nowhere_else) {
   CHECK_THROWS(InvalidArgument, runtime.zero_async(device, 1, Stream::host()));
   runtime.free_device(device);
 
-  Managed memory(runtime, 2); // where the device writes, the pages are
+  Managed memory(runtime, 2); // pages migrate to the device that writes them
   runtime.reset_counters();
   runtime.zero_async(memory.at(0), 1, stream0());
   CHECK_EQ(runtime.resident_bytes(0), EmulatedRuntime::kPageBytes);
@@ -107,7 +107,7 @@ TEST(a_kernel_runs_after_earlier_work_of_its_stream) {
     CHECK_EQ(memory[kBig / sizeof(int) - 1], round);
     runtime.end_kernel(stream0(), {});
   }
-  CHECK_EQ(runtime.counters().synchronisations, 0U); // a kernel's place in its stream is not one
+  CHECK_EQ(runtime.counters().synchronisations, 0U); // the ordering of a kernel in its stream does not count as one
   runtime.free_managed(memory);
 }
 
@@ -134,12 +134,12 @@ TEST(freeing_waits_for_copies_that_use_the_memory) {
     auto* source = static_cast<int*>(runtime.allocate_managed(kBig, Location::host()));
     source[kBig / sizeof(int) - 1] = round;
     runtime.copy_async(target.ptr, source, kBig, stream0());
-    runtime.free_managed(source); // a copy that came later would be a segmentation fault
+    runtime.free_managed(source); // a later copy would cause a segmentation fault
     CHECK_EQ(target.ptr[kBig / sizeof(int) - 1], round);
   }
 }
 
-TEST(a_runtime_can_go_with_work_queued) {
+TEST(a_runtime_can_be_destroyed_with_queued_work) {
   for (const auto seed : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(3)}) {
     std::vector<char> host(kBig);
     EmulatedRuntime runtime(devices(2, seed));
@@ -153,7 +153,7 @@ TEST(a_runtime_can_go_with_work_queued) {
   }
 }
 
-TEST(threads_may_queue_at_once) {
+TEST(several_threads_may_queue_concurrently) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 50;
   EmulatedRuntime runtime(devices(2));

@@ -1,5 +1,5 @@
-// Seeded schedules of the emulated runtime: a missing synchronisation shows as a wrong result, a correct program is
-// right for every seed.
+// Seeded schedules of the emulated runtime. A missing synchronisation produces a wrong result; a correct program is
+// right under every seed.
 #include <optional>
 #include <random>
 #include <vector>
@@ -21,7 +21,7 @@ void doubled(EmulatedRuntime& runtime, Stream stream, const int* in, int* out) {
   runtime.end_kernel(stream, {});
 }
 
-// Three streams on two devices: in on one, compute on the next, out on a third. Returns what the host reads.
+// Three streams on two devices: copy in, compute, copy out. Returns the host's result.
 int pipeline(EmulatedRuntime& runtime, bool with_events) {
   const Stream in = runtime.create_stream(0, 0);
   const Stream compute = stream0();
@@ -76,7 +76,7 @@ TEST(a_program_without_synchronisation_is_wrong_for_many_seeds) {
   CHECK(wrong < kSeeds); // some schedules are right by chance
 }
 
-TEST(a_seed_repeats) {
+TEST(the_same_seed_repeats_a_schedule) {
   for (int seed = 0; seed < 50; ++seed) {
     EmulatedRuntime first(devices(2, seed));
     EmulatedRuntime second(devices(2, seed));
@@ -131,7 +131,7 @@ TEST(every_wait_forces_its_dependencies) {
           runtime.begin_kernel(stream0(), {});
           break;
         case 4:
-          runtime.free_managed(runtime.allocate_managed(1, Location::host())); // waits for nothing
+          runtime.free_managed(runtime.allocate_managed(1, Location::host())); // does not wait
           runtime.synchronize_device(1);
           runtime.synchronize_device(0);
           break;
@@ -164,7 +164,7 @@ TEST(freeing_forces_work_that_uses_the_memory) {
   }
 }
 
-// A random program of waits over random streams and events always ends.
+// A random sequence of waits over random streams and events always terminates.
 TEST(waiting_never_deadlocks) {
   for (int seed = 0; seed < 300; ++seed) {
     std::mt19937 choose(static_cast<unsigned>(seed));
@@ -176,7 +176,7 @@ TEST(waiting_never_deadlocks) {
       streams.push_back(runtime.create_stream(i % 2, 0));
       events.push_back(runtime.create_event(i % 2, false));
     }
-    // Each stream has bytes of its own: only the order of waiting is random, not the program's result.
+    // Each stream has its own bytes: the order of waiting is random, the result is not.
     Pinned values(runtime, streams.size() * MiB);
     Managed memory(runtime, streams.size() * 16);
     for (int step = 0; step < 100; ++step) {

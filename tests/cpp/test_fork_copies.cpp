@@ -1,5 +1,5 @@
-// The copies that forked children get: where there is no memory for them, or no place, what the parent keeps
-// of them, and the mark that makes them necessary.
+// The copies of host blocks for forked children: lack of memory, occupied addresses, leaks in the parent, and the
+// madvise mark that makes copies necessary.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace contract;
 
 namespace {
 
-/// Writes to stderr go to a file for a while; `text` ends that and says what they were.
+/// Redirects stderr to a file. `text` ends that and returns the output.
 class CapturedStderr {
  public:
   CapturedStderr() : file_(std::tmpfile()), kept_(dup(STDERR_FILENO)) {
@@ -48,11 +48,12 @@ class CapturedStderr {
 
 } // namespace
 
-TEST(what_there_is_no_memory_for_is_left_out_and_said) {
+TEST(blocks_without_memory_for_a_copy_are_omitted_with_a_message) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   Block* const first = filled(rig, 12 * MiB, Location::host(), 1);
-  Block* const device = filled(rig, 12 * MiB, kDevice, 2); // two host blocks side by side would be one copy
+  // separates the host blocks, which would otherwise be copied as one
+  Block* const device = filled(rig, 12 * MiB, kDevice, 2);
   Block* const second = filled(rig, 32 * MiB, Location::host(), 3);
   runtime.set_host_memory_available(20 * MiB);
   CapturedStderr captured;
@@ -72,7 +73,7 @@ TEST(what_there_is_no_memory_for_is_left_out_and_said) {
   }
 }
 
-TEST(what_took_a_blocks_address_in_the_child_is_not_overwritten) {
+TEST(a_foreign_mapping_at_a_blocks_address_is_not_overwritten) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   Block* const block = filled(rig, 12 * MiB, Location::host(), 1);
   CapturedStderr captured;
@@ -80,7 +81,7 @@ TEST(what_took_a_blocks_address_in_the_child_is_not_overwritten) {
   rig.allocator->copy_for_child();
   const pid_t pid = fork();
   if (pid == 0) {
-    // As another library's handler might, which runs before ours.
+    // Like a fork handler of another library that runs before ours.
     void* const at = rig.allocator->data(block);
     void* const taken = mmap(at, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     static_cast<char*>(taken)[0] = 9;
@@ -97,10 +98,10 @@ TEST(what_took_a_blocks_address_in_the_child_is_not_overwritten) {
   rig.allocator->free(block);
 }
 
-TEST(forks_leave_nothing_behind_in_the_parent) {
+TEST(forks_leak_nothing_in_the_parent) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   Block* const block = filled(rig, 32 * MiB, Location::host(), 1);
-  const auto pages = [] { // of virtual memory: copies that stayed would be there
+  const auto pages = [] { // of virtual memory, which leaked copies would increase
     std::ifstream file("/proc/self/statm");
     std::size_t count = 0;
     file >> count;
@@ -117,7 +118,7 @@ TEST(forks_leave_nothing_behind_in_the_parent) {
   rig.check();
 }
 
-TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
+TEST(a_fork_waits_only_for_streams_that_write_host_blocks) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true);
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream writer = rig.stream(), other = rig.stream(), elsewhere = rig.stream(1);
@@ -125,7 +126,7 @@ TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
   rig.allocator->record_stream(moved, writer);
   rig.allocator->set_home(moved, Location::host(), Stream::host());
   Block* const host = filled(rig, 12 * MiB, Location::host(), 2);
-  Block* const device = rig.allocate(12 * MiB, other); // no child reads it
+  Block* const device = rig.allocate(12 * MiB, other); // not readable in a child
   runtime.clear_calls();
   CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, moved, 12 * MiB, 1) ? 0 : 1; }), 0);
   std::vector<Stream> waited;
@@ -135,7 +136,7 @@ TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
     }
   }
   CHECK((waited == std::vector<Stream>{writer, kStream}));
-  // What cannot be waited for does not keep the process from forking.
+  // A failed wait does not prevent the fork.
   rig.allocator->record_stream(host, elsewhere);
   runtime.fail("synchronize_stream", 1);
   CHECK_EQ(in_child(*rig.allocator, [&] { return holds(rig, host, 12 * MiB, 2) ? 0 : 1; }), 0);
@@ -147,7 +148,7 @@ TEST(what_still_writes_a_block_is_waited_for_and_nothing_else) {
 
 TEST(plain_memory_is_not_copied) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  static_cast<RecordingRuntime&>(*rig.runtime).set_host_memory_available(0); // a copy would be refused aloud
+  static_cast<RecordingRuntime&>(*rig.runtime).set_host_memory_available(0); // refused copies print a message
   Block* const block = rig.allocate(12 * MiB);
   CapturedStderr captured;
   const int code = in_child(*rig.allocator, [&] { return is_mapped(rig.address(block)) ? 0 : 1; });
@@ -156,8 +157,8 @@ TEST(plain_memory_is_not_copied) {
   rig.allocator->free(block);
 }
 
-TEST(freed_memory_goes_back_unmarked) {
-  // A driver may hand the addresses out again for something that children are to have.
+TEST(memory_is_unmarked_before_it_is_freed) {
+  // A driver may reuse the addresses for memory that children should have.
   struct Reused final : RecordingRuntime {
     Reused() : RecordingRuntime(1), kept(map_host_memory(4 * MiB, 2 * MiB)) {}
     ~Reused() override {
@@ -182,15 +183,15 @@ TEST(freed_memory_goes_back_unmarked) {
   };
   void* const ptr = runtime.allocate_managed(4 * MiB - 100, Location::host());
   CHECK(!mapped_in_child(at));
-  CHECK(!mapped_in_child(at + 4 * MiB - 4097)); // the last whole page
-  CHECK(mapped_in_child(at + 4 * MiB - 1)); // shared with what is none of ours
+  CHECK(!mapped_in_child(at + 4 * MiB - 4097)); // the last whole page of the block
+  CHECK(mapped_in_child(at + 4 * MiB - 1)); // page shared with other memory
   runtime.free_managed(ptr);
   CHECK(mapped_in_child(at));
   CHECK(mapped_in_child(at + 4 * MiB - 4097));
 }
 
 TEST(memory_that_cannot_be_marked_is_left_as_it_is) {
-  int local = 7; // no whole page of it
+  int local = 7; // contains no whole page
   keep_from_children(&local, sizeof local);
   leave_to_children(&local, sizeof local);
   CHECK_EQ(local, 7);

@@ -1,4 +1,4 @@
-// The report of what is free, and in how many pieces.
+// The report of free memory and the number of its pieces.
 #include "allocator/caching/fragmentation.h"
 
 #include "allocator/caching/pool_statistics.h"
@@ -7,7 +7,7 @@
 
 using namespace contract;
 
-TEST(nothing_reserved_is_nothing_lost) {
+TEST(nothing_reserved_means_no_fragmentation) {
   const Fragmentation none = fragmentation({});
   CHECK_EQ(none.reserved, std::size_t{0});
   CHECK_EQ(none.share_outside_largest(), 0.0);
@@ -40,7 +40,8 @@ TEST(every_byte_of_the_segments_is_accounted_for) {
   CHECK_EQ(found.unused_segments, 200 * MiB);
   CHECK_EQ(found.largest_free, 200 * MiB);
   CHECK_EQ(found.pending, block_bytes(3 * MiB + 100));
-  CHECK_EQ(found.pieces[2].count, std::size_t{3}); // two holes, and what is left of the small ones' segment
+  // two free blocks, and the remainder of the segment for small requests
+  CHECK_EQ(found.pieces[2].count, std::size_t{3});
   CHECK_EQ(found.pieces[5].count, std::size_t{1});
   std::size_t bytes = 0;
   for (const Fragmentation::Pieces& pieces : found.pieces) {
@@ -56,16 +57,16 @@ TEST(every_byte_of_the_segments_is_accounted_for) {
   rig.allocator->free(small);
 }
 
-TEST(a_home_is_looked_at_alone) {
+TEST(each_home_is_reported_separately) {
   Rig rig(std::make_unique<RecordingRuntime>(2), true, AllocatorOptions{});
   Block* const here = rig.allocate(4 * MiB);
   Block* const there = rig.allocator->allocate(4 * MiB, Location::device(1), Stream::default_of(1));
   rig.allocator->set_home(here, Location::host(), Stream::host());
   const auto of = [&](Location home) { return fragmentation(rig.allocator->snapshot(), home); };
-  CHECK_EQ(of(kDevice).reserved, kSegmentMin); // made for it
+  CHECK_EQ(of(kDevice).reserved, kSegmentMin); // segments made for the home
   CHECK_EQ(of(kDevice).allocated, std::size_t{0});
   CHECK_EQ(of(Location::host()).reserved, std::size_t{0});
-  CHECK_EQ(of(Location::host()).allocated, 4 * MiB); // used by it
+  CHECK_EQ(of(Location::host()).allocated, 4 * MiB); // blocks that belong to the home
   CHECK_EQ(of(Location::device(1)).allocated, 4 * MiB);
   CHECK_EQ(of(Location::device(1)).free, kSegmentMin - 4 * MiB);
   rig.allocator->free(here);

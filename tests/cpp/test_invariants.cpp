@@ -1,6 +1,6 @@
-// Builds that walk every structure after each change: when they do, and what they do about what they find.
+// Builds that check every structure after each change: how often they do, and what they do about an error.
 #ifndef TORCH_UVM_CHECKED
-#define TORCH_UVM_CHECKED // of this file alone: a build that is not checked has the code, too
+#define TORCH_UVM_CHECKED // for this file only: an unchecked build contains the code too
 #endif
 #include "allocator/invariants.h"
 
@@ -25,7 +25,7 @@ struct Structure {
   }
 };
 
-/// What a child says on stderr before it is gone, and the signal that ended it; 0: none did.
+/// Runs a body in a child. Returns its output on stderr and the signal that ended it; 0: none.
 template <typename Body>
 std::pair<std::string, int> in_a_child(Body body) {
   std::array<int, 2> ends{};
@@ -51,7 +51,7 @@ std::pair<std::string, int> in_a_child(Body body) {
 
 } // namespace
 
-TEST(what_is_whole_is_walked_and_left_alone) {
+TEST(a_valid_structure_is_checked_without_effect) {
   Structure structure;
   {
     const WalkAfterwards walk(structure);
@@ -64,14 +64,14 @@ TEST(what_is_whole_is_walked_and_left_alone) {
   CHECK_EQ(structure.walks, 2);
 }
 
-TEST(what_is_broken_ends_the_program_and_says_why) {
+TEST(a_broken_structure_aborts_with_a_message) {
   const Structure structure{"two of them are one"};
   const auto [said, signal] = in_a_child([&] { const WalkAfterwards walk(structure); });
   CHECK_EQ(signal, SIGABRT);
   CHECK(said.find("an invariant does not hold: two of them are one") != std::string::npos);
 }
 
-TEST(a_walk_that_has_no_memory_says_nothing) {
+TEST(a_check_without_memory_reports_nothing) {
   int tries = 0;
   walk_if_due([&]() -> std::optional<std::string> {
     ++tries;
@@ -80,9 +80,9 @@ TEST(a_walk_that_has_no_memory_says_nothing) {
   CHECK_EQ(tries, 1);
 }
 
-TEST(the_environment_says_how_often) {
+TEST(the_environment_sets_the_frequency_of_checks) {
   const auto [said, signal] = in_a_child([] {
-    execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once a process
+    execl("/proc/self/exe", "test_invariants", "changes", nullptr); // the variable is read once in each process
   });
   CHECK_EQ(signal, 0);
   CHECK_EQ(said, "4 walks of 10\n");

@@ -1,4 +1,4 @@
-// The adaptor that logs the allocations that pass through it.
+// The adaptor that logs the allocations passing through it.
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,7 +12,7 @@ using namespace logs;
 
 namespace {
 
-/// Adds a row to the log when the upstream is asked for memory, and when it gets memory back.
+/// Logs a row when the upstream allocates and when it frees.
 class Marking final : public Adaptor {
  public:
   Marking(std::shared_ptr<Allocator> upstream, AllocationLog& log) : Adaptor(std::move(upstream)), log_(log) {}
@@ -69,10 +69,10 @@ TEST(rows_are_written_while_the_caller_owns_the_memory) {
   logging.free(logging.allocate(100, kDevice, kStream));
   CHECK_EQ(log->close().rows, std::uint64_t{4});
   const std::vector<Row> rows = rows_of(file);
-  CHECK_EQ(rows[0].bytes, std::size_t{1}); // the upstream was asked
+  CHECK_EQ(rows[0].bytes, std::size_t{1}); // the upstream's allocation
   CHECK_EQ(rows[1].action, "allocate");
   CHECK_EQ(rows[2].action, "free");
-  CHECK_EQ(rows[3].bytes, std::size_t{2}); // the upstream got the memory back
+  CHECK_EQ(rows[3].bytes, std::size_t{2}); // the upstream's free
 }
 
 TEST(an_adaptor_logs_a_free_before_the_upstream_has_the_memory) {

@@ -1,4 +1,4 @@
-// The limit of managed bytes cannot be overrun, by any path, on any runtime.
+// No path can exceed the limit of managed bytes, on any runtime.
 #include <unistd.h>
 
 #include <atomic>
@@ -48,7 +48,7 @@ void exactly_the_limit_fits(ManagedRuntime& runtime) {
   CHECK_EQ(runtime.peak_managed_bytes(), 4 * MiB);
 }
 
-// A folder with the files of an operating system in it.
+// A folder that imitates an operating system's files.
 struct FakeSystem {
   std::filesystem::path root;
   FakeSystem() {
@@ -79,7 +79,7 @@ TEST(exactly_the_limit_fits_and_one_byte_more_does_not) {
   exactly_the_limit_fits(emulated);
 }
 
-TEST(the_runtime_is_not_asked_for_what_the_limit_refuses) {
+TEST(the_runtime_is_not_called_if_the_limit_refuses) {
   RecordingRuntime runtime;
   runtime.set_limit(MiB);
   refused(runtime, MiB + 1);
@@ -95,7 +95,7 @@ TEST(a_limit_of_zero_refuses_everything_and_none_lifts_it) {
   runtime.free_managed(runtime.allocate_managed(1, Location::host()));
 }
 
-TEST(a_limit_below_what_is_in_use_only_refuses_more) {
+TEST(a_limit_below_the_current_use_refuses_new_requests) {
   RecordingRuntime runtime;
   void* ptr = runtime.allocate_managed(4 * MiB, Location::host());
   runtime.set_limit(MiB);
@@ -109,7 +109,8 @@ TEST(sizes_that_overflow_are_refused) {
   void* ptr = runtime.allocate_managed(MiB, Location::host());
   runtime.set_limit(kMax - 1);
   CHECK(refused(runtime, kMax).cause == OutOfMemory::Cause::kLimit);
-  CHECK(refused(runtime, kMax - MiB).cause == OutOfMemory::Cause::kLimit); // the sum is the largest number
+  // the sum is the largest representable number
+  CHECK(refused(runtime, kMax - MiB).cause == OutOfMemory::Cause::kLimit);
   runtime.set_limit(std::nullopt);
   refused(runtime, kMax);
   CHECK_EQ(runtime.managed_bytes(), MiB);
@@ -120,7 +121,7 @@ TEST(sizes_that_overflow_are_refused) {
   CHECK_EQ(emulated.managed_bytes(), 0U);
 }
 
-TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
+TEST(without_a_limit_requests_beyond_host_memory_are_refused) {
   RecordingRuntime runtime;
   runtime.set_host_memory_available(2 * MiB);
   const OutOfMemory error = refused(runtime, 2 * MiB + 1);
@@ -128,7 +129,7 @@ TEST(what_the_host_does_not_have_is_refused_with_no_limit_set) {
   runtime.free_managed(runtime.allocate_managed(2 * MiB, Location::host()));
 }
 
-TEST(a_device_that_is_not_there_or_manages_no_memory_is_refused) {
+TEST(a_missing_device_or_one_without_managed_memory_is_refused) {
   struct Older : RecordingRuntime {
     Older() : RecordingRuntime(2) {}
     DeviceProperties device_properties(int device) const override {
@@ -147,7 +148,7 @@ TEST(a_device_that_is_not_there_or_manages_no_memory_is_refused) {
   }
 }
 
-TEST(a_call_that_fails_gives_its_reservation_back) {
+TEST(a_failed_call_releases_its_reservation) {
   RecordingRuntime runtime;
   runtime.set_limit(MiB);
   runtime.fail("allocate_managed", 1);
@@ -157,11 +158,11 @@ TEST(a_call_that_fails_gives_its_reservation_back) {
   runtime.free_managed(runtime.allocate_managed(MiB, Location::host()));
 }
 
-TEST(threads_that_race_for_the_remainder_never_overrun_it) {
+TEST(threads_that_race_for_the_remainder_never_exceed_it) {
   constexpr int kRounds = 200;
   constexpr int kThreads = 4;
   RecordingRuntime runtime;
-  runtime.set_limit(3 * MiB); // room for one of them, twice
+  runtime.set_limit(3 * MiB); // leaves room for one of them, twice
   std::atomic<int> won{0};
   std::atomic<bool> overrun{false};
   std::barrier start(kThreads);
@@ -186,30 +187,30 @@ TEST(threads_that_race_for_the_remainder_never_overrun_it) {
     thread.join();
   }
   CHECK(!overrun);
-  CHECK_EQ(won.load(), kRounds); // exactly one each round
+  CHECK_EQ(won.load(), kRounds); // exactly one succeeds in each round
   CHECK_EQ(runtime.managed_bytes(), 0U);
   CHECK_EQ(runtime.peak_managed_bytes(), 2 * MiB);
 }
 
-TEST(available_memory_is_what_the_system_says) {
+TEST(available_memory_comes_from_meminfo) {
   FakeSystem system;
-  CHECK_EQ(system.available(), kMax); // it says nothing
+  CHECK_EQ(system.available(), kMax); // no file: the amount is unknown
   system.write("proc/meminfo", "MemTotal:  900 kB\nHugePages_Total:   0\nMemAvailable:   500 kB\nOther: 1 kB\n");
   CHECK_EQ(system.available(), 500 * KiB);
   CHECK(operating_system_memory_available() > 0);
 }
 
-TEST(a_control_group_of_either_version_bounds_it) {
+TEST(control_groups_of_both_versions_bound_available_memory) {
   FakeSystem system;
   system.write("proc/meminfo", "MemAvailable:   500 kB\n");
   system.write("proc/self/cgroup", "0::/outer/inner\n");
   system.write("sys/fs/cgroup/outer/inner/memory.max", "max\n");
   system.write("sys/fs/cgroup/outer/inner/memory.current", "1024\n");
   CHECK_EQ(system.available(), 500 * KiB);
-  system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the group above
+  system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the parent group
   system.write("sys/fs/cgroup/outer/memory.current", "204800\n");
   CHECK_EQ(system.available(), 200 * KiB);
-  system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // can be given up
+  system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // reclaimable
   CHECK_EQ(system.available(), 300 * KiB);
   system.write("sys/fs/cgroup/outer/memory.current", "1000000\n");
   CHECK_EQ(system.available(), 0U);

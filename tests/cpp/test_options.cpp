@@ -1,4 +1,4 @@
-// The option table: what it takes, what it refuses, and with which words.
+// The option table: accepted values, refused values, and the messages.
 #include "config/options.h"
 
 #include "harness.h"
@@ -33,7 +33,7 @@ std::string value_of(const Options& options, std::string_view key) {
 
 } // namespace
 
-TEST(nothing_is_the_defaults) {
+TEST(an_empty_text_means_the_defaults) {
   for (const char* text : {"", "  "}) {
     const Options options = parse_options(text);
     CHECK(!options.limit);
@@ -54,7 +54,7 @@ TEST(nothing_is_the_defaults) {
   }
 }
 
-TEST(every_option_is_read) {
+TEST(every_option_is_parsed) {
   const Options options = parse_options(
       "limit:4GiB,budget:80%,host_limit:8GiB,staging:8MiB,relocation_min:4KiB, populate : off "
       ",max_split:32MiB,emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
@@ -80,7 +80,7 @@ TEST(every_option_is_read) {
   CHECK_EQ(*options.emulated.schedule_seed, ~std::uint64_t{0});
 }
 
-TEST(none_takes_a_value_away) {
+TEST(none_unsets_a_value) {
   Options options = parse_options(
       "limit:1GiB,max_split:1GiB,emulated_schedule_seed:3,release_threshold:1GiB,garbage_collection_threshold:1");
   for (const char* key : {"limit", "max_split", "emulated_schedule_seed", "segment_min", "release_threshold",
@@ -176,7 +176,7 @@ TEST(a_refused_value_changes_nothing) {
   CHECK_EQ(*options.emulated.schedule_seed, std::uint64_t{9});
 }
 
-TEST(the_dump_can_be_read_back) {
+TEST(the_dump_can_be_parsed) {
   const Options options =
       parse_options("limit:1536MiB,populate:0,emulated_memory:3000001,emulated_devices:4,emulated_schedule_seed:5");
   std::string text;

@@ -1,4 +1,4 @@
-// Layouts of an iteration's allocations: no byte for two that live at once, and few bytes above the least.
+// Layouts of an iteration's allocations: live ranges never overlap, and the total is close to the lower bound.
 #include <algorithm>
 #include <random>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 constexpr Stream kA = Stream::default_of(0);
 const Stream kB{0, reinterpret_cast<void*>(std::uintptr_t{8})};
 
-/// By comparing each with each; the layout itself goes other ways.
+/// Verifies a layout by comparing all pairs; the layout algorithm does not do that.
 void expect_right(const std::vector<PlanRequest>& requests, const PlanLayout& layout) {
   CHECK_EQ(layout.offsets.size(), requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -44,7 +44,7 @@ void expect_right(const std::vector<PlanRequest>& requests, const PlanLayout& la
   }
   CHECK_EQ(layout.bytes, bytes);
   std::size_t peak = 0;
-  for (const PlanRequest& at : requests) { // the peak is reached when something comes
+  for (const PlanRequest& at : requests) { // live bytes peak at an allocation
     std::size_t live = 0;
     for (const PlanRequest& request : requests) {
       live += request.begin <= at.begin && at.begin < request.end ? request.bytes : 0;
@@ -85,30 +85,30 @@ std::vector<PlanRequest> random_requests(std::uint64_t seed, std::size_t count, 
 
 } // namespace
 
-TEST(nothing_takes_nothing) {
+TEST(no_requests_need_no_bytes) {
   const PlanLayout layout = lay_out({});
   CHECK_EQ(layout.bytes, std::size_t{0});
   CHECK(layout.offsets.empty() && layout.regions.empty());
   CHECK_EQ(lay_out_right({{0, 0, 1, kA}}).bytes, std::size_t{0});
 }
 
-TEST(one_after_the_other_share_their_bytes) {
+TEST(consecutive_requests_share_their_bytes) {
   const PlanLayout layout = lay_out_right({{1024, 0, 1, kA}, {1024, 2, 3, kA}, {512, 4, 5, kA}});
   CHECK_EQ(layout.bytes, std::size_t{1024});
 }
 
-TEST(at_once_they_lie_side_by_side) {
+TEST(simultaneous_requests_do_not_overlap) {
   const PlanLayout layout = lay_out_right({{1024, 0, 5, kA}, {1024, 1, 4, kA}, {512, 2, 3, kA}});
   CHECK_EQ(layout.bytes, std::size_t{2560});
 }
 
-TEST(what_ends_at_an_event_makes_way_for_what_begins_there) {
+TEST(a_request_may_reuse_bytes_of_one_that_ends_at_its_begin) {
   CHECK_EQ(lay_out_right({{1024, 0, 2, kA}, {1024, 2, 3, kA}}).bytes, std::size_t{1024});
 }
 
-TEST(what_has_no_end_keeps_its_bytes) {
+TEST(a_request_without_an_end_keeps_its_bytes) {
   const PlanLayout layout = lay_out_right({{1024, 0, 1, kA}, {1024, 2, kNoEnd, kA}, {1024, 3, 4, kA}});
-  CHECK_EQ(layout.bytes, std::size_t{2048}); // before it begins, its bytes are used by others
+  CHECK_EQ(layout.bytes, std::size_t{2048}); // before it begins, other requests use its bytes
 }
 
 TEST(streams_share_no_bytes) {
@@ -120,14 +120,14 @@ TEST(streams_share_no_bytes) {
   CHECK_EQ(layout.peak_live_bytes, std::size_t{1024});
 }
 
-TEST(a_hole_that_the_future_needs_is_left) {
-  // Who does not know what comes puts the third request into the hole that the last one will need.
+TEST(the_layout_leaves_a_hole_for_a_later_request) {
+  // An algorithm without knowledge of the future puts the third request into the hole that the last one needs.
   const PlanLayout layout = lay_out_right(
       {{2 * MiB, 0, 3, kA}, {1 * MiB, 1, 9, kA}, {1 * MiB, 4, 8, kA}, {1 * MiB, 2, 5, kA}, {2 * MiB, 6, 9, kA}});
   CHECK_EQ(layout.bytes, layout.peak_live_bytes);
 }
 
-TEST(a_stack_takes_its_peak) {
+TEST(a_stack_needs_no_more_than_its_peak) {
   steps::Step step;
   std::vector<std::size_t> held;
   std::mt19937_64 random(3);
@@ -143,7 +143,7 @@ TEST(a_stack_takes_its_peak) {
   CHECK(static_cast<double>(layout.bytes) <= 1.002 * static_cast<double>(layout.peak_live_bytes));
 }
 
-TEST(training_steps_take_hardly_more_than_their_peak) {
+TEST(training_steps_need_hardly_more_than_their_peak) {
   for (const std::size_t layers : {2, 3, 6, 12, 24, 48, 96}) {
     expect_close("transformer", steps::transformer(layers), 1.02);
     expect_close("convolutional", steps::convolutional(layers), 1.02);
@@ -157,14 +157,14 @@ TEST(random_requests_are_laid_out_right) {
   }
 }
 
-TEST(small_ones_that_are_placed_apart_are_laid_out_right) {
-  for (std::uint64_t seed = 0; seed < 4; ++seed) { // enough of them for that
+TEST(small_requests_that_are_placed_apart_are_laid_out_right) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) { // enough requests to be placed apart
     lay_out_right(random_requests(seed, 2500, seed % 2 == 0 ? 20 : 900, 64 * MiB));
   }
 }
 
-TEST(a_hundred_thousand_are_laid_out_right) {
-  // More than each can be compared with each: the sweep places the rest. Checked by painting a byte for each 256.
+TEST(a_hundred_thousand_requests_are_laid_out_right) {
+  // Too many for the comparison of all pairs, so the sweep places the rest. The check marks each unit of 256 bytes.
   std::mt19937_64 random(4);
   std::vector<PlanRequest> requests;
   constexpr std::uint32_t kCount = 100'000;
@@ -188,7 +188,7 @@ TEST(the_same_requests_get_the_same_layout) {
   CHECK(lay_out(requests).offsets == lay_out(requests).offsets);
 }
 
-TEST(requests_that_cannot_be_are_refused) {
+TEST(invalid_requests_are_refused) {
   CHECK_THROWS(InvalidArgument, lay_out({{1, 3, 3, kA}}));
   CHECK_THROWS(InvalidArgument, lay_out({{1, 3, 2, kA}}));
   CHECK_THROWS(InvalidArgument, lay_out({{~std::size_t{0} / 2, 0, 1, kA}}));

@@ -1,4 +1,5 @@
-// Traces of accesses played through the engine in modelled time (benchmarks/cpp/play_accesses.cpp), worked out by hand.
+// Access traces played through the engine in modelled time (benchmarks/cpp/play_accesses.cpp), compared with results
+// worked out by hand.
 #include <sstream>
 
 #include "../../benchmarks/cpp/access_player.h"
@@ -12,7 +13,7 @@ using namespace play;
 constexpr std::size_t kWeight = 8 * MiB;
 constexpr std::size_t kBatch = 4 * MiB;
 
-/// Builds a trace as the recorder writes it.
+/// Writes a trace in the recorder's format.
 class Script {
  public:
   Script() {
@@ -43,7 +44,8 @@ class Script {
     return *this;
   }
   Script& end_step() {
-    text_ << R"({"step": "end"})" << '\n' << R"({"step": "end"})" << '\n'; // an optimizer has run, and the user says so
+    // the optimizer's step ends, and the user marks the end too
+    text_ << R"({"step": "end"})" << '\n' << R"({"step": "end"})" << '\n';
     return *this;
   }
   Trace read() const {
@@ -80,12 +82,12 @@ Settings settings_of(std::size_t budget) {
   return settings;
 }
 
-TEST(what_fits_moves_nothing_and_takes_its_bytes_time) {
+TEST(a_trace_that_fits_transfers_nothing) {
   const Trace trace = weights_in_turn(4);
   CHECK_EQ(trace.ops.size(), std::size_t{16});
   CHECK_EQ(trace.ends.size(), std::size_t{4});
   const std::vector<Figures> figures = Player(trace, settings_of(64 * MiB)).play(5);
-  CHECK_EQ(figures.size(), std::size_t{8}); // three of the trace's, and five
+  CHECK_EQ(figures.size(), std::size_t{8}); // three steps of the trace and five repetitions
   const double ms = 4 * static_cast<double>(kWeight + kBatch) / CostProfile::named("h200").device_memory_rate * 1e3;
   for (const Figures& step : figures) {
     CHECK_EQ(step.fetched + step.written_back + step.in_place + step.moved + step.over_budget, 0);
@@ -97,15 +99,15 @@ TEST(what_fits_moves_nothing_and_takes_its_bytes_time) {
   CHECK(figures.back().peak >= 4 * kWeight + kBatch && figures.back().peak <= 64 * MiB);
 }
 
-/// Two weights and a temporary fit: as weights come in turn at least two of four leave and come back in each step.
-TEST(what_does_not_fit_crosses_the_link_as_it_must) {
+/// Two weights and a temporary fit. Weights are used in turn, so each step evicts and fetches at least two of the four.
+TEST(a_trace_that_does_not_fit_transfers_at_least_the_lower_bound) {
   const std::size_t budget = 24 * MiB;
   const std::vector<Figures> figures = Player(weights_in_turn(4), settings_of(budget)).play(20);
   for (std::size_t step = 10; step < figures.size(); ++step) {
     const Figures& each = figures[step];
     CHECK(each.fetched >= static_cast<std::int64_t>(2 * kWeight) &&
           each.fetched <= static_cast<std::int64_t>(4 * kWeight));
-    CHECK_EQ(each.fetched, each.written_back); // every one is written to
+    CHECK_EQ(each.fetched, each.written_back); // every weight is dirty
     CHECK_EQ(each.in_place + each.over_budget + each.misses, 0);
     CHECK_EQ(each.hits, 4);
     CHECK(each.peak <= budget);
@@ -113,8 +115,8 @@ TEST(what_does_not_fit_crosses_the_link_as_it_must) {
   }
 }
 
-/// The same input and the same figures: nothing depends on threads or on the machine's clock.
-TEST(a_trace_plays_alike_each_time) {
+/// The same input produces the same figures: they depend neither on threads nor on the machine's clock.
+TEST(a_trace_plays_identically_each_time) {
   const auto once = [] { return Player(weights_in_turn(5), settings_of(20 * MiB)).play(10); };
   const std::vector<Figures> first = once(), second = once();
   for (std::size_t step = 0; step < first.size(); ++step) {
@@ -124,8 +126,8 @@ TEST(a_trace_plays_alike_each_time) {
   }
 }
 
-/// What one step leaves to the next one, a gradient say, is left to the step that is played again, too.
-TEST(what_a_step_inherits_comes_from_itself) {
+/// A storage that a step leaves to the next one, such as a gradient, is also left to the next repetition of the step.
+TEST(a_repeated_step_inherits_its_own_results) {
   Script script;
   script.storage(1, kWeight).storage(2, kBatch);
   Id inherited = 2;
@@ -143,27 +145,27 @@ TEST(what_a_step_inherits_comes_from_itself) {
   CHECK(loop.heirs.front() == std::pair(Id{11}, Id{12}));
   const std::vector<Figures> figures = Player(trace, settings_of(64 * MiB)).play(30);
   CHECK_EQ(figures.back().misses, 0);
-  // Nothing is left over: thirty of them would not fit.
+  // No storages accumulate: thirty of them would not fit.
   CHECK_EQ(figures.back().peak, figures.front().peak);
   CHECK_EQ(figures.back().written_back, 0);
 }
 
-TEST(products_take_their_arithmetic) {
+TEST(matrix_products_take_the_time_of_their_arithmetic) {
   const auto product = [](const char* name) {
     Script script;
-    script.storage(1, 2 * 1024 * 1024).storage(2, 2 * 1024 * 1024); // 1024 x 1024 of bf16
+    script.storage(1, 2 * 1024 * 1024).storage(2, 2 * 1024 * 1024); // 1024 x 1024 elements of bf16
     for (Id step = 0; step < 3; ++step) {
       script.op(name, "1, 2", "").birth(10 + step, 2 * 1024 * 1024).death(10 + step).end_step();
     }
     Settings settings = settings_of(64 * MiB);
-    settings.flops = 1e12; // so that it takes longer than the bytes
+    settings.flops = 1e12; // slow enough that the arithmetic takes longer than the bytes
     return Player(script.read(), settings).play(0).back().compute_ms;
   };
   CHECK(std::abs(product("aten::mm") - 2 * 1024.0 * 1024 * 1024 / 1e12 * 1e3) < 1e-9);
   CHECK(product("aten::add") < 0.01);
 }
 
-TEST(lines_that_do_not_fit_are_named) {
+TEST(invalid_lines_are_named) {
   const auto message = [](const Script& script) -> std::string {
     try {
       script.read();

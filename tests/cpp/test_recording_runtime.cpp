@@ -1,4 +1,4 @@
-// The recording runtime does what the tests built on it rely on.
+// The behaviour of the recording runtime on which other tests rely.
 #include <cstring>
 #include <string>
 
@@ -59,7 +59,7 @@ TEST(the_nth_call_of_a_name_fails_once_and_changes_nothing) {
   runtime.free_managed(third);
 }
 
-TEST(any_call_can_be_the_one_that_fails_but_a_free_or_destroy_never_is) {
+TEST(any_call_but_free_and_destroy_can_fail) {
   RecordingRuntime runtime;
   void* ptr = runtime.allocate_managed(MiB, Location::host());
   const Event event = runtime.create_event(0, false);
@@ -79,7 +79,7 @@ TEST(any_call_can_be_the_one_that_fails_but_a_free_or_destroy_never_is) {
   CHECK_THROWS(InvalidArgument, runtime.fail("prefetch", 0));
 }
 
-TEST(held_work_stays_unfinished_until_it_is_released) {
+TEST(held_work_is_incomplete_until_it_is_released) {
   RecordingRuntime runtime;
   const Event before = runtime.create_event(0, false);
   const Event after = runtime.create_event(0, false);
@@ -98,7 +98,7 @@ TEST(held_work_stays_unfinished_until_it_is_released) {
   runtime.destroy_event(after);
 }
 
-TEST(waiting_releases_held_work_also_that_of_other_streams_it_depends_on) {
+TEST(waiting_releases_held_work_of_all_streams_it_depends_on) {
   RecordingRuntime runtime;
   const Stream side = runtime.create_stream(0, 0);
   const Event first = runtime.create_event(0, false);
@@ -107,7 +107,7 @@ TEST(waiting_releases_held_work_also_that_of_other_streams_it_depends_on) {
   runtime.record_event(first, stream0());
   runtime.wait_event(side, first);
   runtime.record_event(second, side);
-  CHECK(!runtime.query_event(second)); // side is not held, but waits for what is
+  CHECK(!runtime.query_event(second)); // `side` is not held, but waits for held work
   runtime.synchronize_event(second);
   CHECK(runtime.query_event(first));
   CHECK(runtime.query_event(second));
@@ -203,7 +203,7 @@ TEST(copies_move_bytes_and_plain_memory_is_bounded) {
   CHECK_EQ(runtime.live_objects(), 0U);
 }
 
-TEST(what_does_not_exist_is_refused) {
+TEST(unknown_handles_are_refused) {
   RecordingRuntime runtime(2);
   auto* ptr = static_cast<char*>(runtime.allocate_managed(MiB, Location::host()));
   CHECK_THROWS(InvalidArgument, RecordingRuntime(0));
@@ -218,7 +218,7 @@ TEST(what_does_not_exist_is_refused) {
   CHECK_THROWS(InvalidArgument, runtime.create_stream(-1, 0));
   CHECK_THROWS(InvalidArgument, runtime.memory_info(2));
   runtime.free_managed(ptr);
-  runtime.free_managed(ptr + 64); // not ours: ignored
+  runtime.free_managed(ptr + 64); // not an allocation's address: ignored
   runtime.free_managed(nullptr);
 }
 

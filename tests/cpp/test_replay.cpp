@@ -1,4 +1,4 @@
-// Logs replayed: what is counted, what is given back, and what happens when memory or the runtime fails.
+// Replay of logs: counts, leaks, and failures of memory or of the runtime.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ Stream logged(std::uintptr_t handle) {
   return {0, reinterpret_cast<void*>(handle)};
 }
 
-/// Two streams and the host; three allocations live at most, one never freed.
+/// Two streams and the host; at most three live allocations, one of which is never freed.
 ReplayLog small_log() {
   ReplayLog log;
   log.streams = {kStream, logged(0x77), Stream::host()};
@@ -40,7 +40,7 @@ ReplayResult replay_on(const std::string& name, RecordingRuntime& runtime, const
   return replay(log, runtime, [&] { return make_subject(name, runtime, options); }, repeat, nullptr);
 }
 
-TEST(every_allocator_sees_the_log_and_gives_all_back) {
+TEST(every_allocator_replays_the_log_without_leaks) {
   for (const std::string& name : replay_allocators()) {
     RecordingRuntime runtime;
     const ReplayResult result = replay_on(name, runtime, small_log());
@@ -63,15 +63,15 @@ TEST(every_allocator_sees_the_log_and_gives_all_back) {
     }
     CHECK(result.runtime_allocations >= 1);
     CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
-    CHECK_EQ(runtime.live_objects(), std::size_t{0}); // streams and events, too
+    CHECK_EQ(runtime.live_objects(), std::size_t{0}); // including streams and events
   }
 }
 
-TEST(the_runtime_itself_makes_a_call_each_time) {
+TEST(replay_on_the_runtime_calls_it_for_each_allocation) {
   RecordingRuntime runtime;
   const ReplayResult result = replay_on("none", runtime, small_log());
   CHECK_EQ(result.runtime_allocations, 5);
-  CHECK_EQ(result.runtime_frees, 4); // one is freed after the log, and not counted
+  CHECK_EQ(result.runtime_frees, 4); // one is freed after the log, which is not counted
   CHECK(result.live == result.reserved);
   CHECK_EQ(result.mean_live, result.mean_reserved);
   CHECK_EQ(runtime.count("allocate_managed"), std::size_t{3 * 5});
@@ -82,7 +82,7 @@ TEST(an_event_per_free_is_recorded_where_there_is_a_stream) {
   const std::int64_t without = replay_on("caching", runtime, small_log()).events_recorded;
   runtime.clear_calls();
   const ReplayResult with = replay_on("event-per-free", runtime, small_log(), 64 * MiB, 0);
-  CHECK_EQ(with.events_recorded, without + 3); // the fourth is the host's
+  CHECK_EQ(with.events_recorded, without + 3); // the fourth free belongs to the host
   CHECK(runtime.count("record_event") >= 3);
 }
 
@@ -90,12 +90,13 @@ TEST(a_log_is_replayed_on_as_many_streams_as_it_has) {
   RecordingRuntime runtime;
   ReplayLog log = small_log();
   replay_on("caching", runtime, log);
-  CHECK_EQ(runtime.count("create_stream"), std::size_t{1}); // not the default one, not the host's
+  // for the stream that is neither a default stream nor the host's
+  CHECK_EQ(runtime.count("create_stream"), std::size_t{1});
   log.streams[1] = Stream::default_of(5);
   CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, log));
 }
 
-TEST(iterations_reach_who_wants_to_know) {
+TEST(a_subject_is_told_of_iterations) {
   RecordingRuntime runtime;
   std::vector<std::string> told;
   const auto make = [&] {
@@ -106,8 +107,8 @@ TEST(iterations_reach_who_wants_to_know) {
     subject.begin_iteration = [&told, subject] { told.push_back("begins"); };
     subject.end_iteration = [&told, inside = subject.allocator, outside = subject.outside] {
       told.push_back("ends");
-      CHECK_EQ(inside->figures().upstream_allocations, 1); // of the device, in the iteration
-      CHECK_EQ(outside->figures().upstream_allocations, 3); // before it, and the host's
+      CHECK_EQ(inside->figures().upstream_allocations, 1); // the device's allocations within the iteration
+      CHECK_EQ(outside->figures().upstream_allocations, 3); // allocations before the iteration, and the host's
     };
     return subject;
   };
@@ -117,19 +118,19 @@ TEST(iterations_reach_who_wants_to_know) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(nobody_has_more_than_the_ceiling) {
+TEST(no_allocator_exceeds_the_ceiling) {
   for (const std::string& name : replay_allocators()) {
     RecordingRuntime runtime;
     const ReplayResult result = replay_on(name, runtime, small_log(), 3 * MiB);
     CHECK(result.failure.find("3 MiB") != std::string::npos || result.failure.find("3.00 MiB") != std::string::npos);
-    CHECK(result.failed_at <= 2); // the row that asks for three
+    CHECK(result.failed_at <= 2); // the row that requests 3 MiB
     CHECK(runtime.peak_managed_bytes() <= 3 * MiB);
     CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
     CHECK_EQ(runtime.live_objects(), std::size_t{0});
   }
 }
 
-TEST(whatever_call_of_the_runtime_fails_nothing_is_leaked) {
+TEST(any_failing_runtime_call_leaks_nothing) {
   for (const std::string& name : replay_allocators()) {
     for (const char* const call : {"allocate_managed", "create_stream", "create_event", "record_event", "prefetch"}) {
       int failed = 0;
@@ -145,7 +146,7 @@ TEST(whatever_call_of_the_runtime_fails_nothing_is_leaked) {
         CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
         CHECK_EQ(runtime.live_objects(), std::size_t{0});
       }
-      // What caches tries again, and a hint that fails is forgotten.
+      // The allocator retries a failed allocation, and ignores a failed hint.
       const std::string what = call;
       CHECK(failed > 0 || (what == "allocate_managed" && name != "none") || what == "record_event" ||
             what == "prefetch");
@@ -153,7 +154,7 @@ TEST(whatever_call_of_the_runtime_fails_nothing_is_leaked) {
   }
 }
 
-TEST(progress_is_told_and_may_end_it) {
+TEST(the_progress_callback_may_end_a_replay) {
   RecordingRuntime runtime;
   std::vector<std::pair<std::size_t, std::size_t>> told;
   const auto make = [&] { return make_subject("caching", runtime, {kDevice, 64 * MiB, 0, {}}); };
@@ -166,7 +167,7 @@ TEST(progress_is_told_and_may_end_it) {
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
 }
 
-TEST(logs_that_cannot_be_are_refused) {
+TEST(invalid_logs_are_refused) {
   RecordingRuntime runtime;
   const std::vector<std::vector<ReplayEvent>> impossible = {
       {{Kind::kFree, 0, 0, 8}},
@@ -185,7 +186,7 @@ TEST(logs_that_cannot_be_are_refused) {
     const ReplayLog log{{kStream}, events, static_cast<std::uint32_t>(events.size())};
     CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, log));
   }
-  // Tables of that size are not made first.
+  // A table of that size must not be allocated first.
   const ReplayLog many{{kStream}, {{Kind::kAllocate, 0, 0, 8}}, ~std::uint32_t{0}};
   CHECK_THROWS(InvalidArgument, replay_on("caching", runtime, many));
   CHECK_EQ(runtime.count("allocate_managed"), std::size_t{0});

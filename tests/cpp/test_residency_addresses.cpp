@@ -1,4 +1,4 @@
-// When a storage's address may change: not while an operator of any thread, a pin or an unseen kernel has it.
+// When a storage's address may change: never while an operator of any thread, a pin or an unseen kernel uses it.
 #include <chrono>
 #include <thread>
 
@@ -8,7 +8,7 @@ namespace {
 
 using namespace residency;
 
-/// An operator between its begin and its end.
+/// An operator from its begin to its end.
 class Running {
  public:
   Running(Rig& rig, OperatorKey key, const std::vector<Storage*>& used, bool in_place_ok = false) : rig_(rig) {
@@ -48,7 +48,7 @@ class Running {
   bool ended_ = false;
 };
 
-/// A storage that has left the device, of a budget that others fill.
+/// Returns a storage that was evicted because others fill the budget.
 Storage& on_host(Rig& rig) {
   for (unsigned char number = 1; rig.storages.empty() || rig.storages.front()->block != nullptr; ++number) {
     rig.make(number);
@@ -67,14 +67,14 @@ void release(Rig& rig, Storage& storage) {
   rig.engine.unpin(storage.record);
 }
 
-TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {
+TEST(a_storage_used_on_the_host_by_another_thread_is_not_fetched) {
   Rig rig;
   Storage& storage = on_host(rig);
   const unsigned char* const address = storage.ptr;
   Running first(rig, 50, {&storage}, /*in_place_ok=*/true);
   CHECK(storage.ptr == address);
   {
-    const Running second(rig, 51, {&storage}); // there would be room, in place of the others
+    const Running second(rig, 51, {&storage}); // the other storages could be evicted to make room
     CHECK(storage.ptr == address);
     Rig::check(storage);
   }
@@ -85,7 +85,7 @@ TEST(an_operator_leaves_what_another_thread_uses_on_the_host) {
   rig.check_engine();
 }
 
-TEST(an_operator_within_another_holds_what_another_thread_may_let_go_of) {
+TEST(a_nested_operators_operand_stays_after_another_thread_ends) {
   Rig rig;
   Storage& shared = rig.make(1);
   Storage& own = rig.make(2);
@@ -120,7 +120,7 @@ TEST(a_pin_waits_for_an_operator_that_uses_the_storage_on_the_host) {
   rig.check_engine();
 }
 
-TEST(a_pin_that_finds_no_room_is_refused_and_holds_nothing) {
+TEST(a_pin_without_room_throws_and_pins_nothing) {
   Rig rig;
   Storage& refused = on_host(rig);
   std::vector<Storage*> pinned;
@@ -141,7 +141,8 @@ TEST(a_pin_that_finds_no_room_is_refused_and_holds_nothing) {
   }
   CHECK(refused.ptr == address);
   release(rig, refused);
-  for (unsigned char number = 60; refused.block != nullptr; ++number) { // held once, released once
+  // the refused pin left no count: one unpin is enough
+  for (unsigned char number = 60; refused.block != nullptr; ++number) {
     rig.make(number);
     CHECK(number < 100);
   }
@@ -168,14 +169,14 @@ TEST(a_budget_that_is_lifted_waits_for_operators_that_use_storages_on_the_host) 
   rig.check_engine();
 }
 
-TEST(nothing_leaves_while_kernels_run_that_began_unseen) {
+TEST(nothing_is_evicted_while_unseen_kernels_run) {
   Rig rig;
   rig.adapter.unseen = 0;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
   }
   rig.engine.set_budget(0, std::nullopt, false);
-  rig.adapter.unseen = 1; // it began while there was no budget
+  rig.adapter.unseen = 1; // the kernel began while there was no budget
   rig.engine.set_budget(0, kBudget, true);
   std::vector<const unsigned char*> addresses;
   for (const auto& storage : rig.storages) {

@@ -1,11 +1,12 @@
-// What graphs have captured stays; what a compiled graph allocates between its kernels may exceed the budget.
+// Storages that graphs have captured are unmovable. Allocations of a compiled graph between its kernels may exceed the
+// budget.
 #include "residency_rig.h"
 
 namespace {
 
 using namespace residency;
 
-/// Into a graph that is being captured.
+/// Adds an operator on the storage to the graph that is being captured.
 void capture(Rig& rig, Storage& storage, bool writes) {
   const Engine::Lock lock(rig.engine);
   if (storage.record == nullptr) {
@@ -15,7 +16,7 @@ void capture(Rig& rig, Storage& storage, bool writes) {
   rig.engine.captured({&operand, 1});
 }
 
-TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
+TEST(captured_storages_stay_until_their_graphs_are_released) {
   Rig rig;
   Storage& captured = rig.make(1);
   const std::uint64_t graph = rig.engine.begin_capture();
@@ -27,13 +28,13 @@ TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
   const unsigned char* const address = captured.ptr;
   train(rig, 7, 3);
   CHECK(captured.ptr == address);
-  rig.write(captured, 9); // a launch: nobody sees it
+  rig.write(captured, 9); // a launch of the graph, which the engine does not see
   rig.engine.release_capture(graph);
   rig.engine.release_capture(graph);
   for (std::size_t index = 1; index < rig.storages.size(); ++index) {
     rig.run(40, {rig.storages[index].get()}, true, [] {});
   }
-  CHECK(captured.ptr == address); // the other one may have it
+  CHECK(captured.ptr == address); // the other graph may have captured it
   rig.engine.release_capture(other);
   for (std::size_t index = 1; index < rig.storages.size(); ++index) {
     rig.run(40, {rig.storages[index].get()}, true, [] {});
@@ -43,7 +44,7 @@ TEST(what_a_graph_has_captured_stays_until_the_graph_is_gone) {
   train(rig, 0, 2);
 }
 
-TEST(what_was_captured_on_the_host_stays_there) {
+TEST(a_storage_captured_on_the_host_stays_there) {
   Rig rig;
   train(rig, 8, 2);
   Storage* captured = nullptr;
@@ -62,7 +63,7 @@ TEST(what_was_captured_on_the_host_stays_there) {
     rig.engine.pin(captured->record, kStream);
     rig.engine.unpin(captured->record);
   }
-  rig.engine.set_budget(0, std::nullopt, false); // all that can comes back
+  rig.engine.set_budget(0, std::nullopt, false); // fetches everything that may be moved
   CHECK(captured->ptr == address);
   rig.engine.set_budget(0, kBudget, true);
   rig.engine.release_capture(graph);
@@ -70,7 +71,7 @@ TEST(what_was_captured_on_the_host_stays_there) {
   CHECK(captured->block != nullptr);
 }
 
-TEST(a_graph_that_was_captured_before_there_is_a_budget_keeps_its_addresses) {
+TEST(a_graph_captured_without_a_budget_keeps_its_addresses) {
   Rig rig;
   rig.engine.set_budget(0, std::nullopt, false);
   Storage& captured = rig.make(1);
@@ -85,7 +86,7 @@ TEST(a_graph_that_was_captured_before_there_is_a_budget_keeps_its_addresses) {
   rig.engine.release_capture(graph);
 }
 
-TEST(bytes_leave_after_the_last_launch_of_their_graph) {
+TEST(an_eviction_waits_for_the_last_launch_of_a_released_graph) {
   Rig rig;
   Storage& captured = rig.make(1);
   const std::uint64_t graph = rig.engine.begin_capture();
@@ -97,7 +98,7 @@ TEST(bytes_leave_after_the_last_launch_of_their_graph) {
   rig.engine.release_capture(graph);
   rig.runtime.hold(launches);
   const Event launched = rig.runtime.create_event(0, false);
-  rig.runtime.record_event(launched, launches); // and not reached: the launch is under way
+  rig.runtime.record_event(launched, launches); // not reached: the launch is still running
   rig.runtime.clear_calls();
   train(rig, 7, 3);
   bool ordered = false;
@@ -109,7 +110,7 @@ TEST(bytes_leave_after_the_last_launch_of_their_graph) {
   rig.runtime.destroy_event(launched);
 }
 
-TEST(a_compiled_graph_may_exceed_the_budget_by_what_is_between_its_kernels) {
+TEST(a_compiled_graph_may_exceed_the_budget_by_its_intermediates) {
   Rig rig;
   Storage& input = rig.make(1);
   Engine::Frame frame;

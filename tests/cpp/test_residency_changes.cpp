@@ -1,4 +1,4 @@
-// The policy over programs that change: evaluation between steps, models in turns, new shapes, branches, random
+// The policy under changing programs: evaluation between steps, alternating models, new shapes, branches, random
 // programs.
 #include <random>
 #include <string>
@@ -8,7 +8,7 @@
 
 using namespace simulator;
 
-TEST(evaluation_between_steps_does_not_lose_the_plan) {
+TEST(evaluation_between_steps_keeps_the_schedule) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
@@ -27,12 +27,12 @@ TEST(evaluation_between_steps_does_not_lose_the_plan) {
     simulator.run(model.evaluation());
     simulator.run(model.evaluation());
     const Hits since = hits.take();
-    CHECK(since.misses <= 16); // a few operators to find the place again, twice
+    CHECK(since.misses <= 16); // a few operators to resynchronise, twice
     CHECK(since.hits > 10 * since.misses);
   }
 }
 
-TEST(two_models_in_turns_each_have_their_plan) {
+TEST(alternating_models_each_have_a_schedule) {
   const Transformer one = small("a_"), other = small("b_");
   Simulator simulator(with_budget(peak_of(one) / 2));
   one.declare(simulator);
@@ -54,8 +54,8 @@ TEST(two_models_in_turns_each_have_their_plan) {
   CHECK(since.hits > 10 * since.misses);
 }
 
-/// Models that never run twice in a row are told apart by the marks between steps.
-TEST(marks_tell_steps_apart_that_never_repeat_in_a_row) {
+/// Models that never run twice in a row are recognised by the marks between steps.
+TEST(marks_distinguish_steps_that_never_repeat_in_a_row) {
   const Transformer models[] = {small("a_"), small("b_"), small("c_")};
   Simulator simulator(with_budget(peak_of(models[0]) / 2));
   for (const Transformer& model : models) {
@@ -75,7 +75,7 @@ TEST(marks_tell_steps_apart_that_never_repeat_in_a_row) {
   CHECK(since.hits > 4 * since.misses);
 }
 
-TEST(shapes_that_change_each_step_do_not_plan_without_end) {
+TEST(shapes_that_change_each_step_do_not_replan_without_end) {
   Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
@@ -90,7 +90,7 @@ TEST(shapes_that_change_each_step_do_not_plan_without_end) {
   CHECK(counters.plan_hits > counters.plan_misses);
 }
 
-TEST(new_sizes_that_stay_are_planned_anew) {
+TEST(lasting_new_sizes_get_a_new_schedule) {
   Transformer model = small();
   const std::size_t budget = peak_of(model) / 2;
   Simulator simulator(with_budget(budget));
@@ -109,7 +109,7 @@ TEST(new_sizes_that_stay_are_planned_anew) {
   CHECK_EQ(simulator.take_counts().on_demand, 0U);
 }
 
-TEST(branches_are_missed_and_the_rest_is_followed) {
+TEST(branches_mismatch_and_the_rest_matches) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
@@ -120,7 +120,7 @@ TEST(branches_are_missed_and_the_rest_is_followed) {
       hits.take();
     }
     Program step = model.step();
-    if (at >= 6 && random() % 2 == 0) { // the program looks at a value in between
+    if (at >= 6 && random() % 2 == 0) { // a branch: the program reads a value
       const Op extra{"item", {{model.at("qkv", 3)}}, {{"scratch", 512}}, {"scratch"}, 0, false, 0.1};
       step.insert(step.begin() + 30, 1 + static_cast<int>(random() % 3), extra);
     }
@@ -130,7 +130,7 @@ TEST(branches_are_missed_and_the_rest_is_followed) {
   CHECK(since.hits > 30 * since.misses);
 }
 
-/// Random programs: every decision can be carried out, and stays within the budget.
+/// Random programs: every decision can be carried out, and none exceeds the budget.
 TEST(random_programs_stay_within_the_budget) {
   for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 random(seed);

@@ -1,11 +1,12 @@
-// The engine over a test's own storages: bytes survive evictions within the budget, held storages stay, budgets change.
+// The engine over the test's own storages: bytes survive evictions, the budget holds, pinned storages do not move, and
+// budgets change.
 #include "residency_rig.h"
 
 using namespace residency;
 
 namespace {
 
-/// All but the first storage, more than the budget holds.
+/// Reads all storages but the first: more than the budget holds.
 void read_the_rest(Rig& rig) {
   for (std::size_t index = 1; index < rig.storages.size(); ++index) {
     rig.run(40 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
@@ -14,7 +15,7 @@ void read_the_rest(Rig& rig) {
 
 } // namespace
 
-TEST(storages_beyond_the_budget_keep_their_bytes) {
+TEST(evicted_storages_keep_their_bytes) {
   Rig rig;
   train(rig, 8, 6);
   CHECK(rig.storages.size() == 8);
@@ -38,26 +39,26 @@ TEST(a_storage_that_is_only_read_is_dropped_without_a_copy) {
       rig.run(20 + index, {rig.storages[index].get()}, false, [&] { Rig::check(*rig.storages[index]); });
     }
   }
-  // A storage without a copy on the host is written back once, and none twice.
+  // A storage without a host copy is written back once; no storage is written back twice.
   CHECK(rig.engine.statistics().written_back.count <= before + 4);
   CHECK(rig.engine.statistics().dropped_clean.count > 0);
 }
 
-TEST(bytes_that_a_sharer_wrote_survive_the_eviction_after_it_is_gone) {
+TEST(writes_of_a_former_sharer_survive_the_next_eviction) {
   Rig rig;
   Storage& first = rig.make(1);
   for (unsigned char number = 2; number <= 8; ++number) {
     rig.make(number);
   }
-  // It is on the device, and the host's copy of it is valid.
+  // It is on the device, and its host copy is valid.
   rig.run(20, {&first}, false, [&] { Rig::check(first); });
   CHECK(first.block != nullptr && first.record->host_valid);
   first.shared = first.was_shared = true;
-  std::memset(first.ptr, first.content = 99, first.bytes); // by no operator that the engine has seen
+  std::memset(first.ptr, first.content = 99, first.bytes); // by an operation that the engine does not see
   read_the_rest(rig);
   CHECK(first.block != nullptr);
   first.shared = false;
-  std::vector<Storage*> rest; // all of the budget
+  std::vector<Storage*> rest; // these fill the whole budget
   for (const std::size_t index : {2, 3, 4, 5}) {
     rest.push_back(rig.storages[index].get());
   }
@@ -67,7 +68,7 @@ TEST(bytes_that_a_sharer_wrote_survive_the_eviction_after_it_is_gone) {
   rig.check_engine();
 }
 
-TEST(a_write_in_an_operator_within_another_is_not_lost) {
+TEST(a_write_of_a_nested_operator_is_not_lost) {
   Rig rig;
   train(rig, 8, 2);
   for (int round = 0; round < 3; ++round) {
@@ -88,18 +89,18 @@ TEST(a_write_in_an_operator_within_another_is_not_lost) {
   train(rig, 0, 2);
 }
 
-TEST(a_settled_storage_counts_as_written) {
+TEST(a_materialised_storage_counts_as_written) {
   Rig rig;
   train(rig, 8, 2);
   for (const auto& storage : rig.storages) {
     rig.engine.materialise(storage->record);
     Rig::check(*storage);
-    Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // unseen by the engine
+    Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // the engine does not see this write
   }
   train(rig, 0, 3);
 }
 
-TEST(held_storages_and_those_in_foreign_use_stay) {
+TEST(pinned_storages_and_those_in_foreign_use_stay) {
   Rig rig;
   Storage& held = rig.make(1);
   Storage& labelled = rig.make(2);
@@ -117,7 +118,7 @@ TEST(held_storages_and_those_in_foreign_use_stay) {
 }
 
 /// A budget below the current use takes effect as soon as no unseen operator can be using the storages.
-TEST(a_budget_over_what_is_there_already_is_kept_to) {
+TEST(a_budget_below_the_current_use_takes_effect) {
   Rig rig;
   rig.engine.set_budget(0, std::nullopt, false);
   for (unsigned char number = 1; number <= 8; ++number) {
@@ -142,7 +143,7 @@ TEST(a_budget_over_what_is_there_already_is_kept_to) {
   rig.check_engine();
 }
 
-TEST(a_budget_that_is_lifted_brings_everything_back) {
+TEST(lifting_a_budget_fetches_everything) {
   Rig rig;
   train(rig, 8, 2);
   rig.engine.set_budget(0, std::nullopt, false);
@@ -153,7 +154,7 @@ TEST(a_budget_that_is_lifted_brings_everything_back) {
   CHECK(!rig.engine.is_awake());
 }
 
-TEST(steps_do_not_make_ever_more_events) {
+TEST(steps_do_not_accumulate_events) {
   Rig rig;
   train(rig, 8, 3);
   const std::size_t objects = rig.runtime.live_objects();

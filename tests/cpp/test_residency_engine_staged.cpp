@@ -1,3 +1,3 @@
-// test_residency_engine again, with copies that go through staging.
+// test_residency_engine with copies through staging.
 #define STAGED
 #include "test_residency_engine.cpp"

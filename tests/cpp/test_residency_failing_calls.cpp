@@ -1,11 +1,12 @@
-// The engine on the recording runtime when any one call of the runtime fails: the bytes stay right, and it goes on.
+// The engine on the recording runtime while any single runtime call fails: the bytes stay correct, and later steps
+// work.
 #include "residency_rig.h"
 
 using namespace residency;
 
 namespace {
 
-/// Sizes that leave gaps: large storages come and go among others that stay.
+/// Ragged sizes: large storages are freed and made again between others that stay, which leaves gaps.
 void train_ragged(Rig& rig, int steps) {
   const std::size_t sizes[] = {kBytes / 2, kBytes, kBytes / 2, kBytes, 3 * kBytes / 2, kBytes / 2};
   for (std::size_t number = 0; number < std::size(sizes); ++number) {
@@ -37,7 +38,7 @@ void train_ragged(Rig& rig, int steps) {
 
 } // namespace
 
-TEST(ragged_sizes_keep_their_bytes_whatever_call_fails) {
+TEST(ragged_storages_keep_their_bytes_if_any_call_fails) {
   std::int64_t moved = 0;
   bool reached = true;
   for (std::size_t nth = 1; reached; nth += kEvery) {
@@ -68,7 +69,7 @@ TEST(any_call_of_the_runtime_may_fail_once) {
       reached = reached || call.failed;
     }
     rig.runtime.clear_failures();
-    train(rig, 0, 2); // and it goes on
+    train(rig, 0, 2); // later steps work
     rig.check_engine();
     if (!reached) {
       break;
@@ -78,7 +79,7 @@ TEST(any_call_of_the_runtime_may_fail_once) {
   CHECK(failed > 100);
 }
 
-TEST(later_work_waits_for_an_operator_whose_own_wait_failed) {
+TEST(a_write_back_waits_for_an_operator_whose_own_wait_failed) {
   Rig rig;
   Storage& used = rig.make(1);
   while (used.block != nullptr) {
@@ -86,13 +87,13 @@ TEST(later_work_waits_for_an_operator_whose_own_wait_failed) {
   }
   for (const auto& other : rig.storages) {
     if (other.get() != &used) {
-      rig.free(*other); // room to come back
+      rig.free(*other); // makes room for the fetch
     }
   }
   const Stream other = rig.runtime.create_stream(0, 0);
   const Event kernel = rig.runtime.create_event(0, false);
   rig.runtime.hold(kStream);
-  rig.run(76, {&used}, false, [] {}); // fetched on this stream, and not there yet
+  rig.run(76, {&used}, false, [] {}); // its fetch is queued on this stream and not complete
   CHECK(used.block != nullptr);
   rig.runtime.hold(other);
   rig.runtime.fail("wait_event", 1);
@@ -113,7 +114,7 @@ TEST(later_work_waits_for_an_operator_whose_own_wait_failed) {
   bool ordered = false;
   for (const RecordedCall& call : rig.runtime.calls()) {
     ordered = ordered || (call.name == "record_event" && call.stream == other);
-    CHECK(ordered || call.name != "copy_async"); // the write-back comes after the kernel
+    CHECK(ordered || call.name != "copy_async"); // the write-back is ordered after the kernel
   }
   CHECK(ordered);
   rig.runtime.destroy_event(kernel);

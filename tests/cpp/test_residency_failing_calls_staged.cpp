@@ -1,3 +1,3 @@
-// test_residency_failing_calls again, with copies that go through staging.
+// test_residency_failing_calls with copies through staging.
 #define STAGED
 #include "test_residency_failing_calls.cpp"

@@ -1,5 +1,5 @@
-// The engine when a call fails, with work that is really delayed: an order that was forgotten on the way shows as wrong
-// bytes. Kernels are copies on the compute stream; they come when the schedule has them come.
+// The engine under failing calls with delayed work: a missing order produces wrong bytes. Kernels are copies on the
+// compute stream, which the schedule delays.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -16,7 +16,8 @@ namespace {
 using namespace residency;
 
 constexpr std::size_t kSize = kDefaultRelocationMin;
-constexpr std::size_t kPiece = kSlot / 4; ///< of four slots, which come on top of what segments may have
+/// size of one of the four staging slots, which the budget includes in addition to segments
+constexpr std::size_t kPiece = kSlot / 4;
 constexpr std::size_t kRoom = 4 * MiB + 4 * kPiece;
 constexpr std::size_t kStorages = 24;
 
@@ -26,7 +27,7 @@ EmulatedConfig delayed(std::uint64_t seed) {
   return config;
 }
 
-/// Bytes that are all the same, for kernels to write.
+/// A buffer with identical bytes, the source of the kernels' writes.
 const unsigned char* all_of(unsigned char content) {
   static const auto* const all = [] {
     auto* const made = new std::vector<std::vector<unsigned char>>;
@@ -62,7 +63,7 @@ class Delayed {
     return *engine_;
   }
 
-  /// \return whether there was memory for it
+  /// \return whether there was enough memory
   bool make(unsigned char content) {
     try {
       Storage made;
@@ -77,7 +78,7 @@ class Delayed {
     return true;
   }
 
-  /// An operator that reads one, to be compared when all is done, and writes to another.
+  /// An operator that reads one storage, which is verified at the end, and writes to another.
   void step(std::size_t number) {
     Storage& written = storages_[number % storages_.size()];
     Storage& read = storages_[(number + storages_.size() / 2) % storages_.size()];
@@ -104,7 +105,7 @@ class Delayed {
     }
   }
 
-  /// The test's own calls do not fail, and are not counted.
+  /// Excludes the test's own calls from failing and from counting.
   void fail(std::string_view name, std::size_t nth) {
     failing_ = name;
     failures_.fail(name, nth);
@@ -166,7 +167,7 @@ class Delayed {
   std::unique_ptr<Engine> engine_;
   std::string failing_;
   EmulatedFailures failures_{runtime};
-  std::deque<Storage> storages_; // they do not move
+  std::deque<Storage> storages_; // elements must not move
   std::deque<Seen> seen_;
 };
 
@@ -176,7 +177,7 @@ void train(Delayed& rig, std::size_t steps) {
   }
 }
 
-/// \return whether there was such a call
+/// \return whether there were that many calls
 bool train_with(std::uint64_t seed, std::string_view name, std::size_t nth) {
   Delayed rig(seed);
   rig.engine().set_budget(0, kRoom, true);
@@ -187,12 +188,12 @@ bool train_with(std::uint64_t seed, std::string_view name, std::size_t nth) {
   train(rig, 3);
   const bool reached = rig.clear_failures() == 0;
   rig.check_all();
-  train(rig, 1); // and it goes on
+  train(rig, 1); // later steps work
   rig.check_all();
   return reached;
 }
 
-/// One in so many calls, each under schedules of its own.
+/// Makes every nth call fail, each under several schedules.
 void calls_fail(std::string_view name, std::size_t every, std::uint64_t seeds) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; nth += every) {
@@ -211,17 +212,17 @@ void calls_fail(std::string_view name, std::size_t every, std::uint64_t seeds) {
   }
 }
 
-const bool kLong = std::getenv("TORCH_UVM_FAULTS") != nullptr; // `make faults`: each call, under more schedules
+const bool kLong = std::getenv("TORCH_UVM_FAULTS") != nullptr; // `make faults`: every call, under more schedules
 
-TEST(no_byte_is_lost_whatever_call_fails_and_whenever_work_is_done) {
+TEST(no_byte_is_lost_if_any_call_fails_under_delayed_work) {
   calls_fail("*", kLong ? 1 : 7, kLong ? 4 : 1);
 }
 
-TEST(no_byte_is_lost_where_a_stream_cannot_be_made_to_wait) {
+TEST(no_byte_is_lost_if_waits_between_streams_fail) {
   calls_fail("wait_event", kLong ? 1 : 3, kLong ? 5 : 1);
 }
 
-TEST(a_budget_that_could_not_be_set_can_be_set_then) {
+TEST(setting_a_budget_can_be_retried_after_a_failure) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; ++nth) {
     Delayed rig(nth);
@@ -252,7 +253,7 @@ TEST(a_budget_that_could_not_be_set_can_be_set_then) {
   CHECK(failed > 1);
 }
 
-TEST(a_budget_that_could_not_be_lifted_stays_in_force) {
+TEST(a_budget_whose_lifting_failed_stays_in_force) {
   for (std::size_t nth = 1;; nth += kEvery) {
     Delayed rig(nth);
     rig.engine().set_budget(0, kRoom, true);

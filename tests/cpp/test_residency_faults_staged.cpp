@@ -1,3 +1,3 @@
-// What test_residency_faults says, of copies that go through staging.
+// test_residency_faults with copies through staging.
 #define STAGED
 #include "test_residency_faults.cpp"

@@ -1,4 +1,4 @@
-// Fetches ahead of their use: how much of the budget they take, and what they give way to.
+// Fetches ahead of use: their share of the budget, and the operators that have priority over them.
 #include "residency_rig.h"
 
 using namespace residency;
@@ -19,7 +19,7 @@ void read_in_turn(Rig& rig) {
 
 } // namespace
 
-TEST(fetches_ahead_give_way_to_a_running_operator) {
+TEST(a_running_operator_has_priority_over_fetches_ahead) {
   Rig rig;
   for (unsigned char number = 1; number <= 8; ++number) {
     rig.make(number);
@@ -28,7 +28,7 @@ TEST(fetches_ahead_give_way_to_a_running_operator) {
     read_in_turn(rig);
   }
   CHECK(std::ranges::any_of(rig.storages, [](const auto& storage) { return storage->record->fetching(); }));
-  // This operator is not in the plan, and takes all of the budget.
+  // This operator is not in the schedule, and needs the whole budget.
   std::vector<Storage*> used;
   for (const std::size_t index : {4, 5, 6, 7}) {
     used.push_back(rig.storages[index].get());
@@ -57,13 +57,13 @@ TEST(an_unplanned_eviction_is_fetched_back_before_the_use) {
     }
   };
   for (int step = 0; step < 6; ++step) {
-    run(0, 12); // three of four blocks: nothing leaves
+    run(0, 12); // three of the budget's four blocks: no eviction
   }
   CHECK(rig.engine.statistics().plan_hits > 0);
   CHECK(rig.engine.statistics().written_back.count == 0);
   run(0, 4);
   Storage& last = *rig.storages[2];
-  rig.free(rig.make(9, 3 * kBytes)); // a moment's need, beside the plan
+  rig.free(rig.make(9, 3 * kBytes)); // a short allocation that is not in the schedule
   CHECK(last.record->device_block == nullptr);
   run(4, 8);
   CHECK(last.record->device_block != nullptr);
@@ -87,19 +87,20 @@ TEST(a_storage_that_a_collective_uses_on_the_host_is_not_fetched_ahead) {
   }
   run(0, 4);
   Storage& last = *rig.storages[2];
-  rig.free(rig.make(9, 3 * kBytes)); // drives it out
+  rig.free(rig.make(9, 3 * kBytes)); // evicts it
   CHECK(last.record->points_at == Side::kHost);
-  last.record->collective = true; // one for which there was no room
-  run(4, 8); // before each of these it would be fetched
+  last.record->collective = true; // a collective that found no room for it
+  run(4, 8); // without the collective, it would be fetched before each of these
   CHECK(last.record->device_block == nullptr);
-  Rig::write(last, 99); // which is what the collective does, unseen
+  Rig::write(last, 99); // the collective's write, which the engine does not see
   run(8, 12);
   CHECK(last.record->points_at == Side::kDevice);
   rig.check_engine();
 }
 
-TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
-  // A large temporary drives all out. When it has gone there is room for all of them at once, long before their use.
+TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
+  // A large temporary evicts everything. When it is freed, there is room for all storages at once, long before their
+  // use.
   constexpr std::size_t kSmall = 512 * KiB;
   Rig rig;
   for (unsigned char number = 1; number <= 13; ++number) {
@@ -131,7 +132,7 @@ TEST(no_more_than_a_share_of_a_budget_is_fetched_ahead) {
   CHECK(rig.engine.statistics().plan_hits > 0);
 }
 
-TEST(fetches_for_another_step_do_not_keep_this_one_from_fetching) {
+TEST(fetches_for_another_step_do_not_block_those_of_this_one) {
   constexpr std::size_t kSmall = 512 * KiB;
   Rig rig;
   for (unsigned char number = 1; number <= 24; ++number) {
@@ -141,7 +142,7 @@ TEST(fetches_for_another_step_do_not_keep_this_one_from_fetching) {
     rig.run(key, {&used}, true, [&] { Rig::check(used); });
     rig.check_engine();
   };
-  // Cut off where a quarter of the budget is on its way for operators that never come.
+  // Interrupted while fetches of a quarter of the budget are under way for operators that never run.
   const auto step = [&](std::size_t first, bool whole) {
     rig.free(rig.make(99, 7 * MiB));
     for (OperatorKey key = 0; key < 10; ++key) {

@@ -1,4 +1,4 @@
-// The engine where the host has no memory left for its books: each allocation of the program fails once.
+// Each heap allocation of the engine and the allocator fails once, as if the host had no memory.
 #include <string>
 
 #include "failing_new.h"
@@ -8,8 +8,8 @@ namespace {
 
 using namespace residency;
 
-/// Steps over more than the budget holds; the allocation fails in what the engine and the allocator do, nowhere else.
-/// \return whether there were so many
+/// Steps over more storages than the budget holds. The nth heap allocation of the engine and the allocator fails.
+/// \return whether there were that many
 bool train_without(std::size_t nth) {
   Rig rig;
   failing_new::Countdown failing(nth);
@@ -51,12 +51,12 @@ bool train_without(std::size_t nth) {
       rig.check_engine();
     }
   }
-  train(rig, 0, 2); // and it goes on
+  train(rig, 0, 2); // later steps work
   rig.check_engine();
   return failing.has_failed();
 }
 
-TEST(each_allocation_of_the_books_may_fail_once) {
+TEST(each_heap_allocation_of_the_engine_may_fail_once) {
   std::size_t failed = 0;
   for (std::size_t nth = 1;; nth += failing_new::each() ? 1 : 17) {
     try {

@@ -1,3 +1,3 @@
-// What test_residency_memory says, of copies that go through staging.
+// test_residency_memory with copies through staging.
 #define STAGED
 #include "test_residency_memory.cpp"

@@ -1,4 +1,4 @@
-// Plans of steps small enough to be worked out by hand: exact lists.
+// Schedules of steps that are small enough to be worked out by hand: exact lists.
 #include <map>
 #include <string>
 #include <utility>
@@ -18,7 +18,7 @@ struct Birth {
   std::size_t bytes;
 };
 
-/// Runs laps through a log, as the policy would; temporaries have names above 100, the same in each lap.
+/// Appends iterations to a log, as the policy would. Temporaries have names above 100, the same in each iteration.
 class Script {
  public:
   explicit Script(std::map<StorageId, std::size_t> parameters) {
@@ -73,7 +73,7 @@ PolicyOptions options(std::size_t budget, bool in_place = true) {
   return result;
 }
 
-/// "op:storage or birth place, ..." of one of the plan's lists.
+/// Prints one of the schedule's lists as "op:storage op:b<creating operator> ...".
 std::string shown(const Schedule& schedule, const Lists& lists) {
   std::string text;
   for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
@@ -100,21 +100,21 @@ std::string in_place(const Schedule& schedule) {
 
 } // namespace
 
-TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_passed) {
+TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_exceeded) {
   Usage usage({1, 2, 3, 4, 5, 6, 7});
   CHECK_EQ(usage.fits_before(7, 7, 7), 7U);
   CHECK_EQ(usage.fits_before(3, 3, 2), 0U);
-  CHECK_EQ(usage.fits_before(2, 5, 5), 2U); // back over the start: 2, 1, then 7
-  usage.add(5, 4, -4); // 5, 6, 0, 1
-  CHECK_EQ(usage.fits_before(2, 7, 3), 4U); // -2, -3, 3, 2, then 5
+  CHECK_EQ(usage.fits_before(2, 5, 5), 2U); // wraps around: 2, 1, then 7
+  usage.add(5, 4, -4); // becomes 5, 6, 0, 1
+  CHECK_EQ(usage.fits_before(2, 7, 3), 4U); // becomes -2, -3, 3, 2, then 5
   usage.add(0, 7, 10);
   CHECK_EQ(usage.fits_before(7, 7, 13), 2U);
   CHECK_EQ(usage.fits_before(5, 0, 0), 0U);
 }
 
-/// Four weights of 4 in a row, forwards only, room for three: the farthest next use is what was just used, and the one
-/// that leaves is the one that comes back latest.
-TEST(a_row_of_weights_that_are_only_read) {
+/// Four weights of 4 in a row, forward only, with room for three. The weight just used has the farthest next use. The
+/// evicted weight is the one whose fetch is due last.
+TEST(weights_read_in_turn_are_evicted_by_farthest_next_use) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 12; ++iteration) {
     for (StorageId weight = 1; weight <= 4; ++weight) {
@@ -127,14 +127,14 @@ TEST(a_row_of_weights_that_are_only_read) {
   CHECK_EQ(shown(roomy, roomy.retire), "");
   CHECK_EQ(shown(roomy, roomy.fetch), "");
 
-  // With room for three, one must be away at each moment. Any plan fetches at least 4/3 a lap in the long run; a plan
-  // that is the same in each lap fetches two.
+  // With room for three, one weight is absent at any time. In the long run every schedule needs at least 4/3 fetches
+  // per iteration; a schedule that is the same in each iteration needs two.
   const Schedule schedule = make_schedule(make_iteration(script.log(), 4), options(12));
   CHECK_EQ(schedule.fetches.size(), 2U);
 }
 
-/// Two layers and what they save: the early layer's activation leaves, as its backward comes last.
-TEST(activations_leave_in_the_order_of_backward) {
+/// Layers and their saved activations. The earliest layer's activation is evicted, because its backward is last.
+TEST(the_activation_used_last_by_backward_is_evicted) {
   Script script({});
   for (int iteration = 0; iteration < 4; ++iteration) {
     script.op(10, {}, {{101, 10}}); // 0: forward 1 saves b0
@@ -148,24 +148,26 @@ TEST(activations_leave_in_the_order_of_backward) {
   CHECK(script.log().repeats(6, is_alive));
   const Schedule all = make_schedule(make_iteration(script.log(), 6), options(32));
   CHECK_EQ(shown(all, all.retire), "");
-  // Room for two activations and the gradient: b0 leaves after its use in 1, room for it is there again after 3.
+  // Room for two activations and the gradient: b0 is evicted after its use in 1 and fetched when there is room again,
+  // after 3.
   const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(22));
   CHECK_EQ(shown(schedule, schedule.retire), "1:b0");
   CHECK_EQ(shown(schedule, schedule.fetch), "3:b0");
-  // Room for one and the gradient: each leaves behind, each comes back when the one before it is gone.
-  // The operators 1 and 2 have two of them at once, which cannot be helped.
+  // Room for one activation and the gradient: each is evicted after its use, and fetched when the previous one has been
+  // freed. Operators 1 and 2 use two activations, which exceeds the budget inevitably.
   const Schedule tight = make_schedule(make_iteration(script.log(), 6), options(12));
   CHECK_EQ(shown(tight, tight.retire), "1:b0 2:b1");
   CHECK_EQ(shown(tight, tight.fetch), "3:b1 4:b0");
 }
 
-/// A parameter, used forwards and by the optimizer; its state, used by the optimizer only: that is used in place.
+/// Parameters are used by forward and by the optimizer, and their optimizer state by the optimizer only. The state is
+/// used in place.
 TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
-  Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, the state of each
+  Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, and the optimizer state of each
   for (int iteration = 0; iteration < 6; ++iteration) {
     script.op(10, {{1, false}}, {{101, 8}}); // 0
     script.op(11, {{2, false}, {101, false}}, {{102, 8}}, {101}); // 1
-    script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: the gradients
+    script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: computes the gradients
     script.op(13, {{1, false}, {103, false}}, {{104, 8}}); // 3
     script.op(14, {{1, true}, {103, false}, {3, true}}, {}, {103}, true); // 4
     script.op(15, {{2, true}, {104, false}, {4, true}}, {}, {104}, true); // 5
@@ -174,18 +176,18 @@ TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
   const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(32));
   CHECK_EQ(in_place(schedule), "4:3 5:4");
   CHECK_EQ(shown(schedule, schedule.fetch), "");
-  CHECK_EQ(shown(schedule, schedule.retire), ""); // it is on the host for ever
-  // Without use in place it has to come and go.
+  CHECK_EQ(shown(schedule, schedule.retire), ""); // it stays on the host for ever
+  // Without use in place it has to be fetched and evicted.
   const Schedule fetched = make_schedule(make_iteration(script.log(), 6), options(32, false));
   CHECK_EQ(in_place(fetched), "");
   CHECK(!fetched.fetches.empty());
-  // Where all fits nothing is used in place.
+  // If everything fits, nothing is used in place.
   const Schedule roomy = make_schedule(make_iteration(script.log(), 6), options(48));
   CHECK_EQ(in_place(roomy), "");
 }
 
-/// Of two storages at about the same distance the one goes that needs no write-back.
-TEST(what_is_clean_leaves_first) {
+/// Of two storages at a similar distance, the one that needs no write-back is evicted.
+TEST(clean_storages_are_evicted_first) {
   for (const bool dirty : {false, true}) {
     Script script({{1, 8}, {2, 8}, {3, 8}});
     for (int iteration = 0; iteration < 5; ++iteration) {
@@ -197,7 +199,7 @@ TEST(what_is_clean_leaves_first) {
       script.op(15, {{3, false}});
     }
     const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(16));
-    CHECK_EQ(schedule.fetches.size(), 2U); // 3, and one of the others
+    CHECK_EQ(schedule.fetches.size(), 2U); // storage 3, and one of the others
     bool evicted_after = false;
     for (const Fetch& fetch : schedule.fetches) {
       evicted_after |= schedule.iteration.values[fetch.value].persistent == (dirty ? 1U : 2U);
@@ -206,7 +208,7 @@ TEST(what_is_clean_leaves_first) {
   }
 }
 
-TEST(what_is_held_stays_and_its_bytes_are_taken) {
+TEST(a_pinned_storage_stays_and_uses_the_budget) {
   Script script({{1, 8}, {2, 8}, {3, 8}});
   for (int iteration = 0; iteration < 8; ++iteration) {
     script.op(10, {{1, false}});
@@ -220,8 +222,8 @@ TEST(what_is_held_stays_and_its_bytes_are_taken) {
   CHECK_EQ(shown(schedule, schedule.fetch), "1:3 2:2");
 }
 
-/// A temporary that lives across the step's end, as gradients do that the next step's beginning frees.
-TEST(lives_may_cross_the_end_of_a_lap) {
+/// A temporary that lives across the end of an iteration, such as a gradient that the next step frees at its beginning.
+TEST(a_value_may_live_across_the_end_of_an_iteration) {
   Script script(std::map<StorageId, std::size_t>{{1, 4}});
   script.op(10, {{1, false}}, {{101, 4}});
   for (int iteration = 0; iteration < 9; ++iteration) {
@@ -240,14 +242,15 @@ TEST(lives_may_cross_the_end_of_a_lap) {
   }
 }
 
-TEST(layers_that_look_alike_are_no_period) {
+TEST(identical_layers_are_not_an_iteration) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 6; ++iteration) {
-    for (StorageId weight = 1; weight <= 4; ++weight) { // the same operator each time, used as long ago each time
+    // each operator has the same key and the same distance to the last use
+    for (StorageId weight = 1; weight <= 4; ++weight) {
       script.op(7, {{weight, false}});
     }
   }
-  CHECK_EQ(script.log().candidate(), 1U); // as far as hashes tell
+  CHECK_EQ(script.log().candidate(), 1U); // according to the hashes alone
   CHECK(!script.log().repeats(1, is_alive));
   CHECK_EQ(script.log().candidate(), 4U);
   CHECK(script.log().repeats(4, is_alive));

@@ -1,5 +1,5 @@
-// The residency policy, called operator by operator: steps that it recognises, next uses, predicted outputs, the cost
-// of a call.
+// The residency policy, called operator by operator: recognition of steps, next uses, predicted outputs, the cost of a
+// call.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 using namespace simulator;
 
-TEST(without_a_plan_nothing_is_fetched) {
+TEST(without_a_schedule_nothing_is_fetched) {
   Policy policy(with_budget(100));
   policy.created(1, 10);
   policy.created(2, 10);
@@ -24,15 +24,15 @@ TEST(without_a_plan_nothing_is_fetched) {
   CHECK(std::isinf(policy.next_use(1)));
   CHECK(std::isinf(policy.next_use(99)));
   CHECK(policy.use_in_place(2));
-  CHECK(!policy.use_in_place(1)); // no operand of the running operator
+  CHECK(!policy.use_in_place(1)); // not an operand of the running operator
   policy.end({}, 0);
   policy.freed(3);
   CHECK_EQ(policy.counters().plan_misses, 2U);
   CHECK(!policy.counters().following);
 }
 
-/// Layers that look alike, each parameter of which is seen for the first time when its layer runs (inference).
-TEST(layers_that_are_seen_for_the_first_time_are_no_steps) {
+/// Layers that look alike. Each parameter is first seen when its layer runs (inference).
+TEST(layers_seen_for_the_first_time_are_not_steps) {
   constexpr StorageId kLayers = 24;
   Policy policy(with_budget(1000));
   for (int iteration = 0; iteration < 4; ++iteration) {
@@ -49,8 +49,8 @@ TEST(layers_that_are_seen_for_the_first_time_are_no_steps) {
   CHECK_EQ(policy.next_use(2), 1.0);
 }
 
-/// The batch of each step is a new storage that no operator made. The batch before it is freed.
-TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
+/// The batch of each step is a new storage that no operator made. The previous batch is freed.
+TEST(steps_with_new_batches_are_recognised) {
   Policy policy(with_budget(1000));
   policy.created(1, 10);
   policy.created(2, 10);
@@ -65,7 +65,7 @@ TEST(a_new_batch_does_not_keep_a_step_from_being_recognised) {
   CHECK_EQ(policy.step_length(), 2U);
 }
 
-TEST(the_outputs_of_an_operator_are_predicted_as_it_begins) {
+TEST(outputs_are_predicted_at_the_begin_of_an_operator) {
   Policy policy(with_budget(1000));
   policy.created(1, 10);
   const std::vector<Access> weight = {{1, false}};
@@ -87,7 +87,7 @@ TEST(the_outputs_of_an_operator_are_predicted_as_it_begins) {
     policy.mark_step();
     return told;
   };
-  CHECK(step(5) == std::vector<std::vector<std::size_t>>(3)); // nothing is planned
+  CHECK(step(5) == std::vector<std::vector<std::size_t>>(3)); // no schedule yet
   for (int number = 0; number < 4; ++number) {
     step(5);
   }
@@ -114,9 +114,9 @@ TEST(next_use_counts_operators_around_the_step) {
   CHECK_EQ(policy.next_use(4), 3.0);
 }
 
-/// The cost of a call must not grow with the step or with what is live. The times are printed only: they depend on
-/// other load.
-TEST(calls_cost_the_same_however_long_the_step) {
+/// The cost of a call must not grow with the step or with the number of live storages. The times are only printed,
+/// because they depend on other load.
+TEST(the_cost_of_a_call_does_not_depend_on_the_step) {
   for (const std::size_t operators : {std::size_t{1000}, std::size_t{10000}, std::size_t{100000}}) {
     Policy policy(with_budget(operators * 1000 / 4));
     const std::size_t parameters = operators / 10;
@@ -156,7 +156,7 @@ TEST(calls_cost_the_same_however_long_the_step) {
         slowest = std::max(slowest, took.count());
       }
       const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-      ns = took.count() / static_cast<double>(operators); // the last iteration's
+      ns = took.count() / static_cast<double>(operators); // of the last iteration
     }
     std::printf("%zu operators: %.0f ns each with all calls, the slowest (a plan) %.1f ms\n", operators, ns,
                 slowest / 1e3);

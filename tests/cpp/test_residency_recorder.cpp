@@ -1,4 +1,4 @@
-// The recorder of accesses: what its file holds, and what it says when the disk is full.
+// The access recorder: the contents of its file, and its error when the disk is full.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -16,7 +16,7 @@ using namespace torch_uvm;
 
 namespace {
 
-/// A file of this test's own, gone with it.
+/// A file of this test's own; the destructor deletes it.
 class ScratchFile {
  public:
   ScratchFile() {
@@ -61,7 +61,7 @@ TEST(the_file_is_json_lines_in_order) {
   recorder.mark_step();
   recorder.operator_begin("", 13, {}, true);
   CHECK_EQ(recorder.close(), "");
-  recorder.death(7); // nothing is recorded any more
+  recorder.death(7); // recording has stopped
   CHECK_EQ(recorder.close(), "");
   CHECK_EQ(
       file.text(),
@@ -81,10 +81,10 @@ TEST(the_file_is_json_lines_in_order) {
 )");
 }
 
-TEST(much_is_written_in_blocks_and_nothing_is_lost) {
+TEST(a_long_file_is_written_in_blocks_without_loss) {
   const ScratchFile file;
   std::vector<Access> accesses;
-  for (StorageId storage = 0; storage < 5000; ++storage) { // one line longer than a block
+  for (StorageId storage = 0; storage < 5000; ++storage) { // one line is longer than a block
     accesses.push_back({(~StorageId{0}) - storage, storage % 2 == 0});
   }
   {
@@ -92,14 +92,14 @@ TEST(much_is_written_in_blocks_and_nothing_is_lost) {
     for (int at = 0; at < 40; ++at) {
       recorder.operator_begin("aten::_foreach_add_", at, accesses, true);
     }
-  } // the destructor writes what is left
+  } // the destructor writes the rest
   const std::string text = file.text();
   CHECK_EQ(std::count(text.begin(), text.end(), '\n'), 41);
   CHECK(text.size() > 40 * 5000 * 20);
   CHECK_EQ(text.back(), '\n');
 }
 
-TEST(a_file_that_cannot_be_made_is_refused_by_its_name) {
+TEST(a_file_that_cannot_be_created_is_refused_by_name) {
   try {
     AccessRecorder recorder("/no such folder/trace", {});
     harness::fail(__FILE__, __LINE__, "it was made");
@@ -117,7 +117,7 @@ TEST(a_full_disk_is_reported_at_the_end_and_stops_nothing) {
   const std::string reported = recorder.close();
   CHECK(reported.find("/dev/full") != std::string::npos);
   CHECK(reported.find("No space left") != std::string::npos);
-  AccessRecorder little("/dev/full", {}); // found out only as it closes
+  AccessRecorder little("/dev/full", {}); // the error occurs only when the file is closed
   little.death(1);
   CHECK(little.close().find("No space left") != std::string::npos);
 }

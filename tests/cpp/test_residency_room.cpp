@@ -1,4 +1,4 @@
-// Room for a request: what is in its way moves aside, what other threads free is waited for.
+// Room for a request: blocks in its way are relocated, and frees by other threads are waited for.
 #include <future>
 #include <mutex>
 #include <thread>
@@ -9,7 +9,7 @@ namespace {
 
 using namespace residency;
 
-TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
+TEST(a_block_in_the_way_of_a_large_request_is_relocated) {
   Rig rig;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -34,8 +34,9 @@ TEST(what_is_in_the_way_of_a_large_request_moves_aside) {
   rig.check_engine();
 }
 
-/// What the steps that repeat do not use leaves once, however large and dirty; they do not give up their own for it.
-TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
+/// A storage that the repeating steps do not use is evicted once, although it is large and dirty. The steps keep their
+/// own storages.
+TEST(unused_storages_are_evicted_before_those_of_each_step) {
   Rig rig;
   Storage& idle = rig.make(1);
   Storage& first = rig.make(2);
@@ -51,7 +52,7 @@ TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
   CHECK(idle.block != nullptr); // while there is room
   rig.engine.reset_statistics();
   for (int number = 0; number < 4; ++number) {
-    rig.free(rig.make(9, 2 * kBytes)); // two more are free, and idle's neighbour is none of them
+    rig.free(rig.make(9, 2 * kBytes)); // frees two blocks, neither of which is next to the idle storage
     step();
   }
   CHECK(idle.block == nullptr);
@@ -61,8 +62,9 @@ TEST(what_is_idle_leaves_before_what_each_step_brings_back) {
   rig.check_engine();
 }
 
-/// What is never moved stays where it comes to lie: at one end, even where something else would leave for less.
-TEST(what_is_too_small_to_move_lies_together) {
+/// Blocks that are too small to be moved stay at their address. They are placed at one end, even if other evictions
+/// would cost less.
+TEST(unmovable_small_blocks_are_placed_together) {
   Rig rig;
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -73,7 +75,8 @@ TEST(what_is_too_small_to_move_lies_together) {
   }
   std::ranges::sort(by_address, {}, [](const Storage* storage) { return storage->ptr; });
   Storage& lowest = *by_address.front();
-  for (int step = 0; step < 4; ++step) { // the lowest was used last, and is dirty: it would be the last to leave
+  // the lowest storage was used last and is dirty, so by cost it would be evicted last
+  for (int step = 0; step < 4; ++step) {
     for (Storage* const storage : {by_address[2], by_address[3], by_address[1], &lowest}) {
       rig.run(10, {storage}, storage == &lowest, [&] {
         if (storage == &lowest) {
@@ -100,11 +103,11 @@ TEST(what_is_too_small_to_move_lies_together) {
   rig.check_engine();
 }
 
-/// Steps over storages that fill the budget, two segments of half of it, in which an operator then needs a large piece.
+/// Steps over storages that fill the budget of two equal segments. Then an operator needs a large contiguous result.
 struct ResultInPieces {
   Rig rig;
   std::vector<Storage*> others; ///< used before that operator, and not by it
-  std::vector<Storage*> operands; ///< of that one; it writes to the first
+  std::vector<Storage*> operands; ///< of that operator; it writes to the first
   std::size_t result = 0;
 
   void step() {
@@ -120,7 +123,7 @@ struct ResultInPieces {
     rig.check_engine();
   }
 
-  /// \return operators of planned steps that exceeded the budget
+  /// \return the number of operators of scheduled steps that exceeded the budget
   std::int64_t play() {
     for (int number = 0; number < 6; ++number) {
       step();
@@ -175,15 +178,15 @@ struct ResultInPieces {
   }
 };
 
-/// Once an operator runs its operands stay: one that lies in the midst of what is free moves before.
-TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
+/// The operands of a running operator cannot be moved. An operand in the midst of free memory is relocated before.
+TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
   ResultInPieces it;
   Storage& first = it.rig.make(1, 5 * MiB / 4);
   it.operands = {&it.rig.make(2, 3 * MiB / 2)};
   Storage& second = it.rig.make(3, 5 * MiB / 4);
   Storage& held = it.rig.make(4, 2 * MiB);
   it.others = {&first, &second, &it.rig.make(5, 2 * MiB)};
-  it.result = 3 * MiB; // where the first two and the operand are now
+  it.result = 3 * MiB; // fits only where the first two storages and the operand are now
   {
     const Engine::Lock lock(it.rig.engine);
     it.rig.engine.pin(held.record, kStream);
@@ -193,8 +196,8 @@ TEST(an_operand_in_the_way_of_its_result_moves_before_the_operator) {
   CHECK(held.block != nullptr);
 }
 
-/// ... or it leaves and comes back, where there is no other place for it as long as it lies there.
-TEST(an_operand_that_finds_no_other_place_leaves_and_comes_back) {
+/// If there is no other place for such an operand, it is evicted and fetched back.
+TEST(an_operand_without_another_place_is_evicted_and_fetched_back) {
   ResultInPieces it;
   for (unsigned char segment = 0; segment < 2; ++segment) {
     it.others.push_back(&it.rig.make(1, 5 * MiB / 4));
@@ -205,7 +208,7 @@ TEST(an_operand_that_finds_no_other_place_leaves_and_comes_back) {
   CHECK_EQ(it.play(), 0);
 }
 
-/// Says once that something has happened, to a thread that waits for it.
+/// A one-time signal to a thread that waits for it.
 class Signal {
  public:
   void set() {
@@ -221,7 +224,7 @@ class Signal {
   std::once_flag once_;
 };
 
-/// Fills the budget with four storages. Nothing but the second can leave.
+/// Fills the budget with four storages, of which only the second may be evicted.
 void fill(Rig& rig) {
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -232,7 +235,7 @@ void fill(Rig& rig) {
   }
 }
 
-TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
+TEST(a_budget_accounts_for_the_drivers_rounding) {
   struct Stepping : RecordingRuntime {
     DeviceProperties device_properties(int device) const override {
       DeviceProperties properties = RecordingRuntime::device_properties(device);
@@ -249,19 +252,19 @@ TEST(a_budget_leaves_what_the_driver_would_take_beyond_it) {
     engine.set_budget(0, budget, /*hard=*/true);
     return memory.cap(0);
   };
-  CHECK_EQ(*cap_of(1286 * MiB), 1280 * MiB); // 1408 would be taken for them
-  CHECK_EQ(*cap_of(1404 * MiB), 1404 * MiB); // hardly more is
+  CHECK_EQ(*cap_of(1286 * MiB), 1280 * MiB); // the driver would take 1408 MiB
+  CHECK_EQ(*cap_of(1404 * MiB), 1404 * MiB); // the driver would take hardly more
   CHECK_EQ(*cap_of(1280 * MiB), 1280 * MiB);
-  CHECK_EQ(*cap_of(740 * MiB), 740 * MiB); // a seventh of it would lie idle
+  CHECK_EQ(*cap_of(740 * MiB), 740 * MiB); // otherwise a seventh of the budget would be unused
   CHECK_EQ(*cap_of(100 * MiB), 100 * MiB);
   memory.set_pressure_callback(nullptr);
 }
 
-TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
+TEST(a_failed_eviction_is_retried_if_there_is_no_other) {
   Rig rig;
   fill(rig);
   Storage& other = *rig.storages[1];
-  other.gone = true; // it has another label, say
+  other.gone = true; // for example, a second tensor owns its bytes
   CHECK_THROWS(OutOfMemory, rig.make(9));
   other.gone = false;
   CHECK(rig.make(9).block != nullptr);
@@ -270,7 +273,7 @@ TEST(what_could_not_leave_is_tried_again_where_nothing_else_can) {
   rig.check_engine();
 }
 
-TEST(what_another_thread_is_about_to_free_is_waited_for) {
+TEST(a_request_waits_for_a_free_by_another_thread) {
   Rig rig;
   fill(rig);
   Storage& going = *rig.storages[1];
@@ -294,7 +297,7 @@ TEST(what_another_thread_is_about_to_free_is_waited_for) {
   rig.check_engine();
 }
 
-/// Tells when it is asked.
+/// A memory-pressure callback that signals each call and forwards it to the engine's.
 class Asked final : public PressureCallback {
  public:
   Asked(Engine& engine, Signal& signal) : engine_(engine), signal_(signal) {}
@@ -311,7 +314,7 @@ class Asked final : public PressureCallback {
   Signal& signal_;
 };
 
-TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
+TEST(a_request_waits_for_the_block_of_a_destroyed_storage) {
   for (int round = 0; round < 100; ++round) {
     Rig rig;
     fill(rig);
@@ -338,7 +341,7 @@ TEST(a_block_is_waited_for_between_its_storages_end_and_its_own) {
   }
 }
 
-TEST(what_never_goes_is_not_waited_for_for_ever) {
+TEST(the_wait_for_a_free_by_another_thread_is_bounded) {
   Rig rig;
   fill(rig);
   rig.storages[1]->going = true;

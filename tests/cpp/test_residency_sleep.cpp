@@ -1,4 +1,4 @@
-// Who is not watched: soft budgets that nothing has run against, and steps that fit.
+// Idle devices: soft budgets without memory pressure, and steps that fit the budget.
 #include <cstddef>
 #include <random>
 
@@ -8,7 +8,7 @@ namespace {
 
 using namespace residency;
 
-TEST(a_soft_budget_sleeps_until_memory_is_short) {
+TEST(a_soft_budget_is_idle_until_memory_is_short) {
   Rig rig(/*hard=*/false);
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
@@ -19,10 +19,10 @@ TEST(a_soft_budget_sleeps_until_memory_is_short) {
   CHECK(rig.engine.is_awake());
   CHECK(rig.adapter.woken == 1);
   train(rig, 3, 300);
-  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget)); // what was taken beyond it has been given back
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget)); // the excess has been released
 }
 
-TEST(steps_that_fit_are_not_watched) {
+TEST(a_device_is_idle_while_steps_fit) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());
@@ -30,7 +30,7 @@ TEST(steps_that_fit_are_not_watched) {
   train(rig, 0, 10);
   CHECK(rig.engine.statistics().plan_hits == seen);
 
-  train(rig, 1, 2); // more than there ever was
+  train(rig, 1, 2); // more memory than ever before
   CHECK(rig.engine.is_awake());
   train(rig, 4, 6); // more than the budget holds
   CHECK(rig.adapter.woken == 1);
@@ -43,11 +43,11 @@ TEST(steps_that_fit_are_not_watched) {
     rig.storages.pop_back();
   }
   train(rig, 0, 400);
-  CHECK(!rig.engine.is_awake()); // they fit again
+  CHECK(!rig.engine.is_awake()); // the steps fit again
   rig.check_engine();
 }
 
-TEST(steps_that_keep_a_little_each_are_quiet) {
+TEST(a_device_is_idle_while_steps_keep_only_small_blocks) {
   Rig rig;
   train(rig, 3, 1);
   std::vector<Block*> losses;
@@ -61,36 +61,36 @@ TEST(steps_that_keep_a_little_each_are_quiet) {
   }
 }
 
-TEST(a_soft_budget_after_a_hard_one_sleeps_when_everything_is_back) {
+TEST(a_soft_budget_after_a_hard_one_is_idle_once_everything_is_fetched) {
   Rig rig;
-  train(rig, 6, 3); // some are on the host, others have clean copies there
+  train(rig, 6, 3); // some storages are on the host, others have a clean copy there
   CHECK(rig.engine.statistics().written_back.count > 0);
   rig.engine.set_budget(0, 2 * kBudget, false);
   CHECK(!rig.engine.is_awake());
   for (const auto& storage : rig.storages) {
     CHECK(storage->block != nullptr);
     Rig::check(*storage);
-    Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // unseen
+    Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // the engine does not see this write
   }
   rig.engine.set_budget(0, kBudget, true);
   train(rig, 0, 3);
 
-  rig.engine.set_budget(0, kBudget / 2, false); // too little for everything: it stays awake
+  rig.engine.set_budget(0, kBudget / 2, false); // too little for everything: the device stays active
   CHECK(rig.engine.is_awake());
   train(rig, 0, 3);
 }
 
-TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
+TEST(an_idle_device_has_all_storages_and_no_valid_host_copies) {
   std::size_t idle = 0;
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
     const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random() % bound); };
     Rig rig;
-    for (unsigned char number = 1; number <= 40; ++number) { // ragged sizes, so that free memory is in pieces
+    for (unsigned char number = 1; number <= 40; ++number) { // ragged sizes, so that free memory is fragmented
       try {
         rig.make(number, (1 + below(12)) * 256 * KiB);
       } catch (const OutOfMemory&) {
-        // Pinned or running storages leave no such piece.
+        // Pinned or running storages leave no contiguous room.
       }
       if (below(3) == 0 && !rig.storages.empty()) {
         const std::size_t gone = below(rig.storages.size());
@@ -116,7 +116,7 @@ TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
           rig.engine.unpin(storage->record);
         }
       }
-      Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // not watched
+      Rig::write(*storage, static_cast<unsigned char>(storage->content + 7)); // the engine does not see this write
     }
     rig.engine.set_budget(0, kBudget, /*hard=*/true);
     train(rig, 2, 3);
@@ -127,9 +127,9 @@ TEST(an_idle_device_has_all_its_storages_and_no_copy_counts_as_valid) {
   CHECK(idle > 50);
 }
 
-TEST(what_was_written_unseen_is_not_taken_for_clean) {
+TEST(unseen_writes_make_a_storage_dirty) {
   Rig rig;
-  train(rig, 5, 2); // copies on the host come about
+  train(rig, 5, 2); // creates copies on the host
   while (rig.storages.size() > 3) {
     rig.free(*rig.storages.back());
     rig.storages.pop_back();
@@ -143,11 +143,11 @@ TEST(what_was_written_unseen_is_not_taken_for_clean) {
   CHECK(rig.engine.is_awake());
 }
 
-TEST(nothing_is_given_up_while_unseen_operators_may_run) {
+TEST(nothing_is_evicted_while_unseen_operators_may_run) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());
-  unsigned char* const ptr = rig.storages[0]->ptr; // in the hands of an operator that began before anybody watched
+  unsigned char* const ptr = rig.storages[0]->ptr; // used by an operator that began before the device became active
   for (unsigned char number = 0; number < 3; ++number) {
     Block* const block = rig.memory.allocate(kBytes, Location::device(0), kStream);
     rig.engine.note_allocation(0);
@@ -159,13 +159,13 @@ TEST(nothing_is_given_up_while_unseen_operators_may_run) {
   }
   CHECK(rig.engine.is_awake());
   CHECK(rig.engine.may_run_unwatched());
-  CHECK(rig.engine.statistics().over_budget > 0); // it could not wait
+  CHECK(rig.engine.statistics().over_budget > 0); // the engine could not wait
   train(rig, 0, 8);
   CHECK(!rig.engine.may_run_unwatched());
   CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
 }
 
-TEST(who_records_or_captures_wakes_the_engine) {
+TEST(recording_or_capturing_activates_the_device) {
   Rig rig;
   train(rig, 3, 200);
   CHECK(!rig.engine.is_awake());

@@ -1,4 +1,5 @@
-// The policy over programs like training that repeat: bytes over the link and modelled time against their lower bounds.
+// The policy on repeating programs like training: bytes over the link and modelled time, compared with their lower
+// bounds.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -7,9 +8,9 @@
 
 using namespace simulator;
 
-/// The lower bound of a step with one peak: the bytes over the budget at the peak cross the link, or are used across
-/// it.
-TEST(a_transformer_moves_no_more_than_it_has_to) {
+/// The lower bound for a step with one peak: the bytes over the budget at the peak are transferred over the link, or
+/// used in place.
+TEST(a_transformers_transfers_are_near_their_lower_bound) {
   for (const std::size_t tokens : {std::size_t{16384}, std::size_t{2048}}) {
     for (const double part : {1.5, 2.0, 4.0}) {
       Transformer model;
@@ -35,7 +36,7 @@ TEST(a_transformer_moves_no_more_than_it_has_to) {
       CHECK_EQ(hits.take().misses, 0U);
       CHECK(counts.peak <= budget);
       CHECK_EQ(counts.over, 0U);
-      // A fused optimizer has more operands than a quarter of the peak, and little else is at work at 2048 tokens.
+      // A fused optimizer has more operands than a quarter of the peak, and at 2048 tokens they dominate the step.
       const double allowed = tokens == 2048 && part == 4.0 ? 1.5 : 1.02;
       CHECK(over_the_link <= allowed * least);
       CHECK(static_cast<double>(counts.out) <= allowed * least);
@@ -43,7 +44,7 @@ TEST(a_transformer_moves_no_more_than_it_has_to) {
   }
 }
 
-TEST(a_plan_hides_the_stalls_of_fetches_on_demand) {
+TEST(a_schedule_hides_the_stalls_of_fetches_on_demand) {
   Transformer model;
   model.tokens = 16384;
   const std::size_t peak = peak_of(model);
@@ -62,7 +63,7 @@ TEST(a_plan_hides_the_stalls_of_fetches_on_demand) {
   const Simulator::Counts planned = simulator.take_counts();
   CHECK(planned.ms * 1.4 < on_demand);
   CHECK_EQ(planned.on_demand, 0U);
-  // The lower bound of such a step's time: forward against what goes out, backward against what comes in, the optimizer
+  // The lower bound of such a step's time: write-backs overlap forward, fetches overlap backward, the optimizer works
   // in place.
   const double forward = compute_ms(step) / 3, link = static_cast<double>(planned.in) / 52e6;
   const double bound =
@@ -70,7 +71,7 @@ TEST(a_plan_hides_the_stalls_of_fetches_on_demand) {
   CHECK(planned.ms <= 1.05 * bound);
 }
 
-TEST(updates_at_the_next_use_hide_behind_checkpointed_layers) {
+TEST(deferred_updates_overlap_with_checkpointed_layers) {
   Transformer model;
   model.tokens = 16384;
   model.checkpointing = true;
@@ -92,9 +93,9 @@ TEST(updates_at_the_next_use_hide_behind_checkpointed_layers) {
   }
 }
 
-TEST(updates_left_to_the_next_step_are_planned_where_steps_are_marked) {
+TEST(deferred_updates_are_scheduled_if_steps_are_marked) {
   Transformer model = small();
-  model.layers = 3; // too few operators for a repetition to be found before the mark
+  model.layers = 3; // too few operators to detect a repetition before the mark
   model.deferred = true;
   Simulator simulator(with_budget(peak_of(model) * 2 / 3));
   model.declare(simulator);
@@ -111,7 +112,7 @@ TEST(updates_left_to_the_next_step_are_planned_where_steps_are_marked) {
   CHECK(simulator.policy().counters().plan_hits > before.plan_hits);
 }
 
-TEST(nothing_moves_where_everything_fits) {
+TEST(nothing_is_transferred_if_everything_fits) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model)));
   model.declare(simulator);
@@ -123,7 +124,7 @@ TEST(nothing_moves_where_everything_fits) {
   CHECK(simulator.policy().counters().following);
 }
 
-/// k micro-batches and an optimizer are one step. The micro-batches in the middle look alike, but are no steps.
+/// k micro-batches and an optimizer are one step. The middle micro-batches look alike, but are not steps.
 TEST(gradient_accumulation_is_one_step) {
   Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
@@ -145,7 +146,7 @@ TEST(gradient_accumulation_is_one_step) {
   CHECK_EQ(simulator.take_counts().on_demand, 0U);
 }
 
-TEST(a_held_storage_is_neither_retired_nor_fetched) {
+TEST(a_pinned_storage_is_neither_evicted_nor_fetched) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);

@@ -1,4 +1,4 @@
-// The allocator's soak in small, and the soak itself: does it find what is wrong, and say it in few operations?
+// A short soak of the allocator, and tests of the soak itself: whether it finds planted errors and minimises them.
 #include <set>
 
 #include "soak_round.h"
@@ -13,7 +13,7 @@ constexpr std::uint64_t kOperations = 100'000;
 constexpr std::uint64_t kOperations = 1'000'000;
 #endif
 
-/// Passes all on, but for what a test makes of it.
+/// Forwards all calls. Tests override some of them.
 class Passing : public Subject {
  public:
   explicit Passing(std::unique_ptr<Subject> inner) : Subject(inner->runtime), inner_(std::move(inner)) {}
@@ -50,7 +50,7 @@ class Passing : public Subject {
   std::unique_ptr<Subject> inner_;
 };
 
-/// After the cache was emptied, the next request of more than 1 MiB begins where the latest small one did.
+/// After the cache was emptied, the next request of more than 1 MiB begins at the address of the latest small one.
 class Overlapping final : public Passing {
  public:
   using Passing::Passing;
@@ -86,7 +86,7 @@ class Overlapping final : public Passing {
   bool emptied_ = false;
 };
 
-/// Forgets every stream that is recorded.
+/// Ignores every recorded stream.
 class Forgetful final : public Passing {
  public:
   using Passing::Passing;
@@ -140,7 +140,7 @@ TEST(a_million_operations) {
   }
 }
 
-TEST(every_part_of_an_operation_is_the_seed_s) {
+TEST(operations_depend_on_the_seed_alone) {
   Generator first(7, 3), again(7, 3), other(7, 4);
   bool differs = false;
   for (int i = 0; i < 1000; ++i) {
@@ -151,8 +151,9 @@ TEST(every_part_of_an_operation_is_the_seed_s) {
   CHECK(differs);
 }
 
-TEST(what_fails_is_minimised) {
-  // Three of a hundred together; the last one alone is not enough, nor is the first without the second.
+TEST(failing_sequences_are_minimised) {
+  // The sequence fails if it has three of a hundred elements; neither the last one alone nor the first without the
+  // second is enough.
   std::vector<int> sequence;
   for (int i = 0; i < 100; ++i) {
     sequence.push_back(i);
@@ -168,26 +169,26 @@ TEST(what_fails_is_minimised) {
   CHECK(minimise<int>(sequence, fails, [] { return true; }) == sequence);
 }
 
-TEST(two_holders_of_the_same_bytes_are_found_in_four_operations) {
+TEST(overlapping_allocations_are_minimised_to_four_operations) {
   const Outcome alone = soaked<Overlapping>(1, false, 32'000);
   const Outcome together = soaked<Overlapping>(8, false, 32'000);
   CHECK(alone.wrong.find("lost its mark") != std::string::npos && alone.fails_alone);
-  // The second holder may also be left with bytes that were given back to the system.
+  // The second owner's bytes may also have been returned to the system.
   CHECK(together.wrong.find("lost its mark") != std::string::npos ||
         together.wrong.find("was ended by") != std::string::npos);
   for (const Outcome& outcome : {alone, together}) {
-    if (!outcome.fails_alone) { // eight threads at once: one in a hundred times
+    if (!outcome.fails_alone) { // with eight threads, one in a hundred runs does not fail alone
       continue;
     }
     const std::multiset<std::string> found = kinds(outcome.least);
-    // What is left is freed, and looked at, when all have been played.
+    // Allocations that are left are verified and freed after the last operation.
     CHECK(outcome.least.size() <= 4);
     CHECK_EQ(found.count("empty_cache"), std::size_t{1});
     CHECK_EQ(found.count("allocate") + found.count("try_allocate"), std::size_t{2});
   }
 }
 
-TEST(work_that_is_not_waited_for_is_found) {
+TEST(missing_waits_are_found) {
   const Outcome outcome = soaked<Forgetful>(1, true, 20'000);
   CHECK(outcome.wrong.find("lost its mark") != std::string::npos);
   CHECK(outcome.fails_alone);
@@ -195,10 +196,10 @@ TEST(work_that_is_not_waited_for_is_found) {
   CHECK(kinds(outcome.least).count("record_stream") >= 1);
 }
 
-TEST(a_crash_is_a_failure_like_any_other) {
+TEST(a_crash_is_an_ordinary_failure) {
   const Outcome outcome = soaked<Crashing>(8, false, 8'000);
   CHECK(outcome.wrong.find("was ended by") != std::string::npos);
-  CHECK(outcome.fails_alone); // whoever else is at work
+  CHECK(outcome.fails_alone); // independent of the other threads
   CHECK_EQ(outcome.least.size(), std::size_t{1});
   CHECK(outcome.least.front().bytes > 8 * MiB);
 }

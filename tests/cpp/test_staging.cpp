@@ -1,4 +1,5 @@
-// Copies through slots of plain device memory: the bytes are right in any order of work, and failures say so.
+// Copies through slots of plain device memory: the bytes are correct for every order of work, and failures are
+// reported.
 #include <cstring>
 #include <random>
 
@@ -60,7 +61,7 @@ TEST(the_bytes_are_right_under_delayed_schedules) {
     in.resize(kSlot);
     out.resize(kSlot);
     CHECK(in.is_ready() && out.is_ready());
-    for (std::size_t at = 0; at < kBytes;) { // pieces of a byte to some slots, none of which waits for another
+    for (std::size_t at = 0; at < kBytes;) { // some slots get a single byte, and no slot waits for another
       const std::size_t bytes = std::min<std::size_t>(1 + random() % (5 * kSlot), kBytes - at);
       in.begin(fetches);
       in.copy(memory.managed + at, memory.source + at, bytes, fetches);
@@ -74,7 +75,7 @@ TEST(the_bytes_are_right_under_delayed_schedules) {
   }
 }
 
-TEST(the_managed_side_is_done_with_in_the_order_of_its_own_stream) {
+TEST(the_managed_side_follows_the_order_of_its_stream) {
   EmulatedRuntime runtime(EmulatedConfig{});
   Memory memory(runtime);
   std::memset(memory.source, 7, kBytes);
@@ -84,7 +85,7 @@ TEST(the_managed_side_is_done_with_in_the_order_of_its_own_stream) {
   CHECK(in.is_ready());
   CHECK(in.begin(stream) == in.link());
   in.copy(memory.managed, memory.source, kBytes, stream);
-  runtime.synchronize_stream(stream); // and nothing else
+  runtime.synchronize_stream(stream); // synchronises no other stream
   CHECK(std::memcmp(memory.managed, memory.source, kBytes) == 0);
 
   Staging out(runtime, Staging::Direction::kToHost, runtime.create_stream(0, 0));
@@ -96,10 +97,10 @@ TEST(the_managed_side_is_done_with_in_the_order_of_its_own_stream) {
   CHECK(std::memcmp(memory.result, memory.source, kBytes) == 0);
 }
 
-TEST(slots_are_made_when_they_are_needed_and_given_back) {
+TEST(slots_are_allocated_on_first_use_and_released) {
   RecordingRuntime runtime;
   Staging staging(runtime, Staging::Direction::kToHost, runtime.create_stream(0, 0));
-  CHECK(!staging.is_ready()); // nobody has said how large
+  CHECK(!staging.is_ready()); // no size has been set
   staging.resize(kSlot);
   CHECK_EQ(staging.bytes(), std::size_t{0});
   CHECK(staging.is_ready());
@@ -112,7 +113,7 @@ TEST(slots_are_made_when_they_are_needed_and_given_back) {
   CHECK(!staging.is_ready());
 }
 
-TEST(a_full_device_is_asked_once) {
+TEST(a_full_device_is_tried_once) {
   for (const std::size_t nth : {1, 2}) {
     RecordingRuntime runtime;
     Staging staging(runtime, Staging::Direction::kToDevice, runtime.create_stream(0, 0));
@@ -121,12 +122,12 @@ TEST(a_full_device_is_asked_once) {
     CHECK(!staging.is_ready());
     CHECK(!staging.is_ready());
     CHECK_EQ(staging.bytes(), std::size_t{0});
-    staging.resize(2 * kSlot); // of another budget
+    staging.resize(2 * kSlot); // for another budget
     CHECK(staging.is_ready());
   }
 }
 
-TEST(after_a_copy_that_fails_half_way_there_are_no_others) {
+TEST(no_copies_follow_one_that_failed_half_way) {
   for (const char* call : {"copy_async", "record_event", "wait_event"}) {
     for (std::size_t nth = 1; nth <= 4; ++nth) {
       RecordingRuntime runtime;
@@ -138,7 +139,7 @@ TEST(after_a_copy_that_fails_half_way_there_are_no_others) {
       runtime.fail(call, nth);
       CHECK_THROWS(RuntimeFailure, staging.copy(memory.managed, memory.source, 4 * kSlot, stream));
       CHECK(!staging.is_ready());
-      staging.resize(0); // waits for what was queued
+      staging.resize(0); // waits for the queued copies
       staging.resize(kSlot);
       CHECK(staging.is_ready());
       std::memset(memory.source, 9, kBytes);

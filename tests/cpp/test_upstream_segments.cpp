@@ -1,4 +1,4 @@
-// Segments that a caching allocator takes from another allocator: aligned, waited for, not lost.
+// Segments that a caching allocator takes from another allocator: alignment, waits, leaks.
 #include "allocator/adaptors/upstream_segments.h"
 
 #include "allocator/size_classes.h"
@@ -8,7 +8,7 @@ using namespace face;
 
 namespace {
 
-/// An upstream of pieces at odd places, with calls to look at.
+/// An upstream that returns memory at odd addresses and counts its calls.
 class Ragged final : public Allocator {
  public:
   explicit Ragged(std::shared_ptr<Allocator> below) : below_(std::move(below)) {}
@@ -58,7 +58,7 @@ std::uintptr_t address(const void* ptr) {
 
 } // namespace
 
-TEST(segments_are_aligned_wherever_the_upstream_has_room) {
+TEST(segments_are_aligned_in_any_upstream_memory) {
   Segments rig;
   for (const std::size_t offset : {std::size_t{0}, kAllocationAlignment, 3 * kAllocationAlignment}) {
     rig.upstream->offset = offset;
@@ -67,7 +67,7 @@ TEST(segments_are_aligned_wherever_the_upstream_has_room) {
       void* const segment = rig.source->allocate(bytes, kHome);
       CHECK_EQ(address(segment) % (bytes >= kLargeGranularity ? kLargeGranularity : kBlockAlignment),
                std::uintptr_t{0});
-      fill({segment, bytes, nullptr}, 5); // all of it is there
+      fill({segment, bytes, nullptr}, 5); // the whole segment is usable
       CHECK_EQ(rig.upstream->asked.size(), std::size_t{offset == 0 ? 1U : 2U});
       CHECK(rig.upstream->asked.back().second.is_host());
       CHECK_EQ(rig.upstream->held, 1);
@@ -77,11 +77,11 @@ TEST(segments_are_aligned_wherever_the_upstream_has_room) {
   }
 }
 
-TEST(the_host_waits_for_every_device_before_a_segment_goes_back) {
+TEST(the_host_waits_for_every_device_before_a_segment_is_released) {
   for (const Location home : {Location::host(), Location::device(0)}) {
     Segments rig;
     void* const segment = rig.source->allocate(4 * MiB, home);
-    const Stream elsewhere = Stream::default_of(1); // managed memory is used from there, too
+    const Stream elsewhere = Stream::default_of(1); // managed memory may be used by that device too
     const Event work = rig.runtime->create_event(1, false);
     rig.calls.hold(elsewhere);
     rig.runtime->record_event(work, elsewhere);
@@ -91,7 +91,7 @@ TEST(the_host_waits_for_every_device_before_a_segment_goes_back) {
   }
 }
 
-TEST(a_segment_is_not_waited_for_where_its_memory_is_fresh) {
+TEST(a_segment_of_new_memory_needs_no_wait) {
   Segments rig;
   const Event work = rig.runtime->create_event(0, false);
   rig.calls.hold(kStream);
@@ -102,7 +102,7 @@ TEST(a_segment_is_not_waited_for_where_its_memory_is_fresh) {
   rig.runtime->destroy_event(work);
 }
 
-TEST(a_segment_whose_wait_failed_goes_back_with_the_next_one) {
+TEST(a_segment_whose_wait_failed_is_released_with_the_next) {
   Segments rig;
   void* const first = rig.source->allocate(4 * MiB, kHome);
   void* const second = rig.source->allocate(4 * MiB, kHome);
@@ -116,16 +116,16 @@ TEST(a_segment_whose_wait_failed_goes_back_with_the_next_one) {
   rig.source->free(third);
   CHECK_EQ(rig.upstream->held, 1);
   rig.calls.fail("synchronize_device", 1);
-  rig.source.reset(); // whatever the device says
+  rig.source.reset(); // regardless of the device's errors
   CHECK_EQ(rig.upstream->held, 0);
 }
 
-TEST(an_upstream_that_refuses_leaves_nothing_behind) {
+TEST(a_refusal_by_the_upstream_leaks_nothing) {
   Segments rig;
   rig.upstream->offset = 3 * kAllocationAlignment;
   rig.runtime->set_limit(22 * MiB);
   CHECK_THROWS(OutOfMemory, rig.source->allocate(64 * MiB, kHome));
-  CHECK_THROWS(OutOfMemory, rig.source->allocate(20 * MiB, kHome)); // fits where it happens to lie, not aligned
+  CHECK_THROWS(OutOfMemory, rig.source->allocate(20 * MiB, kHome)); // would fit only unaligned
   CHECK_EQ(rig.upstream->held, 0);
   rig.below->release();
   CHECK_EQ(rig.runtime->managed_bytes(), std::size_t{0});

@@ -1,5 +1,5 @@
-// Allocations like those of a training step: activations in the order of a stack, workspaces between them, gradients
-// handed from layer to layer, lists of temporaries in the optimizer.
+// Allocations like those of a training step: activations in stack order, workspaces between them, gradients passed from
+// layer to layer, and lists of temporaries in the optimizer.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace steps {
 
 using namespace torch_uvm;
 
-/// Requests, as events are added.
+/// Collects requests while events are appended.
 class Step {
  public:
   std::size_t allocate(std::size_t bytes, Stream stream = Stream::default_of(0)) {
@@ -32,8 +32,8 @@ class Step {
   std::uint32_t events = 0;
 };
 
-/// A chain of layers, each of some operators that keep what they saved until their backward.
-/// \param saved bytes of what each operator of each layer keeps; its first is what it hands on
+/// A chain of layers. Each has several operators that keep their saved tensors until their backward.
+/// \param saved bytes of the tensors that each operator of each layer saves; the first one is its output
 inline std::vector<PlanRequest> chain(const std::vector<std::vector<std::vector<std::size_t>>>& saved,
                                       std::uint64_t seed) {
   Step step;
@@ -51,7 +51,7 @@ inline std::vector<PlanRequest> chain(const std::vector<std::vector<std::vector<
         kept.back().back().push_back(step.allocate(bytes));
       }
       if (random() % 4 == 0) {
-        step.passing(4 + random() % 2000); // a scalar, a shape
+        step.passing(4 + random() % 2000); // a scalar or a shape
       }
     }
   }
@@ -67,7 +67,7 @@ inline std::vector<PlanRequest> chain(const std::vector<std::vector<std::vector<
       std::size_t next = gradient;
       if (!first) {
         next = step.allocate(before);
-        if (random() % 5 == 0) { // two branches meet: their gradients are added
+        if (random() % 5 == 0) { // two branches join: their gradients are added
           const std::size_t other = step.allocate(before);
           const std::size_t sum = step.allocate(before);
           step.free(next);
@@ -85,7 +85,8 @@ inline std::vector<PlanRequest> chain(const std::vector<std::vector<std::vector<
     }
   }
   step.free(gradient);
-  for (std::size_t group = 0; group < saved.size() / 8 + 1; ++group) { // the optimizer, some parameters at a time
+  // the optimizer processes several parameters at a time
+  for (std::size_t group = 0; group < saved.size() / 8 + 1; ++group) {
     std::vector<std::size_t> temporaries;
     for (int i = 0; i < 12; ++i) {
       temporaries.push_back(step.allocate(saved[group % saved.size()].front().front() / 8 + 1 + 512 * (random() % 64)));
@@ -132,7 +133,7 @@ inline std::vector<PlanRequest> convolutional(std::size_t blocks, std::size_t ba
   return chain(saved, blocks + 1);
 }
 
-/// Every layer of a size of its own: k * 16 * 7 * 7, k * 7 * 7, k * 7, k and k * 32 floats.
+/// Layers of different sizes: k * 16 * 7 * 7, k * 7 * 7, k * 7, k and k * 32 floats.
 inline std::vector<PlanRequest> ragged(std::size_t layers) {
   std::mt19937_64 random(layers);
   std::vector<std::vector<std::vector<std::size_t>>> saved;
@@ -143,14 +144,14 @@ inline std::vector<PlanRequest> ragged(std::size_t layers) {
   return chain(saved, layers + 2);
 }
 
-/// One event of an iteration: a request comes, or goes.
+/// An event of an iteration: a request begins or ends.
 struct StepEvent {
   std::size_t request;
   bool allocates;
 };
 
 inline std::vector<StepEvent> events_of(const std::vector<PlanRequest>& requests) {
-  std::vector<std::vector<StepEvent>> at; // by time
+  std::vector<std::vector<StepEvent>> at; // indexed by time
   const auto put = [&](std::uint32_t when, StepEvent event) {
     if (at.size() <= when) {
       at.resize(when + 1);

@@ -1,5 +1,5 @@
-// The allocator's contract on a real GPU, over both sources of managed segments; scripts/check_cuda.sh builds and
-// runs it. Each case may reserve 1 GiB, and nothing runs unless sixteen times that is free on every card.
+// The allocator's contract on a real GPU, over both sources of managed segments. scripts/check_cuda.sh builds and runs
+// it. Each case may reserve 1 GiB; the program refuses to run unless every card has sixteen times that free.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -23,9 +23,9 @@ std::unique_ptr<CudaRuntime> made(bool pool) {
   return runtime;
 }
 
-// Cases about a second device. All others run with one, too.
-constexpr std::array kNeedTwo{"homes_do_not_share_blocks", "a_moved_block_is_filed_where_it_is", "peaks_are_of_the_sum",
-                              "running_out_names_where_the_bytes_are"};
+// Cases that need a second device. All other cases run with one device.
+constexpr std::array kNeedTwo{"homes_do_not_share_blocks", "a_moved_block_belongs_to_its_new_home",
+                              "the_total_peak_is_the_peak_of_the_sum", "out_of_memory_errors_say_where_the_bytes_are"};
 
 void register_suite(const std::string& prefix, bool pool, int devices) {
   for (const ContractCase& test : contract_cases()) {
@@ -38,7 +38,7 @@ void register_suite(const std::string& prefix, bool pool, int devices) {
   }
 }
 
-/// Before anything managed. False, and a word, where it would not be safe.
+/// Checks for free memory before any managed allocation. If there is too little, prints a message and returns false.
 bool there_is_room() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -57,7 +57,7 @@ bool there_is_room() {
 
 } // namespace
 
-TEST(the_limit_is_kept_by_both_sources) {
+TEST(neither_source_exceeds_the_limit) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     CHECK_THROWS(OutOfMemory, runtime->allocate_managed(kLimit + 1, kDevice));
@@ -70,7 +70,7 @@ TEST(the_limit_is_kept_by_both_sources) {
   }
 }
 
-TEST(both_sources_give_memory_that_both_sides_use) {
+TEST(host_and_device_can_use_memory_of_both_sources) {
   for (const bool pool : {false, true}) {
     const auto runtime = made(pool);
     auto* const bytes = static_cast<unsigned char*>(runtime->allocate_managed(8 * MiB, kDevice));

@@ -1,4 +1,4 @@
-// EmulatedRuntime as a ManagedRuntime; what only an emulator has is in inspection.cpp.
+// EmulatedRuntime's implementation of ManagedRuntime. inspection.cpp has the functions that only the emulator has.
 #include "runtime/emulated/emulated_runtime.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using emulated::Operation;
 using emulated::Traffic;
 
 constexpr std::size_t kManagedAlignment = 2 * MiB;
-constexpr std::size_t kPlainGranularity = 512; // as a device's allocator rounds
+constexpr std::size_t kPlainGranularity = 512; // rounding of a device's allocator
 
 } // namespace
 
@@ -80,7 +80,7 @@ void* EmulatedRuntime::allocate_device(std::size_t bytes, int device) {
   }
   State::Lock lock(state_->mutex);
   state_->call("allocate_device", bytes);
-  // What is larger than the device is refused as it is: rounded up it might overflow.
+  // A size beyond the device's memory is not rounded: rounding could overflow, and the request is refused anyway.
   const std::size_t reserved = bytes > state_->config.memory ? bytes : round_up(bytes, kPlainGranularity);
   Traffic traffic;
   state_->pages.reserve_plain(device, reserved, traffic);
@@ -253,7 +253,7 @@ bool EmulatedRuntime::query_event(Event event) {
 void EmulatedRuntime::synchronize_event(Event event) {
   State::Lock lock(state_->mutex);
   const auto& state = state_->queue.event(event);
-  const auto mark = state.mark; // the event may be recorded again, or destroyed, while this waits
+  const auto mark = state.mark; // the event may be recorded again, or destroyed, during the wait
   ++state_->counters.of(state.device).synchronisations;
   state_->queue.reach(lock, mark);
   if (mark) {

@@ -1,19 +1,19 @@
-// A runtime with no hardware: host memory, with a driver's book-keeping and a model of time.
+// A runtime with no hardware: host memory, a driver's book-keeping and a model of time.
 //
-// - Managed memory is host memory cut into 64 KiB pages; each page knows where it is resident, where it
-//   is preferred, who has a mapping. Touches (see `touch`) fault, migrate, duplicate and evict as the
-//   CUDA driver does, least recently used first.
-// - Copies, prefetches and discards are queued, one queue a stream. By default bytes are copied by a
-//   worker thread a device, in the order queued, at once, while pages and clocks are brought up to date
-//   when the call is made, so that the same program always gives the same figures. A seeded schedule
-//   delays all of it, until a wait or at random, so that a missing synchronisation shows;
-//   there the calling threads do the work, and a single-threaded program repeats exactly by its seed.
-//   Kernels run on the caller's thread, after what is queued on their stream (see `begin_kernel`).
-// - A virtual clock a stream, and one for the host, advance by the costs of a profile. The figures are
-//   modelled: they speak of memory traffic only, not of arithmetic.
-// - Touches by host code are not seen unless the caller reports them.
+// - Managed memory is host memory divided into 64 KiB pages. Each page has its residence, its preferred location and
+//   its mappings. Touches (see `touch`) fault, migrate, duplicate and evict as the CUDA driver does, least recently
+//   used first.
+// - Copies, prefetches and discards are queued, one queue for each stream. By default a worker thread of each device
+//   copies bytes in the order queued, without delay. Pages and clocks are updated when the call is made, so the same
+//   program always produces the same figures. A seeded schedule delays all queued work, until a wait or for a random
+//   time, which exposes a missing synchronisation. The calling threads then do the work, and a single-threaded program
+//   repeats exactly with the same seed. Kernels run on the caller's thread, after the queued work of their stream (see
+//   `begin_kernel`).
+// - Each stream and the host have a virtual clock, advanced by the costs of a profile. The figures are modelled; they
+//   cover memory traffic only, not arithmetic.
+// - Touches by host code are invisible unless the caller reports them.
 //
-// One mutex guards queues, pages and clocks: a leaf to everything above. Bytes are copied without it.
+// One mutex guards queues, pages and clocks. It is a leaf of the lock order. Bytes are copied without it.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class EmulatedRuntime final : public ManagedRuntime {
  public:
   static constexpr std::size_t kPageBytes = kEmulatedPageBytes;
 
-  /// \throws InvalidArgument for a device count, memory size or profile it does not take
+  /// \throws InvalidArgument for an unsupported device count, memory size or profile
   explicit EmulatedRuntime(const EmulatedConfig& config = {});
   ~EmulatedRuntime() override;
 
@@ -70,63 +70,63 @@ class EmulatedRuntime final : public ManagedRuntime {
   MemoryInfo memory_info(int device) const override;
   std::size_t host_memory_available() const override;
 
-  // --- what only an emulator has -----------------------------------------------------------------------
+  // --- functions that only the emulator has ---------------------------------------------------------------
 
-  /// A kernel is about to run on the caller's thread as if on `stream`: waits for what is queued there
-  /// (not counted as a synchronisation), touches the ranges as that device, and advances the stream's
-  /// clock by the modelled cost. Ranges outside managed memory cost device time only.
+  /// Begins a kernel that runs on the caller's thread as if on `stream`. Waits for the queued work of the stream (not
+  /// counted as a synchronisation), touches the ranges as that device, and advances the stream's clock by the modelled
+  /// cost. Ranges outside managed memory cost device time only.
   void begin_kernel(Stream stream, std::span<const Touch> accesses);
 
-  /// The running kernel has allocated memory that work queued before it may still touch: waits for that, as a launch
-  /// behind it would.
+  /// Waits for earlier queued work that may still access memory which the running kernel has allocated, as the launch
+  /// of a later kernel would.
   void wait_in_kernel(Stream stream);
 
-  /// The kernel is over: touches the ranges that it made itself and that were not known before.
+  /// Ends the kernel: touches the ranges that the kernel created, which were unknown at its beginning.
   void end_kernel(Stream stream, std::span<const Touch> accesses);
 
-  /// Host code uses these ranges: faults, as the host, and advances the host's clock. Waits for nothing.
+  /// Reports a use of these ranges by host code: faults as the host and advances the host's clock. Does not wait.
   void touch_from_host(std::span<const Touch> accesses);
 
   ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
 
-  // Whether the address lies in managed memory of this runtime, in pinned memory, in plain memory of a device.
+  /// Whether the address lies in this runtime's managed memory, in pinned memory, or in plain device memory.
   bool is_managed_ptr(const void* ptr) const;
   bool is_pinned_ptr(const void* ptr) const;
-  std::optional<int> device_of(const void* ptr) const; ///< nullopt: in no device's
+  std::optional<int> device_of(const void* ptr) const; ///< nullopt: on no device
 
   EmulatedCounters counters(std::optional<int> device = std::nullopt) const; ///< \throws InvalidArgument
-  /// Counters become 0, peaks the current levels, timelines empty. The clocks go on.
+  /// Sets counters to 0 and peaks to the current levels, and clears timelines. The clocks continue.
   void reset_counters();
 
-  std::size_t resident_bytes(int device) const; ///< managed, on that device, now
+  std::size_t resident_bytes(int device) const; ///< managed bytes that are resident on the device now
   std::size_t peak_resident_bytes(int device) const; ///< since the last reset_counters
-  double stream_time_us(Stream stream) const; ///< modelled
-  /// The latest of all clocks.
+  double stream_time_us(Stream stream) const; ///< modelled time
+  /// The latest time of all clocks.
   double time_us() const;
 
-  /// Residency of a device over modelled time, at most some thousand points: neighbours are merged as
-  /// it grows. Cleared by reset_counters.
+  /// Residency of a device over modelled time. It has at most a few thousand points: neighbours are merged as it grows.
+  /// Cleared by reset_counters.
   std::vector<ResidencySample> timeline(int device) const;
 
-  /// Queued work that has not been done yet, of all streams. For tests of schedules.
+  /// The number of queued operations, over all streams, that are not done. For tests of schedules.
   std::size_t pending_operations() const;
 
-  /// For tests of calls that fail (runtime/testing/emulated_failures.h): called at each call that may fail, with its
-  /// name and the bytes that it asks for; the call fails with what this throws. A wait that fails has waited all the
-  /// same, as CUDA's do, which report what has gone wrong before. It is called with the runtime's mutex held. nullptr:
-  /// none.
+  /// For tests of failing calls (runtime/testing/emulated_failures.h). The hook runs at each call that may fail, with
+  /// the call's name and its requested bytes; the call fails with the exception that the hook throws. A failing wait
+  /// has still waited, like CUDA's, which report an earlier error. The hook runs with the runtime's mutex held.
+  /// nullptr: no hook.
   using CallHook = std::function<void(std::string_view name, std::size_t bytes)>;
   void set_call_hook(CallHook hook);
-  // For tests of what may go on beside a wait: a held device performs no queued copy until it is released.
+  /// For tests of concurrency with a wait: a held device performs no queued copy until it is released.
   /// \throws InvalidArgument for a device that does not exist, and under a seeded schedule
   void hold_device(int device);
   void release_device(int device);
-  /// Waits until a thread waits for queued work.
+  /// Blocks until a thread waits for queued work.
   void await_waiter();
-  /// Live allocations of all kinds, events, and streams that were created: what can leak.
+  /// The number of live allocations of all kinds, events, and created streams; for leak checks.
   std::size_t live_objects() const;
 
-  /// For pthread_atfork. In the child the queues are empty and the workers are started anew on demand.
+  /// For pthread_atfork. In the child, the queues are empty and workers are started again when needed.
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();

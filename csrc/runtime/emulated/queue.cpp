@@ -11,10 +11,10 @@
 namespace torch_uvm::emulated {
 namespace {
 
-// Waking a worker costs more than copying this much.
+// Waking a worker takes longer than copying this many bytes.
 constexpr std::size_t kCopyAtOnceBytes = 64 * KiB;
 
-// Seeded schedule: how likely it is, as one in so many, that an operation is held.
+// Seeded schedule: an operation is held with a probability of one in this many.
 constexpr unsigned kHeld = 2;
 
 bool overlap(const void* left, std::size_t left_bytes, const void* right, std::size_t right_bytes) {
@@ -65,7 +65,7 @@ void EmulatedQueue::stop() {
       device.worker->join();
       device.worker.reset();
     }
-    // Marks hold streams and queued waits hold marks: without this they would keep each other alive.
+    // Marks own streams, and queued waits own marks. Without this they would keep each other alive.
     for (const auto& stream : device.streams) {
       stream->operations.clear();
     }
@@ -88,7 +88,7 @@ void EmulatedQueue::destroy_stream(Stream stream) noexcept {
   if (found == created_streams_.end() || found->second->device != stream.device) {
     return;
   }
-  // What is queued is still done; then the device forgets the stream.
+  // Queued work is still done; then the device removes the stream.
   const std::shared_ptr<StreamState> state = found->second;
   created_streams_.erase(found);
   state->destroyed = true;
@@ -171,7 +171,7 @@ void EmulatedQueue::enqueue(StreamState& stream, Operation operation) {
   stream.operations.push_back(std::move(operation));
   ++stream.queued;
   if (was_idle) {
-    work_->notify_all(); // else the worker comes to it by itself
+    work_->notify_all(); // otherwise the worker proceeds without a wake-up
   }
 }
 
@@ -179,7 +179,7 @@ bool EmulatedQueue::over_at_once(const StreamState& stream, const Operation& ope
   switch (operation.kind) {
     case Operation::Kind::kPrefetch:
     case Operation::Kind::kDiscard:
-      return true; // there are no bytes to copy
+      return true; // no bytes to copy
     case Operation::Kind::kCopy:
     case Operation::Kind::kZero:
       return idle(stream) && operation.bytes <= kCopyAtOnceBytes;
@@ -212,7 +212,7 @@ void EmulatedQueue::record(EventState& event, const std::shared_ptr<StreamState>
   operation.mark = mark;
   operation.queued_us = queued_us;
   enqueue(*stream, std::move(operation));
-  event.mark = mark; // only now: what could not be queued is never waited for
+  event.mark = mark; // set last: a record that could not be queued is never waited for
 }
 
 void EmulatedQueue::wait_for(StreamState& stream, const EventState& event, double queued_us) {
@@ -241,13 +241,13 @@ void EmulatedQueue::finish_first(StreamState& stream) {
 // --- waiting ----------------------------------------------------------------------------------------------
 
 void EmulatedQueue::complete(Lock& lock, const std::shared_ptr<StreamState>& stream, std::uint64_t position) {
-  const std::shared_ptr<StreamState> kept = stream; // it may be destroyed meanwhile
+  const std::shared_ptr<StreamState> kept = stream; // it may be destroyed during the wait
   if (generator_) {
     force(*kept, position);
     return;
   }
   ++waiters_;
-  progress_->notify_all(); // `await_waiter` may wait for this
+  progress_->notify_all(); // for `await_waiter`
   progress_->wait(lock, [&] { return kept->done >= position; });
   --waiters_;
 }
@@ -259,7 +259,8 @@ void EmulatedQueue::drain(Lock& lock, const std::shared_ptr<StreamState>& stream
 }
 
 void EmulatedQueue::drain_device(Lock& lock, int device) {
-  const auto streams = devices_[static_cast<std::size_t>(device)].streams; // others come and go while we wait
+  // streams may be created and destroyed during the wait
+  const auto streams = devices_[static_cast<std::size_t>(device)].streams;
   for (const auto& stream : streams) {
     drain(lock, stream);
   }
@@ -316,12 +317,12 @@ void EmulatedQueue::await_waiter(Lock& lock) {
 
 void EmulatedQueue::before_fork(Lock& lock) {
   if (generator_) {
-    return; // nothing is half done
+    return; // operations are atomic under the mutex
   }
   for (std::size_t device = 0; device < devices_.size(); ++device) {
     drain_device(lock, static_cast<int>(device));
   }
-  // Another thread may have queued more while this one waited: a copy must not be torn by the fork.
+  // Another thread may have queued more during the wait. The fork must not interrupt a copy.
   progress_->wait(lock, [&] {
     return std::none_of(devices_.begin(), devices_.end(), [](const Device& device) {
       return std::any_of(device.streams.begin(), device.streams.end(), [](const auto& each) { return each->running; });
@@ -333,15 +334,15 @@ void EmulatedQueue::after_fork_in_child() {
   waiters_ = 0;
   for (Device& device : devices_) {
     device.held = false;
-    static_cast<void>(device.worker.release()); // leaked on purpose: its thread does not exist here
+    static_cast<void>(device.worker.release()); // leaked on purpose: its thread does not exist in the child
     const auto streams = device.streams;
     for (const auto& stream : streams) {
       while (!idle(*stream)) {
-        finish_first(*stream); // dropped, but no wait for it may block for ever
+        finish_first(*stream); // dropped; a wait for it must not block for ever
       }
     }
   }
-  // Leaked on purpose: they count waiters that do not exist here.
+  // Leaked on purpose: they count waiters that do not exist in the child.
   static_cast<void>(work_.release());
   static_cast<void>(progress_.release());
   work_ = std::make_unique<std::condition_variable>();

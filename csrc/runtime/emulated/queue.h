@@ -45,11 +45,11 @@ struct Mark {
 
 struct Operation {
   enum class Kind { kCopy, kZero, kPrefetch, kDiscard, kRecord, kWait } kind = Kind::kCopy;
-  void* ptr = nullptr; ///< the range; of a copy, the destination
-  const void* source = nullptr; ///< of a copy
+  void* ptr = nullptr; ///< the range; for a copy, the destination
+  const void* source = nullptr; ///< for a copy
   std::size_t bytes = 0;
-  Location to; ///< of a prefetch
-  std::shared_ptr<Mark> mark; ///< of a record or a wait
+  Location to; ///< for a prefetch
+  std::shared_ptr<Mark> mark; ///< for a record or a wait
   double queued_us = 0; ///< the host's clock at queueing
   std::uint64_t sequence = 0; ///< order of queueing over all streams
   bool held = false;
@@ -130,11 +130,11 @@ class EmulatedQueue {
 
   /// Seeded schedule: performs a random number of ready operations. Default schedule: does nothing.
   void tick();
-  /// The stream was queried. Repeated queries eventually release held operations, so that polling ends.
+  /// Called when the stream is queried. Repeated queries eventually release held operations, so polling terminates.
   void tick_for(StreamState& stream);
   std::size_t pending() const;
 
-  // For tests, default schedule only: a held device performs nothing until it is released.
+  /// For tests, default schedule only: a held device performs no operation until it is released.
   void hold(int device, bool held);
   /// Blocks until a thread waits for queued work.
   void await_waiter(Lock& lock);
@@ -149,7 +149,7 @@ class EmulatedQueue {
  private:
   struct Device {
     std::vector<std::shared_ptr<StreamState>> streams; ///< the default stream is the first
-    // On the heap, so that a forked child, which has no such thread, can leak it.
+    /// On the heap, so that a forked child, which has no such thread, can leak it.
     std::unique_ptr<std::thread> worker;
     bool held = false; ///< the worker starts no operation
   };
@@ -176,7 +176,7 @@ class EmulatedQueue {
   std::uint64_t next_sequence_ = 0;
   bool stopping_ = false;
   int waiters_ = 0; ///< threads in `complete`
-  // On the heap and leaked in a forked child too: it must not use or destroy a condition variable with waiters.
+  /// On the heap and leaked in a forked child too: it must not use or destroy a condition variable with waiters.
   std::unique_ptr<std::condition_variable> work_;
   std::unique_ptr<std::condition_variable> progress_;
 };

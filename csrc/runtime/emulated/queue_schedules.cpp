@@ -1,11 +1,11 @@
-// Which thread does queued work, and when: a worker by default; under a seed, a thread that waits, or one chosen at
-// random.
+// The schedules: which thread performs queued work, and when. By default a worker does; under a seed, a waiting thread
+// or one chosen at random.
 #include "runtime/emulated/queue.h"
 
 namespace torch_uvm::emulated {
 namespace {
 
-// Seeded schedule: how likely things are, as one in so many.
+// Seeded schedule: probabilities, as one in this many.
 constexpr unsigned kStopTicking = 2;
 constexpr unsigned kReleasedWhenAsked = 8;
 
@@ -43,8 +43,8 @@ void EmulatedQueue::work(int device) {
     }
     const Operation::Kind kind = stream->operations.front().kind;
     if (stream->operations.front().writes()) {
-      // Only this thread touches the first operation until it is done. A deque keeps
-      // its elements in place when others are added at its end.
+      // Only this thread accesses the first operation until it is done. A deque does not move its elements when others
+      // are appended.
       const Operation& first = stream->operations.front();
       stream->running = true;
       lock.unlock();
@@ -52,10 +52,10 @@ void EmulatedQueue::work(int device) {
       lock.lock();
       stream->running = false;
     }
-    finish_first(*stream); // may be the end of the stream
+    finish_first(*stream); // it may have been the stream's last operation
     progress_->notify_all();
     if (kind == Operation::Kind::kRecord) {
-      work_->notify_all(); // another device may wait for it
+      work_->notify_all(); // a worker of another device may wait for it
     }
   }
 }
@@ -98,7 +98,7 @@ void EmulatedQueue::tick_for(StreamState& stream) {
   if (!generator_ || idle(stream)) {
     return;
   }
-  // A program that polls must get on at last. What it polls may be held up by another stream.
+  // Polling must terminate. Another stream may delay the polled one.
   StreamState* at = &stream;
   while (!idle(*at) && !ready(*at)) {
     at->operations.front().held = false;
@@ -110,7 +110,7 @@ void EmulatedQueue::tick_for(StreamState& stream) {
   tick();
 }
 
-// A wait names a mark that was recorded before it, so the recursion ends.
+// A wait names a mark that was recorded before it, so the recursion terminates.
 void EmulatedQueue::force(StreamState& stream, std::uint64_t position) {
   while (stream.done < position) {
     if (!ready(stream)) {

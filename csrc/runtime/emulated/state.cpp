@@ -1,4 +1,4 @@
-// What an emulated runtime keeps: plain allocations, the cost of operations, points of timelines.
+// State of an emulated runtime: plain allocations, the cost of operations, points of timelines.
 #include "runtime/emulated/state.h"
 
 #include <sstream>
@@ -95,7 +95,7 @@ void EmulatedRuntime::State::free_plain(void* ptr, bool pinned) {
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   const auto found = plain.find(address);
   if (found == plain.end() || (found->second.device < 0) != pinned) {
-    return; // not ours: freeing it would be worse than leaking it
+    return; // unknown address: freeing it would be worse than leaking it
   }
   const PlainAllocation freed = found->second;
   queue.drain_range(lock, ptr, freed.bytes);
@@ -119,7 +119,7 @@ void EmulatedRuntime::State::check_copy_range(const char* side, const void* ptr,
     refuse("an address is needed");
   }
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
-  std::size_t left = bytes; // ordinary host memory: it is the caller who knows
+  std::size_t left = bytes; // ordinary host memory: its size is unknown, so the caller is trusted
   if (const auto* allocation = pages.find(ptr)) {
     left = allocation->bytes - (address - allocation->base);
   } else if (const PlainAllocation* allocation = find_plain(ptr)) {
@@ -136,7 +136,7 @@ void EmulatedRuntime::State::account(StreamState& stream, const Operation& opera
     case Operation::Kind::kCopy:
       account_copy(stream, operation);
       break;
-    case Operation::Kind::kZero: { // as a kernel that writes the range
+    case Operation::Kind::kZero: { // like a kernel that writes the range
       Traffic traffic;
       pages.touch(Location::device(stream.device), operation.ptr, operation.bytes, true, traffic);
       stream.time_us = clock.fill(stream.device, stream.time_us, queued_us, traffic);
@@ -168,7 +168,7 @@ void EmulatedRuntime::State::account_copy(StreamState& stream, const Operation& 
   using Kind = EmulatedClock::CopyKind;
   Traffic traffic;
   bool pageable = false;
-  // The device that has the range, or -1.
+  // Returns the device on which the range resides, or -1.
   const auto side = [&](const void* ptr, bool write) {
     if (auto* allocation = pages.find(ptr)) {
       const CopySide where = pages.copy_side(*allocation, ptr, operation.bytes, stream.device, write, traffic);

@@ -1,4 +1,4 @@
-// What an EmulatedRuntime consists of. Private to its two source files.
+// The state of an EmulatedRuntime. Private to the emulated runtime's source files.
 #pragma once
 
 #include <map>
@@ -22,13 +22,14 @@ struct EmulatedRuntime::State {
     std::uintptr_t base = 0;
     std::size_t bytes = 0;
     int device = -1; ///< -1: pinned
-    std::size_t reserved = 0; ///< of the device's capacity
+    std::size_t reserved = 0; ///< bytes of the device's capacity
   };
 
   explicit State(const EmulatedConfig& config);
   ~State();
 
-  /// A call that can be made to fail. With the mutex held. \throws what the hook throws
+  /// Calls the hook. With the mutex held.
+  /// \throws what the hook throws
   void call(std::string_view name, std::size_t bytes = 0) {
     if (call_hook) {
       call_hook(name, bytes);
@@ -40,14 +41,15 @@ struct EmulatedRuntime::State {
   void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
   void free_plain(void* ptr, bool pinned);
-  /// A copy's range must not run over the end of an allocation that it begins in.
+  /// A copy's range must not extend beyond the end of the allocation in which it begins.
   void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
 
-  /// The queue's callback: pages, clocks and counters for one operation.
+  /// The queue's callback: updates pages, clocks and counters for one operation.
   void account(emulated::StreamState& stream, const emulated::Operation& operation);
   void account_copy(emulated::StreamState& stream, const emulated::Operation& operation);
 
-  // Points of the timelines: of one device; of the one that used memory and those it came from; of all.
+  /// The `sample` functions add a point to timelines: of one device; of the user and the locations that lost pages to
+  /// it; of all devices.
   void sample(int device, double time_us);
   void sample(Location user, const emulated::Traffic& traffic, double time_us);
   void sample_all();
@@ -60,7 +62,7 @@ struct EmulatedRuntime::State {
   std::vector<emulated::Timeline> timelines;
   std::map<std::uintptr_t, PlainAllocation> plain;
   CallHook call_hook;
-  emulated::EmulatedQueue queue; // last: its workers end before the rest goes
+  emulated::EmulatedQueue queue; ///< last: its workers end before the other members are destroyed
 };
 
 } // namespace torch_uvm

@@ -1,4 +1,4 @@
-// Calls of an emulated runtime that are made to fail, for tests.
+// Makes calls of an emulated runtime fail, for tests.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace torch_uvm {
 
-/// Has the runtime's call hook from its construction to its destruction. Thread-safe.
+/// Owns the runtime's call hook during its lifetime. Thread-safe.
 class EmulatedFailures {
  public:
   explicit EmulatedFailures(EmulatedRuntime& runtime);
@@ -18,13 +18,13 @@ class EmulatedFailures {
   EmulatedFailures(const EmulatedFailures&) = delete;
   EmulatedFailures& operator=(const EmulatedFailures&) = delete;
 
-  /// As FailingCalls::fail and FailingCalls::clear.
+  /// Like FailingCalls::fail and FailingCalls::clear.
   void fail(std::string_view name, std::size_t nth);
   std::size_t clear();
 
  private:
   EmulatedRuntime& runtime_;
-  std::mutex mutex_; // taken with the runtime's held
+  std::mutex mutex_; ///< locked while the runtime's mutex is held
   FailingCalls calls_;
 };
 

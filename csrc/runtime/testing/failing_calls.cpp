@@ -8,7 +8,7 @@
 namespace torch_uvm {
 namespace {
 
-// Destroy and free functions cannot fail, so they are not here.
+// Destroy and free functions cannot fail, so they are not listed.
 constexpr std::array<std::string_view, 17> kMayFail{
     "allocate_managed",  "allocate_pinned",    "allocate_device", "prefetch",           "advise",
     "discard",           "copy_async",         "create_stream",   "query_stream",       "create_event",

@@ -1,4 +1,4 @@
-// Calls of a runtime that are made to fail, for tests: the Nth of a name, once.
+// Makes a runtime's calls fail, for tests: the Nth call of a name fails once.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,18 @@ namespace torch_uvm {
 /// Not thread-safe: the runtime's mutex guards it.
 class FailingCalls {
  public:
-  /// The `nth` call named `name` from now on (1: the next) fails: allocations with OutOfMemory, the others with
-  /// RuntimeFailure. Destroy and free functions cannot fail. Name "*" counts every call that can.
-  /// \throws InvalidArgument for a name that cannot fail, and for the 0th call
+  /// The `nth` call named `name` from now on (1: the next one) fails: an allocation with OutOfMemory, any other call
+  /// with RuntimeFailure. Destroy and free functions cannot fail. The name "*" counts every call that can fail.
+  /// \throws InvalidArgument for a name that cannot fail, and for nth = 0
   void fail(std::string_view name, std::size_t nth);
-  /// No call is made to fail any more. \return calls until the next one would have failed; 0: none would have
+  /// Cancels all pending failures.
+  /// \return the number of calls that remained until the next one; 0: none was pending
   std::size_t clear() noexcept;
 
-  /// Counts a call. \return whether it is its turn to fail
+  /// Counts a call.
+  /// \return whether this call fails
   bool counts(std::string_view name);
-  /// The error that the failing call `name` of `runtime` ends with; of an allocation, of that many bytes.
+  /// Throws the error of the failing call `name` of `runtime`. For an allocation, the message has its bytes.
   [[noreturn]] static void raise(std::string_view runtime, std::string_view name, std::size_t bytes);
 
  private:

@@ -44,7 +44,7 @@ RangeAttributes attributes_at(const std::vector<Hint>& hints, std::uintptr_t add
 } // namespace
 
 RangeAttributes attributes_of(const std::vector<Hint>& hints, std::uintptr_t begin, std::uintptr_t end) {
-  std::set<std::uintptr_t> changes; // where attributes may differ from those of the byte before
+  std::set<std::uintptr_t> changes; // addresses at which attributes may change
   for (const Hint& hint : hints) {
     changes.insert({hint.begin, hint.end});
   }

@@ -1,4 +1,4 @@
-// What a managed range was told, kept as a list: attributes are found by replaying it.
+// The hints given for a managed range, as a list. Replaying the list yields the range's attributes.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace torch_uvm::recording {
 
-/// One prefetch or advice for the addresses from `begin` to below `end`.
+/// One prefetch or advice for the addresses in [begin, end).
 struct Hint {
   std::uintptr_t begin;
   std::uintptr_t end;
-  std::optional<Advice> advice; ///< none: a prefetch
+  std::optional<Advice> advice; ///< nullopt: a prefetch
   Location location;
 };
 
-/// The attributes of a range after these hints, in their order.
+/// The attributes of a range after these hints, in order.
 RangeAttributes attributes_of(const std::vector<Hint>& hints, std::uintptr_t begin, std::uintptr_t end);
 
 } // namespace torch_uvm::recording

@@ -34,7 +34,7 @@ RecordingRuntime::~RecordingRuntime() {
   for (const auto& [base, allocation] : state_->allocations) {
     unmap_host_memory(reinterpret_cast<void*>(base), allocation.bytes);
   }
-  // Streams that wait for each other would keep each other alive, those that were destroyed, too.
+  // Streams that wait for each other, destroyed ones included, would keep each other alive.
   std::vector<std::shared_ptr<recording::StreamState>> left;
   for (const auto& [stream, state] : state_->streams) {
     left.push_back(state);
@@ -173,7 +173,7 @@ void RecordingRuntime::destroy_stream(Stream stream) noexcept {
   if (stream.handle == nullptr || found == state_->streams.end()) {
     return;
   }
-  found->second->held = false; // it could not be released any more
+  found->second->held = false; // it could not be released afterwards
   state_->streams.erase(found);
   --state_->created_streams;
 }
@@ -268,7 +268,7 @@ double RecordingRuntime::elapsed_ms(Event from, Event to) {
       throw InvalidArgument("elapsed time needs two events that were made with timing, recorded and reached");
     }
   }
-  return 0; // work here takes no time
+  return 0; // work takes no time here
 }
 
 // --- devices ------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ std::size_t RecordingRuntime::host_memory_available() const {
   return state_->host_available;
 }
 
-// --- what only a test needs ---------------------------------------------------------------------------------
+// --- functions for tests only --------------------------------------------------------------------------------
 
 std::vector<RecordedCall> RecordingRuntime::calls() const {
   std::lock_guard lock(state_->mutex);

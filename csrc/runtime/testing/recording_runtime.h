@@ -1,4 +1,4 @@
-// A runtime for tests: real host memory, every call recorded, and the Nth call of a kind can be made to fail.
+// A runtime for tests: real host memory, a record of every call, and the Nth call of a kind can be made to fail.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,18 @@
 
 namespace torch_uvm {
 
-/// One call, with what of its arguments applies.
+/// One call, with those of its arguments that apply.
 struct RecordedCall {
   std::string name; ///< "allocate_managed", "prefetch", "record_event", ...
   const void* ptr = nullptr;
   std::size_t bytes = 0;
-  Location location; ///< home, destination or advised location
+  Location location; ///< a home, a destination or an advised location
   Stream stream;
-  bool failed = false; ///< it was made to fail
+  bool failed = false; ///< the test made it fail
 };
 
-/// Events and streams finish when the test says so: by default at once; after `hold(stream)` work
-/// recorded on that stream stays unfinished until `release(stream)`. A synchronisation with held work
-/// releases it, as waiting does.
+/// Tests control when work on streams completes. By default it completes at once. After `hold(stream)`, work recorded
+/// on that stream stays incomplete until `release(stream)`. A synchronisation that depends on held work releases it.
 class RecordingRuntime : public ManagedRuntime {
  public:
   explicit RecordingRuntime(int devices = 1);
@@ -61,17 +60,17 @@ class RecordingRuntime : public ManagedRuntime {
   MemoryInfo memory_info(int device) const override;
   std::size_t host_memory_available() const override;
 
-  // --- what only a test needs ----------------------------------------------------------------------------
+  // --- functions for tests only --------------------------------------------------------------------------
 
   std::vector<RecordedCall> calls() const;
   std::size_t count(std::string_view name) const;
   void clear_calls();
 
-  /// The `nth` call named `name` from now on (1: the next) fails: allocations with OutOfMemory, destroy
-  /// and free functions not at all, the others with RuntimeFailure. Name "*" counts every call that can fail.
-  /// \throws InvalidArgument for a name that cannot fail, and for the 0th call
+  /// The `nth` call named `name` from now on (1: the next one) fails: an allocation with OutOfMemory, any other call
+  /// with RuntimeFailure. Destroy and free functions never fail. The name "*" counts every call that can fail.
+  /// \throws InvalidArgument for a name that cannot fail, and for nth = 0
   void fail(std::string_view name, std::size_t nth);
-  /// No call is made to fail any more.
+  /// Cancels all pending failures.
   void clear_failures();
 
   void hold(Stream stream);
@@ -79,7 +78,7 @@ class RecordingRuntime : public ManagedRuntime {
 
   void set_host_memory_available(std::size_t bytes);
 
-  /// Live allocations of all kinds, events and streams: 0 when nothing leaked.
+  /// The number of live allocations of all kinds, events and streams: 0 if nothing has leaked.
   std::size_t live_objects() const;
 
  protected:

@@ -1,4 +1,4 @@
-// What a RecordingRuntime consists of.
+// The state of a RecordingRuntime.
 #pragma once
 
 #include <cstdint>
@@ -40,17 +40,17 @@ struct RecordingRuntime::State {
   std::vector<RecordedCall> calls;
   FailingCalls failing;
   std::map<std::uintptr_t, recording::Allocation> allocations;
-  std::map<Stream, std::shared_ptr<recording::StreamState>> streams; // default streams from their first use on
+  std::map<Stream, std::shared_ptr<recording::StreamState>> streams; ///< includes default streams once they are used
   std::size_t created_streams = 0;
   std::map<void*, recording::EventState> events;
-  std::uintptr_t next_handle = 0; // handles are numbers, never reused: a stale one is noticed
+  std::uintptr_t next_handle = 0; ///< handles are numbers that are never reused, so that stale ones are detected
   std::size_t host_available = std::numeric_limits<std::size_t>::max();
 
   void* new_handle() {
     return reinterpret_cast<void*>(++next_handle * sizeof(void*));
   }
 
-  // Records the call, and fails it if it is its turn.
+  /// Records the call, and throws if it is the one that has to fail.
   void record(RecordedCall call) {
     call.failed = failing.counts(call.name);
     calls.push_back(call);

@@ -10,7 +10,7 @@ void finish(StreamState& stream, std::uint64_t position) {
   stream.waits.erase(stream.waits.begin(), stream.waits.upper_bound(stream.done));
 }
 
-// The last position before the first wait that is not over.
+// The last position before the first incomplete wait.
 std::uint64_t reachable(const StreamState& stream) {
   for (const auto& [position, dependency] : stream.waits) {
     if (!reached(dependency)) {
@@ -22,8 +22,8 @@ std::uint64_t reachable(const StreamState& stream) {
 
 } // namespace
 
-// Waits only ever name points that were recorded before them, so the recursions end; they look at no
-// wait behind the point itself, or two streams that wait for each other in turn would call for ever.
+// A wait names only points that were recorded before it, so the recursion terminates. It ignores waits behind the point
+// itself; otherwise two streams that wait for each other in turn would recurse for ever.
 bool reached(const Point& point) {
   if (!point.stream || point.position <= point.stream->done) {
     return true;

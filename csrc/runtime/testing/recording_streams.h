@@ -1,4 +1,4 @@
-// The recording runtime's streams: counters instead of work, and the places in them that events mark.
+// The recording runtime's streams: counters instead of work, and the positions that events mark.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace torch_uvm::recording {
 
 struct StreamState;
 
-/// A place in a stream: reached when the work up to and including `position` is done.
+/// A point in a stream: reached when the work up to and including `position` is complete.
 struct Point {
   std::shared_ptr<StreamState> stream; ///< null: never recorded
   std::uint64_t position = 0;
@@ -19,7 +19,7 @@ struct StreamState {
   bool held = false;
   std::uint64_t queued = 0;
   std::uint64_t done = 0;
-  std::map<std::uint64_t, Point> waits; ///< position of a wait -> what it waits for
+  std::map<std::uint64_t, Point> waits; ///< from the position of a wait to the point that it waits for
 };
 
 struct EventState {
@@ -28,13 +28,13 @@ struct EventState {
   Point point;
 };
 
-/// Whether all before the point is done, without a wait for it.
+/// Whether all work before the point is complete. Does not wait.
 bool reached(const Point& point);
 
-/// On a wait for the point: releases what is held before it.
+/// Performs a wait for the point: releases held work before it.
 void force(const Point& point);
 
-/// From now on what is queued stays unfinished; what could be done before is done.
+/// From now on, newly queued work stays incomplete. Work that could complete before is complete.
 void hold(StreamState& stream);
 
 } // namespace torch_uvm::recording
