@@ -126,7 +126,7 @@ class ModelState(RuleBasedStateMachine):
             self.hazards.append(Hazard(live.begin, live.end, probe, {stream}))
         self.frees += 1
         self.arm(failing)
-        live.block.free()  # must not throw, whatever fails
+        live.block.free()  # must not throw, even if runtime calls fail
         self.disarm()
 
     def make_room(self, wanted: int, home: int) -> bool:

@@ -1,6 +1,6 @@
-"""`python _two_ranks.py CASE,... DEVICE FOLDER`: two ranks of _distributed.py; when one fails, both end.
+"""`python _two_ranks.py CASE,... DEVICE FOLDER`: runs two ranks of _distributed.py; if one fails, ends both.
 
-It imports no torch: that would cost more than all it does.
+Does not import torch, which would take longer than the rest of the program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("_distributed.py")
-MOMENT = 0.05  # seconds between two looks
+MOMENT = 0.05  # seconds between two polls
 
 
 def main(arguments: list[str]) -> int:

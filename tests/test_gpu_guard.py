@@ -1,4 +1,4 @@
-"""The guard that programs on a real GPU stand behind, proven on the emulator."""
+"""Tests of the GPU guard (_gpu_guard.py) on the emulator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def guard() -> Iterator[Guard]:
 
 
 class TestRoom:
-    """In a process where nothing managed was allocated yet, as it has to be."""
+    """`check_room` requires that no managed memory has been allocated yet."""
 
     @pytest.fixture(autouse=True)
     def nothing_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,14 @@ class TestRoom:
             check_room(GIB, {"a": lambda: [140 * GIB], "b": lambda: free})
 
     @pytest.mark.parametrize("reading", [None, []])
-    def test_nobody_knows(self, reading: list[int] | None) -> None:
-        with pytest.raises(Refused, match="nobody"):
+    def test_a_card_without_a_reading_is_refused(self, reading: list[int] | None) -> None:
+        with pytest.raises(Refused, match="no reader"):
             check_room(GIB, {"a": lambda: reading})
 
     def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: True)
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
-        with pytest.raises(Refused, match="before anybody looked"):
+        with pytest.raises(Refused, match="before the free memory"):
             check_room(GIB, {"a": lambda: [140 * GIB]})
 
 
