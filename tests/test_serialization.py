@@ -50,7 +50,7 @@ class TestSaveAndLoad:
             (lambda storage, location: storage, "cpu"),
         ],
     )
-    def test_goes_where_it_is_told(self, saved: str, where: Any, loaded: str | None) -> None:
+    def test_follows_map_location(self, saved: str, where: Any, loaded: str | None) -> None:
         x = torch.arange(6.0).view(2, 3).t().to(saved)
         y = torch.load(_saved(x), map_location=where)
         assert y.device.type == (loaded or saved) and y.stride() == x.stride()

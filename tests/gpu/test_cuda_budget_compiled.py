@@ -93,12 +93,12 @@ class TestCompiled:
 
     @pytest.mark.timeout(180)
     def test_training(self, compiling: Callable[[str], None]) -> None:
-        """Parameters, gradients and moments are 96 MiB; a region of it takes some 60 at once."""
+        """Parameters, gradients and moments are 96 MiB. A region uses about 60 MiB at once."""
         compiling("check('default', False, 80 * MIB)")
 
     @pytest.mark.timeout(180)
     def test_training_with_a_compiled_optimizer(self, compiling: Callable[[str], None]) -> None:
-        """Its one region takes all: part of it is used on the host."""
+        """The optimizer is one region that uses everything. A part is used on the host."""
         compiling("check('default', True, 72 * MIB)")
 
     @pytest.mark.timeout(180)

@@ -1,4 +1,4 @@
-"""Exit and fork with managed CUDA tensors alive; what a child is refused is in test_cuda_processes.py."""
+"""Exit and fork with managed CUDA tensors alive. test_cuda_processes.py tests what a child is refused."""
 
 from _cuda_cases import run_on_cuda
 

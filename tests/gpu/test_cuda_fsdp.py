@@ -1,6 +1,7 @@
-"""DDP and FSDP2 over NCCL: two GPUs, a process and a budget each, results as with native tensors.
+"""DDP and FSDP2 over NCCL on two GPUs, with a process and a budget each. Results equal those without
+torch_uvm.
 
-What the ranks do is in ../_distributed.py; on the emulated accelerator they do it in ../test_distributed.py.
+The ranks' programs are in ../_distributed.py; ../test_distributed.py runs them on the emulated accelerator.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_training_equals_native_and_its_memory_is_the_pools(over_pool: Run) -> N
     )
 
 
-def test_figures_follow_and_empty_cache_gives_all_back(over_pool: Run) -> None:
+def test_figures_are_updated_and_empty_cache_releases_everything(over_pool: Run) -> None:
     over_pool(
         """
         with torch_uvm.enabled():
