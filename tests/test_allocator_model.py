@@ -1,11 +1,11 @@
 """The managed allocator against a model of it, in random walks.
 
-Two machines share the model. On the recording runtime streams are held and released and calls are made
-to fail; on the emulated runtime queued copies are delayed by a seeded schedule, so that a block handed
-out too early is overwritten by its former owner.
+Two machines share the model. On the recording runtime, streams are held and released and calls are made to
+fail. On the emulated runtime, queued copies are delayed by a seeded schedule, so a block that is reused too
+early is overwritten by its previous owner.
 
-HYPOTHESIS_PROFILE=ci, the default where CI is set, takes 100 000 steps; "dev", the default elsewhere, a
-tenth. A failure prints the blob that @reproduce_failure takes.
+HYPOTHESIS_PROFILE=ci, the default where CI is set, takes 100 000 steps; "dev", the default elsewhere, takes a
+tenth. A failure prints the blob for @reproduce_failure.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class TestTraining:
         check(training(*KINDS[kind], **OPTIMIZERS[optimizer]))
 
     @pytest.mark.parametrize("share", [0.85, 0.4])
-    def test_in_more_and_in_less(self, share: float) -> None:
+    def test_other_shares_of_the_peak(self, share: float) -> None:
         check(training(mlp, vectors, **OPTIMIZERS["adamw loop"]), share)
 
     def test_checkpointing(self) -> None:

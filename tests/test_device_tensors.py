@@ -1,4 +1,5 @@
-"""Tensors of the emulated accelerator: made, printed, moved, viewed, resized and written as the CPU's."""
+"""Tensors of the emulated accelerator are made, printed, moved, viewed, resized and written like the
+CPU's."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ DTYPES = [
 
 @pytest.fixture(params=["plain", "managed"], autouse=True)
 def memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All of it in both kinds of memory."""
+    """Runs each test with both kinds of memory."""
     with torch_uvm.enabled() if request.param == "managed" else torch_uvm.disabled():
         yield
 
 
 def _equal(there: torch.Tensor, here: torch.Tensor) -> bool:
-    """Same bytes, sizes, strides and dtype; `there` is on the accelerator."""
+    """Equal bytes, sizes, strides and dtype; `there` is on the accelerator."""
     assert there.device.type == "emu" and here.device.type == "cpu"
     same = (there.dtype, there.shape, there.stride()) == (here.dtype, here.shape, here.stride())
     raw = [t.cpu().contiguous().view(torch.uint8) if t.dim() else t.cpu() for t in (there, here)]
@@ -210,7 +211,7 @@ class TestMoves:
         ],
     )
     def test_keep_values_and_formats(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Strides after a move are those of a clone: dense formats stay, gaps close."""
+        """Strides after a move are those of a clone: dense formats are kept, and gaps are closed."""
         here = view(torch.arange(2 * 4 * 3 * 4.0).view(2, 4, 3, 4))
         there = view(torch.arange(2 * 4 * 3 * 4.0).view(2, 4, 3, 4).to("emu"))
         assert _equal(there, here)
@@ -367,7 +368,7 @@ class TestStorages:
         x.data = torch.ones(1)
         assert x.is_cpu and x.tolist() == [1]
 
-    def test_results_that_share_go_on_sharing(self) -> None:
+    def test_results_share_storage_as_on_the_cpu(self) -> None:
         x = torch.arange(12.0, device="emu").view(3, 4)
         assert x.contiguous() is x and x.reshape(12).data_ptr() == x.data_ptr()
         assert x.t().contiguous().data_ptr() != x.data_ptr()

@@ -45,7 +45,7 @@ class TestServing:
         assert report["hits"] == 2 * report["requests"] and report["misses"] == 0
         assert report["planned_bytes"] < 2 * 1280  # they share bytes, one after the other
 
-    def test_steady_iterations_ask_nobody(self, plan: AllocationPlan) -> None:
+    def test_steady_iterations_make_no_upstream_allocations(self, plan: AllocationPlan) -> None:
         for _ in range(2):
             iterate(plan, 1000, 2000)
         calls = plan.stats()["upstream_allocations"]
