@@ -21,16 +21,16 @@ Program = Callable[[random.Random], str]
 
 class Race(NamedTuple):
     program: Program
-    """What it saw that is wrong; RIGHT if nothing is."""
+    """Returns the error that it observed, or RIGHT."""
     devices: int
     wrong: bool
-    """A program that is wrong by itself: some schedule has to show it."""
+    """The program lacks a synchronisation: some schedule must show the error."""
     seeds: int
-    """If nobody says how many."""
+    """The number of seeds by default."""
     memory: str | None
-    """Of each device; None: the emulator's default."""
+    """Memory of each device; None: the emulator's default."""
     threads: bool
-    """Its threads race with each other: it also runs in builds under a sanitizer (`_sanitized.py`)."""
+    """Its threads race with each other, so it also runs in builds under a sanitizer (`_sanitized.py`)."""
 
 
 RACES: dict[str, Race] = {}

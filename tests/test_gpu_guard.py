@@ -46,7 +46,7 @@ class TestRoom:
         with pytest.raises(Refused, match="no reader"):
             check_room(GIB, {"a": lambda: reading})
 
-    def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_after_an_allocation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: True)
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
         with pytest.raises(Refused, match="before the free memory"):
@@ -90,7 +90,7 @@ class TestLimit:
         assert _C.managed_bytes() <= 64 * MIB
         del x
 
-    def test_check_is_content_with_what_it_allows(self, spawn: Spawn) -> None:
+    def test_check_accepts_use_within_the_limit(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch
@@ -118,7 +118,7 @@ class TestLimit:
             with pytest.raises(Refused, match="to stay at or below"):
                 guard.check()
 
-    def test_release_leaves_all_as_it_was(self) -> None:
+    def test_release_restores_the_limit(self) -> None:
         torch_uvm.set_limit("3GiB")
         Guard(GIB).hold().release()
         assert _C.get_limit() == 3 * GIB
@@ -162,5 +162,5 @@ class TestOtherProcesses:
         "text",
         ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024", "host_limit:none,limit:4GiB"],
     )
-    def test_may_say_all_else(self, text: str) -> None:
+    def test_may_contain_anything_else(self, text: str) -> None:
         check_program(text, 4 * GIB)

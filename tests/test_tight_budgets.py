@@ -1,4 +1,4 @@
-"""Hard budgets that are little more than the largest operator: no error, and no excess."""
+"""Hard budgets slightly above the largest operator's need: no error, and no excess."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sys, torch, torch_uvm
 from torch import nn
 
 nodes, edges, features, share = 20_000, 160_000, 64, float(sys.argv[1])
-largest = 4 * features * (nodes + edges) + 8 * edges  # of h[source]: operands and result
+largest = 4 * features * (nodes + edges) + 8 * edges  # h[source]: operands and result
 budget = int(share * largest)
 torch_uvm.emulated.configure(memory="512MiB")
 torch_uvm.enable(budget=budget)
-torch_uvm.set_limit(int(1.02 * budget))  # memory for no excess
+torch_uvm.set_limit(int(1.02 * budget))  # no memory for an excess
 
 class Layer(nn.Module):
     def __init__(self):
@@ -68,7 +68,7 @@ for _ in range(3):
 
 class TestGraphNetwork:
     @pytest.mark.parametrize("share", [1.1, 1.15, 1.3, 1.6, 2.0])
-    def test_what_fits_is_served_within_the_budget(self, spawn: Spawn, share: float) -> None:
+    def test_operators_that_fit_stay_within_the_budget(self, spawn: Spawn, share: float) -> None:
         over = [int(word) for word in spawn(GRAPH_NETWORK, args=[str(share)], env=EMU).stdout.split()]
         assert over == [0] * 6, over
 
