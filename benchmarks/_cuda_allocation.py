@@ -63,7 +63,7 @@ def allocation() -> list[Row]:
         ]
     with torch.cuda.stream(
         torch.cuda.Stream()
-    ):  # unlike the default stream it may be capturing, so the allocator asks
+    ):  # a side stream may be capturing, so the allocator queries it
         ratio = switched(lambda: torch.empty(KIB, dtype=torch.uint8, device="cuda"))[2]
     rows.append(Row("empty + free, 1 KiB, on a stream of its own, on / off", ratio, "", "<= 1.05"))
     return rows

@@ -26,8 +26,8 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
     over_in_core    step / step in core
     floor_ms, over_floor, floor_kind    of the engine's rows; from `trace`, if the workload has one
     losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
-    driver_bytes    peak in use on the device as the driver sees it, less what was in use before the process
-    outside_bytes   of them, what no allocator knows of: the context, kernels' code, libraries
+    driver_bytes    peak in use on the device by the driver's figures, minus its use before the process
+    outside_bytes   the part of it outside of all allocators: the context, kernels' code, libraries
     over_budget     bytes of managed memory on the device over the budget / the budget - 1
     """
     plain = in_core(rows, row["workload"])

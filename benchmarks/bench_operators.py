@@ -108,7 +108,7 @@ def adamw(*, fused: bool) -> Case:
 
 
 def train_mlp(device: torch.device) -> Call:
-    """Forward and backward of two small layers: what a step costs that is all overhead."""
+    """Forward and backward of two small layers: a step that is mostly overhead."""
     x, first, second = tensors(device, (16, 64), (64, 64), (64, 64))
     first.requires_grad_()
     second.requires_grad_()

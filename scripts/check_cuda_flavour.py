@@ -95,7 +95,7 @@ def output_of(command: Iterable[str | Path]) -> str:
     return done.stdout
 
 
-# --- what is downloaded
+# --- downloads
 
 
 def wanted(name: str) -> bool:

@@ -9,11 +9,11 @@ from _allocator_model_state import DEVICES, HOST, KIB, MIB, VALUES, Failing, Liv
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, precondition, rule
 
-#: Upper bound of what rounding adds to a request: the largest shared segment.
+#: Upper bound of the bytes that rounding adds to a request: the largest shared segment.
 SEGMENT_SLACK = 20 * MIB
 LIVE_AT_MOST = 40
 
-# Few sizes come often, so that cached blocks fit.
+# Few sizes, drawn often, so that cached blocks fit.
 SMALL = st.one_of(st.sampled_from([1, 512, 4 * KIB, 64 * KIB, 512 * KIB, MIB]), st.integers(1, MIB))
 LARGE = st.one_of(
     st.sampled_from([MIB + 1, 2 * MIB, 6 * MIB, 10 * MIB - 1, 10 * MIB, 12 * MIB]), st.integers(MIB, 24 * MIB)
@@ -109,9 +109,9 @@ class AllocatorModel(ModelState):
         for hazard in self.hazards:
             overlaps = hazard.begin < live.end and live.begin < hazard.end
             if overlaps and not self.runtime.query_event(hazard.probe):
-                assert home != HOST, "the host got memory that a device may still touch"
+                assert home != HOST, "the host got memory that a device may still access"
                 assert self.unknown_order or stream in hazard.behind, (
-                    "a stream got what another may still touch"
+                    "a stream got memory that another may still access"
                 )
         self.sound = True
         self.write(live)

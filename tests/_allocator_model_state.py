@@ -87,7 +87,7 @@ class ModelState(RuleBasedStateMachine):
         raise NotImplementedError
 
     def settle(self, live: Live) -> None:
-        """Waits until all that was queued on the block is done."""
+        """Waits until all queued work on the block is done."""
         for stream in live.users:
             self.runtime.synchronize_stream(stream)
 
@@ -147,7 +147,7 @@ class ModelState(RuleBasedStateMachine):
         if key in self.live:
             live = self.live[key]
             self.settle(live)
-            assert live.block.holds(live.value, PATTERN), "contents changed behind the owner's back"
+            assert live.block.holds(live.value, PATTERN), "another allocation changed the contents"
             assert self.allocator.holds_address(live.begin + live.requested - 1)
 
     # --- after every step ----------------------------------------------------------------------------------

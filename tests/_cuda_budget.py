@@ -1,6 +1,6 @@
 """Training programs on a GPU under a budget, compared with runs without one.
 
-Programs are small, of some tens of MiB: budgets are shares of what they use.
+Programs use some tens of MiB, and budgets are shares of that.
 """
 
 from __future__ import annotations

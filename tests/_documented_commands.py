@@ -72,7 +72,7 @@ def check(command: str) -> None:
     words = shlex.split(command, comments=True)
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        assert name in variables(), f"{name} is no variable of ours; known: {sorted(variables())}"
+        assert name in variables(), f"{name} is not a variable of torch_uvm; known: {sorted(variables())}"
         if name == "TORCH_UVM_CONF":
             from torch_uvm import _C
 

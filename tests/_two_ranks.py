@@ -1,6 +1,6 @@
 """`python _two_ranks.py CASE,... DEVICE FOLDER`: runs two ranks of _distributed.py; if one fails, ends both.
 
-Does not import torch, which would take longer than the rest of the program.
+Does not import torch, which would take longer than this whole program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Advice: calls that set and undo it, its lifetime, and its pages."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations

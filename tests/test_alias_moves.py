@@ -149,7 +149,7 @@ class TestPlainCalls:
         assert on(DEVICE).to("meta").device.type == "meta"
         assert torch.eye(3).to_sparse().to("cpu").is_sparse
 
-    def test_bad_arguments_are_refused_as_pytorch_refuses_them(self) -> None:
+    def test_bad_arguments_are_refused_as_by_pytorch(self) -> None:
         x = on(DEVICE)
         with pytest.raises(TypeError):
             x.cpu("cpu", 1, 2)

@@ -1,4 +1,4 @@
-"""Logs of allocations: what recording writes, reading and errors."""
+"""Logs of allocations: recording, reading and errors."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ class TestRead:
         ],
         ids=["empty", "blank", "columns", "picture", "header alone", "cut off"],
     )
-    def test_refuses_what_is_no_log(self, tmp_path: Path, content: bytes, named: str) -> None:
+    def test_refuses_files_that_are_no_log(self, tmp_path: Path, content: bytes, named: str) -> None:
         path = tmp_path / "log.csv"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=named):

@@ -84,7 +84,7 @@ class RecordingModel(AllocatorModel):
     @invariant()
     def contents_are_intact(self) -> None:
         for live in self.live.values():
-            assert live.block.holds(live.value, EDGE), "contents changed behind the owner's back"
+            assert live.block.holds(live.value, EDGE), "another allocation changed the contents"
 
     def teardown(self) -> None:
         super().teardown()
@@ -126,7 +126,7 @@ class EmulatedModel(AllocatorModel):
     def contents_of_the_host_are_intact(self) -> None:
         for live in self.live.values():
             if not live.users:
-                assert live.block.holds(live.value, EDGE), "contents changed behind the owner's back"
+                assert live.block.holds(live.value, EDGE), "another allocation changed the contents"
 
 
 @pytest.mark.parametrize("machine", [RecordingModel, EmulatedModel])

@@ -27,7 +27,7 @@ def counted() -> torch_uvm.allocators.CountingAllocator:
 
 
 class TestScope:
-    def test_new_tensors_come_from_it(self) -> None:
+    def test_new_tensors_use_it(self) -> None:
         mine = counted()
         with use_allocator(mine):
             x = torch.ones(1000, device="emu")
@@ -63,7 +63,7 @@ class TestScope:
         assert torch_uvm.is_managed(z) and not torch_uvm.is_managed(plain) and torch_uvm.is_managed(w)
         del x, y, z, w
 
-    def test_other_threads_are_not_in_it(self) -> None:
+    def test_does_not_apply_to_other_threads(self) -> None:
         mine = counted()
         sizes = []
 
@@ -129,7 +129,7 @@ class TestFactories:
         assert mine.passed()["total_allocations"] == 0
         x.record_stream(torch.Stream("emu"))
 
-    def test_what_is_refused(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(TypeError, match="allocator is 3"):
             torch_uvm.empty(1, device="emu", allocator=3)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="accepted: a torch_uvm.Allocator"):

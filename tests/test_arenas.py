@@ -179,7 +179,7 @@ class TestSharing:
 
 
 class TestArguments:
-    def test_what_is_refused(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(ValueError, match="grow by 0.5"):
             torch_uvm.arena(growth=0.5)
         with pytest.raises(TypeError, match="growth is 'x'"):

@@ -33,7 +33,7 @@ class TestArguments:
             bench_residency.parse_arguments(["--only", "nothing of this name"])
         assert "no column has 'nothing of this name'" in capsys.readouterr().err
 
-    def test_list_says_what_would_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_list_names_the_columns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert bench_residency.main(["--list", "--only", "LoRA: engine, 1/2"]) == 0
         assert capsys.readouterr().out.split("\n")[:2] == ["LoRA: in core", "LoRA: engine, 1/2"]
 
@@ -201,7 +201,7 @@ class TestWrittenResults:
             "}",
         ]
 
-    def test_results_that_are_kept_are_as_they_would_be_written(self, tmp_path: Path) -> None:
+    def test_stored_results_have_the_written_format(self, tmp_path: Path) -> None:
         kept = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
         assert kept
         for path in kept:

@@ -101,7 +101,7 @@ def test_with_a_foreach_optimizer(on_two: Run) -> None:
     on_two("check(lambda: training(foreach=True), 0.7, 0.7)")
 
 
-def test_repeated_steps_come_as_planned(on_two: Run) -> None:
+def test_repeated_steps_match_the_schedule(on_two: Run) -> None:
     on_two(
         """
         figures = check(lambda: training(steps=14, foreach=False), 0.6, 0.6)

@@ -56,7 +56,7 @@ class TestTraining:
         sizes = [64, 300, 17, 511, 130, 1, 257]
         check(training(mlp, vectors, steps=9, sizes=sizes, **OPTIMIZERS["adamw foreach"]))
 
-    def test_repeated_steps_come_as_planned(self) -> None:
+    def test_repeated_steps_match_the_schedule(self) -> None:
         figures = check(training(mlp, vectors, steps=12, **OPTIMIZERS["adamw foreach"]))
         assert figures["plan_hits"] > figures["plan_misses"]
 

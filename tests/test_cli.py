@@ -117,7 +117,7 @@ inner(sys.argv[1])
                 assert "torch_uvm" not in ours.stderr and "runpy" not in ours.stderr
 
     @pytest.mark.parametrize("args", [["missing.py"], ["-m", "missing"], ["broken.py"], ["-m", "broken"]])
-    def test_where_there_is_nothing_to_run(self, spawn: Spawn, tmp_path: Path, args: list[str]) -> None:
+    def test_without_a_program(self, spawn: Spawn, tmp_path: Path, args: list[str]) -> None:
         (tmp_path / "broken.py").write_text("def :\n")
         python, ours = _both(spawn, *args, check=False)
         assert ours.returncode == python.returncode != 0

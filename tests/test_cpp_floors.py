@@ -101,7 +101,7 @@ class TestPlayAccesses:
         assert tight["peak"] <= 16
         assert tight["ms"] > roomy["ms"] >= roomy["compute"] == 0.2  # 16 MiB take 0.3 ms
 
-    def test_what_is_wrong_is_said(self, pytestconfig: pytest.Config, trace: Path) -> None:
+    def test_errors_are_reported(self, pytestconfig: pytest.Config, trace: Path) -> None:
         folder = pytestconfig.getoption("--cpp-build").resolve()
         trace.write_text(trace.read_text() + "nonsense\n")
         for arguments in ([trace, "--budget", "16MiB"], [trace], ["missing", "--budget", "16MiB"], []):

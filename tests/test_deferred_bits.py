@@ -248,7 +248,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("wrong", "error"), [("later", ValueError), (True, TypeError), (None, TypeError)]
     )
-    def test_what_is_refused(self, wrong: Any, error: type[Exception]) -> None:
+    def test_invalid_arguments_are_refused(self, wrong: Any, error: type[Exception]) -> None:
         torch_uvm.enable(optimizer="deferred")
         with pytest.raises(error, match=r'optimizer.*accepted: "in_place" or "deferred"'):
             torch_uvm.enable(optimizer=wrong)

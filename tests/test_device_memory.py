@@ -43,7 +43,7 @@ class TestPlainMemory:
             _bytes(100)
         del kept
 
-    def test_is_all_there_after_running_out(self) -> None:
+    def test_is_complete_after_running_out(self) -> None:
         held = []
         with pytest.raises(torch.OutOfMemoryError):
             while True:
@@ -129,7 +129,7 @@ class TestCache:
         with torch_uvm.enabled() if request.param == "managed" else torch_uvm.disabled():
             yield
 
-    def test_keeps_what_was_freed(self) -> None:
+    def test_caches_freed_memory(self) -> None:
         x = _bytes(30)
         address, reserved = x.data_ptr(), emu.memory_reserved()
         del x
@@ -263,7 +263,7 @@ class TestManagedMemory:
 
 
 class TestSwitching:
-    def test_tensors_stay_what_they_are(self) -> None:
+    def test_existing_tensors_keep_their_memory(self) -> None:
         before = torch.arange(1000.0, device="emu")
         torch_uvm.enable()
         during = torch.arange(1000.0, device="emu")

@@ -137,7 +137,7 @@ class TestFactories:
             lambda **on: torch.complex(torch.ones(2, **on), torch.zeros(2, **on)),
         ],
     )
-    def test_make_what_the_cpu_makes(self, make: Callable[..., torch.Tensor]) -> None:
+    def test_equal_the_cpus_factories(self, make: Callable[..., torch.Tensor]) -> None:
         assert _equal(make(device="emu"), make(device="cpu"))
 
     def test_likes_and_news_stay_on_the_device(self) -> None:
@@ -262,7 +262,7 @@ class TestCopies:
         ids=["whole", "transposed", "strided", "broadcast", "number", "part", "gaps"],
     )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
-    def test_change_what_they_change_on_the_cpu(
+    def test_change_the_same_bytes_as_on_the_cpu(
         self, source: str, target: str, copy: Callable[[Any, Any], Any], dtype: torch.dtype
     ) -> None:
         a, b = torch.arange(24.0).view(4, 6), -torch.arange(24).view(4, 6).to(dtype)

@@ -177,7 +177,7 @@ class TestNumpy:
         back.zero_()
         assert y.sum() == 0
 
-    def test_device_labels_and_gradients_are_refused_as_ever(self) -> None:
+    def test_device_labels_and_gradients_are_refused(self) -> None:
         with pytest.raises(TypeError, match="emu"):
             managed(3).numpy()
         with pytest.raises(RuntimeError, match="requires grad"):

@@ -67,7 +67,7 @@ class TestEntryPoint:
         name, _, value = variable.partition("=")
         installed(MANAGED, env={name: value, **EMU})
 
-    def test_registers_the_device_alone_if_that_is_asked_for(self, installed: Spawn) -> None:
+    def test_registers_only_the_device_on_request(self, installed: Spawn) -> None:
         installed(
             """
             import torch

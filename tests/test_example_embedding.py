@@ -50,7 +50,7 @@ def test_the_table_does_not_fit(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", ["in place, by the engine", "in place, by advice"])
-def test_rows_that_are_anywhere_move_least_in_place(figures: dict[str, Any], way: str) -> None:
+def test_scattered_rows_move_least_in_place(figures: dict[str, Any], way: str) -> None:
     ours = link_bytes(figures, way)
     for case in example.CASES:
         if not case.again:
@@ -60,7 +60,7 @@ def test_rows_that_are_anywhere_move_least_in_place(figures: dict[str, Any], way
                 assert ours[case.name] < link_bytes(figures, other)[case.name] / 2
 
 
-def test_rows_that_come_again_stay_after_faults(figures: dict[str, Any]) -> None:
+def test_repeated_rows_stay_after_faults(figures: dict[str, Any]) -> None:
     (case,) = [case.name for case in example.CASES if case.again]
     # The previous case filled the device. A few of its pages may still be written back.
     assert link_bytes(figures, "page faults")[case] < link_bytes(figures, "in place, by advice")[case] / 2

@@ -71,7 +71,7 @@ def test_a_budget_below_the_peak_gives_the_same_losses(runs: dict[str, Any]) -> 
     assert runs["managed"]["trained_sha256"] == runs["plain"]["trained_sha256"]
 
 
-def test_it_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(runs: dict[str, Any]) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_losses(runs: dict[str, Any]) -> None:
     resumed, whole = runs["resumed"], runs["managed"]
     assert list(resumed["losses_hex"]) == ["3", "4"]
     assert resumed["losses_hex"].items() <= whole["losses_hex"].items()

@@ -186,7 +186,7 @@ class TestDemoFunctions:
     def test_bytes_are_readable(self, count: int, text: str) -> None:
         assert demo.format_bytes(count) == text
 
-    def test_last_step_and_error_are_read_from_what_the_script_wrote(self) -> None:
+    def test_last_step_and_error_are_read_from_the_scripts_output(self) -> None:
         errors = (
             "\rtraining:   0%|          | 0/60 [00:00<?, ?step/s]\rtraining:   5%|# | 3/60 [00:01<00:20]\n"
             'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
@@ -236,7 +236,7 @@ class TestDemoFunctions:
         result = {"losses_hex": [(1.5).hex()], "validation_loss_hex": (2.5).hex(), "validation_loss": 2.5}
         return demo.Run(0, 1.0, "", result, stats)
 
-    def test_column_of_a_run_has_bytes_by_the_way_they_went(self) -> None:
+    def test_column_of_a_run_has_bytes_by_kind_of_transfer(self) -> None:
         column = demo.figures(self.managed_run(0), demo.Run(0, 1.0, "", None, None))
         assert column["bytes to the device, by faults"] == "3.0 MiB"
         assert column["bytes to the device, copied"] == "5.0 MiB"

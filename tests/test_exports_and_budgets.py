@@ -63,7 +63,7 @@ def test_an_export_of_a_labelled_tensor_stays_when_the_label_is_gone() -> None:
     assert x.data_ptr() != address
 
 
-def test_the_end_of_an_export_leaves_other_pins() -> None:
+def test_the_end_of_an_export_keeps_other_pins() -> None:
     x = torch.ones(MIB, device=DEVICE)
     capsule = x.__dlpack__(dl_device=(MANAGED, 0))
     address = x.data_ptr()

@@ -72,7 +72,7 @@ class TestLimit:
     def test_outlives_options_that_do_not_name_it(
         self, guard: Guard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with monkeypatch.context() as replaced:  # undone before the guard puts back what it holds
+        with monkeypatch.context() as replaced:  # undone before the guard restores the originals
             replaced.setitem(guard._real, "load_options", lambda text: guard._real["set_limit"](None))
             _C.load_options("populate:true")
             assert _C.get_limit() == 64 * MIB

@@ -1,6 +1,6 @@
 """Discard and residency, and training with hints: no hint changes a result."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TestDiscard:
         prefetch(x, "cpu")
         assert emulated.counters()["bytes_to_host"] == 8 * PAGE
 
-    def test_keeps_what_neighbours_contain(self) -> None:
+    def test_keeps_the_bytes_of_neighbours(self) -> None:
         left, x, right = neighbours(3, 160 * 1024)
         discard(x)
         prefetch([left, x, right], "cpu")

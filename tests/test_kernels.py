@@ -70,7 +70,7 @@ class TestKernels:
         assert counts["evicted_pages"] > 0
         assert emulated.residency(big[0]) == {torch.device("emu", 0): 128 * MIB}
 
-    def test_only_what_a_view_reaches_is_touched(self) -> None:
+    def test_only_bytes_of_a_view_are_touched(self) -> None:
         torch_uvm.set_budget(None)  # migration of whole pages
         with torch_uvm.enabled():
             x = torch.ones(32 * MIB, device="emu")

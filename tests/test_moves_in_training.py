@@ -182,7 +182,7 @@ class TestRepeatedMoves:
         torch_uvm.to(y, "cpu").sum().backward()
         assert w.grad is not None and w.grad.tolist() == [0.0, 3.0, 0.0, 3.0]
 
-    def test_a_write_through_what_was_moved_back(self) -> None:
+    def test_a_write_through_a_tensor_that_was_moved_back(self) -> None:
         x = managed(4)
         y = there_and_back(x[1:], 3)
         w = torch.ones(3, device="emu", requires_grad=True)
@@ -262,7 +262,7 @@ class TestModules:
         assert model[0].weight.dtype == torch.float64
         assert model[1].num_batches_tracked.dtype == torch.int64
 
-    def test_buffers_are_no_views_of_what_they_were(self) -> None:
+    def test_buffers_are_no_views_of_their_previous_tensors(self) -> None:
         model = self.model()
         first = model[1].running_mean
         for _ in range(20):

@@ -82,7 +82,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_sdist_has_what_git_has_and_nothing_else(sdist: Path) -> None:
+def test_the_sdist_has_exactly_the_tracked_files(sdist: Path) -> None:
     found, tracked = packages.files_of(sdist), set(packages.tracked_files())
     assert tracked - found == set()
     more = {path for path in found - tracked if not any(fnmatch.fnmatch(path, p) for p in MADE_BY_SETUPTOOLS)}

@@ -141,7 +141,7 @@ class TestNames:
         assert torch_uvm.allocation_plan(name) is not torch_uvm.allocation_plan(name, device="cpu")
         assert repr(torch_uvm.allocation_plan(name)) == f"torch_uvm.allocation_plan({name!r})"
 
-    def test_what_is_refused(self, plan: AllocationPlan) -> None:
+    def test_invalid_arguments_are_refused(self, plan: AllocationPlan) -> None:
         for name in ("", 3, None):
             with pytest.raises(TypeError, match="accepted: a string"):
                 torch_uvm.allocation_plan(name)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ class TestEscapes:
         assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
         assert materialised == ["storage"] * 2
 
-    def test_what_is_not_managed_is_left_alone(self, budget: int, materialised: list[str]) -> None:
+    def test_unmanaged_tensors_are_left_alone(self, budget: int, materialised: list[str]) -> None:
         x = torch.ones(4)
         x.data_ptr(), x.numpy(), x.untyped_storage().data_ptr()
         with torch_uvm.disabled():

@@ -1,6 +1,6 @@
 """Prefetch: the moved pages, and the containers that all hints accept."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TestPrefetch:
         prefetch(x, "cpu")
         assert emulated.counters()["synchronisations"] == 0
 
-    def test_what_is_not_managed_is_passed_over_inside(self) -> None:
+    def test_unmanaged_tensors_in_containers_are_skipped(self) -> None:
         prefetch([torch.zeros(2**20), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()], EMU)
         prefetch([], EMU)
         assert calls("prefetch") == 0

@@ -203,7 +203,7 @@ class TestGenerators:
         assert generator.device == torch.device("emu", 0)
         assert generator.manual_seed(5).initial_seed() == 5
 
-    def test_draw_what_the_cpus_draw(self) -> None:
+    def test_draw_the_same_numbers_as_the_cpus(self) -> None:
         ours, cpus = torch.Generator("emu").manual_seed(5), torch.Generator().manual_seed(5)
         before = emu.get_rng_state()
         for _ in range(2):

@@ -147,5 +147,5 @@ def test_segments_are_never_joined() -> None:
         assert any(begin <= start and start + bytes <= end for begin, end in holding)
 
 
-def test_what_is_not_managed_has_no_pages() -> None:
+def test_unmanaged_tensors_have_no_pages() -> None:
     assert _C.page_ranges([torch.empty(2**20), torch.empty(3, device="meta")], PAGE) == []

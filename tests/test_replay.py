@@ -173,7 +173,7 @@ class TestCommand:
         assert command.thinned(levels, 5000)[1] == list(levels)
         assert command.thinned(array("Q")) == ([], [])
 
-    def test_without_matplotlib_it_says_what_to_install(self, spawn: Spawn, small: Path) -> None:
+    def test_without_matplotlib_it_names_the_package(self, spawn: Spawn, small: Path) -> None:
         script = (
             "import sys; sys.modules['matplotlib'] = None\n"
             "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"

@@ -109,7 +109,7 @@ class TestAPage:
             told = sum(int(row[column].replace(",", "")) for row in seen.rows["by-traffic"])
             assert told == stats["residency"][key]["count"], key
 
-    def test_says_which_optimizer_makes_what_does_not_fit(self, spawn: Spawn) -> None:
+    def test_names_the_optimizer_whose_update_does_not_fit(self, spawn: Spawn) -> None:
         """AdamW's default updates 24 MiB of parameters at once, under a budget of 20 MiB."""
         script = TRAINING.replace("kept = largest()", "kept = torch.ones(1)").replace("range(4)", "range(2)")
         (spawn.folder / "train.py").write_text(script)
@@ -225,7 +225,7 @@ for code in ("x = torch.ones(1 << 20, device='emu')", "pass"):
     subprocess.run([sys.executable, "-c", "import torch, torch_uvm; " + code], check=True)
 pid = os.fork()
 if pid == 0:
-    sys.exit(0)  # with all that is done at exit
+    sys.exit(0)  # runs the exit handlers
 os.waitpid(pid, 0)
 assert not os.path.exists('out.html')
 """
@@ -289,7 +289,7 @@ class TestRecording:
         assert "torch.nn.Linear(700, 700" in found.source
         assert (found.made, found.most_alive, found.traffic) == (1, 1, 0)
 
-    def test_threads_of_python_are_seen_and_errors_on_their_way_kept(
+    def test_python_threads_are_seen_and_pending_exceptions_are_kept(
         self, recording: report.Recording
     ) -> None:
         torch_uvm.enable()
@@ -309,7 +309,7 @@ class TestRecording:
         found = next(it for it in allocation_sites.storages() if it.bytes == 123 * 4096)
         assert found.function == "work" and str(made[1]) == "'first'"
 
-    def test_results_and_budgets_are_the_same_with_one(self, tmp_path: Path) -> None:
+    def test_a_report_changes_neither_results_nor_budgets(self, tmp_path: Path) -> None:
         """Tensors under a budget, so that their storages are moved while the report counts."""
         torch_uvm.enable(budget="8MiB")
         device = torch.accelerator.current_accelerator()

@@ -142,7 +142,7 @@ class TestPictures:
         drawn = charts.link(taken, "title")
         assert ">50<" in drawn and ">100<" not in drawn
 
-    def test_the_card_and_the_table_agree_on_what_the_host_waited(self) -> None:
+    def test_the_card_and_the_table_agree_on_the_hosts_waits(self) -> None:
         seen = pages.Page(page(facts(totals={"waited.ms": 1500, "made_room.ms": 250})))
         assert seen.figures["waited-seconds"] == 1.75 and seen.figures["waited-in-all.ms"] == 1750
         assert seen.figures["waited.ms"] + seen.figures["made_room.ms"] == 1750

@@ -58,7 +58,7 @@ class TestSaveAndLoad:
             torch.equal(y.cpu(), x.cpu()) and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
         )
 
-    def test_keeps_the_device_without_being_told(self, memory: bool) -> None:
+    def test_keeps_the_device_by_default(self, memory: bool) -> None:
         y = torch.load(_saved(torch.ones(3, device="emu")))
         assert y.device == torch.device("emu", 0)
         assert torch_uvm.is_managed(y) == memory, "memory as the switch says"
@@ -73,7 +73,7 @@ class TestSaveAndLoad:
         y = torch.load(_saved(x))
         assert y.dtype == dtype and y.cpu().float().tolist() == [0, 1, 1]
 
-    def test_keeps_what_shares_storage(self) -> None:
+    def test_keeps_shared_storages(self) -> None:
         x = torch.arange(10.0, device="emu")
         loaded = torch.load(_saved({"whole": x, "part": x[2:5], "matrix": x.view(2, 5).t()}))
         loaded["whole"].add_(100)
@@ -153,7 +153,7 @@ class TestPickleAndCopy:
         assert torch_uvm.is_managed(y) == memory
         assert copy.copy(x).data_ptr() == x.data_ptr()
 
-    def test_copies_keep_what_shares_storage(self) -> None:
+    def test_copies_keep_shared_storages(self) -> None:
         x = torch.arange(6.0, device="emu")
         whole, part = copy.deepcopy([x, x[2:4]])
         whole.add_(10)

@@ -254,7 +254,7 @@ class TestDelayedWork:
         )
         assert flags == 0b0001
 
-    def test_freeing_what_another_stream_uses(self, spawn: Spawn) -> None:
+    def test_freeing_memory_that_another_stream_uses(self, spawn: Spawn) -> None:
         """Without record_stream, the next tensor gets the memory while it is still being read."""
         flags = across_seeds(
             spawn,
@@ -355,7 +355,7 @@ class TestQueuedCopies:
         wait()
         assert bool(host.eq(1).all()) and _C.emu_pending_operations() == 0
 
-    def test_hold_the_memory_that_they_use(self) -> None:
+    def test_keep_the_memory_that_they_use_alive(self) -> None:
         """Pinned memory that is freed during a queued copy stays allocated until the copy is done."""
         there = torch.zeros(20, MIB, device="emu")
         for row in range(20):

@@ -38,13 +38,11 @@ def declared() -> dict[str, ast.stmt]:
     return stubbed(ast.parse(STUB.read_text()).body)
 
 
-def test_module_has_what_the_stub_says_and_no_more(
-    extension: ModuleType, declared: dict[str, ast.stmt]
-) -> None:
+def test_module_has_exactly_the_stubs_names(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     assert public(extension) == set(declared)
 
 
-def test_classes_have_what_the_stub_says(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
+def test_classes_have_the_stubs_members(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     for name, statement in declared.items():
         if isinstance(statement, ast.ClassDef):
             thing = getattr(extension, name)
@@ -55,9 +53,7 @@ def test_classes_have_what_the_stub_says(extension: ModuleType, declared: dict[s
                 assert public(thing) == members, name
 
 
-def test_functions_take_the_arguments_the_stub_says(
-    extension: ModuleType, declared: dict[str, ast.stmt]
-) -> None:
+def test_functions_take_the_stubs_arguments(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     """pybind11 writes the signature into the first line of the docstring."""
     for name, statement in declared.items():
         if isinstance(statement, ast.FunctionDef):

@@ -300,7 +300,7 @@ class TestFactories:
         ],
         ids=["dense", "transposed", "sliced", "expanded", "0-dim"],
     )
-    def test_empty_like_keeps_what_torch_keeps(self, like: torch.Tensor) -> None:
+    def test_empty_like_keeps_the_same_properties_as_torch(self, like: torch.Tensor) -> None:
         expected = torch.empty_like(like)
         for source in (like, like.to(DEVICE)):
             made = torch_uvm.empty_like(source)

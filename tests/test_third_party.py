@@ -79,7 +79,7 @@ class TestFlexAttention:
         for composed, kernel in zip(*gradients, strict=True):
             torch.testing.assert_close(composed.cpu(), kernel.cpu())
 
-    def test_other_devices_are_refused_as_ever(self) -> None:
+    def test_other_devices_are_refused(self) -> None:
         from torch.nn.attention.flex_attention import flex_attention
 
         with pytest.raises(ValueError, match="only supported on"):

@@ -146,7 +146,7 @@ class TestRead:
         ],
         ids=["empty", "blank", "text", "script", "not UTF-8", "deep", "cut off"],
     )
-    def test_refuses_what_is_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
+    def test_refuses_files_that_are_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
         path = tmp_path / "trace"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=named):
@@ -174,7 +174,7 @@ BURST: list[dict[str, Any]] = [
 
 
 class TestPlot:
-    def test_no_rate_is_above_what_the_link_carries(self, tmp_path: Path) -> None:
+    def test_no_rate_is_above_that_of_the_link(self, tmp_path: Path) -> None:
         """Copies are requested faster than the link carries them. The last one was not measured."""
         trace = traces.read_trace(_write(tmp_path / "trace", BURST))
         assert [it.took_us for it in trace.transfers] == [1200] * 7 + [None, None]
@@ -209,7 +209,7 @@ class TestPlot:
         for axes in (above, below):
             assert _legend(axes).get_window_extent().x0 >= axes.get_window_extent().x1
 
-    def test_what_is_drawn(self, tmp_path: Path) -> None:
+    def test_contents_of_the_picture(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
         assert plot.live_bytes(trace, 0) == ([0.0, 1.0, 8.5], [4196, 4260, 4260])
         assert plot.resident_bytes(trace, 0) == ([1.0, 8.5], [4260, 0])
@@ -251,7 +251,7 @@ class TestPlot:
             cli.main(["plot", str(path), "-o", str(tmp_path / "picture.png"), *argv])
         assert caught.value.code == 2 and named in capsys.readouterr().err
 
-    def test_without_matplotlib_it_says_what_to_install(self, tmp_path: Path) -> None:
+    def test_without_matplotlib_it_names_the_package(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.modules['matplotlib'] = None\n"
             "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"

@@ -41,7 +41,7 @@ def what_runs_files(source: str) -> set[str]:
     return found
 
 
-def test_nothing_runs_what_a_file_says() -> None:
+def test_no_code_executes_a_files_content() -> None:
     assert what_runs_files("from pickle import load; torch.load(f); eval(x)") == {
         "pickle",
         "torch.load",
@@ -71,9 +71,7 @@ class TestReaders:
         with pytest.raises(ValueError, match=r"/dev/zero, line 1: longer than"):
             TARGETS[target][1](Path("/dev/zero"))
 
-    def test_more_lines_than_are_kept_are_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_too_many_lines_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "log").write_bytes(a_log())
         (tmp_path / "trace").write_bytes(a_trace())
         monkeypatch.setattr("torch_uvm._tools.allocation_logs.MOST_ROWS", 3)

@@ -153,7 +153,7 @@ class TestOutOfMemory:
             assert int(first.min()) == int(first.max()) == 1 and int(second[-1]) == 2
         assert _C.managed_bytes() <= 64 * MIB
 
-    def test_the_automatic_budget_makes_room_of_what_was_used_since_memory_was_short(self) -> None:
+    def test_the_automatic_budget_evicts_storages_used_since_the_first_shortage(self) -> None:
         torch_uvm.set_budget("auto")
         with torch_uvm.enabled():
             first = block(60).fill_(1)
@@ -369,7 +369,7 @@ class TestEntryPoints:
 
 
 class TestInterprocessHandles:
-    def test_are_refused_by_name_with_what_to_do(self) -> None:
+    def test_are_refused_by_name_with_a_remedy(self) -> None:
         x = torch_uvm.ones(1000)
         with pytest.raises(RuntimeError, match="managed"):
             x.untyped_storage()._share_cuda_()

@@ -63,7 +63,7 @@ class TestTraining:
     def test_transformer(self, checkpointed: bool) -> None:
         check(training(lambda: Transformer(checkpointed), tokens, fused=True))
 
-    def test_steps_that_repeat_come_as_planned(self) -> None:
+    def test_repeated_steps_match_the_schedule(self) -> None:
         figures = check(training(mlp, vectors, steps=12, foreach=True)).figures
         assert figures["plan_hits"] > figures["plan_misses"]
 

@@ -110,7 +110,7 @@ def test_collectives(two_ranks: Ranks) -> None:
     )
 
 
-def test_what_is_moved_hinted_or_freed_while_a_collective_runs(two_ranks: Ranks) -> None:
+def test_moves_hints_and_frees_during_a_collective(two_ranks: Ranks) -> None:
     two_ranks(
         """
         torch_uvm.enable()

@@ -12,7 +12,7 @@ from torch_uvm import _C
 
 
 class TestFork:
-    def test_a_child_reads_what_was_still_being_written(self, spawn: Spawn) -> None:
+    def test_a_child_reads_pending_writes(self, spawn: Spawn) -> None:
         spawn(
             """
             import os, torch, torch_uvm
@@ -46,7 +46,7 @@ class TestDiscard:
 
     @pytest.mark.parametrize("stream", ["default", "side"])
     @pytest.mark.parametrize("label", ["cuda", "cpu"])
-    def test_what_the_host_writes_next_counts(self, label: str, stream: str) -> None:
+    def test_later_writes_of_the_host_are_kept(self, label: str, stream: str) -> None:
         with torch.cuda.stream(torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()):
             x = torch_uvm.empty(32 * MIB, dtype=torch.uint8)
             for _ in range(6):

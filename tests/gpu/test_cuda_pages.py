@@ -80,7 +80,7 @@ class TestPrefetch:
 
 
 class TestAdvise:
-    def test_is_given_and_taken_back(self) -> None:
+    def test_is_set_and_undone(self) -> None:
         x = pages()
         torch_uvm.advise(x, read_mostly=True, preferred_location="cpu", accessed_by="cuda")
         assert range_attribute(x, READ_MOSTLY) == [1]
@@ -119,7 +119,7 @@ class TestAdvise:
 
 class TestDiscard:
     @pytest.mark.parametrize("then", ["cuda", "cpu"])
-    def test_what_is_written_afterwards_counts(self, then: str) -> None:
+    def test_later_writes_are_kept(self, then: str) -> None:
         x = pages()
         before = x._version
         torch_uvm.discard(x)
