@@ -81,7 +81,7 @@ class ModelState(RuleBasedStateMachine):
             for stream in (classes.Stream.default_of(device), runtime.create_stream(device))
         ]
 
-    # --- what the two runtimes do differently ------------------------------------------------------------
+    # --- differences between the two runtimes -------------------------------------------------------------
 
     def write(self, live: Live) -> None:
         raise NotImplementedError

@@ -84,7 +84,7 @@ def fsdp(rank: Rank) -> None:
 
 
 def fsdp_options(rank: Rank) -> None:
-    """Parameters in bfloat16 that stay whole until backward ends; gradients clipped over all shards."""
+    """Parameters in bfloat16 that stay unsharded until backward ends; gradients clipped over all shards."""
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     train = partial(fully_sharded, clip=True, mp_policy=half, reshard_after_forward=False)
     with rank.budget(SHARDS):

@@ -34,7 +34,9 @@ def train(device: torch.device) -> list[float]:
 
 def main() -> None:
     where = Path(torch_uvm.__file__).resolve()
-    assert Path(sys.prefix).resolve() in where.parents, f"{where} is not what was installed in {sys.prefix}"
+    assert Path(sys.prefix).resolve() in where.parents, (
+        f"{where} is not the package installed in {sys.prefix}"
+    )
     expected = train(torch.device("cpu"))
     torch_uvm.enable(limit="64MiB", budget=BUDGET)
     device = torch.accelerator.current_accelerator()

@@ -33,9 +33,9 @@ class Spawn:
     ) -> subprocess.CompletedProcess[str]:
         """Runs `python -c code args...`, or, without code, `python args...`.
 
-        code: indented as its test is, if that suits
-        env: added to this process's environment; None takes a variable away
-        check: fail unless the exit status is 0; what the process wrote is in the message
+        code: may be indented
+        env: added to this process's environment; None removes a variable
+        check: raise unless the exit status is 0; the message has the output
         timeout: seconds
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}

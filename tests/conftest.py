@@ -74,9 +74,9 @@ def leave_no_trace() -> Iterator[None]:
 
 @pytest.fixture
 def evicting() -> Iterator[None]:
-    """Managed memory under a budget. Each storage, however small, leaves its device after each operator.
+    """Managed memory under a budget. Each storage of any size is evicted after each operator.
 
-    So an address that an operator has kept is wrong afterwards.
+    An address that an operator kept is therefore invalid afterwards.
     """
     torch_uvm = sys.modules["torch_uvm"]
     torch_uvm.enable(budget="64MiB")

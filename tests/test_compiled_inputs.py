@@ -1,4 +1,4 @@
-"""Inputs and constants of a compiled graph under a budget stay in place while its kernels run."""
+"""Inputs and constants of a compiled graph under a budget are pinned while its kernels run."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def check(mode, compile_optimizer, budget):
         assert found[0] == first[0], (found[0], first[0])
         for number, (one, other) in enumerate(zip(found[1], first[1])):
             assert torch.equal(one, other), number
-    else:  # the kernels themselves are not deterministic
+    else:  # the kernels are not deterministic
         torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(first[0]), rtol=1e-4, atol=1e-5)
 """
 

@@ -32,7 +32,8 @@ CASES = {
 def test_equal_to_native_under_a_budget_for_each_rank(spawn: Spawn, tmp_path: Path, cases: list[str]) -> None:
     environment = {
         "TORCH_UVM_CONF": f"limit:{LIMIT}",
-        "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is the whole host's, whose other GPUs may be others'
+        # NVLink multicast belongs to the whole host, whose other GPUs may have other users.
+        "NCCL_NVLS_ENABLE": "0",
     }
     launcher = str(Path(_distributed.__file__).with_name("_two_ranks.py"))
     done = spawn(args=[launcher, ",".join(cases), "cuda", str(tmp_path)], env=environment, timeout=170)

@@ -178,7 +178,7 @@ def test_reuse_waits_for_other_streams(over_pool: Run) -> None:
             x.record_stream(side)
             del x
             others = [torch.zeros(MiB, device="cuda") for _ in range(4)]
-            torch.cuda.empty_cache()  # gives the segment back, if it is free
+            torch.cuda.empty_cache()  # frees the segment if it is unused
             side.synchronize()
             assert seen.sum().item() == (turn + 1) * MiB
             del seen, others
