@@ -11,7 +11,7 @@ import torch
 from _cuda_rows import KIB, MIB, Row, scope, size_name
 from _cuda_timing import Call, host_nanoseconds, in_turns, median_ratio
 
-# Runs in a process without torch_uvm: the baseline of the wrapped allocator's cost while it is off.
+# Runs without torch_uvm: the baseline for the cost of the wrapped allocator while it is off.
 _NATIVE = """
 import json, sys, time
 import torch
@@ -42,10 +42,10 @@ def native_empty() -> list[float]:
 
 
 def allocation() -> list[Row]:
-    """torch.empty and its free from Python.
+    """Times torch.empty and its free from Python.
 
-    A core may run at half its speed for seconds while neighbouring cores are busy. So each time is that of
-    the fastest slice, and a ratio is the median of ratios of adjacent slices.
+    A core may run at half its speed for seconds while neighbouring cores are busy. Each time is therefore
+    that of the fastest slice, and a ratio is the median of the ratios of adjacent slices.
     """
     rows = []
     for size, alone in zip(_SIZES, native_empty(), strict=True):
@@ -63,7 +63,7 @@ def allocation() -> list[Row]:
         ]
     with torch.cuda.stream(
         torch.cuda.Stream()
-    ):  # unlike the default stream it may be capturing, so the allocator asks
+    ):  # a side stream may be capturing, so the allocator queries it
         ratio = switched(lambda: torch.empty(KIB, dtype=torch.uint8, device="cuda"))[2]
     rows.append(Row("empty + free, 1 KiB, on a stream of its own, on / off", ratio, "", "<= 1.05"))
     return rows

@@ -1,4 +1,4 @@
-"""CUDA's own calls, with nothing of ours between: what the driver takes for what we do by them."""
+"""Bare CUDA calls, without torch_uvm: the driver's own time for the same work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _call(name: str, *arguments: object) -> None:
 def seconds_to_fill(count: int) -> float:
     """Seconds to allocate `count` bytes of managed memory, prefetch them to device 0, and set them there.
 
-    The memory is given back before the function returns. With CUDA 13 or newer.
+    Frees the memory before it returns. Needs CUDA 13 or newer.
     """
     pointer = ctypes.c_void_p()
     to = _Location(_DEVICE, 0)

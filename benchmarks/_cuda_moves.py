@@ -144,7 +144,7 @@ def first_touch() -> list[Row]:
         give_back()
         return seconds_to_fill(count)
 
-    in_order = [(ours("true"), bare()) for _ in range(16)][1:]  # the first warms the driver
+    in_order = [(ours("true"), bare()) for _ in range(16)][1:]  # the first run warms the driver up
     seconds = {
         "populated": [ours_ for ours_, _ in in_order],
         "by bare CUDA calls": [bare_ for _, bare_ in in_order],

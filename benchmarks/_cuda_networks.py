@@ -1,4 +1,4 @@
-"""Networks whose steps are timed on CUDA, all of them small enough for the benchmark's limit."""
+"""The networks whose steps are timed on CUDA. All fit into the benchmark's limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Decoder(nn.Module):
         return scores
 
 
-# By name: how it is made, and how many steps are timed.
+# Name: (factory, number of timed steps).
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "small MLP": (lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 100)), 60),
     "CNN": (Cnn, 15),
@@ -57,7 +57,7 @@ BATCHES: dict[str, Callable[[], torch.Tensor]] = {
 def make_step(
     make: Callable[[], nn.Module], batch: Callable[[], torch.Tensor], scope: AbstractContextManager[Any]
 ) -> Call:
-    """A training step of a network that is made, with its optimizer and its batch, in the scope."""
+    """Makes a network, its optimizer and its batch. Returns its training step, which runs in the scope."""
     with scope:
         model = make().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

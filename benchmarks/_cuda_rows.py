@@ -1,4 +1,5 @@
-"""A figure of the CUDA benchmarks, the switch around a call, and caches emptied between figures."""
+"""A row of the CUDA benchmarks, a wrapper that sets the switch around a call, and emptied caches between
+rows."""
 
 from __future__ import annotations
 

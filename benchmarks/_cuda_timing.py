@@ -1,4 +1,4 @@
-"""Times of work on a CUDA device, and of calls on the host."""
+"""Timers for work on a CUDA device and for calls on the host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Call = Callable[[], object]
 
 
 def device_seconds(call: Call, before: Call | None = None, repetitions: int = 5) -> float:
-    """Median seconds from before the call until the device is idle again, the host's part included.
+    """Median seconds from before the call until the device is idle again. Includes the host's time.
 
-    before: brings things to where they start from; not timed
+    before: restores the initial state; not timed
     """
     times = []
     for _ in range(repetitions):
@@ -31,7 +31,7 @@ def device_seconds(call: Call, before: Call | None = None, repetitions: int = 5)
 
 
 def host_nanoseconds(call: Call, loops: int) -> float:
-    """Of one call on the host, over so many; the device may still be at work."""
+    """Host nanoseconds per call, averaged over `loops` calls. The device may still be busy afterwards."""
     begin = time.perf_counter_ns()
     for _ in range(loops):
         call()
@@ -39,7 +39,7 @@ def host_nanoseconds(call: Call, loops: int) -> float:
 
 
 def interleaved(calls: dict[str, Call], repetitions: int, slice_ms: float) -> dict[str, float]:
-    """Median nanoseconds of each call; taken in turns, so that drift hits all alike."""
+    """Median nanoseconds of each call. The calls alternate, so that drift affects all of them alike."""
     loops = {}
     for name, call in calls.items():
         host_nanoseconds(call, 20)  # warm
@@ -57,17 +57,17 @@ def in_turns(
     scope: Callable[[bool], contextlib.AbstractContextManager[Any]],
     repetitions: int,
 ) -> tuple[list[float], list[float]]:
-    """Figures with the switch off and on, one after the other; what `scope` does is not part of them."""
+    """Measures with the switch off and on, alternately. The time of entering `scope` is not included."""
     figures: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(repetitions + 1):
         for on, each in figures.items():
             with scope(on):
                 figure = measure(on)
-            if turn:  # the first warms the caches
+            if turn:  # the first turn warms the caches
                 each.append(figure)
     return figures[False], figures[True]
 
 
 def median_ratio(these: list[float], those: list[float]) -> float:
-    """Of figures that were taken in turns, whatever speed the machine had at each."""
+    """The median of the ratios of alternating measurements, so that the machine's speed cancels out."""
     return statistics.median(this / that for this, that in zip(these, those, strict=True))

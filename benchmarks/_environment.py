@@ -1,4 +1,4 @@
-"""Where and when figures were taken; it goes into every file of results."""
+"""Date, machine and versions of a measurement, written into every file of results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cpu_model() -> str:
 
 
 def driver() -> str:
-    """The version of the NVIDIA driver; "unknown" where there is none."""
+    """The version of the NVIDIA driver, or "unknown" without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -51,7 +51,7 @@ def driver() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, with "+" if the sources differ from it; "unknown" outside git."""
+    """The measured commit, with "+" if the sources have local changes; "unknown" outside git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

@@ -1,7 +1,6 @@
-"""The module that replays logs on our allocators and on others' (cpp/replay_peers.cpp),
-compiled for this torch.
+"""Compiles the module that replays logs on our allocators and on PyTorch's and RMM's (cpp/replay_peers.cpp).
 
-Of torch_uvm it has the floors that need no torch.
+It contains the layers of torch_uvm that do not need torch.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from typing import Any
 import torch
 from _environment import ROOT
 
-# The floors that a replay needs. None of them includes a torch header.
+# The layers that a replay needs. None of them includes a torch header.
 _FLOORS = ("runtime", "allocator", "config")
 _CUDA = ("cuda_calls", "cuda_hints", "cuda_runtime", "pool_source")
-_FLAGS = ("-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden")  # as setup.py has them
-# By its file, as setup.py says why.
+_FLAGS = ("-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden")  # the same flags as in setup.py
+# Include by file, for the reason given in setup.py.
 _LINK = ("-l:libstdc++.so.6",)
 
 
 class NotHere(RuntimeError):
-    """What is missing, in words."""
+    """A required package or tool is missing. The message names it."""
 
 
 def rmm_folders() -> list[Path]:
-    """Where the packages librmm and rapids_logger have their headers and libraries.
+    """Finds the headers and libraries of the packages librmm and rapids_logger.
 
     Raises:
-        NotHere: one of them is not installed, or has other contents.
+        NotHere: a package is not installed, or has a different layout.
     """
     folders = []
     for package, header, library in (
@@ -51,7 +50,8 @@ def rmm_folders() -> list[Path]:
 
 
 def cuda_toolkit() -> str | None:
-    """Its folder; torch takes the parent of wherever an nvcc stands, which may be a link far from it."""
+    """The toolkit's folder. torch would take the parent of nvcc's path, which may be a symbolic link
+    elsewhere."""
     asked = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = shutil.which("nvcc")
     beside_nvcc = str(Path(nvcc).resolve().parents[1]) if nvcc else None
@@ -69,18 +69,18 @@ def _sources(with_rmm: bool) -> list[Path]:
 
 
 def build(verbose: bool = False) -> tuple[Any, str]:
-    """The module, and why it has no RMM; "" where it has.
+    """Returns the module and the reason why RMM is missing, "" if it is present.
 
-    What is compiled already is not compiled again.
+    Files that are compiled already are not compiled again.
 
     Raises:
         NotHere: there is no CUDA toolkit.
-        OSError, RuntimeError: something does not compile.
+        OSError, RuntimeError: a compilation fails.
     """
     toolkit = cuda_toolkit()
     if toolkit is None:
         raise NotHere("there is no CUDA toolkit to compile against; CUDA_HOME says where it is")
-    os.environ["CUDA_HOME"] = toolkit  # torch reads it as this is imported:
+    os.environ["CUDA_HOME"] = toolkit  # torch reads it during the following import
     from torch.utils import cpp_extension
 
     include = [ROOT / "csrc", ROOT / "benchmarks" / "cpp"]
@@ -93,7 +93,7 @@ def build(verbose: bool = False) -> tuple[Any, str]:
         without = ""
         include += [rmm / "include", rmm / "include" / "rapids", logger / "include"]
         flags.append("-DTORCH_UVM_WITH_RMM")
-        # librmm finds the other one no further than beside itself, so that we need it, too.
+        # librmm finds rapids_logger only in its own folder, so we need its path too.
         link += ["-Wl,--no-as-needed"]
         for folder, library in ((rmm, "librmm.so"), (logger, "librapids_logger.so")):
             link += [f"-L{folder / 'lib64'}", f"-Wl,-rpath,{folder / 'lib64'}", f"-l:{library}"]

@@ -1,4 +1,4 @@
-"""Logs of allocations as the module of bench_replay_peers.py takes them."""
+"""Converts logs of allocations to the input of the compiled module of bench_replay_peers.py."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if "torch_uvm" not in sys.modules:
-    # Its readers of logs alone: the package would load a runtime of its own, and need not be built.
+    # Only the log readers: importing the package would load a second runtime and require a built extension.
     package = types.ModuleType("torch_uvm")
     package.__path__ = [str(ROOT / "torch_uvm")]
     sys.modules["torch_uvm"] = package
 from torch_uvm.allocation_iterations import find  # noqa: E402
 from torch_uvm.allocation_logs import AllocationLog  # noqa: E402
 
-_BEGINS, _ENDS = 2, 3  # as csrc/allocator/replay/replay.h numbers them, after allocate and free
-_FAILURE = 2  # in logs
+_BEGINS, _ENDS = 2, 3  # the values in csrc/allocator/replay/replay.h; allocate and free come first
+_FAILURE = 2  # a failed allocation in a log
 
 
 def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int], int], str]:
-    """Kinds, allocations, bytes, and how many allocations there are; how iterations were found, of which the
-    columns have the marks.
+    """Returns kinds, allocation numbers, bytes and the number of allocations, and how iterations were found.
+    The first three are columns; iteration marks are rows of them.
 
     Raises:
-        ValueError: the log has other streams than the default one of device 0.
+        ValueError: the log uses a stream other than the default stream of device 0.
     """
     if log.logged_streams != [0]:
         raise ValueError(f"allocations on streams {log.logged_streams}; accepted: device 0's default one")

@@ -1,4 +1,4 @@
-"""What bench_replay_peers.py prints of a log."""
+"""The table that bench_replay_peers.py prints for a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MIB = 1 << 20
-# Of a Column, as cpp/replay_peers.cpp has them.
+# Fields of a Column, in the order of cpp/replay_peers.cpp.
 FIGURES = (
     "calls",
     "last_iteration_calls",
@@ -33,13 +33,13 @@ _HEADS = (
 
 @dataclass
 class Column:
-    """One allocator on one log. Times are of each time through the log, by rounds."""
+    """One allocator on one log. Each replay of the log has one time; the times are grouped by round."""
 
     name: str
-    allocator: str  # as cpp/replay_peers.cpp knows it
-    options: str = ""  # of ours, as in TORCH_UVM_CONF
-    bytes: int | None = None  # that it was told to begin with; None: it takes what it likes
-    calls: int = 0  # of allocate and free
+    allocator: str  # its name in cpp/replay_peers.cpp
+    options: str = ""  # options of our allocators, as in TORCH_UVM_CONF
+    bytes: int | None = None  # initial size that it is given; None: it chooses
+    calls: int = 0  # allocations and frees
     last_iteration_calls: int = 0
     peak_live: int = 0
     peak_reserved: int = 0
@@ -51,7 +51,7 @@ class Column:
     last_iteration_seconds: list[list[float]] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """For JSON; of thousands of times their medians."""
+        """The column as JSON. Replaces long lists of times by their median."""
         each = asdict(self)
         del each["seconds"], each["last_iteration_seconds"]
         if self.failure:
@@ -66,17 +66,18 @@ class Column:
 
     @property
     def ns_per_call(self) -> float:
-        """The median of all times through the log."""
+        """The median over all replays of the log."""
         return statistics.median(sum(self.seconds, [])) * 1e9 / self.calls
 
     @property
     def last_iteration_ns_per_call(self) -> float:
-        """What remains when the allocator knows the loop; what ends an iteration is part of it."""
+        """The median time per call of the last iteration, when the allocator knows the loop. Includes the
+        end of the iteration."""
         return statistics.median(sum(self.last_iteration_seconds, [])) * 1e9 / self.last_iteration_calls
 
     @property
     def least(self) -> tuple[float, float]:
-        """The same two of the fastest time."""
+        """The same two figures for the fastest replay."""
         return (
             min(sum(self.seconds, [])) * 1e9 / self.calls,
             min(sum(self.last_iteration_seconds, [])) * 1e9 / self.last_iteration_calls,
@@ -88,7 +89,7 @@ def mib(count: float) -> str:
 
 
 def table(columns: Sequence[Column], not_run: Mapping[str, str]) -> list[str]:
-    """A line for each column; what was not run says why."""
+    """One line per column. A column that was not run states the reason."""
     rows: list[tuple[str, ...]] = [_HEADS]
     for it in columns:
         if it.failure:
@@ -120,8 +121,8 @@ def table(columns: Sequence[Column], not_run: Mapping[str, str]) -> list[str]:
 
 
 def verdicts(ours: Sequence[Column], others: Sequence[Column]) -> list[dict[str, Any]]:
-    """Against each of the others, by the whole log and by its last iteration: the fastest of ours whose peak
-    is no higher; where there is none, the fastest of those whose peak is the lowest."""
+    """Compares with each peer, over the whole log and over its last iteration. Takes our fastest column whose
+    peak is at most the peer's; if there is none, the fastest of our columns with the lowest peak."""
     found = []
     for other in others:
         if other.failure:

@@ -1,4 +1,4 @@
-"""What the engine costs and moves outside of training: rates, launches beside it, its cost per operator."""
+"""Costs of the residency engine outside of training: copy rates, launches beside copies, and operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 
 class Sizes:
-    """As on a GPU, or small enough for a rehearsal."""
+    """Sizes for a GPU, or small ones for a rehearsal."""
 
     def __init__(self, small: bool) -> None:
         self.moved = 8 * MIB if small else GIB
@@ -26,14 +26,15 @@ class Sizes:
         self.budget = self.moved + self.moved // 4
         self.launches = 2_000 if small else 100_000
         self.piece = self.moved // 4
-        self.live = 4096 if small else 64 * 1024  # floats: 256 KiB, the least that the engine relocates
+        # floats: 256 KiB, the smallest storage that the engine moves
+        self.live = 4096 if small else 64 * 1024
         self.cold = 8 * MIB if small else GIB // 2
         self.shapes = [(10, 100), (10, 1000)] if small else list(SHAPES)
 
 
-FITS = 6 * GIB  # more than the operators' storages have
+FITS = 6 * GIB  # larger than the sum of the operators' storages
 ROUNDS = 2
-# Live storages, and operators a step.
+# Numbers of live storages, and operators per step.
 SHAPES = [(100, 1_000), (1_000, 1_000), (10_000, 1_000), (100, 10_000), (10_000, 10_000), (10_000, 100_000)]
 
 
@@ -54,7 +55,7 @@ def seconds(device: torch.device, call: Call) -> float:
 
 
 def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
-    """A GiB written back alone, and fetched alone: GB/s by the host's clock, and by the engine's events."""
+    """Writes back and then fetches 1 GiB: GB/s by the host's clock and by the engine's events."""
     rows = {}
     for pieces in (1, sizes.pieces):
         out, back = [], []
@@ -66,7 +67,7 @@ def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
             room: list[torch.Tensor] = []
 
             def push(room: list[torch.Tensor] = room, pieces: int = pieces) -> None:
-                # Asking for memory makes room. What is there is dirty, and written back.
+                # This allocation evicts the storages. They are dirty, so they are written back.
                 for _ in range(pieces):
                     room.append(torch.empty(sizes.moved // 4 // pieces, device=device))
                     room[-1].fill_(1)
@@ -105,9 +106,9 @@ def rates(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
 
 
 def launches(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, Any]:
-    """Microseconds of launching a small kernel while another thread's tensors move, and in the same program
-    without the engine."""
-    sys.setswitchinterval(20e-6)  # the interpreter's own 5 ms would be all that is seen
+    """Microseconds per launch of a small kernel while tensors of another thread are evicted and fetched, and
+    in the same program without the engine."""
+    sys.setswitchinterval(20e-6)  # the default of 5 ms would dominate the measurement
     without = beside(device, sizes)
     set_budget_of(device)(sizes.budget)
     before = engine.statistics()
@@ -117,7 +118,7 @@ def launches(device: torch.device, engine: Engine, sizes: Sizes) -> dict[str, An
 
 
 def beside(device: torch.device, sizes: Sizes) -> dict[str, float]:
-    """The other thread goes around tensors that are together half as much again as the budget."""
+    """The other thread cycles through tensors of 1.5 times the budget."""
     tensors = [torch.ones(sizes.piece // 4, device=device) for _ in range(8)]
     small = torch.ones(64, device=device)
     stream = torch.Stream(device)
@@ -144,7 +145,7 @@ def beside(device: torch.device, sizes: Sizes) -> dict[str, float]:
                 small.add_(1)
                 times.append(time.perf_counter_ns() - begin)
                 if number % 200 == 199:
-                    stream.synchronize()  # a full queue of launches blocks, with the engine or without
+                    stream.synchronize()  # a full launch queue blocks, with and without the engine
     finally:
         stop.set()
         other.join()
@@ -162,11 +163,11 @@ def beside(device: torch.device, sizes: Sizes) -> dict[str, float]:
 def operators(
     device: torch.device, sizes: Sizes, set_budget: Callable[[int | None], None] | None
 ) -> list[dict[str, Any]]:
-    """Nanoseconds of an operator in a step of small ones; half are in place, half make a temporary.
+    """Nanoseconds per operator in a step of small operators. Half are in place, half make a temporary.
 
-    off: without the engine. asleep: with a budget that all fits. awake: with one that does not, as there is
-    cold memory that is not used; none of the step's has to move. In turns, the least of them: what else the
-    machine does adds to all of them, and more than what is looked for.
+    off: without the engine. asleep: with a budget that everything fits into. awake: with a budget that is
+    exceeded by cold memory; no storage of the step has to move. The three alternate, and the minimum counts:
+    other load on the machine only ever adds time, and more than the difference that is measured.
     """
     rows = []
     for live, count in sizes.shapes:
@@ -190,7 +191,7 @@ def operators(
             for name, budget in budgets.items() if set_budget is not None else [("off", None)]:
                 if set_budget is not None:
                     set_budget(budget)
-                learns = 1 if budget is None else 6  # steps, until it is followed
+                learns = 1 if budget is None else 6  # steps until the schedule matches
                 found = measure(learns)
                 least[name] = min(found, least.get(name, found))
                 if name == "awake":
@@ -206,9 +207,9 @@ def operators(
                 "cost_ns": least["awake"] - least["off"],
                 "asleep_cost_ns": least["asleep"] - least["off"],
             }
-            row["fetched_bytes"] = fetched  # of a step, awake: should be none
+            row["fetched_bytes"] = fetched  # per step, when awake; should be 0
         rows.append(row)
-        del tensors, cold, step, measure  # before those of the next shape are made
+        del tensors, cold, step, measure  # free these before making those of the next shape
     return rows
 
 
@@ -220,7 +221,7 @@ def measure(spec: dict[str, Any], device: torch.device, report: Any) -> None:
             report.found["figures"] = operators(device, sizes, None)
         return
     what = spec["workload"]
-    budget = sizes.budget if what == "rates" else None  # the others set it in turns
+    budget = sizes.budget if what == "rates" else None  # the other measurements set it alternately
     engine = Engine(device, budget, None)
     engine.start()
     with torch.no_grad():
@@ -234,6 +235,6 @@ def measure(spec: dict[str, Any], device: torch.device, report: Any) -> None:
 
 
 def set_budget_of(device: torch.device) -> Callable[[int | None], None]:
-    import torch_uvm  # not beside columns without it
+    import torch_uvm  # columns without torch_uvm must not import it
 
     return lambda budget: torch_uvm.set_budget(budget, device)

@@ -1,7 +1,8 @@
-"""One column of bench_residency.py, in this process.
+"""Runs one column of bench_residency.py in this process.
 
-Imports torch, then waits for a line of JSON on its standard input that says what to do: so many can import at
-once, before the measurement. Writes what it has found so far to a file after every stage.
+Imports torch, then waits for a line of JSON on standard input that selects the column, so that several
+processes can import concurrently before the measurement. Writes its results so far to a file after every
+stage.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic; before CUDA starts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for determinism, before CUDA starts
 
 import torch
 from _residency_columns import COLUMNS, Column
 from _residency_workloads import NotHere, Workload, larger, make
 
-SPIKE = 4  # times the usual batch
-RECORDED = 4  # steps; the least bytes are those of the ones in the middle
+SPIKE = 4  # multiple of the usual batch size
+RECORDED = 4  # recorded steps; the lower bound uses the middle ones
 
 
 class CudaMarks:
-    """Moments on the device."""
+    """Timestamps on the device."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -42,7 +43,7 @@ class CudaMarks:
 
 
 class HostMarks:
-    """Where kernels run synchronously."""
+    """Timestamps for a device whose kernels run synchronously."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -55,7 +56,7 @@ class HostMarks:
 
 
 class Report:
-    """The file, and the moments that the sampler in the other process needs."""
+    """The file of results, and the timestamps that the sampler in the parent process needs."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -68,11 +69,11 @@ class Report:
     def write(self) -> None:
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.found))
-        part.replace(self.path)  # a reader never sees half of it
+        part.replace(self.path)  # atomic: a reader never sees a partial file
 
 
 class Training:
-    """A workload under a column, step by step."""
+    """Runs a workload under a column, step by step."""
 
     def __init__(self, column: Column, workload: Workload, device: torch.device) -> None:
         self.column, self.workload = column, workload
@@ -82,7 +83,7 @@ class Training:
         self.losses: list[torch.Tensor] = []
 
     def step(self, batch: tuple[torch.Tensor, ...] | None = None) -> list[Any]:
-        """The marks of a step: its begin, the end of its forward, of its backward, and of it all."""
+        """The timestamps of a step: begin, end of forward, end of backward, end of step."""
         found = [self.marks.mark()]
         with self.column.forward():
             loss = self.workload.loss(self.workload.model, self.workload.batch if batch is None else batch)
@@ -104,7 +105,7 @@ class Training:
         return (time.perf_counter() - begin) * 1e3
 
     def steady(self, count: int) -> dict[str, Any]:
-        """Steps as a script runs them: no wait between two, unless the column needs it."""
+        """Runs steps as a script does: without synchronisation between them, unless the column needs it."""
         marked: list[list[Any]] = []
         wall: list[float] = []
         self.marks.wait()
@@ -138,7 +139,7 @@ class Training:
 
 
 def difference(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Of the engine's statistics, what a step adds; levels as they are after it."""
+    """The engine's statistics per step. Levels, such as bytes in use, are the values after the step."""
     found: dict[str, Any] = {}
     for name, value in after.items():
         if isinstance(value, dict) and "bytes" in value:
@@ -160,7 +161,7 @@ def allocator_peaks(device: torch.device) -> dict[str, int]:
 
 
 def warm_context(device: torch.device) -> None:
-    """The context is there before memory is looked at."""
+    """Creates the context before device memory is measured."""
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.synchronize()
@@ -168,14 +169,15 @@ def warm_context(device: torch.device) -> None:
 
 def device_of(spec: dict[str, Any]) -> torch.device:
     if spec["device"] == "emu":
-        importlib.import_module("torch_uvm")  # which registers it
+        importlib.import_module("torch_uvm")  # registers the device
     return torch.device(spec["device"])
 
 
 def train(spec: dict[str, Any], report: Report) -> None:
     device = device_of(spec)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # It would write all memory that is made, which no script asks for that wants its steps fast.
+    # Determinism fills new memory, which costs time and which a script that wants fast steps does not
+    # request.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     warm_context(device)
     report.moment("context")
@@ -212,7 +214,7 @@ def train(spec: dict[str, Any], report: Report) -> None:
 
 
 def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
-    """What the plan asks for beside the steps; none of it counts for the figures above."""
+    """The measurements besides the timed steps. They do not affect the figures above."""
     device = torch.device(spec["device"])
     if spec["spike"]:
         batch = larger(spec["workload"], SPIKE, device, spec["small"])
@@ -224,11 +226,11 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
     if recording is not None:
         with recording:
             for _ in range(RECORDED):
-                training.alone()  # whose optimizer marks its end
+                training.alone()  # its optimizer marks the end of the step
         report.found["trace"] = spec["trace"]
         report.write()
     if spec["repeat"]:
-        # Whether a plain run is equal to itself: elsewhere in memory, with the same seeds.
+        # Repeats a plain run with the same seeds at other addresses, to see whether it is reproducible.
         first = report.found["losses"]
         column, training.column = training.column, Column(device, None, None)
         del training.workload, training.optimizer
@@ -241,10 +243,10 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
 
 
 def main() -> None:
-    Path(sys.argv[1]).touch()  # all is imported
+    Path(sys.argv[1]).touch()  # signals that all imports are done
     line = sys.stdin.readline()
     if not line.strip():
-        return  # not needed after all
+        return  # the parent does not need this process
     spec = json.loads(line)
     report = Report(spec["report"])
     report.moment("begin")
@@ -264,7 +266,7 @@ def main() -> None:
         report.moment("end")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is written; tearing down gigabytes of pinned memory takes seconds
+    os._exit(0)  # results are written; freeing gigabytes of pinned memory takes seconds
 
 
 if __name__ == "__main__":

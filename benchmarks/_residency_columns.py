@@ -1,4 +1,4 @@
-"""The ways to train that are compared: each a column of the table, in a process of its own."""
+"""The compared ways to train. Each is a column of the table and runs in its own process."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
 from _residency_workloads import NotHere, Transformer, Workload
 from torch import nn
 
-PAGED_STATE_BYTES = 8  # of a parameter: bitsandbytes keeps two float32 moments
+PAGED_STATE_BYTES = 8  # per parameter: bitsandbytes keeps two float32 moments
 
 
 def bindings() -> Any:
-    """torch_uvm's extension; imported late, as the columns without it are not to have it."""
+    """torch_uvm's extension. Imported here, because columns without torch_uvm must not load it."""
     return importlib.import_module("torch_uvm._C")
 
 
 class Column:
-    """PyTorch by itself: everything stays on the device. Others override what they do differently."""
+    """Plain PyTorch: everything stays on the device. Subclasses override what differs."""
 
     back_to_back = True  # steady steps run with no synchronisation between them
-    settles = 0  # steps more before those that are measured
+    settles = 0  # additional warm-up steps before the measured ones
     imports_torch_uvm = False
 
     def __init__(self, device: torch.device, budget: int | None, trace: str | None) -> None:
         self.device, self.budget, self.trace = device, budget, trace
 
     def start(self) -> None:
-        """Before anything is allocated."""
+        """Called before any allocation."""
 
     def adapt(self, workload: Workload) -> None:
-        """Before the optimizer is made."""
+        """Called before the optimizer is made."""
 
     def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
         return workload.optimizer(workload.trained())
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """The scope in which a forward runs."""
+        """The scope in which forward runs."""
         return contextlib.nullcontext()
 
     def before_step(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
-        """Not timed."""
+        """Called between steps; not timed."""
 
     def statistics(self) -> dict[str, Any]:
-        """What the engine counts; empty where there is none."""
+        """The engine's statistics; empty without the engine."""
         return {}
 
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:
-        """The scope of steps whose accesses are recorded; None where nothing can be recorded."""
+        """The scope in which accesses of steps are recorded; None if the column cannot record."""
         return None
 
     def native_reserved(self) -> int:
-        """Bytes that PyTorch's own allocator holds now."""
+        """Bytes reserved by PyTorch's own allocator."""
         return int(torch.cuda.memory_reserved()) if self.device.type == "cuda" else 0
 
     def finish(self) -> None:
-        """After the last step; raises if a rule was broken."""
+        """Called after the last step. Raises if the column broke a rule."""
 
 
 class InCore(Column):
@@ -111,7 +111,7 @@ class Fsdp2(Column):
 
 
 def check_room_natively(limit: int, device: torch.device) -> None:
-    """As check_room of tests/_gpu_guard.py, for a process that is not to import torch_uvm."""
+    """The check of tests/_gpu_guard.py's check_room, for a process that must not import torch_uvm."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info()[0]
         if free < ROOM * limit:
@@ -120,8 +120,8 @@ def check_room_natively(limit: int, device: torch.device) -> None:
 
 
 class PagedAdamW(Column):
-    """bitsandbytes' AdamW with its float32 state in managed memory, which no limit of ours bounds: its size
-    is worked out before."""
+    """bitsandbytes' AdamW with float32 state in managed memory. No limit of torch_uvm bounds that state, so
+    its size is computed in advance."""
 
     def start(self) -> None:
         try:
@@ -140,7 +140,7 @@ class PagedAdamW(Column):
 
 
 class Managed(Column):
-    """torch_uvm without a budget: residency is the driver's, and as everything fits nothing moves."""
+    """torch_uvm without a budget: the driver decides residency. Everything fits, so nothing moves."""
 
     imports_torch_uvm = True
     optimizer = "in_place"
@@ -178,7 +178,7 @@ class Managed(Column):
 
 
 class Faulting(Managed):
-    """Plain managed memory with everything on the host before each step: each page comes by a fault."""
+    """Plain managed memory that is on the host before each step: each page comes by a page fault."""
 
     back_to_back = False
 
@@ -189,7 +189,7 @@ class Faulting(Managed):
 
 
 class Engine(Managed):
-    """torch_uvm with a budget; the optimizer's state is used in place or moved as the engine likes."""
+    """torch_uvm with a budget. The engine decides whether optimizer state is used in place or fetched."""
 
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = bindings().residency_stats()
@@ -210,12 +210,10 @@ class Engine(Managed):
 
 
 class EngineDeferred(Engine):
-    """The same, with each parameter's update left for its next use."""
+    """The same with deferred updates: each parameter's update runs before its next use."""
 
     optimizer = "deferred"
-    settles = (
-        2  # the first step has nothing to run of one before, so that steps repeat, and are planned, later
-    )
+    settles = 2  # the first step has no pending updates, so steps repeat, and are scheduled, one step later
 
 
 COLUMNS: dict[str, type[Column]] = {

@@ -1,4 +1,4 @@
-"""The least time that a step can take within a budget."""
+"""Lower bound of a step's time within a budget."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PHASES, MOVED = "least bytes, by phases", "bytes moved"
 
 
 def by_bytes_moved(step_ms: float, traffic: Mapping[str, Any]) -> float:
-    """Milliseconds: the step in core, or the time that the link needs for what was moved each way.
+    """Milliseconds: the maximum of the step in core and the link's time for the bytes moved each way.
 
-    An engine that moves too much has a high floor of this kind, and one that does not need to overlap all (a
-    forward that only writes, a backward that only reads) would reach it by no plan.
+    An engine that moves more bytes than necessary raises this bound. No schedule reaches it if transfers
+    cannot be fully overlapped, because forward only writes and backward only reads.
 
     step_ms: in core
-    traffic: a step's `fetched`, `used_in_place` and `written_back`, as `residency_stats` has them
+    traffic: `fetched`, `used_in_place` and `written_back` of a step, as in `residency_stats`
     """
     into = traffic["fetched"]["bytes"] + traffic["used_in_place"]["bytes"]
     out = traffic["written_back"]["bytes"]
@@ -27,10 +27,10 @@ def by_bytes_moved(step_ms: float, traffic: Mapping[str, Any]) -> float:
 
 
 def add_floor(row: Row, plain: Mapping[str, Any], trace: Path | None) -> None:
-    """Adds floor_ms and floor_kind: from the least bytes that the workload's trace allows, by phases, if
-    there is a trace that can be read, else from the bytes that were moved. Never less than the step in core.
+    """Adds floor_ms and floor_kind. Uses the workload's trace if one is readable: the least bytes that it
+    allows, by phase. Otherwise uses the bytes that were moved. The result is at least the step in core.
 
-    trace: recorded at any budget; which storages are used when does not depend on it
+    trace: recorded at any budget; the order of uses does not depend on it
     """
     traffic = row.get("statistics") or {}
     if not traffic.get("fetched"):

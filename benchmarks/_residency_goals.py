@@ -1,4 +1,4 @@
-"""What the residency engine is to reach, looked up in the rows of bench_residency.py."""
+"""Goals of the residency engine, evaluated on the rows of bench_residency.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FIRST = "16k tokens, checkpointing"
 
 @dataclass
 class Goal:
-    """value: None if it was not measured; otherwise it is reached if it is on the right side of the bound."""
+    """value: None if it was not measured. A measured goal is reached if the value is on the right side of the
+    bound."""
 
     name: str
     value: float | None
@@ -36,7 +37,7 @@ class Goal:
 
 
 def engines(rows: Sequence[Row], workload: str | None = None) -> list[Row]:
-    """Rows of the engine that trained, without those that only look at something else."""
+    """The engine's training rows, without the rows of auxiliary measurements."""
     return [
         row
         for row in rows
@@ -48,7 +49,7 @@ def engines(rows: Sequence[Row], workload: str | None = None) -> list[Row]:
 
 
 def better(rows: Sequence[Row]) -> list[Row]:
-    """Of the optimizer in place and deferred the faster one, at each budget where both were run."""
+    """The faster of `in_place` and `deferred` at each budget where both were run."""
 
     def beaten(row: Row) -> bool:
         return any(
@@ -63,7 +64,7 @@ def better(rows: Sequence[Row]) -> list[Row]:
 
 
 def figure(rows: Iterable[Row], workload: str, budget: str, key: str) -> tuple[float | None, str]:
-    """And which column it is of."""
+    """The value of `key` for a workload and budget, and the name of its column."""
     for row in rows:
         if row["workload"] == workload and row["planned_budget"] == budget and not row.get("spike"):
             return row.get(key), row["column"]
@@ -77,7 +78,8 @@ def worst(name: str, rows: Iterable[Row], key: str, bound: float) -> Goal:
 
 
 def against(rows: Sequence[Row], peer: str, bound: float) -> list[Goal]:
-    """A peer's step over the engine's best at no more peak device memory, as the driver sees both."""
+    """A peer's step time over the engine's best at the same or less peak device memory, by the driver's
+    figures."""
     goals = []
     for other in rows:
         if other["column"] != peer or other["status"] != "ok" or "step_ms" not in other:
@@ -121,7 +123,8 @@ def of_calls(rows: Sequence[Row]) -> list[Goal]:
 
 
 def growth(costs: Sequence[Row], key: str) -> float | None:
-    """By how many microseconds an operator's cost grows at most when `key` does tenfold, all else equal."""
+    """The largest increase, in microseconds, of an operator's cost when `key` grows tenfold and all else is
+    equal."""
     other = "operators" if key == "live" else "live"
     found = [
         (b["cost_ns"] - a["cost_ns"]) / 1e3

@@ -1,6 +1,6 @@
-"""How much managed memory the residency benchmarks may have. No torch is needed to know it."""
+"""The limits of managed memory in the residency benchmarks. Does not import torch."""
 
 GIB = 1024**3
-LIMIT = 8 * GIB  # of managed memory, in every column that has any
-MOST_BUDGET = LIMIT - GIB // 2  # so that the limit is never what stops an engine within its budget
-ROOM = 16  # a card must have so many times the limit free
+LIMIT = 8 * GIB  # of managed memory, in every column that uses any
+MOST_BUDGET = LIMIT - GIB // 2  # below the limit, so that the budget and not the limit stops the engine
+ROOM = 16  # a card must have this multiple of the limit free

@@ -1,4 +1,4 @@
-"""Which columns bench_residency.py runs, the most important first, and with what budgets."""
+"""The columns that bench_residency.py runs, the most important first, and their budgets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from _residency_limits import GIB, MOST_BUDGET
 MIB = 1024**2
 IN_CORE, ENGINE, DEFERRED = "in core", "engine", "engine, deferred"
 CALLS = ("rates", "launches", "operators")
-FITS = 1.3  # times the peak in core
-# A peer's reserved peak over this is a budget with which the engine should need no more than the peer.
+FITS = 1.3  # multiple of the peak in core
+# A peer's reserved peak divided by this is a budget at which the engine should need no more than the peer.
 OVERHEAD = 1.07
 
 
 class Unresolved(Exception):
-    """A budget cannot be had; why."""
+    """A budget cannot be computed. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Planned:
         return ", ".join(word for word in words if word)
 
     def needs(self) -> list[str]:
-        """Columns of the same workload that are to be run before."""
+        """Columns of the same workload that must run first."""
         if self.kind == "calls" or self.column == IN_CORE:
             return []
         return [IN_CORE, self.budget.removeprefix("as ")] if self.budget.startswith("as ") else [IN_CORE]
@@ -98,19 +98,19 @@ PLAN = _plan()
 
 
 def select(plan: Sequence[Planned], text: str) -> list[Planned]:
-    """Those whose workload and name contain the text, and what they need to be compared with."""
+    """The columns whose workload and name contain the text, and those that they are compared with."""
     wanted = {planned for planned in plan if text in f"{planned.workload}: {planned.name}"}
     needed = {(planned.workload, column) for planned in wanted for column in planned.needs()}
     return [p for p in plan if p in wanted or (not p.budget and (p.workload, p.column) in needed)]
 
 
 def budget_bytes(planned: Planned, rows: Sequence[Mapping[str, Any]], nominal_peak: int | None) -> int | None:
-    """The budget of a column, from the rows of those before it; None for a column that has none.
+    """The budget of a column, from the rows of earlier columns; None for a column without a budget.
 
-    nominal_peak: what to take for a peak that was not measured; None: nothing
+    nominal_peak: replaces a peak that was not measured; None: no replacement
 
     Raises:
-        Unresolved: what it depends on was not measured, or it is more than may be managed here.
+        Unresolved: a row that it depends on was not measured, or it exceeds the allowed managed memory.
     """
     text = planned.budget
     if not text:

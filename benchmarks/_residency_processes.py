@@ -1,4 +1,4 @@
-"""Processes that have imported torch and wait to be told which column they are."""
+"""Child processes that import torch in advance and then wait for their column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ CHILD = HERE / "_residency_child.py"
 
 
 def environment(rehearsal: bool, imports_torch_uvm: bool) -> dict[str, str]:
-    """Of a child: nothing turns torch_uvm on by itself; where it is used, its limit is there at once.
+    """The environment of a child: torch_uvm is not enabled implicitly, and its limit holds from its first
+    use.
 
     rehearsal: on the emulated accelerator
     """
@@ -39,10 +40,10 @@ def environment(rehearsal: bool, imports_torch_uvm: bool) -> dict[str, str]:
 
 
 class Child:
-    """One process: started, later told what to do, waited for, and ended with all that it started."""
+    """A child process: start, command, wait, and kill with all its descendants."""
 
     def __init__(self, log: Path, variables: Mapping[str, str], ready: Path, program: Path = CHILD) -> None:
-        """ready: a file that the program makes when it has imported what it needs"""
+        """ready: a file that the child creates after its imports"""
         self.log, self._ready = log, ready
         with log.open("w") as output:
             self._process = subprocess.Popen(
@@ -51,23 +52,26 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(variables),
-                process_group=0,  # to be ended with all that it starts
+                process_group=0,  # so that its descendants can be killed with it
             )
 
     def wait_ready(self, seconds: float) -> None:
-        """Until it has imported, or ended, or so long."""
+        """Waits until the child has imported or exited, or until the timeout."""
         deadline = time.monotonic() + seconds
         while not self._ready.exists() and self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def tell(self, spec: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died already; `wait` says how
+        with contextlib.suppress(BrokenPipeError):  # the child has died; `wait` reports how
             self._process.stdin.write(json.dumps(spec).encode() + b"\n")
             self._process.stdin.flush()
 
     def wait(self, seconds: float) -> str | None:
-        """Until it has ended. \\return what went wrong, or None"""
+        """Waits for the end of the process.
+
+        \\return the error, or None
+        """
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -78,7 +82,7 @@ class Child:
         return None if status == 0 else f"failed with status {status}{self._last_line()}"
 
     def end(self) -> None:
-        """Whatever is left of it, its own children included, is killed."""
+        """Kills the process, if it is still alive, and its descendants."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

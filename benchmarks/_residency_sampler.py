@@ -1,4 +1,4 @@
-"""How much memory of a device is in use, as its driver sees it, while another process is at work."""
+"""Samples the device memory in use, by the driver's figures, while another process runs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Memory(ctypes.Structure):
 
 
 def _card() -> int:
-    """The card that is CUDA's device 0. A UUID in CUDA_VISIBLE_DEVICES is not resolved: it is the first."""
+    """The card that is CUDA's device 0. UUIDs in CUDA_VISIBLE_DEVICES are not resolved: card 0 is used."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return int(first) if first.isdigit() else 0
 
 
 def nvml_reader() -> Reader:
-    """Microseconds a reading. Makes no CUDA context. OSError where there is no driver."""
+    """Reads by NVML: microseconds per sample. Creates no CUDA context. Raises OSError without a driver."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     handle = ctypes.c_void_p()
     if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(_card(), ctypes.byref(handle)):
@@ -48,7 +48,8 @@ def nvml_reader() -> Reader:
 
 
 def nvidia_smi_reader() -> Reader:
-    """A process a reading: tens of milliseconds. OSError without nvidia-smi."""
+    """Reads by nvidia-smi: one process and tens of milliseconds per sample. Raises OSError without
+    nvidia-smi."""
     query = ["--query-gpu=memory.used,memory.free", "--format=csv,noheader,nounits"]
     command = ["nvidia-smi", f"--id={_card()}", *query]
 
@@ -65,7 +66,7 @@ def nvidia_smi_reader() -> Reader:
 
 
 def any_reader() -> tuple[str, Reader] | None:
-    """The best there is, with its name; None where no driver is."""
+    """The best available reader and its name; None without a driver."""
     for name, make in (("NVML", nvml_reader), ("nvidia-smi", nvidia_smi_reader)):
         try:
             return name, make()
@@ -75,7 +76,7 @@ def any_reader() -> tuple[str, Reader] | None:
 
 
 class Sampler:
-    """Reads all the time, in its own thread. Moments are `time.monotonic()`, the same for all processes."""
+    """Samples continuously on its own thread. Timestamps are `time.monotonic()`, equal in all processes."""
 
     def __init__(self, read: Reader, period: float = 0.004) -> None:
         self._read = read
@@ -97,19 +98,20 @@ class Sampler:
             try:
                 self._samples.append((time.monotonic(), self._read().used))
             except OSError:
-                continue  # a reading that is missing; `peak` says None if all are
+                continue  # a missing sample; `peak` is None if all are missing
 
     def now(self) -> int:
-        """Bytes in use."""
+        """Bytes in use now."""
         return self._read().used
 
     def peak(self, begin: float, end: float) -> int | None:
-        """The most bytes in use from begin to end; None without a sample in between."""
+        """The maximum of the bytes in use from begin to end; None without a sample in between."""
         found = [used for moment, used in list(self._samples) if begin <= moment <= end]
         return max(found, default=None)
 
     def settle(self, level: int, tolerance: int = 64 * MIB, seconds: float = 10) -> bool:
-        """Waits until no more than `level` is in use, as after a process that was killed; whether it came."""
+        """Waits until at most `level` bytes are in use, as after killing a process. Returns whether that
+        happened."""
         deadline = time.monotonic() + seconds
         while self._read().used > level + tolerance:
             if time.monotonic() > deadline:

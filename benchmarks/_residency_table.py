@@ -1,4 +1,4 @@
-"""The rows of bench_residency.py: what is derived from what was measured, and how it is printed."""
+"""The rows of bench_residency.py: derived figures, and how they are printed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def in_core(rows: Sequence[Mapping[str, Any]], workload: str) -> Mapping[str, An
 
 
 def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = None) -> None:
-    """Adds to a row what follows from it and from its workload in core, if that was measured.
+    """Adds derived figures to a row, from it and from its workload's row in core if that was measured.
 
     over_in_core    step / step in core
     floor_ms, over_floor, floor_kind    of the engine's rows; from `trace`, if the workload has one
     losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
-    driver_bytes    peak in use on the device as the driver sees it, less what was in use before the process
-    outside_bytes   of them, what no allocator knows of: the context, kernels' code, libraries
+    driver_bytes    peak in use on the device by the driver's figures, minus its use before the process
+    outside_bytes   the part of it outside of all allocators: the context, kernels' code, libraries
     over_budget     bytes of managed memory on the device over the budget / the budget - 1
     """
     plain = in_core(rows, row["workload"])
@@ -75,7 +75,7 @@ def equality(row: Mapping[str, Any]) -> str:
     return {True: "equal", False: "NO", None: "(plain differs)"}[row["losses_equal"]]
 
 
-# Heading, width, and what stands there.
+# Heading, width, content.
 HEADINGS = [
     ("column", 30),
     ("budget", 7),
@@ -95,7 +95,7 @@ HEADINGS = [
     ("losses", 15),
 ]
 
-TROUBLE = ("over_budget", "failures")  # of the engine's statistics, said where they are not 0
+TROUBLE = ("over_budget", "failures")  # statistics of the engine, reported if not 0
 
 
 def heading() -> str:
@@ -138,7 +138,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def call_lines(row: Mapping[str, Any]) -> list[str]:
-    """Rows of what is no training."""
+    """Prints rows that are not training."""
     if row["status"] != "ok" or "figures" not in row:
         return [f"{row['name']:<30} {row['status']}"]
     figures = row["figures"]

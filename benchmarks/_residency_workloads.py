@@ -1,4 +1,4 @@
-"""What the residency benchmarks train: the same seeds give the same losses, wherever the memory is."""
+"""Workloads of the residency benchmarks. Equal seeds give equal losses, wherever the memory is."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SEED = 0
 
 
 class NotHere(RuntimeError):
-    """What a workload or a column needs is not installed, or not possible on this device."""
+    """A workload or column needs a package that is not installed, or is not possible on this device."""
 
 
 @dataclass
 class Workload:
-    """A model on its device, and all that a step of it takes."""
+    """A model on its device, and everything that its step needs."""
 
     model: nn.Module
     batch: tuple[Tensor, ...]
@@ -34,7 +34,8 @@ class Workload:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters are made in it at once: a model in float32 first would take twice the memory."""
+    """A scope in which parameters are made in this dtype. Making them in float32 first would double the
+    memory."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -135,7 +136,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """With strided convolutions for max pooling, whose backward may add in any order."""
+    """Uses strided convolutions instead of max pooling, whose backward may add in any order."""
 
     def __init__(self, depths: tuple[int, ...], width: int, classes: int) -> None:
         super().__init__()
@@ -242,7 +243,7 @@ WORKLOADS: dict[str, Maker] = {
     "CNN": CnnOf(),
     "LoRA": LoraOf(),
 }
-# The same in a few MiB, for rehearsals where there is no GPU.
+# The same workloads in a few MiB, for rehearsals without a GPU.
 SMALL: dict[str, Maker] = {
     "16k tokens, checkpointing": TransformerOf(2, 64, True, depth=3, width=256, heads=4),
     "2k tokens": TransformerOf(1, 64, depth=3, width=256, heads=4),
@@ -254,7 +255,7 @@ SMALL: dict[str, Maker] = {
 
 
 def make(name: str, device: torch.device, small: bool = False) -> Workload:
-    """Seeded, and made on the device: its random numbers are its own and need no transfer.
+    """Makes a seeded workload on the device. Its random numbers are its own and need no transfer.
 
     Raises:
         NotHere: a package is missing.
@@ -265,7 +266,7 @@ def make(name: str, device: torch.device, small: bool = False) -> Workload:
 
 
 def larger(name: str, times: int, device: torch.device, small: bool = False) -> tuple[Tensor, ...]:
-    """A batch of so many times the usual, of a transformer."""
+    """A transformer's batch of `times` times the usual size."""
     maker = (SMALL if small else WORKLOADS)[name]
     assert isinstance(maker, TransformerOf)
     shape = (times * maker.sequences, maker.length, maker.width)

@@ -1,4 +1,4 @@
-"""How results are written: JSON with one row a line, so that a new measurement is a short diff."""
+"""Writes results as JSON with one row per line, so that a new measurement is a short diff."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_results(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document of results, and its folder if there is none.
+    """Writes a document of results. Creates its folder if necessary.
 
     Raises:
         OSError: the file cannot be written.
@@ -20,10 +20,10 @@ def write_results(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def one_row_a_line(value: Any, indent: int = 0) -> str:
-    """JSON in which a row is one line, however long.
+    """JSON with each row on one line, however long.
 
-    Rows are the elements of a list of objects, and the members of an object of objects. What contains rows
-    has a line for each of its members; everything else is one line.
+    Rows are the elements of a list of objects and the members of an object of objects. A container of rows
+    has one line per member; everything else is on one line.
     """
     inner = " " * (indent + 1)
     if isinstance(value, list) and _contains_rows(value):

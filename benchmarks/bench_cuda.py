@@ -1,7 +1,7 @@
-"""Costs and rates of managed memory on a real GPU, next to the predictions.
+"""Costs and rates of managed memory on a GPU, next to the predictions.
 
-Sets a limit of 8 GiB before its first managed allocation, and refuses to start unless each card has sixteen
-times that free: managed memory beyond what a card has free can hang it. A few minutes.
+Sets a limit of 8 GiB before its first managed allocation and refuses to start unless each card has sixteen
+times that free: managed memory beyond a card's free memory can hang it. Takes a few minutes.
 
     python benchmarks/bench_cuda.py [--json FILE] [--only TEXT]
 """
@@ -36,7 +36,7 @@ LIMIT = 8 * GIB
 
 
 def training() -> list[Row]:
-    """Steps that fit on the device, with the switch on and off, and runtime allocations in a steady step."""
+    """Steps that fit on the device, with the switch on and off, and runtime allocations per steady step."""
     rows = []
     for name, (make, repetitions) in NETWORKS.items():
         seconds: dict[bool, list[float]] = {False: [], True: []}

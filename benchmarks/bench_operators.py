@@ -1,7 +1,7 @@
-"""What an operator costs on the emulated accelerator, against the CPU.
+"""The cost of operators on the emulated accelerator, compared with the CPU.
 
-Each case is timed on the CPU, on `emu` with torch_uvm off (plain device memory) and on (managed memory),
-interleaved in one process, because only ratios within a process mean anything.
+Each case is timed on the CPU, on `emu` with torch_uvm off (plain device memory), and on `emu` with it on
+(managed memory). The three alternate in one process, because only ratios within a process are meaningful.
 
     python benchmarks/bench_operators.py --json FILE
 """
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TORCH_UVM_DEVICE", "emu")  # before torch: beside a GPU, too, emu is what is measured
+# Set before torch is imported; selects emu on machines with a GPU.
+os.environ.setdefault("TORCH_UVM_DEVICE", "emu")
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ PLACES = ("cpu", "emu, off", "emu, on")
 
 
 def tensors(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Random tensors, the same on every device."""
+    """Random tensors with the same values on every device."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
 
@@ -107,7 +108,7 @@ def adamw(*, fused: bool) -> Case:
 
 
 def train_mlp(device: torch.device) -> Call:
-    """Forward and backward of two small layers: what a step costs that is all overhead."""
+    """Forward and backward of two small layers: a step that is mostly overhead."""
     x, first, second = tensors(device, (16, 64), (64, 64), (64, 64))
     first.requires_grad_()
     second.requires_grad_()
@@ -147,7 +148,7 @@ def nanoseconds(call: Call, loops: int) -> float:
 
 
 def measure(case: Case, repetitions: int, slice_ms: float) -> dict[str, float]:
-    """Median nanoseconds a call, by place. Repetitions are interleaved, so that drift hits all alike."""
+    """Median nanoseconds per call, by place. Repetitions alternate, so that drift affects all alike."""
     places = [
         (torch.device("cpu"), torch_uvm.disabled),
         (torch.device("emu"), torch_uvm.disabled),
@@ -160,7 +161,7 @@ def measure(case: Case, repetitions: int, slice_ms: float) -> dict[str, float]:
     loops: list[int] = []
     for call, (_, scope) in zip(calls, places, strict=True):
         with scope():
-            nanoseconds(call, 3)  # warm caches, and the allocator's
+            nanoseconds(call, 3)  # warm the caches, including the allocator's
             loops.append(max(1, int(slice_ms * 1e6 / nanoseconds(call, 10))))
     times: list[list[float]] = [[] for _ in places]
     for _ in range(repetitions):
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains it")
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # the cost of an operator, not of waking threads
+    torch.set_num_threads(1)  # measure the operator, not the wake-up of threads
     torch_uvm.emulated.configure(memory="4GiB")
     environment = describe(["python", "benchmarks/bench_operators.py", *sys.argv[1:]]) | {"threads": 1}
     print("\nAn operator on the emulated accelerator against the CPU, ns a call (medians)")

@@ -1,26 +1,26 @@
-"""Logs of allocations replayed on a GPU: on our allocators, and on PyTorch's and RMM's, side by side.
+"""Replays logs of allocations on a GPU with our allocators, PyTorch's and RMM's.
 
-One process, one loop in C++ (csrc/allocator/replay/replay.h), one managed allocation function under one limit
-of 4 GiB; refuses to start unless each card has sixteen times that free. Nothing touches the memory, so ours
-do not prefetch it either (populate:false), but in one column. Compiles for a minute, and runs for one. Needs
-a CUDA toolkit, and of this package nothing that is built.
+All run in one process, with one loop in C++ (csrc/allocator/replay/replay.h), one managed allocation function
+and one limit of 4 GiB. Refuses to start unless each card has sixteen times the limit free. The replay does
+not touch the memory, so our allocators do not prefetch it (populate:false), except in one column. Compiles
+for a minute and runs for one. Needs a CUDA toolkit, but no built torch_uvm.
 
     python benchmarks/bench_replay_peers.py [--json FILE] [--rounds N] [--repeat N] [LOG ...]
 
-| column | what it is |
+| column | description |
 | --- | --- |
 | none | cudaMallocManaged and cudaFree each time |
 | event-per-free, caching, pool, arena, plan | as docs/replay.md has them |
 | ... small segments | with segment_min:none: the segments of PyTorch's allocator |
-| ... populated | as it is unless told otherwise: a new segment is prefetched |
+| ... populated | with the default populate:true: a new segment is prefetched |
 | torch | PyTorch's native allocator in a torch.cuda.MemPool, by raw_alloc_with_stream and raw_delete |
 | rmm-pool, rmm-arena | rmm::mr::pool_memory_resource, arena_memory_resource (pip install librmm-cu13) |
-| ... as caching | with as many bytes as `caching` has at its peak, all of them from the beginning |
+| ... as caching | with an initial size equal to the peak of `caching` |
 
-Pools and arenas, of whomever, are told how much to begin with; that is taken before the clock starts. They
-get what makes their peak the lowest, of 57 sizes from half to four times what is live at most. RMM's get no
-more than that, and ours what they ask for later, on the clock. Events that others record are not counted:
-RMM's pool records one at each free, by its source.
+Pools and arenas get an initial size, which is allocated before the clock starts. It is the size with the
+lowest peak among 57 sizes, from half to four times the largest number of live bytes. RMM's cannot grow beyond
+it. Ours can, and that time counts. Events that RMM records are not counted: by its source, its pool records
+one per free.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from __future__ import annotations
 import os
 
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = (
-    "0"  # before torch is imported: its allocator stays in its place
+    "0"  # set before torch is imported, so that PyTorch's allocator stays installed
 )
-os.environ.setdefault("RMM_DEBUG_LOG_FILE", os.devnull)  # it writes a line for each size that is too small
+os.environ.setdefault("RMM_DEBUG_LOG_FILE", os.devnull)  # RMM logs a line for each size that is too small
 
 import argparse
 import sys
@@ -53,10 +53,10 @@ LIMIT = 4 * GIB
 LOGS = sorted((ROOT / "benchmarks" / "logs").glob("*.csv"))
 RMM = ("rmm-pool", "rmm-arena")
 OTHERS = ("torch", *RMM)
-# What would change PyTorch's allocator.
+# Variables that change PyTorch's allocator.
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-_SIZES = 57  # of those that a pool or an arena is tried with
-_SLICE = 0.15  # seconds that a column takes in a round, at most
+_SIZES = 57  # number of initial sizes that are tried for a pool or an arena
+_SLICE = 0.15  # maximum seconds per column and round
 _BARE = "populate:false"
 _SMALL = f"{_BARE},segment_min:none"
 
@@ -78,12 +78,12 @@ def columns() -> list[Column]:
 
 
 def is_ours(column: Column) -> bool:
-    """If not, it is what ours are compared with: others', and what an allocator is to save."""
+    """Whether the column is an allocator of ours. The others are baselines: peers, and bare runtime calls."""
     return column.allocator not in ("none", "event-per-free", *OTHERS)
 
 
 def look(module: Any, log: Any, column: Column, count: int | None) -> dict[str, Any]:
-    """Once through the log, off the clock; of one that fails otherwise than for want of memory, why."""
+    """Replays the log once, untimed. A failure other than out of memory is reported with its message."""
     try:
         found: dict[str, Any] = module.replay(column.allocator, log, column.options, count or 0, 0)
     except RuntimeError as error:
@@ -92,7 +92,7 @@ def look(module: Any, log: Any, column: Column, count: int | None) -> dict[str, 
 
 
 def lowest_peak(module: Any, log: Any, column: Column, live: int) -> int:
-    """The bytes to begin with that give it its lowest peak; `live` where none gets it through the log."""
+    """The initial size with the lowest peak; `live` if no size is enough for the log."""
     tried = []
     for number in range(_SIZES):
         count = -(-live * (8 + number) // 16 // 256) * 256
@@ -103,7 +103,7 @@ def lowest_peak(module: Any, log: Any, column: Column, live: int) -> int:
 
 
 def prepare(module: Any, log: Any, column: Column, live: int, as_caching: int) -> None:
-    """What it takes in memory and calls; how much pools and arenas are told to begin with."""
+    """The column's memory and call counts, and the initial size of pools and arenas."""
     if column.name.endswith(", as caching"):
         column.bytes = as_caching
     elif column.allocator in ("pool", "arena", *RMM):
@@ -118,7 +118,8 @@ def prepare(module: Any, log: Any, column: Column, live: int, as_caching: int) -
 
 
 def measure(module: Any, log: Any, wanted: Sequence[Column], rounds: int, repeat: int) -> None:
-    """Rounds of all columns, each beginning with another one; a column goes through the log so often."""
+    """Runs rounds over all columns, each starting with a different column. A column replays the log several
+    times."""
     here = [column for column in wanted if not column.failure]
     often = {}
     for column in here:
@@ -135,7 +136,7 @@ def measure(module: Any, log: Any, wanted: Sequence[Column], rounds: int, repeat
 
 
 def replay(module: Any, path: Path, arguments: argparse.Namespace, without_rmm: str) -> dict[str, Any]:
-    """One log on every column; what is printed of it, printed."""
+    """Runs one log on every column and prints the table."""
     read = read_log(path)
     events, how = columns_of(read)
     log = module.make_log(*events)
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module, without_rmm = build(args.verbose)
     except NotHere as error:
         sys.exit(f"bench_replay_peers.py: {error}")
-    torch.zeros(1, device="cuda")  # PyTorch's allocator is there from now on
+    torch.zeros(1, device="cuda")  # PyTorch's allocator exists from here on
     try:
         free = module.start(LIMIT, ROOM)
     except RuntimeError as error:

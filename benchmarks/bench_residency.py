@@ -1,17 +1,16 @@
-"""Training with less device memory than it takes, by the residency engine and by other means, on a real GPU.
+"""Training with less device memory than it needs, by the residency engine and by other means, on a GPU.
 
-A fresh process a column, the most important first, for as long as --seconds allow; one table, and JSON that
-is written after each column. Managed memory has a hard limit of 8 GiB in every process that has any, and
-nothing is started unless the card has sixteen times that free: managed memory beyond what a card has free can
-hang it.
+Runs each column in a fresh process, the most important first, for at most --seconds. Prints one table, and
+writes JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing
+starts unless the card has sixteen times that free: managed memory beyond a card's free memory can hang it.
 
     python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE] [--resume FILE]
 
---resume goes on where the run of FILE has ended, on the same kind of device: columns that ran are taken from
-it, each with its commit and date, and the others are run.
+--resume continues the run that wrote FILE, on the same kind of device. Finished columns are copied from it
+with their commit and date; the others are run.
 
---rehearse runs every column in a few MiB on the CPU and the emulated accelerator, to try the script itself;
-its figures mean nothing and are kept only where --json says.
+--rehearse runs every column in a few MiB on the CPU and the emulated accelerator, to test the script. Its
+figures are meaningless and are only written where --json says.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from _residency_sampler import Reader, Sampler, any_reader
 from _results import write_results
 
 WITHOUT_OURS = ("in core", "save_on_cpu", "FSDP2 offload", "PagedAdamW")
-NOMINAL_PEAK = 40 * 1024**2  # of a rehearsal, which does not measure it
-STARTING = 15  # seconds that a column takes at least: with less left none is begun
+NOMINAL_PEAK = 40 * 1024**2  # for a rehearsal, which does not measure the peak
+STARTING = 15  # minimum seconds for a column: with less time left none is started
 
 
 class Refused(RuntimeError):
-    """It would not be safe to run here."""
+    """Running here would not be safe."""
 
 
 def check_room(read: Reader) -> int:
@@ -63,7 +62,7 @@ def check_room(read: Reader) -> int:
 
 
 class Bench:
-    """The columns of a plan, one after the other, and the rows that they give."""
+    """Runs the columns of a plan one after the other and collects their rows."""
 
     def __init__(
         self,
@@ -112,8 +111,8 @@ class Bench:
         return row
 
     def _start_ahead(self, plan: Sequence[Planned], place: int) -> None:
-        """Starts this column's process and the next ones', together, if it was not; all have imported when it
-        is told to begin, so that none runs while it measures."""
+        """Starts the processes of this and the next columns together, unless they are running. Waits until
+        all have imported, so that no import runs during a measurement."""
         if place in self._waiting:
             return
         for next_place in range(place, min(place + self.args.ahead, len(plan))):
@@ -207,8 +206,8 @@ def rows_that_ran(file: Path, about: Mapping[str, Any]) -> dict[tuple[str, str],
     """The rows of an earlier run, by workload and name.
 
     Raises:
-        Refused: that was another device, or another torch.
-        OSError, ValueError: there is no such file, or it is no report of ours.
+        Refused: the run was made on another device or with another torch.
+        OSError, ValueError: the file does not exist, or is not a report of this script.
     """
     document = json.loads(file.read_text())
     if not isinstance(document, dict) or not {"environment", "rows"} <= document.keys():
@@ -223,7 +222,7 @@ def rows_that_ran(file: Path, about: Mapping[str, Any]) -> dict[tuple[str, str],
 
 
 class Printer:
-    """Rows as they come, under their workload."""
+    """Prints rows as they arrive, under their workload."""
 
     def __init__(self) -> None:
         self._workload: str | None = None
@@ -292,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.traces:
         args.traces = args.traces.resolve()
         args.traces.mkdir(parents=True, exist_ok=True)
-    # What ends this process ends its columns, too.
+    # A signal that ends this process also ends the children.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     target = args.json or Path(os.environ.get("OUT", RESULTS)) / "residency.json"
     document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}

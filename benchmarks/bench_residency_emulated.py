@@ -1,7 +1,8 @@
 """Training with less device memory than it takes, on the emulated accelerator, in modelled time.
 
-Bytes, hits and equality are what the table is for: modelled times only echo the cost profile of `emu`, which
-counts memory traffic and no arithmetic. A fresh process a row; well under a minute, and no GPU.
+The table is about bytes, hits and equality. Modelled times only reflect the cost profile of `emu`, which
+counts memory traffic and no arithmetic. Each row runs in a fresh process; the whole takes well under a minute
+and needs no GPU.
 
     python benchmarks/bench_residency_emulated.py [--json FILE]
 """
@@ -30,15 +31,15 @@ AMPLE = 2048 * MIB
 PARTS = ("1/1.5", "1/2", "1/4")
 WARM_UP, STEPS, RECORDED = 4, 2, 4
 DRIVER, ENGINE, AUTO = "driver's faults", "engine", "engine, auto"
-ROOMY = "1/0.75"  # a device with a third more than the peak, which a batch of four times the usual exceeds
+ROOMY = "1/0.75"  # a device with 1/0.75 of the peak; a batch of four times the usual size exceeds it
 
 
 @dataclass
 class Row:
-    """A run: what its steady steps did, each on average. Bytes are modelled, as times are."""
+    """Averages over a run's steady steps. Bytes and times are modelled."""
 
     name: str
-    part: str  # of the peak, which the device has memory for
+    part: str  # share of the peak that the device has as memory
     memory: int  # of the device, bytes
     budget: int | str | None
     bytes_in: float  # to the device: migrated and copied
@@ -46,28 +47,28 @@ class Row:
     in_place: float  # bytes used across the link
     faults: float  # pages
     evicted: float  # pages
-    hits: float | None  # operators that came as planned; None without the engine
+    hits: float | None  # share of operators that matched the schedule; None without the engine
     misses: float | None
     modelled_ms: float
-    peak_resident: int  # managed bytes on the device, over all steps
-    peak_allocated: int  # managed bytes in use, over all steps
-    losses: list[str] = field(repr=False)  # of all steps, in hexadecimal
-    equal: bool = True  # to the run without a budget, all losses to the last bit
-    trace: str | None = None  # where the accesses of a step were recorded
-    least_in: float | None = None  # bytes a step that any plan has to bring in, or to read across the link
-    least_out: float | None = None  # bytes that a plan with no more than that writes
-    after_spike_ms: float | None = None  # as modelled_ms, after one batch of four times the usual
+    peak_resident: int  # maximum of managed bytes on the device, over all steps
+    peak_allocated: int  # maximum of managed bytes in use, over all steps
+    losses: list[str] = field(repr=False)  # one per step, in hexadecimal
+    equal: bool = True  # whether all losses equal those without a budget, to the last bit
+    trace: str | None = None  # path of the recorded accesses, if any
+    least_in: float | None = None  # lower bound per step of bytes fetched, or read across the link
+    least_out: float | None = None  # bytes per step written back by a schedule that reaches least_in
+    after_spike_ms: float | None = None  # modelled_ms after one batch of four times the usual size
 
 
 def child(spec: dict[str, Any]) -> Row:
-    """Trains in this process, whose emulated accelerator is unused so far."""
+    """Trains in this process, which has not used the emulated accelerator yet."""
     import torch
     from _residency_workloads import SEED, TransformerOf
 
     import torch_uvm
     from torch_uvm import _C
 
-    torch.set_num_threads(1)  # before the first backward: its threads read it once
+    torch.set_num_threads(1)  # before the first backward, whose threads read it once
     torch_uvm.emulated.configure(memory=spec["memory"])
     torch_uvm.enable(budget=spec["budget"], limit=AMPLE)
     torch.manual_seed(SEED)
@@ -113,7 +114,7 @@ def child(spec: dict[str, Any]) -> Row:
     if spec["trace"] is not None:
         bindings.start_recording_accesses(spec["trace"])
         for _ in range(RECORDED):
-            step()  # whose optimizer marks its end
+            step()  # its optimizer marks the end of the step
         bindings.stop_recording_accesses()
 
     def planned(figure: str) -> float | None:
@@ -141,10 +142,10 @@ def child(spec: dict[str, Any]) -> Row:
 
 
 def run(name: str, part: str, memory: int, budget: int | str | None, trace: str | None = None) -> Row:
-    """A row, from a process of its own.
+    """Makes a row in a process of its own.
 
     Raises:
-        RuntimeError: the process failed; its last words are in the message.
+        RuntimeError: the process failed. The message contains the end of its output.
     """
     variables = environment(rehearsal=True, imports_torch_uvm=True) | {"OMP_NUM_THREADS": "1"}
     spec = {"name": name, "part": part, "memory": memory, "budget": budget, "trace": trace}
@@ -156,18 +157,19 @@ def run(name: str, part: str, memory: int, budget: int | str | None, trace: str 
 
 
 def part_of(peak: int, part: str) -> int:
-    """Whole pages of 2 MiB."""
+    """Rounds to whole pages of 2 MiB."""
     count = int(peak / float(part.removeprefix("1/")))
     return count - count % (2 * MIB)
 
 
 def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | None = None) -> list[Row]:
-    """The table: without a budget where there is room for all; then, for each part of the peak, the driver's
-    faults, and the engine with that budget, on a device that has no more memory than that. Last, the engine
-    with budget="auto" where the usual batch fits, and one of four times it does not.
+    """The rows of the table. First, without a budget and with enough memory. Then, for each share of the
+    peak, two rows on a device with that much memory: page faults by the driver, and the engine with that
+    budget. Last, the engine with budget="auto" on a device that fits the usual batch but not one of four
+    times its size.
 
-    engine: whether its rows are wanted
-    folder: where the engine's rows leave a trace of some steps each; None: there is none, and no least bytes
+    engine: whether to make the engine's rows
+    folder: where to write a trace of some steps for each engine row; None: no traces and no lower bounds
 
     Raises:
         RuntimeError: a run failed.
@@ -183,7 +185,8 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
         trace = str(Path(folder) / f"{part[2:]}.trace") if folder is not None and name == ENGINE else None
         return run(name, part, memory, budget, trace)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # modelled figures do not mind company
+    # modelled figures do not depend on the machine's load
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = [plain, *pool.map(lambda each: one(*each), wanted)]
     for row in found:
         row.equal = row.losses == plain.losses

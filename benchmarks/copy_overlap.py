@@ -1,11 +1,12 @@
-"""Which copies across the link run beside kernels: of plain memory, of managed memory, and staged.
+"""Measures which copies across the link overlap with kernels: plain memory, managed memory, staged copies.
 
     python benchmarks/copy_overlap.py [--json FILE]
 
-For a GPU. A stream of matrix products (or of sums, which need the device's memory instead) and 16 copies of
-32 MiB on streams of their own: alone, and at once. `hidden` is the share of the shorter of the two that cost
-nothing. "staged" are copies of managed memory through two slots of plain device memory a direction, as the
-residency engine makes them. 256 MiB of managed memory; the guard: a limit of 4 GiB, sixteen times that free.
+For a GPU. Runs a stream of matrix products (or of sums, which need the device's memory bandwidth) and 16
+copies of 32 MiB on their own streams, first separately and then concurrently. `hidden` is the share of the
+shorter of the two that cost no time. "staged" copies managed memory through two slots of plain device memory
+per direction, as the residency engine does. Uses 256 MiB of managed memory under a limit of 4 GiB. The guard
+requires sixteen times that free.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Work = Callable[[], None]
 
 
 class Copies:
-    """Pieces from pinned memory to a buffer, from another one back, or both; streams for each direction."""
+    """Copies pieces from pinned memory to a buffer, from another buffer back, or both, on one stream per
+    direction."""
 
     def __init__(self, to_device: bool, to_host: bool, buffers: Any, staged: bool) -> None:
         import torch
@@ -73,7 +75,7 @@ class Copies:
 
 
 def milliseconds(works: list[Work], streams: list[Any]) -> float:
-    """All works at once, until the last one is over; the best of some tries."""
+    """Runs all works concurrently until the last one ends. Returns the best of several tries."""
     import torch
 
     best = float("inf")
@@ -146,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # before torch_uvm is imported
+    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # set before torch_uvm is imported
     from _environment import describe
     from _results import write_results
 

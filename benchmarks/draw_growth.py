@@ -1,4 +1,4 @@
-"""Draws what an allocation costs as live blocks grow, of benchmarks/results/allocator.json.
+"""Plots the cost of an allocation against the number of live blocks, from benchmarks/results/allocator.json.
 
 python benchmarks/draw_growth.py [FILE]
 """
@@ -26,7 +26,7 @@ def written(size: int) -> str:
 
 
 def draw(path: Path) -> None:
-    """A line for each size, one thread."""
+    """One line per size, for one thread."""
     figures = json.loads((ROOT / "benchmarks" / "results" / "allocator.json").read_text())
     lines: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for figure in figures["allocator"]["figures"]:

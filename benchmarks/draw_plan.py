@@ -2,7 +2,7 @@
 
     python benchmarks/draw_plan.py [FILE]
 
-Each rectangle is an allocation: from the event that makes it to the one that frees it, over its bytes.
+Each rectangle is an allocation: from the event that makes it to the event that frees it, and over its bytes.
 """
 
 from __future__ import annotations

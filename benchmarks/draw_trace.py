@@ -2,7 +2,7 @@
 
     TORCH_UVM_DEVICE=emu python benchmarks/draw_trace.py [FILE]
 
-The parameters, gradients and moments of the ten layers have 160 MiB, the budget has 96.
+Parameters, gradients and moments of the ten layers are 160 MiB; the budget is 96 MiB.
 """
 
 from __future__ import annotations

@@ -2,20 +2,19 @@
 
     python benchmarks/lower_bound.py TRACE --budget 4GiB [--forward-ms 40 --backward-ms 80] [--json FILE]
 
-It shares no code with torch_uvm, so that the two can be held against each other: it reads the trace itself
-(docs/traces.md) and ignores what was moved in it. Only who used what, births and deaths count.
+It shares no code with torch_uvm, so that the two can be compared. It reads the trace itself (docs/traces.md)
+and ignores the recorded transfers: only uses, creations and frees count.
 
-In what sense it is a bound. The device has room for the budget, with no reserve and no fragmentation. When
-room is short, the bytes that are needed the farthest in the future give way (Belady's MIN), byte by byte: a
-storage may be there in part. No plan that makes every operand resident at its operator, or uses it in place
-where the trace allows that, brings fewer bytes in: MIN is optimal for fetches of equal cost, and to move
-whole storages only costs more. The bytes out are those that this very plan writes: what it gives up and the
-host has not. A plan that fetches more could write less.
+Meaning of the bound: the device has room for the budget, with no reserve and no fragmentation. When room is
+short, the bytes with the farthest next use are evicted (Belady's MIN), byte by byte, so a storage may be
+partly resident. Every schedule makes each operand resident at its operator, or uses it in place where the
+trace allows that. None fetches fewer bytes: MIN is optimal for fetches of equal cost, and moving whole
+storages only costs more. The bytes written back are those of this schedule: evicted bytes that the host does
+not have. A schedule that fetches more could write back less.
 
-What is used in place crosses the link once for each use, and back if it is written. An operator that may
-use operands in place does so for those that are not there, unless one that is there is needed later still;
-bytes in are the same either way. They are counted apart: at another rate, and at no time but the operator's
-own.
+A use in place crosses the link once, and back if it writes. An operator that may use operands in place does
+so for those that are absent, unless a resident one has a later next use; the bytes in are the same either
+way. They are counted separately, because they have another rate and overlap only with their own operator.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 @dataclass
 class Step:
-    """Bytes of one step, each way."""
+    """Bytes of one step, in each direction."""
 
     fetched: int = 0
     written_back: int = 0
     in_place_read: int = 0
     in_place_written: int = 0
-    over: int = 0  #: operators whose operands, outputs included, exceed the budget by themselves
+    over: int = 0  #: operators whose operands, outputs included, exceed the budget on their own
 
 
 @dataclass
@@ -60,9 +59,9 @@ class _Operator:
 class _Storage:
     bytes: int
     device: int
-    here: int = 0  #: bytes on the device
-    clean: int = 0  #: of these, bytes that the host has too
-    next: int = NEVER  #: the operator that uses it next
+    here: int = 0  #: resident bytes
+    clean: int = 0  #: resident bytes that the host has too
+    next: int = NEVER  #: the next operator that uses it
 
 
 def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Storage], int]:
@@ -74,7 +73,7 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
     operators: list[_Operator] = [_Operator([], [], True, 0)]
     storages: dict[int, _Storage] = {}
     steps = 0
-    begun = len(operators)  # before the step that is being read
+    begun = len(operators)  # operators before the current step
     with path.open() as file:
         header = json.loads(next(file, "null"))
         if not isinstance(header, dict) or header.get("format") != "torch_uvm accesses":
@@ -93,11 +92,11 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
                     there = it["bytes"] if it["resident"] and len(operators) == 1 else 0
                     storages[it["storage"]] = _Storage(it["bytes"], it["device"], there)
                     if it["resident"] and not there:
-                        # Its creation is not in the trace, and it did not exist at the beginning.
+                        # The trace does not contain its creation; it did not exist at the beginning.
                         operators.append(_Operator([], [], True, steps, births=[it["storage"]]))
             elif "death" in it:
                 operators[-1].deaths.append(it["death"])
-            elif "step" in it and len(operators) > begun:  # a mark after a mark ends nothing
+            elif "step" in it and len(operators) > begun:  # of two consecutive marks the second ends no step
                 steps += 1
                 begun = len(operators)
     ours = {name: it for name, it in storages.items() if it.device == device}
@@ -108,7 +107,7 @@ def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Stora
 
 
 def least(operators: Sequence[_Operator], storages: dict[int, _Storage], budget: int) -> list[Step]:
-    """What crosses the link in each step under farthest next use. Changes the storages."""
+    """The bytes that cross the link in each step, evicting the farthest next use. Modifies the storages."""
     return _Device(operators, storages, budget).run()
 
 
@@ -119,7 +118,7 @@ class _Device:
         self.budget = budget
         self.steps = [Step() for _ in range(operators[-1].step + 1)]
         self.used = 0
-        #: (-next use, storage): the farthest first; entries that are no longer so are passed over
+        #: (-next use, storage), farthest first; outdated entries are skipped
         self.farthest: list[tuple[int, int]] = []
 
     def run(self) -> list[Step]:
@@ -173,7 +172,8 @@ class _Device:
             self._arrive(name, self.storages[name].bytes, clean=False)
 
     def _use(self, name: int, written: bool, running: set[int], step: Step) -> None:
-        """What is absent comes if there is room, or for what is needed later; else it is used in place."""
+        """Fetches absent bytes if there is room, or if bytes with a later next use can be evicted; else uses
+        them in place."""
         it = self.storages[name]
         absent = it.bytes - it.here
         if it.next != NEVER:
@@ -217,12 +217,12 @@ class _Device:
 
 
 def bound(path: Path, budget: int, device: int = 0) -> dict[str, Any]:
-    """The least bytes of a step: the mean over those that have one before and one after, or all there is.
+    """The least bytes of a step: the mean over steps with a step before and after, or over the whole trace.
 
     Returns:
-        ``fetched``, ``written_back``, ``in_place_read``, ``in_place_written``: bytes a step. ``over``:
-        operators a step that exceed the budget by themselves. ``steps``: how many were averaged; 0: the trace
-        has fewer than three that are complete, and it is all of the trace, cold start included.
+        ``fetched``, ``written_back``, ``in_place_read``, ``in_place_written``: bytes per step. ``over``:
+        operators per step that exceed the budget on their own. ``steps``: number of averaged steps; 0: the
+        trace has fewer than three complete steps, and the figures cover all of it, including the cold start.
 
     Raises:
         ValueError: the file is no trace of version 1. OSError: it cannot be read.
@@ -240,9 +240,10 @@ def bound(path: Path, budget: int, device: int = 0) -> dict[str, Any]:
 
 
 def phase_floor(least_bytes: dict[str, Any], forward_ms: float, backward_ms: float) -> float:
-    """Milliseconds: forward writes while it computes, backward reads, the optimizer overlaps nothing.
+    """Milliseconds: write-backs overlap forward, fetches overlap backward, and nothing overlaps the
+    optimizer.
 
-    forward_ms, backward_ms: in core; recomputation belongs to backward
+    forward_ms, backward_ms: in core; backward includes recomputation
     """
     out = float(least_bytes["written_back"]) / LINK * 1e3
     into = float(least_bytes["fetched"]) / LINK * 1e3

@@ -1,10 +1,10 @@
-"""How fast host memory can be pinned, by size and by way, on a GPU: what a first step under a budget pays.
+"""The rate of pinning host memory, by size and method, on a GPU: a cost of the first step under a budget.
 
     python benchmarks/pinning.py [--json pinning.json]
 
-Ways: cudaHostAlloc, which touches and pins page by page; memory of large pages that threads of the host have
-touched, pinned by cudaHostRegister afterwards: then only the pinning happens under the driver's lock, which
-every launch waits for. Prints GB/s of both parts, and the longest that an empty kernel launch took meanwhile.
+Methods: cudaHostAlloc, which touches and pins page by page; and cudaHostRegister on huge pages that host
+threads have touched, so that only the pinning holds the driver's lock, which every launch waits for. Prints
+GB/s of both phases and the longest launch of an empty kernel meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGE_PAGE = 2 << 20
 
 
 class Launches:
-    """Launches a small kernel again and again, and keeps the longest call."""
+    """Launches a small kernel repeatedly and records the longest call."""
 
     def __enter__(self) -> Launches:
         self.longest_ms = 0.0

@@ -1,12 +1,12 @@
-"""Who waits for whom in a step of bench_residency.py: kernels and copies by stream, and the compute's gaps.
+"""Profiles a step of bench_residency.py: kernels and copies by stream, and the gaps of the compute stream.
 
     python benchmarks/profile_residency.py "engine, deferred" "16k tokens, checkpointing" 4162846720 out
 
-For a GPU. Trains until the steps repeat, then profiles two of them. Prints for every stream what it was busy
-with, for every kind of copy its rate, and for each gap of the compute stream which copies ended where the gap
-does: those it waited for; and whether the kernel after it had been launched by then: if not, it waited for
-the host. The whole trace goes to OUT.json.gz (chrome://tracing). The same guard as in bench_residency.py: a
-limit of 8 GiB, sixteen times that free.
+For a GPU. Trains until steps repeat, then profiles two steps. Prints each stream's busy time, each copy
+kind's rate, and the gaps of the compute stream. For each gap it names the copies that end with it, which the
+stream waited for, and whether the next kernel was launched by then; if not, the stream waited for the host.
+Writes the trace to OUT.json.gz (chrome://tracing). Has the same guard as bench_residency.py: a limit of 8 GiB
+and sixteen times that free.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def end_of(event: Event) -> float:
 
 
 def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> None:
-    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # before torch_uvm is imported
+    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # set before torch_uvm is imported
     import _residency_child as child
     import torch
     from _residency_columns import COLUMNS
@@ -52,7 +52,7 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     training = child.Training(column, make(workload_name, device, False), device)
     for _ in range(8 + column.settles):
         print(f"warm-up {training.alone():.1f} ms", flush=True)
-    # Without the host's operators: to note them takes longer than to run them.
+    # Host operators are not recorded: recording them takes longer than running them.
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiled:
         training.step()
         training.step()

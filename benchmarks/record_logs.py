@@ -1,9 +1,10 @@
-"""Makes the logs of allocations in benchmarks/logs/: a few training steps each, on the emulated accelerator.
+"""Records the logs of allocations in benchmarks/logs/: a few training steps each, on the emulated
+accelerator.
 
     python benchmarks/record_logs.py [--folder FOLDER] [cnn] [transformer] [ragged]
 
-A log begins before the model is made and ends after it is gone, so that it is complete: what it allocates it
-frees. Sizes and order are the same in every run; addresses, times and thread numbers are not.
+A log begins before the model is made and ends after it is freed, so every allocation has its free. Sizes and
+order are the same in every run; addresses, times and thread numbers differ.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def transformer() -> None:
 
 
 class Ragged(nn.Module):
-    """Sizes k*16*7*7, k*7*7, k*7, k and k*32 for k rows, which vary from step to step."""
+    """Allocates k*16*7*7, k*7*7, k*7, k and k*32 elements for k rows; k varies from step to step."""
 
     def __init__(self) -> None:
         super().__init__()

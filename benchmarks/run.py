@@ -1,4 +1,4 @@
-"""Builds and runs the benchmarks, prints their tables, and keeps the figures under benchmarks/results/.
+"""Builds and runs the benchmarks, prints their tables, and writes the figures to benchmarks/results/.
 
 python benchmarks/run.py [allocator] [operators] [replay] [residency]
 """
@@ -24,7 +24,7 @@ def run(*command: str) -> None:
 
 
 def allocator(build: Path) -> None:
-    """Allocate and free in C++, without torch: what it costs, what ragged sizes waste, what events cost."""
+    """Allocations and frees in C++, without torch: the cost of a call, of ragged sizes, and of events."""
     parts = ("allocator", "ragged", "events", "arena", "plan")
     run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
     run(

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-LINES, COLUMNS = 64, 64  # of a page
-MIN_LINES = 24  # a page with fewer says little
-PAGES = 4  # of one file, at most
+LINES, COLUMNS = 64, 64  # size of a page
+MIN_LINES = 24  # shorter files make pages with little content
+PAGES = 4  # maximum number of pages from one file
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ class Page:
 
 
 def draw(page: Page, image: Floats) -> None:
-    """Draws a page into `image`, (LINES, COLUMNS); what is past its edges is left out."""
+    """Draws a page into `image`, (LINES, COLUMNS), and clips it at the edges."""
     image.fill(0)
     for row, line in enumerate(page.lines):
         codes = np.frombuffer(line[:COLUMNS], dtype=np.uint8)
@@ -36,9 +36,9 @@ def is_test(path: Path) -> bool:
 
 
 def read_pages(count: int, seed: int) -> tuple[list[Page], list[Page]]:
-    """Pages to train on and pages held out, a quarter of them, from other files; `count` in all.
+    """Returns training pages and held-out pages, `count` in all. A quarter is held out, from other files.
 
-    No two are equal. The files come in an order that the seed decides, so that any count is a fair sample.
+    No two pages are equal. The seed decides the order of the files, so that any count is a fair sample.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
@@ -63,7 +63,7 @@ def read_pages(count: int, seed: int) -> tuple[list[Page], list[Page]]:
 
 
 def normalise(images: Floats, train: int) -> None:
-    """Mean 0 and deviation 1 over the `train` images in front, in place, in pieces of one image."""
+    """Normalises to mean 0 and deviation 1 of the first `train` images, in place, one image at a time."""
     mean, deviation = images[:train].mean(dtype=np.float64), images[:train].std(dtype=np.float64)
     for image in images:
         image -= mean
@@ -71,9 +71,9 @@ def normalise(images: Floats, train: int) -> None:
 
 
 def augment(images: Floats, labels: Labels, random: np.random.Generator) -> None:
-    """Shuffles images and labels alike and shifts each page by some lines, round its edge; in place.
+    """Shuffles images and labels alike, and rotates each page by some lines. Works in place.
 
-    A shifted page that is shifted again is a page shifted once, so no originals need be kept.
+    Rotating a rotated page again is still one rotation, so the originals need not be kept.
     """
     for i in range(len(images) - 1, 0, -1):
         j = int(random.integers(i + 1))

@@ -1,4 +1,4 @@
-"""The picture of the demo: what is resident on the emulated device, without and with the engine."""
+"""The picture of the demo: bytes resident on the emulated device, without and with the engine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RESIDENT, CAPACITY = "#2a6f97", "#c1121f"
 
 
 def plot_residency(driver: dict[str, Any], engine: dict[str, Any], working_set: int, path: Path) -> None:
-    """Draws what is resident on device 0 of two runs of the same script, over the same axis of modelled time.
+    """Draws the bytes resident on device 0 for two runs of the same script, over one axis of modelled time.
 
     Args:
-        driver, engine: what ``python -m torch_uvm run --stats`` wrote on the emulated accelerator, with
+        driver, engine: the output of ``python -m torch_uvm run --stats`` on the emulated accelerator, with
             ``--budget none`` and with a budget.
-        working_set: the bytes that the script has in use at its peak, wherever they are.
+        working_set: the script's peak of bytes in use, wherever they are.
         path: the PNG to write.
     """
     figure, (above, below) = plt.subplots(

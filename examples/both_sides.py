@@ -1,11 +1,10 @@
 """Trains on images that numpy prepares and the accelerator reads: the same bytes, never copied.
 
-An image is a page of a source file of the standard library: rows are lines, columns are characters,
-and a character's code is its brightness. To learn: is the page from one of Python's own tests? Between
-epochs numpy shuffles and shifts the images in place, under the tensor's CPU label; the network reads
-them under its device label. Next to it the same is done the ordinary way, with an array for numpy and a
-copy of it for the device. The losses are equal to the last bit. It ends with an error if a byte of the
-images was copied.
+An image is a page of a source file of the standard library: rows are lines, columns are characters, and a
+character's code is its brightness. The task: does the page belong to Python's own tests? Between epochs numpy
+shuffles and rotates the images in place, under the tensor's CPU label. The network reads them under its
+device label. For comparison the same training also runs with a numpy array and a copy of it for the device.
+Both have equal losses to the last bit. Raises an error if a byte of the images was copied.
 
     python examples/both_sides.py --epochs 12 --images 1536
 
@@ -38,7 +37,7 @@ BATCH = 64
 
 
 def check_same_bytes(host: Tensor, device: Tensor, array: Floats) -> None:
-    """Raises AssertionError unless the three are names for the same bytes."""
+    """Raises AssertionError unless the three share the same bytes."""
     addresses = (host.data_ptr(), device.data_ptr(), int(array.__array_interface__["data"][0]))
     if len(set(addresses)) != 1 or not torch_uvm.is_managed(host) or not torch_uvm.is_managed(device):
         raise AssertionError(
@@ -48,13 +47,13 @@ def check_same_bytes(host: Tensor, device: Tensor, array: Floats) -> None:
 
 
 def counters(device: torch.device) -> dict[str, int]:
-    """What the emulated accelerator counted; of a real one there is nothing to ask."""
+    """The counters of the emulated accelerator. Other accelerators have none."""
     return torch_uvm.emulated.counters() if device.type == "emu" else {}
 
 
 @contextmanager
 def nothing_copied(device: torch.device) -> Iterator[None]:
-    """Raises AssertionError if what is inside takes managed memory or copies a byte across the link."""
+    """Raises AssertionError if its body allocates managed memory or copies a byte across the link."""
 
     def figures() -> dict[str, int]:
         copied = {key: value for key, value in counters(device).items() if key.startswith("bytes_copied_")}
@@ -68,14 +67,14 @@ def nothing_copied(device: torch.device) -> Iterator[None]:
 
 
 class Images(Protocol):
-    """A set of images, (count, 1, LINES, COLUMNS), that numpy and the accelerator use in turns."""
+    """A set of images, (count, 1, LINES, COLUMNS), that numpy and the accelerator use alternately."""
 
     def for_numpy(self) -> Floats: ...
     def for_device(self) -> Tensor: ...
 
 
 class Ordinary:
-    """numpy's array, and a copy of it whenever the device is to see what numpy wrote."""
+    """A numpy array, and a copy of it each time that the device reads what numpy wrote."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.array: Floats = np.empty((count, 1, LINES, COLUMNS), dtype=np.float32)
@@ -98,9 +97,9 @@ class Managed:
 
     def for_numpy(self) -> Floats:
         with nothing_copied(self.device):
-            # Waits for what the device still does with these bytes: when it returns, numpy may write. With
-            # non_blocking=True it would not wait, and numpy would be writing under the device's hands until
-            # torch.accelerator.synchronize(), or an event after the last batch, said that it is done.
+            # Waits for the device's pending work on these bytes. When it returns, numpy may write. With
+            # non_blocking=True it would not wait, and numpy would race with the device until
+            # torch.accelerator.synchronize() or an event after the last batch.
             self.host = torch_uvm.to(self.there, "cpu")
             array: Floats = self.host.numpy()
         check_same_bytes(self.host, self.there, array)
@@ -108,7 +107,8 @@ class Managed:
 
     def for_device(self) -> Tensor:
         with nothing_copied(self.device):
-            # numpy has written when its calls return, so nothing is waited for; the range starts moving.
+            # numpy's calls are synchronous, so there is nothing to wait for. The move starts a prefetch of
+            # the range.
             self.there = torch_uvm.to(self.host, self.device)
         check_same_bytes(self.host, self.there, self.host.numpy())
         return self.there
@@ -128,7 +128,7 @@ def network() -> nn.Module:
 def train_epoch(
     model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
 ) -> list[float]:
-    """The losses of all steps."""
+    """Trains one epoch. Returns the loss of each step."""
     model.train()
     losses = []
     for batch, answers in zip(images.split(BATCH), labels.split(BATCH), strict=True):
@@ -152,13 +152,13 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Result:
-    """How a training went; what is counted is of the whole of it."""
+    """Losses, accuracy and counters of a whole training."""
 
-    losses: list[float]  # of every step
-    accuracy: float  # on the pages held out
-    baseline: float  # of who always gives the answer that is more frequent there
+    losses: list[float]  # one per step
+    accuracy: float  # on held-out pages
+    baseline: float  # accuracy of always giving the most frequent answer
     seconds: float
-    addresses: tuple[int, int]  # of the images: numpy's, the device's
+    addresses: tuple[int, int]  # of the images: in numpy, on the device
     image_bytes: int
     peak_managed: int
     peak_device: int
@@ -166,7 +166,7 @@ class Result:
 
     @property
     def numpy_bytes(self) -> int:
-        """What numpy's array takes, where it is not the tensor's own bytes."""
+        """Bytes of numpy's array, if it does not share the tensor's bytes."""
         return self.image_bytes if self.addresses[0] != self.addresses[1] else 0
 
 
@@ -181,7 +181,8 @@ def train(way: type[Ordinary] | type[Managed], epochs: int, count: int, seed: in
     model = network().to(device)  # made on the CPU, so that every device starts with the same weights
     optimizer = torch.optim.AdamW(model.parameters())
     torch.accelerator.synchronize()
-    torch.accelerator.empty_cache()  # what another training left would narrow the room of this one
+    # Cached memory of the previous training would reduce the memory of this one.
+    torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
     torch_uvm.reset_peak_memory_stats()
     before, begin = counters(device), time.perf_counter()
@@ -193,10 +194,10 @@ def train(way: type[Ordinary] | type[Managed], epochs: int, count: int, seed: in
     normalise(array, size)
 
     def epoch(number: int) -> tuple[list[float], float, int]:
-        """What it makes on the device ends with it, so that copies of two epochs never meet."""
+        """A function, so that its device tensors are freed before the next epoch makes its copies."""
         augment(images.for_numpy()[:size], labels[:size], random)
         there = images.for_device()
-        answers = torch.from_numpy(labels).to(device)  # small, and copied either way
+        answers = torch.from_numpy(labels).to(device)  # small, and copied in both variants
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * (1 + math.cos(math.pi * number / epochs)) / 2
         losses = train_epoch(model, optimizer, there[:size], answers[:size])
@@ -225,7 +226,7 @@ def accelerator() -> torch.device:
 
 
 def check_results(ordinary: Result, managed: Result, epochs: int) -> None:
-    """Raises AssertionError unless both trained alike, and only the ordinary way copied the images."""
+    """Raises AssertionError unless both losses are equal and only the ordinary variant copied the images."""
     size = managed.image_bytes
     if managed.losses != ordinary.losses or managed.accuracy != ordinary.accuracy:
         raise AssertionError(f"losses differ: {ordinary.losses} and {managed.losses}")
@@ -240,7 +241,7 @@ def check_results(ordinary: Result, managed: Result, epochs: int) -> None:
 
 
 def figures(result: Result) -> dict[str, str]:
-    """A training as a column of the table: what is measured, then what the emulator models."""
+    """A training as a column of the table: measured figures first, then the emulator's modelled ones."""
     column = {
         "held-out accuracy": f"{result.accuracy:.4f}",
         "always the same answer": f"{result.baseline:.4f}",
@@ -283,11 +284,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's condition for what comes next
+    # Required by CUDA for deterministic algorithms.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     device = accelerator()
     if device.type == "emu":
-        # With a seed its queues run late by chance: a wait that was left out would show.
+        # With a seed, queued work is delayed at random, so a missing wait would change the losses.
         torch_uvm.emulated.configure(memory="96MiB", seed=options.seed)
     ordinary = train(Ordinary, options.epochs, options.images, options.seed)
     managed = train(Managed, options.epochs, options.images, options.seed)

@@ -1,9 +1,8 @@
 """Trains a GPT whose working set is four times the memory of its (emulated) accelerator.
 
-The same script, train_gpt.py, runs on the CPU for reference, on an emulated accelerator as it is, and
-there twice through `python -m torch_uvm run`: with residency left to the driver, whose pages move when they
-are touched, and as it comes, with the residency engine. Writes demo-output/residency.png; `make demo` runs
-this file.
+Runs the same script, train_gpt.py, four times: on the CPU as a reference, on a plain emulated accelerator,
+and twice there through `python -m torch_uvm run`, once with page migration by the driver and once with the
+residency engine, the default. Writes demo-output/residency.png. `make demo` runs this file.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "examples/train_gpt.py"
 LAUNCHER = ["-m", "torch_uvm", "run"]
 MIB = 1 << 20
-AMPLE = "emulated_memory:8GiB"  # so that a short run shows the working set, whole
+AMPLE = "emulated_memory:8GiB"  # enough memory that a short run shows the whole working set
 NOTHING = "-"
 ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt))\b", flags=re.MULTILINE)
 
 
 @dataclass
 class Run:
-    """How a run of the training script ended."""
+    """The outcome of a run of the training script."""
 
     returncode: int
     seconds: float
-    errors: str  # its standard error, where that was captured
-    result: dict[str, Any] | None  # what train_gpt.py --json wrote
-    stats: dict[str, Any] | None  # what torch_uvm run --stats wrote
+    errors: str  # its standard error, if captured
+    result: dict[str, Any] | None  # the output of train_gpt.py --json
+    stats: dict[str, Any] | None  # the output of torch_uvm run --stats
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what would switch torch_uvm on by itself, plus ``extra``."""
+    """This process's environment, without the variables that enable torch_uvm, plus ``extra``."""
     environment = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith("TORCH_UVM") and key != "PYTORCH_ENABLE_UNIFIED_MEMORY"
     }
-    # Idle OpenMP threads that spin slow each other down several times wherever the cores are shared.
+    # Idle OpenMP threads that spin slow each other down by several times on shared cores.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not sys.stderr.isatty():
-        environment["TQDM_MININTERVAL"] = "5"  # a log has no use for ten lines of progress a second
+        environment["TQDM_MININTERVAL"] = "5"  # limits progress output in logs
     return environment | extra
 
 
@@ -65,12 +64,12 @@ def run(
     capture: bool = False,
     environment: dict[str, str] | None = None,
 ) -> Run:
-    """Runs the training script and reads the files that it left; says what it runs.
+    """Announces and runs the training script, and reads the files that it wrote.
 
     Args:
-        launcher: what stands between ``python`` and the script.
+        launcher: the arguments between ``python`` and the script.
         arguments: the script's own.
-        name: of the files in ``folder``: NAME.json, and NAME-stats.json with torch_uvm's launcher.
+        name: the prefix of the files in ``folder``: NAME.json, and NAME-stats.json with torch_uvm's launcher.
         capture: keep standard error for the report instead of showing it.
         environment: variables to set besides a clean environment.
     """
@@ -106,21 +105,21 @@ def quarter(working_set: int) -> int:
 
 
 def last_step(errors: str) -> int | None:
-    """The step a progress bar had reached when the script ended; None if there was no bar."""
+    """The last step that a progress bar showed; None without a progress bar."""
     bars = re.findall(r"(\d+)/\d+ \[", errors)
     return int(bars[-1]) if bars else None
 
 
 def last_error(errors: str) -> str | None:
-    """The name, without its module, of the exception that a traceback ends in."""
+    """The name, without its module, of the exception at the end of a traceback."""
     found = ERROR.findall(errors)
     return found[-1].rpartition(".")[2] if found else None
 
 
 def ending(errors: str, lines: int = 12) -> str:
-    """The message of the exception that the text ends in, or else its last lines; indented.
+    """The message of the exception at the end of the text, or else its last lines; indented.
 
-    A progress bar, which overwrites its line, counts as the last thing it showed.
+    A progress bar, which overwrites its line, counts as its last state.
     """
     found = list(ERROR.finditer(errors))
     if found:
@@ -153,7 +152,7 @@ def equality(run: Run, reference: Run) -> str:
 
 
 def figures(run: Run, reference: Run) -> dict[str, str]:
-    """A run as a column of the table: what is measured, then what the emulator models."""
+    """A run as a column of the table: measured figures first, then the emulator's modelled ones."""
     emulated = run.stats and run.stats["emulated"]
     column = {
         "ended": how_it_ended(run),
@@ -182,7 +181,7 @@ def figures(run: Run, reference: Run) -> dict[str, str]:
 
 
 def format_table(columns: dict[str, dict[str, str]]) -> str:
-    """A table with one column for each entry and the union of their rows, in order of appearance."""
+    """A table with one column per entry and the union of their rows, in order of appearance."""
     rows = list(dict.fromkeys(row for column in columns.values() for row in column))
     lines = [["", *columns]] + [[row, *(c.get(row, NOTHING) for c in columns.values())] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns) + 1)]
@@ -194,7 +193,7 @@ def format_table(columns: dict[str, dict[str, str]]) -> str:
 
 
 def working_set(arguments: Sequence[str], folder: Path) -> int:
-    """Peak bytes in use over two steps on an emulated accelerator that has room for everything."""
+    """Peak bytes in use over two steps, on an emulated accelerator with enough memory."""
     short = [*arguments, "--steps", "2", "--validation-batches", "1"]
     done = run(
         [*LAUNCHER, "--conf", AMPLE],
@@ -263,7 +262,7 @@ def main() -> None:
     runs = {"CPU": cpu, "emulated, plain": plain, "torch_uvm, faults": driver, "torch_uvm, engine": engine}
     print("\n" + format_table({name: figures(each, cpu) for name, each in runs.items()}))
     if driver.stats and engine.stats:
-        from _plot import plot_residency  # matplotlib is needed for nothing else
+        from _plot import plot_residency  # only this branch needs matplotlib
 
         picture = folder / "residency.png"
         plot_residency(driver.stats, engine.stats, needed, picture)

@@ -1,28 +1,28 @@
-"""An embedding table that is larger than its device's budget, of which each step uses some rows.
+"""An embedding table that is larger than the device's budget. Each step uses some of its rows.
 
     python examples/embedding_table.py                                      # on the emulated accelerator
     TORCH_UVM_CONF=limit:4GiB python examples/embedding_table.py --json f   # on a GPU: a table of 512 MiB
 
-One step looks some rows up, computes a loss of them, and changes the same rows: sparse SGD, written as an
-`index_add_` on a table that needs no gradient, so that there is none of the table's size. Five ways to have
-the table are compared, on rows that are everywhere in it and other ones in each step, as a Zipf distribution
-draws them, and on rows that lie together and come again. What to use when:
+A step looks up rows, computes a loss from them, and updates the same rows. This is sparse SGD, written as an
+`index_add_` on a table without a gradient, so that no gradient of the table's size exists. The script
+compares five ways to store the table, for two access patterns: rows drawn anew in each step from a Zipf
+distribution over the whole table, and contiguous rows that repeat. When to use which:
 
 - **A budget, and nothing else** (`torch_uvm.enable(budget=...)`): the engine keeps a table that does not fit
-  on the host and uses it in place: rows cross the link, each once a use. The choice for rows that differ.
-- **Advice, without a budget**: `advise(table, preferred_location="cpu", accessed_by=device)` does the same by
-  the driver: nothing migrates, nothing faults. For programs whose other tensors fit as they are.
-- **Page faults** (no budget, no advice): each row brings its whole page, slowly. Better where the same few
-  pages are used all the time: they stay on the device. So sort a table by frequency, or make a tensor of its
-  own of the rows that are used all the time, and let the budget keep it.
-- **Prefetches of the rows' pages**: a call for each run of pages, so for rows that lie together, and fit. Of
-  rows that are everywhere one in some hundred needs almost every page, be it faulted or prefetched.
-- **The whole table copied, part by part**: no managed memory needed, and worth it only where a step uses most
-  rows several times.
+  on the host and uses it in place: a row crosses the link once per use. Best for rows that vary.
+- **Advice, without a budget**: `advise(table, preferred_location="cpu", accessed_by=device)` has the same
+  effect in the driver: no migration and no faults. For programs whose other tensors fit.
+- **Page faults** (no budget, no advice): each row brings its whole page, slowly. Better if the same few pages
+  are used all the time: they stay on the device. So sort a table by frequency, or put the frequent rows into
+  their own tensor, which the budget can keep resident.
+- **Prefetches of the rows' pages**: one call per run of pages, so for rows that are contiguous and fit. Of
+  scattered rows, one in some hundred already touches almost every page, whether faulted or prefetched.
+- **The whole table copied, part by part**: needs no managed memory. Worth it only if a step uses most rows
+  several times.
 
-The emulator's bytes are counted and its times modelled: rows in place cost their bytes, where a real link
-also has a price for each small read. On a GPU times are measured; there the table would fit, so that before
-each step that uses other rows it is put back on the host: a stand-in for a device that is full.
+The emulator counts bytes and models times: a row used in place costs its bytes. A real link also has a cost
+per small read. On a GPU times are measured. The table would fit there, so before each step that uses other
+rows it is moved to the host, to simulate a full device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch import Tensor
 import torch_uvm
 
 MIB = 1 << 20
-PAGE = 64 << 10  # what moves at once
+PAGE = 64 << 10  # unit of migration
 RATE = -0.1
 LINK = (
     "bytes_to_device",
@@ -59,14 +59,14 @@ LINK = (
 
 @dataclass(frozen=True)
 class Case:
-    """Which rows the steps use."""
+    """The rows that the steps use."""
 
     name: str
-    fraction: float  # of all rows, in each step
-    again: bool  # the same rows in each step, next to each other
+    fraction: float  # share of all rows, per step
+    again: bool  # the same contiguous rows in each step
 
     def draw(self, rows: int, steps: int) -> list[Tensor]:
-        """For each step numbers of rows, in order and none twice: as a data loader leaves them."""
+        """Row numbers per step, sorted and unique, as a data loader would deliver them."""
         wanted = max(1, int(self.fraction * rows))
         if self.again:
             return [torch.arange(wanted)] * steps
@@ -85,27 +85,27 @@ CASES = [
 
 @dataclass(frozen=True)
 class Batch:
-    """Numbers of rows, (rows of the batch,), on the CPU and on the device."""
+    """Row numbers, (rows of the batch,), on the CPU and on the device."""
 
     here: Tensor
     there: Tensor
 
 
 class Way(Protocol):
-    """A way to have a table, (rows, width)."""
+    """A way to store a table, (rows, width)."""
 
     def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None: ...
     def look_up(self, batch: Batch) -> Tensor: ...
     def add(self, batch: Batch, change: Tensor) -> None: ...
     def put_back(self) -> None:
-        """To the host, if pages of it are on the device."""
+        """Moves the table to the host, if pages of it are on the device."""
 
     def contents(self) -> Tensor:
-        """A copy on the CPU."""
+        """A copy of the table on the CPU."""
 
 
 class OneTensor:
-    """The table on the device, whatever that means for its bytes."""
+    """A table under the device's label. Subclasses decide where its bytes are."""
 
     table: Tensor
 
@@ -114,7 +114,7 @@ class OneTensor:
 
     def add(self, batch: Batch, change: Tensor) -> None:
         self.table.index_add_(0, batch.there, change, alpha=RATE)
-        torch_uvm.step()  # what an optimizer of PyTorch's would say
+        torch_uvm.step()  # marks the step, as PyTorch's optimizers do
 
     def put_back(self) -> None:
         pass
@@ -160,7 +160,7 @@ class Prefetches(Faults):
 
 
 class Copies:
-    """The table in ordinary pinned memory; an eighth of it is on the device at a time."""
+    """The table in ordinary pinned memory. An eighth of it is on the device at a time."""
 
     def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
         torch_uvm.enable(budget=None)
@@ -168,7 +168,7 @@ class Copies:
         self.parts = initial.clone().pin_memory().split(len(initial) // 8)
 
     def wanted(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, slice]]:
-        """Of each part: the part, which of its rows, and where these are in the batch."""
+        """For each part: the part, the rows that are used, and their positions in the batch."""
         first = 0
         for part in self.parts:
             begin, end = torch.searchsorted(batch.here, torch.tensor([first, first + len(part)])).tolist()
@@ -185,7 +185,7 @@ class Copies:
         for part, rows, where in self.wanted(batch):
             there = part.to(self.device, non_blocking=True)
             part.copy_(there.index_add_(0, rows, change[where], alpha=RATE), non_blocking=True)
-        torch.accelerator.synchronize()  # the host's side is read again, by the next step's copies or anyone
+        torch.accelerator.synchronize()  # the next step reads the host's copy
 
     def put_back(self) -> None:
         pass
@@ -205,14 +205,14 @@ WAYS: dict[str, type[Way]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a step: measured on a GPU, modelled on the emulator, where bytes are counted, too."""
+    """The cost of a step: measured on a GPU, modelled on the emulator. Only the emulator counts bytes."""
 
     milliseconds: float
     link_bytes: float | None
 
 
 def crossed(device: torch.device) -> int | None:
-    """Bytes that have crossed the link; a GPU does not tell."""
+    """Bytes that have crossed the link; None on a GPU, which does not report them."""
     if device.type != "emu":
         return None
     counted = torch_uvm.emulated.counters()
@@ -220,7 +220,7 @@ def crossed(device: torch.device) -> int | None:
 
 
 def clock(device: torch.device) -> float:
-    """Milliseconds, once all that was queued is done."""
+    """Milliseconds, after all queued work is done."""
     torch.accelerator.synchronize()
     return torch_uvm.emulated.time_us() / 1e3 if device.type == "emu" else time.perf_counter() * 1e3
 
@@ -244,7 +244,7 @@ class Outcome:
 def run(
     way: type[Way], initial: Tensor, drawn: dict[Case, list[Tensor]], device: torch.device, budget: int
 ) -> Outcome:
-    """Trains on all cases, one after the other; of each the first step is not counted."""
+    """Trains on all cases, one after the other. The first step of each is not counted."""
     table = way(initial, device, budget)
     direction = torch.linspace(-1, 1, initial.shape[1]).to(device)
     costs, losses = {}, []
@@ -268,7 +268,7 @@ def run(
 
 
 def check_equal(outcomes: dict[str, Outcome]) -> None:
-    """Raises AssertionError unless all ways have trained alike, to the last bit."""
+    """Raises AssertionError unless all tables are equal, to the last bit."""
     (first, expected), *others = outcomes.items()
     for name, outcome in others:
         if outcome.losses != expected.losses or not torch.equal(outcome.contents, expected.contents):
@@ -278,7 +278,7 @@ def check_equal(outcomes: dict[str, Outcome]) -> None:
 def tabulate(
     outcomes: dict[str, Outcome], figure: Callable[[Cost], float], unit: Callable[[float], str]
 ) -> str:
-    """A row for each way, a column for each case; the last row names the least."""
+    """One row per way, one column per case; the last row names the fastest way."""
     columns = {}
     for case in CASES:
         figures = {name: figure(outcome.costs[case.name]) for name, outcome in outcomes.items()}

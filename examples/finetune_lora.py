@@ -1,14 +1,14 @@
 """Fine-tunes a causal language model by LoRA, with Hugging Face's Trainer, accelerate and PEFT.
 
 An ordinary script: the model is a small Llama made from its configuration, with random weights, and a token
-is a byte of Python's standard library, so that nothing is downloaded. It saves checkpoints, and goes on
-from one:
+is a byte of Python's standard library, so nothing is downloaded. It saves checkpoints, and can resume from
+one:
 
     python examples/finetune_lora.py --steps 8 --save-steps 4 --output runs
     python examples/finetune_lora.py --steps 8 --output runs --resume runs/checkpoint-4
 
-The same arguments give the same losses to the last bit, also across an interruption. The random state of a
-device that the Trainer does not know is not in its checkpoints, so there is no dropout here.
+The same arguments give the same losses to the last bit, also when resumed. The Trainer's checkpoints do not
+contain the random state of a device that it does not know, so the model has no dropout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from train_gpt import VOCABULARY, default_device, standard_library
 
-# accelerate knows its accelerators by name; of others this variable tells it, and the Trainer.
+# accelerate knows its own accelerators by name. This variable selects another one, also for the Trainer.
 if default_device().type not in ("cpu", "cuda"):
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", default_device().type)
 
@@ -36,7 +36,7 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Windows of text, one behind the other; the Trainer shuffles them."""
+    """Consecutive windows of text; the Trainer shuffles them."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         self.rows = text[: len(text) // length * length].view(-1, length).long()
@@ -49,11 +49,11 @@ class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class RecordingTrainer(Trainer):
-    """Keeps the losses as they are; what it logs may be rounded."""
+    """Records the exact losses; the Trainer's log may round them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.losses: dict[int, Tensor] = {}  # by the number of the step, from 1 on
+        self.losses: dict[int, Tensor] = {}  # by step number, from 1 on
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
@@ -81,7 +81,7 @@ def make_model(args: argparse.Namespace) -> torch.nn.Module:
 
 
 def trained_bytes(model: torch.nn.Module) -> str:
-    """A digest of what was trained."""
+    """A digest of the trained weights."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -1,8 +1,8 @@
-"""One array, touched by all that are here: PyTorch, NumPy and CuPy, by label, DLPack, CUDA's array interface.
+"""One array in PyTorch, NumPy and CuPy: by label, DLPack and CUDA's array interface.
 
-Each takes the same managed tensor in its own way, adds a power of ten of its own, and lets go of it. Nobody
-copies: there is one address, and the digits of the sum tell who was there. Who is not installed, or needs a
-GPU, is named.
+Each library takes the same managed tensor by its own protocol, adds its own power of ten, and releases the
+tensor. No bytes are copied: there is one address, and the digits of the sum show which libraries took part.
+The script lists the libraries that are not installed or need a GPU.
 
     python examples/one_array.py
 """
@@ -26,11 +26,11 @@ COUNT = 1 << 20
 
 @dataclass(frozen=True)
 class Visitor:
-    """How a library takes a tensor's bytes, and where it then says that they are."""
+    """A library's way to take a tensor's bytes, and the address that the result then has."""
 
     library: str
     protocol: str
-    take: Callable[[Any, Tensor], Any]  # from the library's module
+    take: Callable[[Any, Tensor], Any]  # called with the library's module
     address: Callable[[Any], int]
     needs_cuda: bool = False
 
@@ -48,7 +48,7 @@ def cuda_address(array: Any) -> int:
 
 
 class Interface:
-    """An array of a library that offers no more than CUDA's array interface."""
+    """An array that offers only CUDA's array interface."""
 
     def __init__(self, x: Tensor) -> None:
         self.__cuda_array_interface__ = x.__cuda_array_interface__
@@ -73,7 +73,7 @@ VISITORS = [
 
 
 def missing(visitor: Visitor, device: torch.device) -> str | None:
-    """Why it cannot come, if so."""
+    """The reason why a visitor cannot take part, or None."""
     if visitor.needs_cuda and device.type != "cuda":
         return f"needs CUDA; this is {device}"
     try:
@@ -84,16 +84,17 @@ def missing(visitor: Visitor, device: torch.device) -> str | None:
 
 
 def visit(x: Tensor, visitor: Visitor, amount: int) -> int:
-    """Lets it add `amount` to every element; the address that it saw.
+    """Adds `amount` to every element through the visitor's library. Returns the address that the library
+    saw.
 
     Raises:
-        AssertionError: it has a copy, or what it wrote is not in `x`.
+        AssertionError: the library has a copy, or its writes are not in `x`.
     """
     before = x[0].item()
     array = visitor.take(importlib.import_module(visitor.library), x)
     array += amount
     address = visitor.address(array)
-    torch.accelerator.synchronize()  # a library may have a stream of its own
+    torch.accelerator.synchronize()  # a library may use its own stream
     if address != x.data_ptr():
         raise AssertionError(
             f"a copy: {visitor.library} has {address:#x}, the tensor is at {x.data_ptr():#x}"

@@ -66,7 +66,7 @@ class GPT(nn.Module):
         self.apply(self._initialise)
         for name, parameter in self.named_parameters():
             if name.endswith(("projection.weight", "mlp.2.weight")):
-                # The residual stream keeps its scale, whatever the depth.
+                # The scale of the residual stream does not depend on the depth.
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers))
 
     @staticmethod
@@ -77,7 +77,7 @@ class GPT(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross entropy, in nats a byte, of predicting ``targets`` from ``tokens``."""
+        """The mean cross entropy, in nats per byte, of predicting ``targets`` from ``tokens``."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -86,7 +86,8 @@ class GPT(nn.Module):
 
 
 def standard_library(max_bytes: int) -> tuple[Tensor, Tensor]:
-    """The standard library's own modules as bytes: nine files of ten to train on, the tenth to validate."""
+    """The source of the standard library's own modules as bytes: nine of ten files to train on, the rest to
+    validate."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[bytearray, bytearray] = (bytearray(), bytearray())
     for number, path in enumerate(sorted(folder.glob("*.py"))):
@@ -114,7 +115,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 @torch.no_grad()
 def validate(model: GPT, data: Tensor, batches: int, batch: int, context: int, device: torch.device) -> float:
-    """The mean loss over windows spread evenly over the validation text."""
+    """The mean loss over windows that are spread evenly over the validation text."""
     starts = torch.linspace(0, len(data) - context - 1, batches * batch, dtype=torch.float64).long()
     losses = [model(*windows(data, part, context, device)).item() for part in starts.split(batch)]
     return math.fsum(losses) / len(losses)

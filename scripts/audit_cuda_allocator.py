@@ -1,9 +1,10 @@
-"""Compares the virtual functions of PyTorch's CUDA allocator class with those that ours overrides.
+"""Compares the virtual functions of PyTorch's CUDA allocator class with those that our class overrides.
 
     python scripts/audit_cuda_allocator.py TORCH/include [TORCH/include ...]
 
-A virtual function with a do-nothing default that is not forwarded compiles, and misbehaves in silence; so
-one that is missing is an error here, for each folder of headers and the version of torch that it says.
+A virtual function with a do-nothing default that is not forwarded compiles and then misbehaves silently. A
+missing override is therefore an error here, for each folder of headers and the torch version that it
+declares.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "delegating_allocator.h"
-# Where the class and its bases are declared, from the one that all begin with.
+# The headers of the class and its bases, from the root class on.
 CLASSES = [
     ("Allocator", "c10/core/Allocator.h"),
     ("DeviceAllocator", "c10/core/CachingDeviceAllocator.h"),
@@ -27,7 +28,7 @@ def without_comments(text: str) -> str:
 
 
 def class_body(text: str, name: str) -> str:
-    """What stands between the braces of a class; its definition, not a mention of it."""
+    """The body of a class's definition."""
     found = re.search(rf"\b(?:class|struct)\s+(?:\w+\s+)*{name}\s*(?:final\s*)?(?::[^;{{]*)?\{{", text)
     if found is None:
         raise ValueError(f"no definition of the class {name}")
@@ -39,7 +40,7 @@ def class_body(text: str, name: str) -> str:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """At those that are not within brackets of any kind."""
+    """Splits at the commas that are outside all brackets."""
     parts, depth, start = [], 0, 0
     for index, letter in enumerate(text):
         depth += {"(": 1, "<": 1, "{": 1, ")": -1, ">": -1, "}": -1}.get(letter, 0)
@@ -50,7 +51,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def type_of(parameter: str) -> str:
-    """A parameter without its name, its default and the namespaces that one may leave out."""
+    """A parameter without its name, its default and optional namespaces."""
     text = re.sub(r"=.*$", "", parameter, flags=re.DOTALL)
     text = re.sub(r"\b(?:\w+::)+", "", text)
     words = re.findall(r"\w+|[^\w\s]", text)
@@ -60,7 +61,7 @@ def type_of(parameter: str) -> str:
 
 
 def signatures(declarations: list[tuple[str, str]]) -> dict[str, str]:
-    """By "name(types)": the text of it, for messages."""
+    """Maps "name(types)" to its name, which messages show."""
     return {
         f"{name}({', '.join(map(type_of, split_at_commas(parameters)))})": name
         for name, parameters in declarations
@@ -95,7 +96,8 @@ def overridden(body: str) -> dict[str, str]:
 
 
 def for_version(text: str, version: tuple[int, int]) -> str:
-    """What of our header is compiled for that version; guards are #if TORCH_UVM_TORCH_AT_LEAST(minor)."""
+    """The part of our header that is compiled for that version; guards are #if
+    TORCH_UVM_TORCH_AT_LEAST(minor)."""
     kept, taken = [], [True]
     for line in text.splitlines():
         guard = re.match(r"\s*#\s*if\s+TORCH_UVM_TORCH_AT_LEAST\((\d+)\)", line)

@@ -21,7 +21,7 @@ export OUT TORCH_UVM_REQUIRE_CUDA=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 export MAX_JOBS=${MAX_JOBS:-$(nproc)}
 unset TORCH_UVM TORCH_UVM_DEVICE PYTORCH_ENABLE_UNIFIED_MEMORY
-# Whatever starts without a limit of its own starts with this one.
+# The limit of every process that sets none itself.
 export TORCH_UVM_CONF=limit:4GiB
 ulimit -c 0
 

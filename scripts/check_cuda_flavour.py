@@ -1,12 +1,12 @@
 """Compiles and links the CUDA flavour against CUDA builds of torch; needs neither CUDA nor a GPU.
 
     python scripts/check_cuda_flavour.py fetch           the wheels of requirements/cuda.txt, into build/
-    python scripts/check_cuda_flavour.py headers         the same of CUDA's headers alone; says the folder
+    python scripts/check_cuda_flavour.py headers         CUDA's headers alone; prints the folder
     python scripts/check_cuda_flavour.py build 2.11.0    compiles (-O0), links, accounts for every symbol
 
-A wheel is fetched without what it depends on. CUDA's other libraries, cuBLAS and the like, are 2 GB that
-nothing here computes with: libraries of their names stand in for them, so that this torch can be imported
-over the fake CUDA runtime (tests/fake_cuda), and torch_uvm with it.
+Wheels are fetched without their dependencies. CUDA's other libraries, such as cuBLAS, are 2 GB and are not
+needed for computing here. Stand-ins with their names let this torch be imported over the fake CUDA runtime
+(tests/fake_cuda), and torch_uvm with it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
 PYTHON = sys.implementation.cache_tag
-# The floors whose files are the same whatever the torch: compiled once for all.
+# The layers that do not depend on torch: compiled once for all versions.
 BELOW_TORCH = ["runtime", "allocator", "config", "residency"]
-# Where the symbols are that the extension may use, and must be.
+# The libraries that must define every symbol that the extension uses.
 LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"]
 FLAGS = (
     "-std=c++20 -O0 -fPIC -w -DNDEBUG -fvisibility=hidden -DTORCH_UVM_WITH_CUDA -DTORCH_EXTENSION_NAME=_C "
     "-DTORCH_API_INCLUDE_EXTENSION_H"
 ).split()
-# CUDA's libraries beside its runtime, and what they are asked for.
+# CUDA's libraries besides its runtime, and the symbols of them that torch uses.
 ABSENT_LIBRARY = re.compile(r"lib(?:cu(?!dart|da\.)|nv|nccl)\w*\.so\S*")
 ABSENT_SYMBOL = re.compile(
     r"(?:cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|nccl|nvrtc|nvshmem)\w*"
@@ -44,11 +44,11 @@ ABSENT_SYMBOL = re.compile(
 
 
 class Failed(RuntimeError):
-    """What is wrong, in words for the one who called."""
+    """A check or a step failed. The message is for the user."""
 
 
 def pins() -> dict[str, dict[str, str]]:
-    """By package, then by version: what its download amounts to."""
+    """Maps package and version to the size of its download."""
     found: dict[str, dict[str, str]] = {}
     for package, version, size in re.findall(
         r"^([\w-]+)==(\S+)\s+#\s*(.+)$", PINNED.read_text(), re.MULTILINE
@@ -70,7 +70,7 @@ def torch_include(version: str) -> Path:
 
 
 def cuda_folder() -> Path:
-    """The headers and the runtime library of CUDA, as its wheels lay them out."""
+    """The headers and the runtime library of CUDA, in the layout of its wheels."""
     return FOLDER / "-".join(["cuda", *(version for name in cuda_packages() for version in pins()[name])])
 
 
@@ -95,7 +95,7 @@ def output_of(command: Iterable[str | Path]) -> str:
     return done.stdout
 
 
-# --- what is downloaded
+# --- downloads
 
 
 def wanted(name: str) -> bool:
@@ -103,7 +103,8 @@ def wanted(name: str) -> bool:
 
 
 def unpack(folder: Path, requirements: list[str]) -> None:
-    """Nothing half unpacked is taken for whole."""
+    """Unpacks into a temporary folder and renames it at the end, so that an interrupted run leaves no partial
+    result."""
     wheels, partial = folder.with_suffix(".wheels"), folder.with_suffix(".partial")
     for left in (wheels, partial):
         shutil.rmtree(left, ignore_errors=True)
@@ -121,12 +122,12 @@ def unpack(folder: Path, requirements: list[str]) -> None:
             archive.extractall(partial, [name for name in archive.namelist() if wanted(name)])
     shutil.rmtree(wheels)
     for program in partial.glob("torch/bin/*"):
-        program.chmod(0o755)  # zipfile forgets it
+        program.chmod(0o755)  # zipfile drops the mode
     partial.rename(folder)
 
 
 def fetch(with_torch: bool = True) -> None:
-    """What is unpacked already is not fetched again."""
+    """Fetches the wheels that are not unpacked yet."""
     found = pins()
     wanted_folders = {cuda_folder(): [f"{name}==={v}" for name in cuda_packages() for v in found[name]]}
     if with_torch:
@@ -154,7 +155,7 @@ def fetch(with_torch: bool = True) -> None:
 
 
 def own_names(text: str) -> set[str]:
-    """What a file defines for itself alone: in an unnamed namespace, as clang-format lays it out."""
+    """Names that a file defines in an unnamed namespace, found by clang-format's layout."""
     own = "\n".join(re.findall(r"^namespace \{$(.*?)^\} // namespace$", text, re.MULTILINE | re.DOTALL))
     types = r"^(?:struct|class|enum class|enum|using) (\w+)\b"
     rest = r"^(?!namespace|using|struct|class|enum|template)[A-Za-z_][^\n(={;]*?(\w+)(?:\[.*\])?(?: =|[({;])"
@@ -162,7 +163,8 @@ def own_names(text: str) -> set[str]:
 
 
 def without_common_names(files: Iterable[Path]) -> list[list[Path]]:
-    """Two helpers of one name keep files from being compiled as one: it would fail, which takes its time."""
+    """Groups files without common helper names. Two helpers with the same name would fail the joint
+    compilation, which costs time."""
     found: list[tuple[list[Path], set[str]]] = []
     for file in files:
         names = own_names(file.read_text())
@@ -175,8 +177,9 @@ def without_common_names(files: Iterable[Path]) -> list[list[Path]]:
 
 
 def batches(floors: Iterable[str]) -> list[list[Path]]:
-    """What is compiled as one. Reading torch's headers takes most of the time, so the files of a floor go
-    together; those of csrc/cuda, which no other build compiles where there is no CUDA, each by itself."""
+    """Groups of files that are compiled jointly. Reading torch's headers takes most of the time, so the files
+    of a layer go together. Files of csrc/cuda are compiled separately, because no other build without CUDA
+    compiles them."""
     found: list[list[Path]] = []
     for floor in floors:
         files = sorted((ROOT / "csrc" / floor).rglob("*.cpp"))
@@ -185,7 +188,7 @@ def batches(floors: Iterable[str]) -> list[list[Path]]:
 
 
 def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[Path]:
-    """Files that do not go together all the same are taken apart."""
+    """Compiles files jointly. If that fails, compiles them in parts."""
     stem = folder / f"{files[0].parent.name}-{files[0].stem}-{len(files)}"
     source, result = stem.with_suffix(".cpp"), stem.with_suffix(".o")
     source.write_text("".join(f'#include "{file}"\n' for file in files))
@@ -209,11 +212,11 @@ def compile_floors(floors: Iterable[str], include: Iterable[Path], folder: Path)
 
 
 def link(version: str, objects: list[Path], target: Path) -> None:
-    """Every symbol is somewhere. Python's own are the interpreter's; what the libraries themselves need is
-    not there, and not asked for."""
+    """Links, and checks that every symbol is defined somewhere. Symbols of Python come from the interpreter.
+    Dependencies of the libraries themselves are absent, and are not checked."""
     libraries = torch_include(version).parent / "lib"
     command = ["c++", "-shared", *map(str, objects), "-o", str(target), f"-L{libraries}"]
-    command.append("-Wl,--no-as-needed")  # also what is asked for by weak symbols alone
+    command.append("-Wl,--no-as-needed")  # also libraries that only weak symbols need
     command += [*(f"-l{library}" for library in LIBRARIES), str(cudart()), "-l:libstdc++.so.6"]
     command += ["-Wl,--warn-unresolved-symbols", "-Wl,--unresolved-symbols=ignore-in-shared-libs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -222,7 +225,8 @@ def link(version: str, objects: list[Path], target: Path) -> None:
     undefined = re.findall(r"undefined reference to `(.+)'", done.stderr)
     lacking = {name for name in undefined if not re.match(r"_?Py", name)}
     if version == versions()[-1]:
-        # Weak ones are not reported. The newest torch has each, if perhaps with another signature.
+        # The linker does not report weak symbols. The newest torch defines each of them, possibly with other
+        # arguments.
         weak = re.findall(r"^ +w (at::\S+?)\(", output_of(["nm", "-DC", target]), re.MULTILINE)
         there = output_of(["nm", "-DC", "--defined-only", libraries / "libtorch_cuda.so"])
         lacking |= {name for name in weak if f" {name}(" not in there}
@@ -231,7 +235,7 @@ def link(version: str, objects: list[Path], target: Path) -> None:
 
 
 def fingerprint(floors: Iterable[str], version: str = "") -> str:
-    """Of all that is made from those floors."""
+    """A hash of all inputs of these layers."""
     files = [Path(__file__), PINNED]
     for floor in floors:
         files += sorted(path for path in (ROOT / "csrc" / floor).rglob("*") if path.is_file())
@@ -244,7 +248,7 @@ def build_folder(version: str) -> Path:
 
 
 def is_made(folder: Path, made_from: str) -> bool:
-    """If not, the folder is made anew."""
+    """Whether the folder is up to date. If not, empties it."""
     stamp = folder / "stamp"
     if stamp.exists() and stamp.read_text() == made_from:
         return True
@@ -304,7 +308,7 @@ def make_stand_ins(version: str) -> None:
 
 
 def assemble(version: str, extension: Path) -> None:
-    """torch_uvm's Python files beside this extension."""
+    """A folder with torch_uvm's Python files and this extension."""
     site = build_folder(version) / "site"
     shutil.rmtree(site, ignore_errors=True)
     (site / "torch_uvm").mkdir(parents=True)
@@ -316,7 +320,8 @@ def assemble(version: str, extension: Path) -> None:
 
 
 def environment(version: str, fake_cuda: Path) -> dict[str, str]:
-    """In which this interpreter imports that torch, and torch_uvm as built for it, over the fake runtime."""
+    """The environment in which this interpreter imports that torch, and torch_uvm built for it, over the fake
+    runtime."""
     folder = build_folder(version)
     return {
         "LD_PRELOAD": f"{fake_cuda}:{folder / 'lib' / 'libabsent.so'}",

@@ -1,10 +1,11 @@
-"""The virtual environment that the Makefile works in. Plain standard library: nothing is installed yet.
+"""Creates the virtual environment of the Makefile. Uses the standard library alone: nothing is installed
+yet.
 
-    python scripts/environment.py create .venv [--keep]     makes it, unless it is there and fits
+    python scripts/environment.py create .venv [--keep]     creates it, unless it exists and is up to date
     .venv/bin/python scripts/environment.py install         installs what is pinned in requirements/
 
-The interpreter that runs ``create`` is the one the environment is made from. If it has a torch, the
-environment borrows that one, whatever its version from 2.11 on; else the pinned one is installed.
+The interpreter that runs ``create`` is the base of the environment. If it has torch 2.11 or later, the
+environment borrows that torch; otherwise the pinned one is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BESIDE_TORCH = ["build", "demo", "examples", "test", "docs", "lint"]  # requirem
 
 
 def torch_version() -> str | None:
-    """The version of the torch that this interpreter would import, without importing it."""
+    """The version of the torch that this interpreter would import. Does not import it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -32,7 +33,7 @@ def torch_version() -> str | None:
 
 
 def borrowed_from(environment: Path) -> str | None:
-    """The torch that the environment borrows, as `create` wrote it down."""
+    """The torch that the environment borrows, as recorded by `create`."""
     for line in (environment / "stamps" / "origin").read_text().splitlines():
         if line.startswith("torch "):
             return line
@@ -52,7 +53,7 @@ def describe_origin() -> str:
 
 
 def create(environment: Path, keep: bool) -> None:
-    """Makes the environment anew if it was made from another interpreter or beside another torch.
+    """Recreates the environment if it was made from another interpreter or beside another torch.
     The file stamps/origin changes only then."""
     origin = environment / "stamps" / "origin"
     if keep and origin.exists():
@@ -69,8 +70,8 @@ def create(environment: Path, keep: bool) -> None:
         return
     borrow = torch_version() is not None
     in_environment = sys.prefix != sys.base_prefix
-    # --system-site-packages reaches past an environment to the interpreter below it, so an environment
-    # that lends its torch is named in a .pth file instead.
+    # --system-site-packages exposes the base interpreter and not an environment, so an environment that lends
+    # its torch is named in a .pth file instead.
     venv.create(
         environment,
         clear=True,
@@ -91,7 +92,7 @@ def site_packages(environment: Path) -> Path:
 
 
 def pinned(name: str) -> list[tuple[str, str]]:
-    """(requirement, what its download amounts to) of requirements/NAME.txt."""
+    """(requirement, size of its download) for each line of requirements/NAME.txt."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     return [(what, size) for what, size in re.findall(r"^(\S+==\S+)\s+#\s*(.+)$", text, re.MULTILINE)]
 
@@ -107,7 +108,8 @@ def install() -> None:
     sys.stdout.flush()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     if not sys.dont_write_bytecode:
-        command.append("--no-compile")  # of what comes along little is imported, and compiled then
+        # Few of the dependencies' modules are imported; those are compiled then.
+        command.append("--no-compile")
     for name in names:
         command += ["-r", str(ROOT / "requirements" / f"{name}.txt")]
     sys.exit(subprocess.run(command, check=False).returncode)
@@ -118,7 +120,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     creating = commands.add_parser("create")
     creating.add_argument("environment", type=Path)
-    creating.add_argument("--keep", action="store_true", help="one that is there will do, whatever it is")
+    creating.add_argument(
+        "--keep", action="store_true", help="keep an existing environment even if it is out of date"
+    )
     commands.add_parser("install")
     arguments = parser.parse_args()
     if arguments.command == "create":

@@ -1,11 +1,11 @@
-"""Builds the source distribution and the wheel, and tries them where nothing else of the repository is.
+"""Builds the source distribution and the wheel, and tests them outside of the repository.
 
     python scripts/packages.py dist
 
-The sdist has what git has. It is built in an empty environment that has torch, setuptools and ninja, as pip
-does with any sdist, so that the wheel shows that nothing is missing; the wheel is then installed where torch
-alone is. In both `info` and tests/_smoke.py run, in a folder outside of the repository. torch comes from pip,
-as requirements/torch.txt pins it; the compilers work for some minutes.
+The sdist contains the files that git tracks. Like pip, the script builds the wheel from it in a fresh
+environment that has torch, setuptools and ninja, so that a missing file would show. It then installs the
+wheel in an environment with torch alone. In both it runs `info` and tests/_smoke.py in a folder outside of
+the repository. torch comes from pip, as pinned in requirements/torch.txt. Compilation takes some minutes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
-# What only tests use, as an extension has it that was compiled with TORCH_UVM_TEST_BINDINGS=1.
+# Names that an extension has only if it was compiled with TORCH_UVM_TEST_BINDINGS=1.
 TEST_DOUBLES = ("RecordingRuntime", "emu_fail_call")
-# Of what is to be tried, and of the program that tries it: neither the repository nor switches of its user.
+# Variables to remove from the environment of a test: paths to the repository, and switches of its user.
 NOT_PASSED_ON = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHONPATH")
 
 
@@ -45,14 +45,14 @@ def copy_tracked(to: Path) -> None:
 
 
 def make_sdist(tree: Path, python: Path | str = sys.executable) -> Path:
-    """Of `tree`, in its folder dist."""
+    """Builds the sdist of `tree` in its folder dist."""
     subprocess.run([python, "setup.py", "-q", "sdist"], cwd=tree, check=True)
     (made,) = (tree / "dist").glob("*.tar.gz")
     return made
 
 
 def files_of(package: Path) -> set[str]:
-    """The paths in an sdist, below its one folder, or in a wheel."""
+    """The paths in an sdist, relative to its top folder, or in a wheel."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as wheel:
             return set(wheel.namelist())
@@ -61,7 +61,7 @@ def files_of(package: Path) -> set[str]:
 
 
 def test_doubles_in(wheel: Path) -> list[str]:
-    """Those that its extension has."""
+    """The test doubles that its extension contains."""
     with zipfile.ZipFile(wheel) as archive:
         (extension,) = (name for name in archive.namelist() if re.fullmatch(r"torch_uvm/_C\..*so", name))
         content = archive.read(extension)
@@ -69,7 +69,7 @@ def test_doubles_in(wheel: Path) -> list[str]:
 
 
 def unpack(sdist: Path, to: Path) -> Path:
-    """The folder of its files."""
+    """Unpacks an sdist. Returns the folder of its files."""
     with tarfile.open(sdist) as archive:
         archive.extractall(to, filter="data")
     (made,) = to.iterdir()
@@ -77,16 +77,16 @@ def unpack(sdist: Path, to: Path) -> Path:
 
 
 def make_environment(folder: Path) -> Path:
-    """An empty one; its Python."""
+    """Creates an empty environment. Returns its Python."""
     venv.create(folder, with_pip=True, symlinks=True)
     return folder / "bin" / "python"
 
 
 def run(python: Path, *arguments: str, folder: Path) -> str:
-    """What Python printed, in `folder`.
+    """Runs Python in `folder`. Returns its output.
 
     Raises:
-        subprocess.CalledProcessError: it failed; what it wrote went to this process's stderr.
+        subprocess.CalledProcessError: it failed; its stderr went to this process's stderr.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(NOT_PASSED_ON)}
     environment["TORCH_UVM_DEVICE"] = "emu"
@@ -97,7 +97,7 @@ def run(python: Path, *arguments: str, folder: Path) -> str:
 
 
 def try_out(python: Path, folder: Path) -> str:
-    """Runs `info` and the smoke test where torch_uvm is installed; `folder` is outside the repository."""
+    """Runs `info` and the smoke test with an installed torch_uvm; `folder` is outside the repository."""
     shutil.copy2(ROOT / "tests" / "_smoke.py", folder / "smoke.py")
     return run(python, "-m", "torch_uvm", "info", folder=folder) + run(python, "smoke.py", folder=folder)
 
@@ -141,7 +141,7 @@ def build_and_try(output: Path, folder: Path) -> None:
     outside.mkdir()
     for python in (builder, user):
         with timed(f"info and the smoke test, in {python.parents[1].name}"):
-            # With its dependencies: torch has to be there already.
+            # Installs dependencies too: torch must be present before.
             subprocess.run([python, *PIP, "install", str(wheel)], check=True)
             said = try_out(python, outside).splitlines()
             print(f"  {said[0]}\n  {said[-1]}")

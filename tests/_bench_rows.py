@@ -1,4 +1,4 @@
-"""Rows of the residency benchmarks, made up for tests of their table and goals."""
+"""Synthetic rows of the residency benchmarks, for tests of their table and goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every collective that gloo has, on the device that it is given, compared with what the CPU's gives."""
+"""Every collective that gloo supports, on a given device, compared with the same collective on the CPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def whole_reductions_at_once(make: Maker) -> list[torch.Tensor]:
 
 @collective
 def later(make: Maker) -> list[torch.Tensor]:
-    """Several under way at once; the future's tensors are the ones that were given."""
+    """Several asynchronous collectives at once. A future's tensors are the tensors that were passed in."""
     made = make.list(COUNT, 10, COUNT)
     works = [dist.all_reduce(each, async_op=True) for each in made]
     futures = [work.get_future() for work in works]
@@ -102,7 +102,8 @@ def later(make: Maker) -> list[torch.Tensor]:
 
 @collective
 def queued_copies(make: Maker) -> list[torch.Tensor]:
-    """The collective has to wait for them: where schedules are delayed they have mostly not begun."""
+    """The collective must wait for queued copies. With delayed schedules most of them have not started
+    yet."""
     pinned = make(COUNT).cpu().pin_memory()
     made = []
     for _ in range(20):
@@ -172,7 +173,7 @@ def messages(make: Maker) -> list[torch.Tensor]:
     x, y, z, a = make(), make.empty(), make.empty(), make.empty()
     if make.rank == 0:
         dist.send(x, other)
-        assert dist.recv(y) == other  # from whom it comes
+        assert dist.recv(y) == other  # the rank of the sender
     else:
         dist.recv(y, other)
         dist.send(x, other)
@@ -229,7 +230,7 @@ def distributed_tensors(make: Maker) -> list[torch.Tensor]:
 
 
 def outcome(name: str, rank: int, device: torch.device) -> list[torch.Tensor] | str:
-    """What a collective gives, on the CPU; or that it cannot be done."""
+    """The results of a collective on the CPU, or the error that it raised."""
     try:
         found = COLLECTIVES[name](Maker(rank, device))
     except (RuntimeError, ValueError) as error:
@@ -239,7 +240,7 @@ def outcome(name: str, rank: int, device: torch.device) -> list[torch.Tensor] | 
 
 
 def compare(name: str, rank: int, device: torch.device) -> str:
-    """Raises where the device's outcome is not the CPU's; what it is in a word."""
+    """Raises if the device's outcome differs from the CPU's. Returns "equal", or the common error."""
     wanted, found = outcome(name, rank, torch.device("cpu")), outcome(name, rank, device)
     if isinstance(wanted, str) or isinstance(found, str):
         assert isinstance(wanted, str) and isinstance(found, str), (name, wanted, found)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+import torch._inductor.compile_fx  # imports all that a call of CompiledFxGraph needs
 from torch._inductor.output_code import CompiledFxGraph
 
 import torch_uvm
@@ -45,7 +45,7 @@ def address(x: torch.Tensor) -> int:
 
 
 def floats(at: int, count: int = N) -> Any:
-    """Elements at an address, for a kernel. Work queued before it is done."""
+    """Elements at an address, for a kernel. Waits for queued work first."""
     torch.accelerator.synchronize()
     return (ctypes.c_float * count).from_address(at)
 

@@ -1,4 +1,4 @@
-"""What CUDA itself says about memory, asked of its runtime without torch_uvm between."""
+"""Queries of memory by the CUDA runtime itself, without torch_uvm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NATIVE, MANAGED = 2, 3  # cudaMemoryType...
 
 @cache
 def runtime() -> Any:
-    """The CUDA runtime that is in this process already, or stands in for it."""
+    """The CUDA runtime that this process has loaded, or the fake runtime."""
     everything = ctypes.CDLL(None)
     if hasattr(everything, "cudaPointerGetAttributes"):
         return everything
@@ -41,7 +41,7 @@ def is_managed_by_cuda(t: torch.Tensor) -> bool:
 
 
 def range_attribute(t: torch.Tensor, which: int, count: int = 1) -> list[int]:
-    """Of all the tensor's bytes; a contiguous tensor."""
+    """An attribute of a contiguous tensor's whole range."""
     found = (ctypes.c_int * count)()
     size = ctypes.sizeof(found)
     status = runtime().cudaMemRangeGetAttribute(
@@ -56,7 +56,7 @@ def range_attribute(t: torch.Tensor, which: int, count: int = 1) -> list[int]:
 
 
 def busy(milliseconds: float = 50) -> None:
-    """Keeps the current stream at work for about so long (at 2 GHz): later work on it is pending."""
+    """Keeps the current stream busy for about `seconds` (at 2 GHz), so that later work on it is pending."""
     torch.cuda._sleep(int(milliseconds * 2e6))
 
 

@@ -1,6 +1,6 @@
 """Training programs on a GPU under a budget, compared with runs without one.
 
-Programs are small, of some tens of MiB: budgets are shares of what they use.
+Programs use some tens of MiB, and budgets are shares of that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Read when cuBLAS starts. Where it has started before, matrix products may differ between two runs.
+# Read when cuBLAS is initialised. Without it, matrix products may differ between two runs.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -27,7 +27,7 @@ Program = Callable[[], list[torch.Tensor]]
 class Run(NamedTuple):
     results: list[torch.Tensor]
     figures: dict[str, Any]
-    used: int  # bytes of managed memory at most
+    used: int  # peak of managed bytes
     reserved: int
 
 
@@ -49,7 +49,7 @@ def run(program: Program, budget: int | str | None) -> Run:
 
 
 def check(program: Program, share: float = 0.6) -> Run:
-    """Runs the program in a `share` of what it uses."""
+    """Runs the program with a budget of `share` of its peak."""
     plain = run(program, None)
     budget = int(plain.used * share)
     assert budget >= 8 * MIB, "too small: it would not be moved"
@@ -100,6 +100,7 @@ def training(
 
 
 def churn(kept: list[torch.Tensor]) -> None:
-    """Takes and uses more than any budget of this file, so that what may leave the device has to."""
+    """Allocates and uses more than any budget of the importing file, so that every movable storage is
+    evicted."""
     for each in kept:
         each.add_(1)

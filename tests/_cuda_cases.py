@@ -1,11 +1,12 @@
-"""The CPU suite's tests with CUDA as the accelerator, so that both accelerators answer to the same words.
+"""The CPU suite's tests with CUDA as the accelerator, so that both accelerators meet the same
+specification.
 
-A file in gpu/ says `run_on_cuda("test_moves", globals())` and has that module's tests, read anew with the
-emulated accelerator's name exchanged for CUDA's, in code and in strings. What only the emulator has (its
-counters, its delayed schedules, its configuration) is left out, and so is whatever uses that.
+A file in gpu/ calls `run_on_cuda("test_moves", globals())` and gets that module's tests, recompiled with the
+emulated accelerator's name replaced by CUDA's, in code and in strings. Tests are left out if they need
+features of the emulator alone: its counters, its delayed schedules, its configuration.
 
-They were written for kernels that are done when their call returns, and the host reads what those wrote. So
-they run with CUDA_LAUNCH_BLOCKING=1, and the tests about waiting run without (see gpu/conftest.py).
+The tests assume that a kernel is done when its call returns, because the host reads its results. They run
+with CUDA_LAUNCH_BLOCKING=1. The tests of waits run without it (see gpu/conftest.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from _pytest.assertion.rewrite import rewrite_asserts
 
-FROM_CPU_SUITE = "FROM_CPU_SUITE"  # what a module of such tests is known by
+FROM_CPU_SUITE = "FROM_CPU_SUITE"  # marks a module of such tests
 TESTS = Path(__file__).resolve().parent
 _NAME = re.compile(r"\bemu\b")
 _EMULATOR_ONLY = re.compile(
@@ -28,7 +29,7 @@ _Definition = (ast.FunctionDef, ast.ClassDef)
 
 
 class _Exchange(ast.NodeTransformer):
-    """The emulator's name for CUDA's."""
+    """Replaces the emulator's name by CUDA's."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         if isinstance(node.value, str):
@@ -43,7 +44,7 @@ class _Exchange(ast.NodeTransformer):
 
 
 def _names(node: ast.AST) -> set[str]:
-    """What a definition refers to; a test refers to its fixtures by its parameters."""
+    """The names that a definition refers to. A test refers to its fixtures by its parameters."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     return found | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
 
@@ -57,7 +58,7 @@ def _needs_the_emulator(node: ast.AST, source: str, known: set[str]) -> bool:
 def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, _Definition):
         return {node.name}
-    if isinstance(node, ast.ImportFrom):  # helpers of the emulator alone are in modules `_emulated_x`
+    if isinstance(node, ast.ImportFrom):  # modules `_emulated_x` hold helpers that only work on the emulator
         return {alias.asname or alias.name for alias in node.names}
     targets = (
         node.targets
@@ -74,9 +75,9 @@ def _is_test(name: str) -> bool:
 
 
 def _leave_out(tree: ast.Module, source: str) -> list[str]:
-    """Takes away what needs the emulator; the names of the tests that went."""
+    """Removes definitions that need the emulator. Returns the names of the removed tests."""
     known: set[str] = set()
-    while True:  # helpers first, until no more of them use one that does
+    while True:  # helpers first, transitively
         more = {
             name
             for node in tree.body
@@ -135,7 +136,7 @@ def _exclude(tree: ast.Module, names: Iterable[str], module: str) -> None:
 def run_on_cuda(
     module: str, namespace: dict[str, Any], *, without: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Gives `namespace` the tests of tests/<module>.py, on CUDA.
+    """Fills `namespace` with the tests of tests/<module>.py, on CUDA.
 
     Args:
         without: tests that do not hold on CUDA ("TestA::test_b"), each with the reason.

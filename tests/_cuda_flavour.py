@@ -1,4 +1,4 @@
-"""The CUDA flavour as scripts/check_cuda_flavour.py makes it, without CUDA and without a GPU."""
+"""Builds the CUDA flavour by scripts/check_cuda_flavour.py, without CUDA and without a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ VERSIONS: list[str] = flavour.versions()
 
 @cache
 def build(version: str) -> str:
-    """Fetches, compiles and links, unless that is done. What is wrong, in words; nothing if all is well."""
+    """Fetches, compiles and links, unless that is up to date. Returns the error message, or an empty
+    string."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / "check_cuda_flavour.py", "build", version],
         capture_output=True,

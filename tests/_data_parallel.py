@@ -38,7 +38,7 @@ def data_parallel(
 def ddp(rank: Rank) -> None:
     for views in (False, True):
         train = partial(data_parallel, gradient_as_bucket_view=views)
-        with rank.budget(32 * MIB):  # parameters, gradients and moments have 54, buckets 14
+        with rank.budget(32 * MIB):  # parameters, gradients and moments are 54 MiB, buckets 14
             found = train(rank.rank, rank.device)
         assert_equal(found, plain(train, rank))
 
@@ -74,7 +74,7 @@ def fully_sharded(
     return losses, contents(model, optimizer)
 
 
-SHARDS = 20 * MIB  # shards, their gradients and moments have 27
+SHARDS = 20 * MIB  # shards, their gradients and moments are 27 MiB
 
 
 def fsdp(rank: Rank) -> None:
@@ -84,7 +84,7 @@ def fsdp(rank: Rank) -> None:
 
 
 def fsdp_options(rank: Rank) -> None:
-    """Parameters in bfloat16 that stay whole until backward ends; gradients clipped over all shards."""
+    """Parameters in bfloat16 that stay unsharded until backward ends; gradients clipped over all shards."""
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     train = partial(fully_sharded, clip=True, mp_policy=half, reshard_after_forward=False)
     with rank.budget(SHARDS):

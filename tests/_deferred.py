@@ -20,7 +20,7 @@ Make = Callable[..., Optimizer]
 
 
 def mlp(width: int = 512, layers: int = 4) -> nn.Module:
-    """Weights of 1 MiB, and small ones that nobody defers."""
+    """Weights of 1 MiB, and small parameters, which are never deferred."""
     parts: list[nn.Module] = []
     for _ in range(layers):
         parts += [nn.Linear(width, width), nn.ReLU()]

@@ -33,7 +33,7 @@ import torch_uvm
 
 
 def collectives(rank: Rank) -> None:
-    """Each collective against the CPU's, on plain and on managed memory."""
+    """Compares each collective with the CPU's, for plain and for managed memory."""
     for managed in (False, True):
         with torch_uvm.enabled() if managed else torch_uvm.disabled():
             for name in COLLECTIVES:
@@ -59,7 +59,7 @@ def filled(value: float, rank: Rank) -> torch.Tensor:
 
 
 def push_out(rank: Rank) -> None:
-    """Uses so much memory that every movable storage leaves a device with a budget of 8 MiB."""
+    """Uses more memory than a device's budget of 8 MiB, so that every movable storage is evicted."""
     others = [filled(1.0, rank) for _ in range(10)]
     for other in others:
         other.add_(1)

@@ -1,4 +1,4 @@
-"""DLPack tensors made by hand, field by field: without a GPU no library makes them of managed memory."""
+"""DLPack tensors built field by field: without a GPU no library exports managed memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def capsule_of(pointer: int, name: bytes) -> Any:
-    """A capsule that frees nothing."""
+    """Makes a capsule without a deleter."""
     return _python.PyCapsule_New(pointer, name, None)
 
 
@@ -71,7 +71,7 @@ def name_of(capsule: Any) -> str:
 
 
 def flags_and_tensor(capsule: Any) -> tuple[int | None, Any]:
-    """What an unconsumed capsule says; no flags before DLPack 1.0."""
+    """The fields of an unconsumed capsule. Before DLPack 1.0 there are no flags."""
     name = name_of(capsule).encode()
     made = _Versioned if name == b"dltensor_versioned" else _Legacy
     held: Any = ctypes.cast(_python.PyCapsule_GetPointer(capsule, name), ctypes.POINTER(made)).contents
@@ -79,13 +79,14 @@ def flags_and_tensor(capsule: Any) -> tuple[int | None, Any]:
 
 
 class Producer:
-    """Gives out `array`'s bytes once, as another library would; counts the calls of its deleter.
+    """Exports `array`'s bytes once, as another library would, and counts the calls of its deleter.
 
-    version: None for the form before DLPack 1.0
+    version: None for the format before DLPack 1.0
     overrides: other values for the fields of the tensor: ndim, dtype (code, bits, lanes), shape, strides, ...
     """
 
-    _held: list[Producer] = []  # for good: a callback that frees itself returns to nowhere
+    # Kept alive: a callback that freed its own closure would return into freed memory.
+    _held: list[Producer] = []
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class Producer:
         self.deleted += 1
 
     def _destroy(self, capsule: int) -> None:
-        if _python.PyCapsule_IsValid(capsule, self._name):  # nobody has consumed it
+        if _python.PyCapsule_IsValid(capsule, self._name):  # the capsule has not been consumed
             self._delete(0)
 
     def capsule(self) -> Any:

@@ -11,7 +11,7 @@ import torch_uvm
 
 
 def managed(*size: int, device: str | None = None) -> torch.Tensor:
-    """The numbers from 0 on, by default on the accelerator."""
+    """The numbers 0, 1, 2, ..., by default on the accelerator."""
     return torch_uvm.empty(*size, device=device).copy_(torch.arange(torch.Size(size).numel()).reshape(size))
 
 

@@ -1,18 +1,18 @@
-"""The code that documents show: found in Markdown, and run.
+"""Finds code blocks in Markdown documents and runs them.
 
-Before a block an HTML comment, which a reader does not see, may say more:
+An HTML comment before a block, which is not rendered, sets options:
 
-    <!-- continues -->          it goes on with the names of the block before it
-    <!-- first: CODE -->        CODE (one line or more) is run before it, in its namespace
-    <!-- not run: WHY -->       it is shown only
+    <!-- continues -->          the block continues the program of the previous block
+    <!-- first: CODE -->        CODE (one line or more) runs first, in the block's namespace
+    <!-- not run: WHY -->       the block is not run
 
-A block is a program: it is run in a process of its own, with those that continue it. `print(...)  # True`
-claims what is printed, where the comment is made of Python's literals, or begins with `->`; all other
-comments are prose.
+A block is a program: it runs in its own process, together with the blocks that continue it. A comment after
+`print(...)` claims the printed text if it consists of Python literals (`# True`) or begins with `->`. All
+other comments are prose.
 
-    python tests/_documented_code.py FILE...    tries the code in them, and prints JSON: see `try_all`
+python tests/_documented_code.py FILE...    tests the code in the files and prints JSON, see `try_all`
 
-One process imports torch, and forks for each program, and for each command (`_documented_commands.py`).
+One process imports torch and forks for each program and each command (`_documented_commands.py`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from typing import Any
 
 from _documented_commands import check, commands
 
-SECONDS = 60  # that a program may take
+SECONDS = 60  # maximum for a program
 
 
 @dataclass
 class Block:
-    """What stands between two fences."""
+    """A fenced code block."""
 
     path: Path
-    line: int  #: of its first line of code, from 1
+    line: int  #: number of its first line of code, from 1
     language: str
     source: str
     first: str = ""
@@ -63,10 +63,10 @@ _COMMENT = re.compile(r"<!--((?:(?!-->).)*)-->\s*\Z", re.DOTALL)
 
 
 def blocks(path: Path) -> list[Block]:
-    """Every fenced block of a document, in its order.
+    """Every fenced block of a document, in order.
 
     Raises:
-        ValueError: a comment right before a block is none of ours; a block is not closed.
+        ValueError: a comment right before a block is not one of ours, or a block is not closed.
     """
     found = []
     lines = path.read_text().splitlines()
@@ -103,7 +103,7 @@ def _mark(block: Block, comment: str) -> None:
 
 
 def programs(found: list[Block]) -> list[list[Block]]:
-    """The blocks of Python that are run, each with those that continue it."""
+    """The programs: each Python block that is run, with the blocks that continue it."""
     made: list[list[Block]] = []
     for block in found:
         if block.language != "python" or block.not_run is not None:
@@ -118,7 +118,7 @@ def programs(found: list[Block]) -> list[list[Block]]:
 
 
 def claims(source: str) -> Iterator[tuple[range, str]]:
-    """(lines of a call of print, what it is claimed to print each time) for each claim in a program."""
+    """(lines of a call of print, claimed output of each call) for each claim in a program."""
     comments = {
         token.end[0]: token.string.removeprefix("#").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -147,7 +147,7 @@ def _literals(text: str) -> bool:
 
 @dataclass
 class Printed:
-    """Takes the place of `print` in a program, and keeps what each line of it printed."""
+    """Replaces `print` in a program and records the output by line."""
 
     by_line: dict[int, list[str]] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ class Printed:
         self.by_line.setdefault(sys._getframe(1).f_lineno, []).append(text.getvalue().strip())
 
     def broken(self, source: str) -> list[str]:
-        """The claims of a program that has run that do not hold."""
+        """After the run: the claims that differ from the output."""
         complaints = []
         for lines, claimed in claims(source):
             seen = [text for line in lines for text in self.by_line.get(line, [])]
@@ -167,7 +167,7 @@ class Printed:
 
 
 def run_program(program: list[Block]) -> str | None:
-    """Runs it here. Returns what is wrong with it; None: nothing."""
+    """Runs a program in this process. Returns the error, or None."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     for block in program:
@@ -185,7 +185,7 @@ def run_program(program: list[Block]) -> str | None:
 
 
 def try_command(command: str) -> str | None:
-    """What is wrong with a command of a document; None: nothing."""
+    """Checks a command of a document. Returns the error, or None."""
     try:
         check(command)
     except BaseException:
@@ -198,8 +198,8 @@ def _in_a_child(what: Callable[[], str | None], seconds: float = SECONDS) -> str
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.setsid()  # what it starts ends with it
-        os.dup2(2, 1)  # ours has the results
+        os.setsid()  # so that its descendants can be killed with it
+        os.dup2(2, 1)  # stdout of the parent carries the results
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             wrong = what()
@@ -218,8 +218,8 @@ def _in_a_child(what: Callable[[], str | None], seconds: float = SECONDS) -> str
 
 
 def try_all(paths: list[Path]) -> dict[str, dict[str, str | None]]:
-    """What is wrong, None if nothing is: of `programs`, by the name of the first block, and of `commands`, by
-    the name of the block and the command."""
+    """The errors, None for success: of `programs` by the name of the first block, of `commands` by the name
+    of the block and the command."""
     found = [block for path in paths for block in blocks(path)]
     return {
         "programs": {

@@ -1,4 +1,4 @@
-"""The commands that documents show: found in Markdown, and given to what parses them, short of running."""
+"""Finds the commands in Markdown documents and parses them without running them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Programs that documents name and that need not be where tests run.
+#: Programs in documents that need not be installed where tests run.
 OTHERS = {"torchrun", "accelerate", "git", "pip", "python", ".venv/bin/python"}
 
 
@@ -23,7 +23,7 @@ def variables() -> set[str]:
 
 
 def commands(language: str, source: str) -> Iterator[str]:
-    """The commands of a block of shell, or those behind a `$` in what a terminal showed."""
+    """The commands of a shell block, or those after a `$` in a terminal session."""
     lines = re.sub(r"\\\n\s*", "", source).splitlines()
     if language == "sh":
         yield from (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
@@ -32,15 +32,15 @@ def commands(language: str, source: str) -> Iterator[str]:
 
 
 class Parsed(Exception):
-    """A command line was understood; what it asks for is not done."""
+    """Raised when a command line was parsed, in place of executing it."""
 
 
 def _parse(arguments: Sequence[str]) -> NoReturn:
-    """Gives a command line to `python -m torch_uvm`'s own parsers, and stops where it would begin to act.
-    What `run` sets is put into force, since it is checked there. For a process that ends afterwards.
+    """Passes a command line to the parsers of `python -m torch_uvm` and stops before it is executed. The
+    options of `run` are set, because setting them validates them, so the process should end afterwards.
 
     Raises:
-        Parsed: it is understood. SystemExit: it is not.
+        Parsed: the command line is valid. SystemExit: it is not.
     """
     from torch_uvm import cli
     from torch_uvm.cli import run
@@ -64,7 +64,7 @@ def _parse(arguments: Sequence[str]) -> NoReturn:
 
 
 def check(command: str) -> None:
-    """That a command could be given as it stands. For a process that ends afterwards.
+    """Checks that a command could be run as it is. The process should end afterwards.
 
     Raises:
         AssertionError, ValueError, SystemExit: it could not.
@@ -72,13 +72,13 @@ def check(command: str) -> None:
     words = shlex.split(command, comments=True)
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        assert name in variables(), f"{name} is no variable of ours; known: {sorted(variables())}"
+        assert name in variables(), f"{name} is not a variable of torch_uvm; known: {sorted(variables())}"
         if name == "TORCH_UVM_CONF":
             from torch_uvm import _C
 
             _C.load_options(value)
     for word in words:
-        # A path of this repository; a name by itself stands for the reader's own script.
+        # A path must exist in this repository. A bare file name stands for the reader's own script.
         assert not (word.endswith(".py") and "/" in word) or (ROOT / word).is_file(), f"there is no {word}"
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text()

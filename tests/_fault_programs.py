@@ -19,7 +19,7 @@ names = (f"faults {number}" for number in itertools.count())
 @pytest.fixture(autouse=True)
 def nothing_is_left_on() -> Iterator[None]:
     yield
-    _C.emu_clear_failures()  # of a test that has failed
+    _C.emu_clear_failures()  # left over from a failed test
     torch_uvm.enable(budget=None, optimizer="in_place")
     torch_uvm.disable()
     torch_uvm.empty_cache()

@@ -1,8 +1,7 @@
-"""Calls of the emulated runtime that are made to fail, one at a time, wherever a scenario makes one.
+"""Makes calls of the emulated runtime fail, one at a time, at every call that a scenario makes.
 
-A scenario is a function that makes all it needs, tries its steps one by one, and checks bytes. A step that
-fails must do so as documented; what it left is the scenario's to check. After each run nothing may be left
-that was not there before.
+A scenario is a function that creates its state, attempts its steps one by one, and checks bytes. A failed
+step must raise as documented; the scenario checks the state after it. Nothing may leak from a run.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from torch_uvm import _C
 emu: Any = torch.emu  # type: ignore[attr-defined]
 Scenario = Callable[["Attempts"], None]
 
-#: All places, and not some of them: `make faults`.
+#: Tests all calls instead of a selection: `make faults`.
 LONG = os.environ.get("TORCH_UVM_FAULTS") == "long"
 _MADE_TO_FAIL = re.compile(r"emulated runtime: (\w+) was made to fail")
 
 
 class Attempts:
-    """Tries steps, one of which may fail; keeps the error."""
+    """Attempts steps, of which one may fail, and records the error."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
     def __call__(self, step: Callable[[], Any], otherwise: Any = None) -> Any:
-        """What `step` returns, or `otherwise` where it failed."""
+        """Returns the result of `step`, or `otherwise` if it failed."""
         try:
             return step()
         except Exception as error:
@@ -44,7 +43,7 @@ class Attempts:
 
 
 def check_error(error: Exception) -> None:
-    """A refusal of memory is torch.OutOfMemoryError, any other failure RuntimeError and not that."""
+    """A refused allocation raises torch.OutOfMemoryError; any other failure raises another RuntimeError."""
     failed = _MADE_TO_FAIL.search(str(error))
     if failed is None:
         raise error
@@ -54,7 +53,7 @@ def check_error(error: Exception) -> None:
 
 
 def _settled() -> tuple[int, ...]:
-    """What must be as before; caches are given back."""
+    """Counts that must return to their values. Releases caches first."""
     gc.collect()
     torch.accelerator.synchronize()
     torch_uvm.empty_cache()
@@ -74,7 +73,7 @@ def _settled() -> tuple[int, ...]:
 
 
 def _fail_at(nth: int, name: str, scenario: Scenario) -> bool:
-    """\\return whether there was such a call"""
+    """Returns whether the scenario made that call."""
     attempts = Attempts()
     _C.emu_fail_call(name, nth)
     try:
@@ -88,7 +87,7 @@ def _fail_at(nth: int, name: str, scenario: Scenario) -> bool:
 
 
 def _without_end(nth: int, name: str, scenario: Scenario) -> int:
-    """Pools of events may grow, but not each time. Returns to how much."""
+    """Checks that event pools do not grow with every run. Returns their new size."""
     for _ in range(5):
         before = _C.emu_live_objects()
         for _ in range(8):
@@ -100,27 +99,27 @@ def _without_end(nth: int, name: str, scenario: Scenario) -> int:
 
 
 def each_call_fails(scenario: Scenario, name: str = "*", every: int = 1, first: int = 1) -> int:
-    """Runs `scenario` again and again, each time with another call made to fail, until all were.
+    """Runs `scenario` repeatedly, with a different call failing each time, until every call has failed once.
 
-    name: of the calls that are counted; "*": any
-    every, first: not each of them, but from the `first` on one in so many; in the long form all, or, of what
-        is tried one in 499 of, one in 7
+    name: counts only calls of this name; "*": all calls
+    every, first: fail every n-th call, from the `first` on. The long form divides `every` by 71: it fails all
+        calls, or one in 7 where the short form fails one in 499.
 
-    Returns how many were made to fail.
+    Returns the number of failed calls.
     """
     if LONG:
-        every, first = max(every // 71, 1), 1  # there are thousands in training
+        every, first = max(every // 71, 1), 1  # training makes thousands of calls
     for _ in range(32):
-        emu.Stream()  # the whole pool of them
+        emu.Stream()  # creates the whole pool of streams
     for _ in range(2):
-        scenario(Attempts())  # what is made once
+        scenario(Attempts())  # creates one-time objects
         before = _settled()
     objects = _C.emu_live_objects()
     failed = 0
     nth = first
     while True:
         reached = _fail_at(nth, name, scenario)
-        scenario(Attempts())  # all is as ever
+        scenario(Attempts())  # the next run succeeds
         note = f"call {nth} of {name!r}"
         after = _settled()
         assert after == before, f"{note}: left {after} after {before}"

@@ -1,15 +1,15 @@
-"""What keeps programs that run on a real GPU from asking for more managed memory than the card has free.
+"""Keeps programs on a GPU from allocating more managed memory than the card has free.
 
-Managed memory beyond that can hang a GPU, and with it whoever shares the machine. So whoever allocates
-managed memory there (tests/gpu, benchmarks/bench_cuda.py) does this first:
+Managed memory beyond a card's free memory can hang the GPU for all users of the machine. Every program that
+allocates managed memory on a GPU (tests/gpu, benchmarks/bench_cuda.py) first calls:
 
     check_room(limit)         # raises unless each card has sixteen times the limit free
     guard = Guard(limit)
-    guard.hold()              # sets the limit; nothing in this process can raise it any more
+    guard.hold()              # sets the limit; from here on no call in this process can raise it
     ... allocate ...
-    guard.check()             # the limit held all the time
+    guard.check()             # raises if the limit was exceeded or lifted
 
-Other processes start with `environment(limit)` added to theirs.
+Other processes start with `environment(limit)` added to their environment.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import torch
 
 from torch_uvm import _C
 
-ROOM = 16  # a card must have so many times the limit free
+ROOM = 16  # a card must have this multiple of the limit free
 MIB = 1024**2
 GIB = 1024**3
 
-# What a program's text may not say: each takes a limit away, whatever the environment set.
-_LIMIT = r"(?<!host_)limit"  # of managed memory; that of pinned memory is host_limit
+# Text that a program must not contain, because it removes the limit regardless of the environment.
+_LIMIT = r"(?<!host_)limit"  # of managed memory; host_limit is that of pinned memory
 _UNLIMITED = re.compile(rf"set_limit\(\s*(?:limit\s*=\s*)?None|{_LIMIT}\s*:\s*none", re.IGNORECASE)
 _SETS_LIMIT = re.compile(rf"""(?:set_limit\(\s*|{_LIMIT}\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
 
 
 class Refused(RuntimeError):
-    """The limit would not be safe, or somebody tried to raise it."""
+    """The limit would not be safe, or a call tried to raise it."""
 
 
 def free_by_nvidia_smi() -> list[int] | None:
@@ -57,13 +57,13 @@ READERS: Mapping[str, Reader] = {"nvidia-smi": free_by_nvidia_smi, "cudaMemGetIn
 
 
 def check_room(limit: int, readers: Mapping[str, Reader] = READERS) -> dict[str, list[int]]:
-    """What each reader says is free on each card.
+    """Returns the free bytes of each card, by reader.
 
     Raises:
-        Refused: a card has less than ROOM times the limit free, by any reader, or no reader knows of a card.
+        Refused: a reader reports less than ROOM times the limit free on a card, or no reader reports a card.
     """
     if _C.in_use() and _C.peak_managed_bytes() > 0:
-        raise Refused("managed memory was allocated before anybody looked whether there is room for it")
+        raise Refused("managed memory was allocated before the free memory was checked")
     readings: dict[str, list[int]] = {}
     for name, read in readers.items():
         free = read()
@@ -77,17 +77,17 @@ def check_room(limit: int, readers: Mapping[str, Reader] = READERS) -> dict[str,
                     f"of managed memory takes at least {ROOM * limit / GIB:.1f} GiB"
                 )
     if not any(readings.values()):
-        raise Refused("nobody could say how much memory is free on any card")
+        raise Refused("no reader reports the free memory of any card")
     return readings
 
 
 def environment(limit: int) -> dict[str, str]:
-    """What to add to the environment of processes that this one starts."""
+    """Variables to add to the environment of child processes."""
     return {"TORCH_UVM_CONF": f"limit:{limit}"}
 
 
 def check_program(text: str, limit: int) -> None:
-    """Raises Refused for the text of a program, or its TORCH_UVM_CONF, that would lift or raise the limit."""
+    """Raises Refused if a program's text, or its TORCH_UVM_CONF, would lift or raise the limit."""
     if _UNLIMITED.search(text):
         raise Refused("the program takes the limit away: " + _UNLIMITED.findall(text)[0])
     for figure in _SETS_LIMIT.findall(text):
@@ -96,7 +96,7 @@ def check_program(text: str, limit: int) -> None:
 
 
 class Guard:
-    """Holds the limit of this process: it can be lowered, never raised above what it was made with."""
+    """Holds the limit of this process: it can be lowered, but not raised above its initial value."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -104,7 +104,7 @@ class Guard:
         self._before: int | None = None
 
     def hold(self) -> Guard:
-        """Sets the limit. From here on a call that would raise it fails, whichever way it is made."""
+        """Sets the limit. From here on every call that would raise it fails."""
         self._before = _C.get_limit()
         self._real = {name: getattr(_C, name) for name in ("set_limit", "set_option", "load_options")}
         self._real["set_limit"](self.limit)
@@ -114,7 +114,7 @@ class Guard:
         return self
 
     def release(self) -> None:
-        """For the guard's own tests: all is as it was."""
+        """Restores the previous state, for the guard's own tests."""
         for name, function in self._real.items():
             setattr(_C, name, function)
         if self._real:
@@ -122,11 +122,11 @@ class Guard:
         self._real = {}
 
     def reset(self) -> None:
-        """The limit is the guard's again, after something lowered it."""
+        """Restores the guard's limit after it was lowered."""
         self._real["set_limit"](self.limit)
 
     def check(self) -> None:
-        """Raises Refused if more was ever reserved than the limit, or the limit is not in force."""
+        """Raises Refused if reserved memory ever exceeded the limit, or if the limit is not in force."""
         limit, peak = _C.get_limit(), _C.peak_managed_bytes() if _C.in_use() else 0
         if limit is None or limit > self.limit:
             raise Refused(f"the limit is {limit}; it was to stay at or below {self.limit}")
@@ -145,5 +145,5 @@ class Guard:
     def _load_options(self, text: str) -> None:
         check_program(text, self.limit)
         self._real["load_options"](text)
-        if _C.get_limit() is None:  # a text that does not name the limit means none
+        if _C.get_limit() is None:  # options without a limit lift it
             self.reset()

@@ -39,7 +39,7 @@ def page_bytes() -> int:
 
 
 def neighbours(count: int, each: int) -> list[torch.Tensor]:
-    """Tensors of `each` bytes, one behind the other in one segment, resident on the device."""
+    """Adjacent tensors of `each` bytes in one segment, resident on the device."""
     torch_uvm.empty_cache()
     made = [torch_uvm.ones(each, dtype=torch.uint8) for _ in range(12)]
     made.sort(key=torch.Tensor.data_ptr)

@@ -1,16 +1,16 @@
-"""What the modules of torch_uvm import of each other, as rules: functions from files to complaints."""
+"""Rules for imports between modules of torch_uvm. Each rule is a function from files to complaints."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
 
-# A file of text by its path within the repository.
+# Texts of files by their path within the repository.
 Files = Mapping[str, str]
 
 PACKAGE = "torch_uvm"
 
-#: Folders and top-level modules, bottom to top: each imports what is above it in this list. Those on one line
+#: Folders and top-level modules, lowest layer first. Each may import the layers before it. Those on one line
 #: do not import each other.
 LAYERS = [
     ["_util"],
@@ -42,7 +42,8 @@ def modules(files: Files) -> dict[str, str]:
 
 
 def imports(module: str, known: Mapping[str, str], *, at_the_top: bool) -> Iterator[str]:
-    """Modules of the package that `module` imports: all, or those that it imports when it is executed."""
+    """Modules of the package that `module` imports. With `at_the_top`, only those imported when it is
+    executed."""
     waiting: list[ast.AST] = [ast.parse(known[module])]
     while waiting:
         node = waiting.pop()
@@ -63,12 +64,12 @@ def imports(module: str, known: Mapping[str, str], *, at_the_top: bool) -> Itera
 
 
 def place(module: str) -> str:
-    """The folder of a module, or the module where it lies in none."""
+    """The folder of a module, or the module itself if it is in none."""
     return module.split(".")[1] if "." in module else module
 
 
 def cycles_of_imports(files: Files) -> list[str]:
-    """Modules that import each other while they are executed, each cycle once."""
+    """Cycles of modules that import each other while they are executed, each cycle once."""
     known = modules(files)
     graph = {it: sorted(set(imports(it, known, at_the_top=True))) for it in known}
     complaints = []
@@ -88,7 +89,7 @@ def cycles_of_imports(files: Files) -> list[str]:
 
 
 def imports_that_point_up(files: Files) -> list[str]:
-    """Imports, those in functions included, of what is not in a layer below."""
+    """Imports of modules that are not in a lower layer, including imports in functions."""
     known = modules(files)
     complaints = [f"{it}: {place(it)} is in no layer" for it in known if place(it) not in LAYER]
     for module in sorted(known):
@@ -102,7 +103,7 @@ def imports_that_point_up(files: Files) -> list[str]:
 
 
 def code_at_the_top(files: Files) -> list[str]:
-    """Modules beside the folders that define something: there are public names alone, and what starts us."""
+    """Top-level modules that define something. They may only re-export public names or start the program."""
     defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return [
         f"{module} defines {node.name}"

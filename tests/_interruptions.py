@@ -1,4 +1,4 @@
-"""What processes that train under a budget, and are cut short, begin with: a snippet for `spawn`."""
+"""The prelude of processes that train under a budget and are interrupted: a snippet for `spawn`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Training:
         return copy.deepcopy(on_cpu)
 
     def load(self, state):
-        state = copy.deepcopy(state)  # optimizers take the tensors that count steps as they are
+        state = copy.deepcopy(state)  # optimizers take over the tensors of step counts without a copy
         self.model.load_state_dict(state[0])
         self.optimizer.load_state_dict(state[1])
 
@@ -56,7 +56,7 @@ def check():
 def under_a_budget(optimizer="in_place"):
     torch_uvm.enable(budget=8 * MIB, optimizer=optimizer)
     training = Training("emu")
-    training.step(0)  # what is made once
+    training.step(0)  # creates one-time objects
     torch_uvm.enable(budget=8 * MIB, optimizer=optimizer)
     again = Training("emu")
     del training

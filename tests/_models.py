@@ -126,7 +126,7 @@ def vectors() -> torch.Tensor:
 
 @dataclass
 class Run:
-    """What training left: a loss for each step, and the parameters on the CPU."""
+    """The results of a training: the loss of each step, and the parameters on the CPU."""
 
     losses: list[float] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -184,9 +184,9 @@ def train(
 
 
 def make_workspaces(device: str) -> None:
-    """What cuBLAS allocates for good at its first use, in this thread and in backward's: there from now on.
+    """Makes cuBLAS allocate its permanent workspaces, for this thread and for the thread of backward.
 
-    Where requests are compared from one iteration to the next it would be one that only the first has.
+    Otherwise the first iteration would have requests that later iterations do not have.
     """
     layer = nn.Linear(8, 8).to(device)
     layer(torch.ones(4, 8).to(device)).sum().backward()

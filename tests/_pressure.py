@@ -1,4 +1,4 @@
-"""A small hard budget, and pressure on it: tensors that push others off the device."""
+"""A small hard budget, and pressure on it: tensors that evict others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _some = random.Random(0)
 
 
 def press(rounds: int = 2) -> None:
-    """Uses three times the budget repeatedly, so that every movable storage leaves the device.
+    """Uses three times the budget repeatedly, so that every movable storage is evicted.
 
     The operators are random: the schedule of an earlier test must not match and choose other evictions.
     """
@@ -43,7 +43,7 @@ def is_on_device(x: torch.Tensor) -> bool:
 
 
 def leaves(x: torch.Tensor) -> bool:
-    """Whether `x` leaves the device under pressure. The engine chooses the order of evictions."""
+    """Whether `x` is evicted under pressure. The engine chooses the order of evictions."""
     for _ in range(5):
         press()
         if not is_on_device(x):

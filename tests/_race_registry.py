@@ -1,4 +1,4 @@
-"""What the programs of `_races.py` and `_thread_races.py` are written with, and their table."""
+"""The registry of the programs of `_races.py` and `_thread_races.py`, and their common helpers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch_uvm
 
 MIB = 1 << 20
-FLOATS = MIB // 4  # a tensor of 1 MiB: four times the least that is moved
+FLOATS = MIB // 4  # a tensor of 1 MiB: four times the smallest storage that the engine moves
 RIGHT = ""
 
 Program = Callable[[random.Random], str]
@@ -21,16 +21,16 @@ Program = Callable[[random.Random], str]
 
 class Race(NamedTuple):
     program: Program
-    """What it saw that is wrong; RIGHT if nothing is."""
+    """Returns the error that it observed, or RIGHT."""
     devices: int
     wrong: bool
-    """A program that is wrong by itself: some schedule has to show it."""
+    """The program lacks a synchronisation: some schedule must show the error."""
     seeds: int
-    """If nobody says how many."""
+    """The number of seeds by default."""
     memory: str | None
-    """Of each device; None: the emulator's default."""
+    """Memory of each device; None: the emulator's default."""
     threads: bool
-    """Its threads race with each other: it also runs in builds under a sanitizer (`_sanitized.py`)."""
+    """Its threads race with each other, so it also runs in builds under a sanitizer (`_sanitized.py`)."""
 
 
 RACES: dict[str, Race] = {}
@@ -63,7 +63,7 @@ def compare(tensors: Iterable[torch.Tensor], expected: Iterable[float], what: st
 
 
 class Pressure:
-    """Tensors that do not fit: whoever uses one sends others to the host."""
+    """Tensors that exceed the budget: using one evicts others."""
 
     def __init__(self, tensors: int = 8, budget: int = 6, device: int = 0) -> None:
         torch_uvm.set_budget(budget * MIB, device)
@@ -83,9 +83,9 @@ class Pressure:
 
 
 def at_once(workers: Iterable[Callable[[], str]], beside: Callable[[], None] | None = None) -> str:
-    """Runs each worker on a thread of its own, and `beside` again and again on this one until all are over.
+    """Runs each worker on its own thread. Calls `beside` repeatedly on this thread until all workers end.
 
-    Returns what the first worker that saw something wrong says, or its traceback; else RIGHT.
+    Returns the first error that a worker reports, or its traceback; else RIGHT.
     """
     wrong: list[str] = []
 

@@ -1,10 +1,11 @@
-"""Programs under schedules of delayed work, while storages come and go under a budget: what each one sees.
+"""Programs that race evictions and fetches under a budget with delayed work, and check every byte that they
+see.
 
     python tests/_races.py [--seeds FIRST:LAST] [--seconds S] [--jobs N] [NAME ...]
 
-runs each in a process of its own for each seed, N of them at a time, and fails where a program saw what it
-must not see, or where none of the seeds showed what a wrong program has to show (so one knows that schedules
-reach it). The seed is the emulated accelerator's: the same one gives the same order of its copies.
+runs each program in its own process per seed, N processes at a time. Fails if a program saw a wrong value. A
+program without the required synchronisation must fail for at least one seed, which shows that the schedules
+reach the race. The seed is that of the emulated accelerator: equal seeds give equal orders of copies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch_uvm import _C, emulated
 
 @race()
 def writes_while_it_is_written_back(draw: random.Random) -> str:
-    """Steps that repeat, so that what leaves is copied ahead; then writes that nobody has planned."""
+    """Steps repeat, so that evicted storages are written back ahead of time. Unscheduled writes follow."""
     pressure = Pressure()
     for _ in range(5):
         pressure.use_all()
@@ -49,7 +50,8 @@ def writes_while_it_is_written_back(draw: random.Random) -> str:
 
 @race()
 def writes_through_another_label(draw: random.Random) -> str:
-    """The CPU's label of a tensor is written, and a view of it on the device, while others leave."""
+    """Writes a tensor under its CPU label and through a view on the device, while other storages are
+    evicted."""
     pressure = Pressure()
     for turn in range(10):
         number = draw.randrange(8)
@@ -70,7 +72,7 @@ def writes_through_another_label(draw: random.Random) -> str:
 
 @race()
 def reads_an_address(draw: random.Random) -> str:
-    """What is behind an address that has left PyTorch is complete, and stays until the next operator."""
+    """The bytes at an escaped address are complete and stay there until the next operator."""
     pressure = Pressure()
     seen = torch.empty(FLOATS)
     for _ in range(12):
@@ -86,7 +88,7 @@ def reads_an_address(draw: random.Random) -> str:
 
 
 def read_aside(draw: random.Random, record: bool) -> str:
-    """A side stream reads tensors that are freed at once: the host's copies of them are seen later."""
+    """A side stream reads tensors that are freed immediately. The copies on the host are checked later."""
     pressure = Pressure(6, 6)
     side = torch.Stream("emu")
     main = torch.accelerator.current_stream()
@@ -120,7 +122,7 @@ def reads_aside_and_does_not_say_so(draw: random.Random) -> str:
 
 
 def write_aside(draw: random.Random, wait: bool) -> str:
-    """A side stream fills tensors that leave for the host meanwhile."""
+    """A side stream fills tensors that are being evicted."""
     pressure = Pressure()
     side = torch.Stream("emu")
     main = torch.accelerator.current_stream()
@@ -156,7 +158,7 @@ def writes_aside_and_does_not_wait(draw: random.Random) -> str:
 
 @race()
 def frees_what_is_read_and_written(draw: random.Random) -> str:
-    """Pinned memory that a copy reads, device memory that it writes: both may go at once, and come again."""
+    """A copy from pinned memory to device memory: both may be freed at once, and reused."""
     pressure = Pressure(4, 6)
     kept, expected = [], []
     for turn in range(12):
@@ -180,7 +182,7 @@ def frees_what_is_read_and_written(draw: random.Random) -> str:
 
 @race(devices=2)
 def moves_between_devices(draw: random.Random) -> str:
-    """Copies between two devices, both short of memory; sources are freed at once."""
+    """Copies between two devices that both exceed their budgets. Sources are freed immediately."""
     sides = [Pressure(device=0), Pressure(device=1)]
     for turn in range(10):
         here = draw.randrange(2)
@@ -198,7 +200,7 @@ def moves_between_devices(draw: random.Random) -> str:
 
 @race(threads=True)
 def threads_share_a_storage(draw: random.Random) -> str:
-    """Two threads read the same storages and write their own, in orders of their own."""
+    """Two threads read the same storages and write their own, each in its own order."""
     shared = Pressure(6, 9)
     threads = 2
     own = [[full(0) for _ in range(3)] for _ in range(threads)]
@@ -223,7 +225,7 @@ def threads_share_a_storage(draw: random.Random) -> str:
 
 
 def train(first: str, second: str, share: float | None, draw: random.Random) -> list[torch.Tensor]:
-    """A model of two halves, on these devices; with a budget for the second that is a share of its use."""
+    """A model of two halves, on these devices. The second device's budget is a share of its use."""
     torch.manual_seed(0)
     halves = [
         nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(3))).to(device)
@@ -264,13 +266,13 @@ def evicts_while_it_goes_backward(draw: random.Random) -> str:
 
 @race(devices=2, seeds=4)
 def goes_backward_on_two_devices(draw: random.Random) -> str:
-    """Each device's half of backward runs on a thread of its own; one of them is short of memory."""
+    """Each device's half of backward runs on its own thread, and one device exceeds its budget."""
     return train_both("emu:0", "emu:1", draw)
 
 
 @race()
 def arenas_are_reset_under_a_side_stream(draw: random.Random) -> str:
-    """A side stream fills and reads what an arena has given out; the arena is reset, and used again."""
+    """A side stream fills and reads memory of an arena. The arena is then reset and used again."""
     pressure = Pressure(6, 14)
     side = torch.Stream("emu")
     main = torch.accelerator.current_stream()
@@ -295,12 +297,13 @@ def arenas_are_reset_under_a_side_stream(draw: random.Random) -> str:
     return compare(outs, expected, "through the arena") or pressure.check()
 
 
-#: Of `residency_stats`, what is told of a program's runs: whether it reaches what it is to race with.
+#: The figures of `residency_stats` that are printed for a program, to show whether it reaches its race.
 FIGURES = ["fetched", "written_back", "used_in_place", "moved", "made_room"]
 
 
 def see(name: str, seed: int) -> tuple[str, dict[str, int]]:
-    """In this process, which has used no accelerator yet: what is wrong, and figures."""
+    """Runs a program in this process, which has not used the accelerator yet. Returns its error and
+    figures."""
     torch.set_num_threads(1)
     it = RACES[name]
     emulated.configure(seed=seed, devices=it.devices, **({"memory": it.memory} if it.memory else {}))
@@ -336,7 +339,7 @@ def see_in_a_child(name: str, seed: int) -> tuple[str, dict[str, int]]:
 
 
 def seeds_for(seconds: float, first: int) -> Iterator[int]:
-    """Seeds from this one on, until the time is over; one at least."""
+    """Seeds from `first` on until the time is over; at least one."""
     end = time.monotonic() + seconds
     yield first
     for seed in itertools.count(first + 1):
@@ -346,7 +349,7 @@ def seeds_for(seconds: float, first: int) -> Iterator[int]:
 
 
 def judge(name: str, seeds: Iterable[int]) -> bool:
-    """Says what is wrong with what these schedules showed. Returns whether nothing is."""
+    """Prints the verdict on these schedules. Returns whether the program behaved as expected."""
     shown: list[tuple[int, str]] = []
     figures: Counter[str] = Counter()
     runs = 0

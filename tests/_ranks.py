@@ -1,4 +1,4 @@
-"""A rank of two, its budget, and a network that every rank trains the same way."""
+"""One of two ranks, its budget, and a network that every rank trains identically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Rank:
     def budget(
         self, budget: int, optimizer: str = "in_place", *, moves: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Managed memory within `budget`, less than the peak. Yields a dict for the figures."""
+        """Enables managed memory with `budget`, which is below the peak. Yields a dict that receives the
+        figures."""
         figures: dict[str, Any] = {}
         gc.collect()
         torch_uvm.empty_cache()

@@ -1,4 +1,4 @@
-"""Reading the pages of `run --report` as a browser would, for tests."""
+"""Parses the pages of `run --report` for tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _VOID = {"meta", "br", "link", "img", "hr", "input", "base"}
 
 
 class Page(HTMLParser):
-    """A page that is well-formed; an error otherwise.
+    """A parsed page. Raises if the page is not well-formed.
 
-    figures: by the id of a `<data>`, its value. advice: by key, the words. rows: by the id of a table, the
-    cells of each row of its body. requests: what it would have to be fetched, or run, for.
+    figures: the value of each `<data>`, by id. advice: the text, by key. rows: the cells of each body row of
+    a table, by the table's id. requests: everything that the page would fetch or execute.
     """
 
     def __init__(self, text: str) -> None:
@@ -84,7 +84,7 @@ class Page(HTMLParser):
 
 
 def read(path: Path) -> Page:
-    """A page that needs nothing but itself."""
+    """Parses a page and checks that it is self-contained."""
     page = Page(path.read_text(encoding="utf-8"))
     assert page.requests == []
     return page

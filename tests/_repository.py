@@ -1,4 +1,4 @@
-"""Rules that hold for the repository itself, each as a function from files to complaints."""
+"""Rules for the repository. Each rule is a function from files to complaints."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
-# A file of text by its path within the repository.
+# Texts of files by their path within the repository.
 Files = Mapping[str, str]
 
-# Folders of csrc, bottom to top. Each may include itself and what stands on the lines before it; those on one
-# line do not know each other.
+# Folders of csrc, lowest layer first. Each may include itself and the lines before it. Folders on one line do
+# not include each other.
 LAYERS = [
     ["runtime"],
     ["runtime/emulated"],
@@ -53,14 +53,14 @@ def sources(files: Files) -> dict[str, str]:
 
 
 def includes(files: Files) -> Iterable[tuple[str, str]]:
-    """(path, what it includes) for every #include; paths are within csrc."""
+    """(path, included path) for every #include; paths are within csrc."""
     for path, text in sources(files).items():
         for included in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE):
             yield path, included
 
 
 def includes_that_point_up(files: Files) -> list[str]:
-    """Includes of a folder that is not below, and folders that LAYERS does not have."""
+    """Includes of a folder that is not in a lower layer, and folders that LAYERS does not list."""
     complaints = []
     for path, included in includes(files):
         folder, other = (posixpath.dirname(each) for each in (path, included))
@@ -72,8 +72,8 @@ def includes_that_point_up(files: Files) -> list[str]:
 
 
 def units(files: Files) -> dict[str, str]:
-    """The unit of each C++ file: a header `x.h`, its source `x.cpp`, and private headers, which define
-    classes nested in those of `x.h` (`struct X::State {`)."""
+    """The unit of each C++ file: a header `x.h`, its source `x.cpp`, and private headers, which define nested
+    classes of those in `x.h` (`struct X::State {`)."""
     texts = sources(files)
     found = {path: posixpath.splitext(path)[0] for path in texts}
     for path, text in texts.items():
@@ -87,7 +87,7 @@ def units(files: Files) -> dict[str, str]:
 
 
 def include_cycles(files: Files) -> list[str]:
-    """A cycle of units that include each other, if there is any."""
+    """The first cycle of units that include each other, if there is one."""
     unit_of = units(files)
     graph: dict[str, set[str]] = {unit: set() for unit in unit_of.values()}
     for path, included in includes(files):
@@ -101,11 +101,11 @@ def include_cycles(files: Files) -> list[str]:
 
 
 def sources_that_are_not_there(files: Files) -> list[str]:
-    """C++ files that some text names by their path, and that do not exist. In csrc and docs/paths.md, paths
-    are those within csrc."""
+    """Paths of C++ files that are named in a text and do not exist. In csrc and docs/paths.md, paths are
+    relative to csrc."""
     complaints = []
     for path, text in files.items():
-        if path in ("CHANGELOG.md", "tests/test_repository.py"):  # of the past, and invented
+        if path in ("CHANGELOG.md", "tests/test_repository.py"):  # refers to past files, and to invented ones
             continue
         within = path == "docs/paths.md" or path.startswith("csrc/")
         folders = "|".join(sorted({folder.split("/")[0] for folder in LAYER}))
@@ -140,7 +140,8 @@ def torch_below_torch(files: Files) -> list[str]:
 
 
 def files_that_allocate_managed(files: Files) -> list[str]:
-    """Where the runtime is asked for managed memory: the limit must guard every call, so one file at most."""
+    """Calls that allocate managed memory from the runtime. The limit must guard each of them, so at most one
+    file may have them."""
     return [
         path for path, text in under(files, "csrc/", "torch_uvm/").items() if "cudaMallocManaged(" in text
     ]
@@ -156,12 +157,12 @@ def paths_of_a_machine(files: Files) -> list[str]:
 
 
 def pins(text: str) -> dict[str, str]:
-    """The versions in `name==version`, wherever it stands."""
+    """The versions in all occurrences of `name==version`."""
     return {name.lower(): version for name, version in re.findall(r"([\w-]+)==([\w.]+)", text)}
 
 
 def hooks_that_disagree(files: Files) -> list[str]:
-    """Tools that pre-commit and requirements/lint.txt do not pin to one version."""
+    """Tools whose version differs between pre-commit and requirements/lint.txt, or is not pinned."""
     wanted, hooked = pins(files["requirements/lint.txt"]), pins(files[".pre-commit-config.yaml"])
     return [
         f"{name}: {wanted.get(name)} in requirements/lint.txt, {hooked.get(name)} in .pre-commit-config.yaml"
@@ -171,7 +172,7 @@ def hooks_that_disagree(files: Files) -> list[str]:
 
 
 def unpinned(files: Files) -> list[str]:
-    """Lines of requirements/*.txt that leave a version open."""
+    """Lines of requirements/*.txt without an exact version."""
     complaints = []
     for path, text in under(files, "requirements/").items():
         for line in text.splitlines():
@@ -186,7 +187,7 @@ def unpinned(files: Files) -> list[str]:
 
 
 def tests_without_a_line(files: Files) -> list[str]:
-    """Files of tests that tests/README.md does not name."""
+    """Test files that tests/README.md does not name."""
     map_of_tests = files["tests/README.md"]
     tests = (
         path.removeprefix("tests/")
@@ -197,7 +198,7 @@ def tests_without_a_line(files: Files) -> list[str]:
 
 
 def promises_without_a_test(files: Files) -> list[str]:
-    """Tests that tests/README.md names, `test_a.py::TestB::test_c`, and that are not there."""
+    """Tests that tests/README.md names, `test_a.py::TestB::test_c`, and that do not exist."""
     complaints = []
     for path, names in re.findall(r"`([\w/]*test_\w+\.py)::([\w:]+)`", files["tests/README.md"]):
         text = files.get(f"tests/{path}", "")

@@ -1,6 +1,6 @@
 """`python _run_programs.py managed|plain` runs every program on the CPU and the accelerator, and compares.
 
-It prints the differences. TORCH_UVM_CONF makes the devices so small that pages are evicted all the time.
+Prints the differences. TORCH_UVM_CONF makes the devices so small that pages are evicted all the time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs programs of `_races.py` on builds of the whole extension under a sanitizer.
+"""Runs programs of `_races.py` with the whole extension built under a sanitizer.
 
     python tests/_sanitized.py thread [--seconds S] [NAME ...]
     python tests/_sanitized.py address [--seconds S] [NAME ...]
 
-`make sanitize-extension` builds them. Python and torch are not instrumented: the sanitizer's library is
-preloaded. First the build has to report a fault that is planted in it; otherwise silence would mean nothing.
-Exit status 1: a fault, or a wrong value. Reports go to stderr.
+`make sanitize-extension` makes the builds. Python and torch are not instrumented, so the sanitizer's library
+is preloaded. First the build must report a planted fault, to show that the sanitizer works. Exit status 1: a
+fault, or a wrong value. Reports go to stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).resolve().parent
-ADDR_NO_RANDOMIZE = 0x0040000  # of <sys/personality.h>
+ADDR_NO_RANDOMIZE = 0x0040000  # from <sys/personality.h>
 
 
 class Sanitizer(NamedTuple):
@@ -33,7 +33,7 @@ class Sanitizer(NamedTuple):
 
 
 SANITIZERS = {
-    # No leak check: engine, allocators and storage adapter are leaked on purpose, and so is much in Python.
+    # No leak check: the engine, allocators and storage adapter are leaked on purpose, and Python leaks too.
     "address": Sanitizer(
         "libasan.so",
         "ASAN_OPTIONS",
@@ -41,7 +41,7 @@ SANITIZERS = {
         "planted_use_after_free",
         "heap-use-after-free",
     ),
-    # Programs run in forked children: these start threads.
+    # Programs run in forked children, which start threads.
     "thread": Sanitizer(
         "libtsan.so",
         "TSAN_OPTIONS",
@@ -53,7 +53,7 @@ SANITIZERS = {
 
 
 def library(name: str) -> str:
-    """The path of the compiler's."""
+    """The path of the compiler's sanitizer library."""
     compiler = os.environ.get("CXX", "c++")
     path = subprocess.run(
         [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -64,7 +64,7 @@ def library(name: str) -> str:
 
 
 def keep_addresses() -> None:
-    """TSAN maps its shadow where the kernel of some machines puts libraries at random."""
+    """TSAN needs its shadow addresses, where the kernel of some machines places libraries at random."""
     if ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE) == -1:
         print("addresses stay random: TSAN may end with 'unexpected memory mapping'", file=sys.stderr)
 
@@ -72,11 +72,11 @@ def keep_addresses() -> None:
 def run(
     kind: str, build: Path, arguments: list[str], capture: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Python on the build: `python arguments...`."""
+    """Runs Python on the build: `python arguments...`."""
     it = SANITIZERS[kind]
     environment = {
         **os.environ,
-        # The C++ library too: ASAN looks for its __cxa_throw at the start, before Python has loaded it.
+        # Preloads the C++ library too: ASAN looks up __cxa_throw at the start, before Python has loaded it.
         "LD_PRELOAD": f"{library(it.library)} {library('libstdc++.so.6')}",
         it.variable: ":".join(filter(None, [it.options, os.environ.get(it.variable)])),
         "PYTHONPATH": str(build),

@@ -1,11 +1,11 @@
-"""One program under many schedules of delayed work: is it ever wrong, is it always right?"""
+"""Runs one program under many schedules of delayed work and collects the errors that it observes."""
 
 from __future__ import annotations
 
 from _spawn import Spawn
 
-# One process for each of 20 seeds, forked before the accelerator is used. `trial()` returns flags of what
-# was seen to be wrong; printed are the flags that some seed had.
+# One process per seed, for 20 seeds, forked before the accelerator is used. `trial()` returns a set of flags,
+# one per observed error. The union over all seeds is printed.
 EACH_SEED = """
 import os, torch, torch_uvm
 emu = torch.get_device_module("emu")
@@ -31,7 +31,7 @@ def seeds(trial, devices, count=20):
 
 
 def across_seeds(spawn: Spawn, trial: str, devices: int = 1, count: int = 20) -> int:
-    """The flags that `trial`, the body of a function, returns for some of 20 schedules, or `count`."""
+    """The flags that `trial`, the body of a function, returns for any of 20 schedules, or of `count`."""
     lines = "\n".join("    " + line for line in trial.strip("\n").splitlines())
     code = f"{EACH_SEED}\ndef trial():\n    if True:\n{lines}\nprint(seeds(trial, {devices}, {count}))\n"
     return int(spawn(code).stdout)

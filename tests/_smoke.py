@@ -1,6 +1,6 @@
-"""A program outside of the repository, run where torch_uvm is installed and nothing else of this is.
+"""A program that runs where torch_uvm is installed, without the rest of the repository.
 
-Trains two steps with less memory than they need, moves a tensor, prefetches it; says what it found.
+Trains two steps with less memory than they need, moves a tensor, prefetches it, and prints the results.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ BUDGET = 6 * MIB
 
 def train(device: torch.device) -> list[float]:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(512, 512) for _ in range(4)]  # 4 MiB; with gradients and AdamW's state 16
+    layers = [torch.nn.Linear(512, 512) for _ in range(4)]  # 4 MiB; 16 MiB with gradients and AdamW's state
     model = torch.nn.Sequential(*layers).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)  # an operator's operands have to fit
+    # Foreach operators would exceed the budget.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     losses = []
     for _ in range(2):
         loss = model(torch.linspace(-1, 1, 8 * 512).view(8, 512).to(device)).square().mean()
@@ -33,7 +34,9 @@ def train(device: torch.device) -> list[float]:
 
 def main() -> None:
     where = Path(torch_uvm.__file__).resolve()
-    assert Path(sys.prefix).resolve() in where.parents, f"{where} is not what was installed in {sys.prefix}"
+    assert Path(sys.prefix).resolve() in where.parents, (
+        f"{where} is not the package installed in {sys.prefix}"
+    )
     expected = train(torch.device("cpu"))
     torch_uvm.enable(limit="64MiB", budget=BUDGET)
     device = torch.accelerator.current_accelerator()

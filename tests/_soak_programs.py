@@ -1,4 +1,4 @@
-"""Random models and ways to train them: what `soak_training.py` runs, on the CPU and on the accelerator."""
+"""Random models, optimizers and inputs for `soak_training.py`, on the CPU and on the accelerator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Stages = list[nn.Module]
 
 
 class Residual(nn.Module):
-    """Adds what its parts make of the input to the input."""
+    """Adds the output of its parts to the input."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Pooled(nn.Module):
-    """The mean over all but the first and the channel's dimension."""
+    """The mean over all dimensions but the batch's and the channels'."""
 
     def __init__(self, channels_last: bool) -> None:
         super().__init__()
@@ -110,9 +110,8 @@ FAMILIES = [vectors, vectors, tokens, images]
 
 
 class Program(nn.Module):
-    """Stages that run one after the other, each on a device of its own choice; some of them checkpointed,
-    and some, where their shapes allow it, left out now and then.
-    """
+    """Consecutive stages, each on a device of its own choice. Some are checkpointed. Some are skipped at
+    random, where their shapes allow it."""
 
     def __init__(self, rng: random.Random, devices: int) -> None:
         super().__init__()
@@ -120,14 +119,14 @@ class Program(nn.Module):
         stages, self.make_input = self.family(rng)
         if devices == 1:
             places = [0] * len(stages)
-        elif rng.random() < 0.5:  # a first and a second half
+        elif rng.random() < 0.5:  # two halves
             cut = rng.randint(1, len(stages) - 1)
             places = [int(number >= cut) for number in range(len(stages))]
         else:
             places = [rng.randrange(devices) for _ in stages]
         self.places = places
         self.checkpointed = [rng.random() < 0.2 for _ in stages]
-        # A batch norm that runs twice would change its statistics twice.
+        # Not with batch norm: recomputation would update its statistics twice.
         self.checkpointed = [
             wanted and not any(isinstance(part, nn.BatchNorm2d) for part in stage.modules())
             for wanted, stage in zip(self.checkpointed, stages, strict=True)
@@ -137,7 +136,7 @@ class Program(nn.Module):
         self.stages = nn.ModuleList(stages)
 
     def place(self, devices: list[torch.device]) -> Program:
-        """Its stages go to where they belong; a place counts the devices round."""
+        """Moves its stages to their devices; places wrap around the list of devices."""
         self.devices = [devices[place % len(devices)] for place in self.places]
         for stage, device in zip(self.stages, self.devices, strict=True):
             stage.to(device)
@@ -163,10 +162,10 @@ class Program(nn.Module):
 
 
 def optimizer_of(rng: random.Random) -> tuple[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]:
-    """A way to make an optimizer, and what it is called."""
+    """A random optimizer: its description and its factory."""
     kinds: list[tuple[Any, dict[str, Any], list[str]]] = [
         (torch.optim.SGD, {"lr": 0.01}, ["foreach", "fused"]),
-        # Not fused: torch's takes no parameter that gets its first gradient after the others.
+        # Not fused: torch's fused SGD rejects a parameter whose first gradient comes after the others'.
         (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}, ["foreach"]),
         (torch.optim.Adam, {"lr": 1e-3}, ["foreach", "fused"]),
         (torch.optim.AdamW, {"lr": 1e-3}, ["foreach", "fused"]),

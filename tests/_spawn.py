@@ -1,4 +1,4 @@
-"""Python snippets in processes of their own: for switches that hold for a whole process."""
+"""Runs Python snippets in processes of their own, for switches that apply to a whole process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What would turn torch_uvm on, or change it, in a child that did not ask for it.
+# Variables that would enable or change torch_uvm in a child that did not set them.
 OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
-# Python 3.12 and later warn of every fork of a process with threads; PyTorch's and CUDA's are always there.
+# Python 3.12 and later warn of every fork of a process with threads. PyTorch and CUDA always have threads.
 FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
 DEVICE = "TORCH_UVM_DEVICE"
 
 
 class Spawn:
-    """Runs Python in a fresh process, in a folder of its own, with none of our variables set."""
+    """Runs Python in a fresh process and an empty folder, with none of our variables set."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,13 +33,13 @@ class Spawn:
     ) -> subprocess.CompletedProcess[str]:
         """Runs `python -c code args...`, or, without code, `python args...`.
 
-        code: indented as its test is, if that suits
-        env: added to this process's environment; None takes a variable away
-        check: fail unless the exit status is 0; what the process wrote is in the message
+        code: may be indented
+        env: added to this process's environment; None removes a variable
+        check: raise unless the exit status is 0; the message has the output
         timeout: seconds
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
-        if DEVICE in os.environ:  # who asks for the emulator beside a GPU asks for it in children, too
+        if DEVICE in os.environ:  # beside a GPU, children use the emulator too if this process was told to
             environment[DEVICE] = os.environ[DEVICE]
         others = os.environ.get("PYTHONWARNINGS")
         environment["PYTHONWARNINGS"] = f"{others},{FORK_WARNING}" if others else FORK_WARNING

@@ -1,4 +1,4 @@
-"""What tests over PyTorch's tables of operators and modules share: values on a device, equality of bits."""
+"""Helpers for tests of PyTorch's tables of operators and modules: values on a device, equality of bits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 T = TypeVar("T")
 
-# TORCH_UVM_TEST_TABLES=all: all samples of each entry in place of a few. Takes minutes.
+# TORCH_UVM_TEST_TABLES=all tests all samples of each entry instead of a few. Takes minutes.
 ALL_SAMPLES = os.environ.get("TORCH_UVM_TEST_TABLES") == "all"
 
 
 def some(samples: Iterable[T], name: str, most: int) -> list[T]:
-    """The first of the first samples of `name`, and others that its name chooses: the same in each run."""
+    """The first sample, and others chosen by a hash of `name`, so that each run takes the same ones."""
     if ALL_SAMPLES:
         return list(samples)
     first = list(islice(samples, 4 * most))
@@ -26,7 +26,7 @@ def some(samples: Iterable[T], name: str, most: int) -> list[T]:
 
 
 def on_device(value: Any) -> Any:
-    """The same value with every tensor on `emu`; tensors keep what they want of autograd."""
+    """A copy of the value with every tensor on `emu`. Tensors keep `requires_grad`."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("emu").requires_grad_(value.requires_grad)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -49,7 +49,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """NaNs of any pattern are alike, and a tensor of no elements has no bits. Sparse: part by part."""
+    """Whether two tensors have equal bits. NaNs of any pattern are equal. Sparse tensors are compared by
+    part."""
     if left.layout == right.layout == torch.sparse_coo:
         alike = (left.shape, left.is_coalesced()) == (right.shape, right.is_coalesced())
         parts = [(x._indices(), x._values()) for x in (left, right)]
@@ -67,7 +68,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def backward(results: list[torch.Tensor]) -> bool:
-    """Backward from the sum of what wants a gradient; False if nothing does."""
+    """Backward from the sum of results that require a gradient; False if none does."""
     wanted = [result for result in results if result.requires_grad]
     if wanted:
         parts = [(torch.view_as_real(r) if r.is_complex() else r).sum() for r in wanted]

@@ -1,4 +1,4 @@
-"""Programs of several threads under a budget that changes: they run in `_races.py`, and under sanitizers."""
+"""Programs of several threads under a changing budget. They run in `_races.py` and under sanitizers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from _race_registry import MIB, RIGHT, at_once, race
 import torch_uvm
 
 SIZES = [MIB // 16 * n for n in (1, 2, 3, 4, 8, 12, 16)]  # floats: 256 KiB to 4 MiB
-OPERATIONS = 500  # of each thread: some seconds in all
-ROUNDS = 10  # at most
+OPERATIONS = 500  # per thread: some seconds in all
+ROUNDS = 10  # maximum
 
 
-#: Released by a worker now and then: a budget that changes all the time would leave it no turn.
+#: Released periodically by a worker: a budget that changes continuously would starve the workers.
 TURNS = threading.Semaphore(0)
 OPERATIONS_IN_A_TURN = 20
-CHANGES: list[str] = []  # of budgets, with times
+CHANGES: list[str] = []  # of budgets, with timestamps
 
 
 def budgets(*requests: str | None) -> Callable[[], None]:
-    """A function that waits for a turn, and sets the next of these budgets."""
+    """A function that waits for its turn and sets the next of these budgets."""
     following = itertools.cycle(requests)
 
     def change() -> None:
         if not TURNS.acquire(timeout=1):
-            return  # perhaps all workers are over
+            return  # the workers may have ended
         request = next(following)
         CHANGES.append(f"{request}@{time.perf_counter():.4f}")
         try:
             torch_uvm.set_budget(request)
             CHANGES.append(f"done@{time.perf_counter():.4f}")
         except torch.OutOfMemoryError:
-            pass  # there is no room to bring all tensors back: the budget stays
+            pass  # no room to fetch all tensors: the budget stays
 
     return change
 
 
 def come_and_go(rng: random.Random, most: int, sizes: list[int], operations: int = OPERATIONS) -> str:
-    """Makes, uses, clones and drops tensors, `most` at a time; each has one value in all its elements."""
+    """Makes, uses, clones and frees tensors, at most `most` at a time. All elements of a tensor are equal."""
     kept: list[tuple[torch.Tensor, float]] = []
     for operation in range(operations):
         if operation % OPERATIONS_IN_A_TURN == 0:
@@ -70,12 +70,12 @@ def come_and_go(rng: random.Random, most: int, sizes: list[int], operations: int
             while len(kept) > most:
                 kept.pop(rng.randrange(len(kept)))
         except torch.OutOfMemoryError:
-            kept.clear()  # what the other threads use leaves too little
+            kept.clear()  # the other threads' operands leave too little room
     return RIGHT
 
 
 def churn(rng: random.Random, most: int, operations: int) -> str:
-    """Makes and drops small tensors, faster than `come_and_go`, which looks at values."""
+    """Makes and frees small tensors. Faster than `come_and_go`, because it does not check values."""
     kept: list[torch.Tensor] = []
     for _ in range(operations):
         try:
@@ -98,7 +98,7 @@ def comes_and_goes_beside_set_budget(draw: random.Random) -> str:
 
 @race(seeds=2, memory="64MiB", threads=True)
 def frees_beside_moving_aside(draw: random.Random) -> str:
-    """Large requests that have to move small tensors aside, which other threads free at that moment."""
+    """Large requests relocate small tensors while other threads free them."""
     torch_uvm.set_budget("16MiB")
     for _ in range(ROUNDS):
         rngs = [random.Random(draw.random()) for _ in range(4)]
@@ -110,14 +110,14 @@ def frees_beside_moving_aside(draw: random.Random) -> str:
             come_and_go, rngs[3], most=1, sizes=[5 * MIB // 4], operations=2 * OPERATIONS
         )
         wrong = at_once([*workers, large])
-        # Whether the threads meet is up to the machine: under load one round in twenty moved nothing.
+        # Whether the threads meet depends on the machine: under load, one round in twenty moved nothing.
         if wrong or torch_uvm.residency_stats()["moved"]["count"]:
             return wrong
     return f"nothing was moved aside in {ROUNDS} rounds: the program tests nothing"
 
 
 class Both:
-    """A tensor of the accelerator and what the CPU says that it holds."""
+    """A tensor of the accelerator and its expected value on the CPU."""
 
     def __init__(self, ours: torch.Tensor, cpu: torch.Tensor) -> None:
         self.ours = ours
@@ -137,10 +137,10 @@ class Both:
 
 
 class RandomProgram:
-    """Operations by chance on a few tensors, each on the accelerator and on the CPU."""
+    """Random operations on a few tensors, each on the accelerator and on the CPU."""
 
     MOST = 8
-    name = ""  # of the running action
+    name = ""  # of the current action
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -191,7 +191,7 @@ class RandomProgram:
 
     def in_place(self) -> None:
         it, number = self.one(), float(self.rng.randrange(9))
-        for tensor in (it.ours, it.cpu):  # the accelerator's first: it may be out of memory
+        for tensor in (it.ours, it.cpu):  # the accelerator first: it may raise out of memory
             tensor.mul_(-1).add_(number)
 
     def out_of_place(self) -> None:

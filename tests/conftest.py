@@ -23,9 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` a worker has a file at a time, as fixtures want it; but the C++ floors' tests
-    are files of their own, and what compiles the CUDA flavour stays together: it is compiled once.
-    """
+    """With `--dist loadfile` a worker gets one file at a time, because of its fixtures. Two exceptions: the
+    C++ tests are split by binary, and the files that compile the CUDA flavour go to one worker, so that it is
+    compiled once."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -47,17 +47,16 @@ def spawn(tmp_path: Path) -> Spawn:
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_what_is_imported() -> None:
-    """Collecting garbage after each test costs a tenth of a second over all that torch has imported."""
+    """Freezes imported objects: collecting garbage over all that torch imported takes 0.1 s per test."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """After each test: all that enable() sets is off, no limit, no budget, garbage collected, and the
-    allocator whole. A test that never imported torch_uvm has left none, and the tests of the floors run
-    where it is not built.
-    """
+    """After each test everything that enable() sets is off, without limit or budget, garbage is collected,
+    and the allocator's invariants hold. Does nothing if torch_uvm was not imported: the C++ tests also run
+    where it is not built."""
     yield
     torch_uvm = sys.modules.get("torch_uvm")
     if torch_uvm is None:
@@ -75,9 +74,9 @@ def leave_no_trace() -> Iterator[None]:
 
 @pytest.fixture
 def evicting() -> Iterator[None]:
-    """Managed memory under a budget. Each storage, however small, leaves its device after each operator.
+    """Managed memory under a budget. Each storage of any size is evicted after each operator.
 
-    So an address that an operator has kept is wrong afterwards.
+    An address that an operator kept is therefore invalid afterwards.
     """
     torch_uvm = sys.modules["torch_uvm"]
     torch_uvm.enable(budget="64MiB")
@@ -90,7 +89,7 @@ def evicting() -> Iterator[None]:
 
 @pytest.fixture
 def steps_at_once_afterwards() -> Iterator[None]:
-    """For tests of deferred steps: what they left pending runs, and nothing is deferred after them."""
+    """For tests of deferred steps: runs pending updates and disables deferral afterwards."""
     yield
     torch_uvm = sys.modules["torch_uvm"]
     torch_uvm.enable(budget=None, optimizer="in_place")

@@ -1,8 +1,9 @@
-"""Fuzzer of what reads files: logs of allocations, traces of accesses. Read, or refused by ValueError.
+"""Fuzzer of file readers: logs of allocations, traces of accesses. Each input is read, or refused by
+ValueError.
 
     python tests/fuzz_readers.py [--seconds 60] [--seed 1]
 
-Changes files that are right, byte by byte and field by field. What raises anything else is kept, and ends it.
+Mutates valid files by bytes and by fields. Any other exception ends the run and keeps the input.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch_uvm._tools.allocation_logs import HEADER, read_log
 from torch_uvm.allocation_iterations import find
 from torch_uvm.cli.plot import link_rates, live_bytes, resident_bytes
 
-#: What fields are exchanged for.
+#: Replacement values for fields.
 TELLING = [
     b"0", b"1", b"-1", b"", b"(nil)", b"0x0", b"0xffff000000000000", b"18446744073709551615", b"9" * 30,
     b"9" * 5000, b"allocate", b"free", b"allocate failure", b"24:00:00.000000", b"23:59:59.999999", b"nan",
@@ -89,7 +90,7 @@ TARGETS: dict[str, Target] = {"log": (a_log, use_log, b",\n"), "trace": (a_trace
 
 
 def changed(content: bytes, marks: bytes, chance: random.Random) -> bytes:
-    """Bytes flipped, fields exchanged, lines moved, left out and doubled, the end cut off."""
+    """Flips bytes, replaces fields, moves, removes and duplicates lines, and truncates."""
     data = bytearray(content)
     for _ in range(chance.randint(1, 4)):
         if not data:
@@ -126,7 +127,7 @@ def inputs(target: str, seed: int) -> Iterator[bytes]:
 
 
 def refused(target: str, content: bytes, path: Path) -> bool:
-    """Whether that file is refused, by a message that is short, with nothing that a terminal would obey."""
+    """Whether the file is refused. The message must be short and free of terminal control characters."""
     path.write_bytes(content)
     try:
         TARGETS[target][1](path)

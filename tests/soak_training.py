@@ -1,12 +1,12 @@
-"""A soak of training: random models under budgets that change in mid-run, against the CPU, to the last bit.
+"""A soak of training: random models under changing budgets, compared with the CPU to the last bit.
 
     python tests/soak_training.py --steps 10000 --seed 1
-    python tests/soak_training.py --round 17        # one round again, as a failure names it
+    python tests/soak_training.py --round 17        # repeats one round, as named by a failure
 
-A round is a process of its own, with a machine of its own (one or two emulated devices, work that is delayed
-by chance or not) and several models, one after the other. Each step runs on the CPU and on the accelerator;
-losses are compared at once, all parameters and the optimizer's state where a model ends, the engine's and the
-allocator's invariants are walked now and then.
+A round is a process with its own configuration (one or two emulated devices, with or without random delays).
+It trains several models, one after the other. Each step runs on the CPU and on the accelerator. Losses are
+compared after each step, parameters and optimizer state at the end of a model. The invariants of the engine
+and the allocator are checked periodically.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MIB = 1 << 20
 LEAST_BUDGET = 12 * MIB
 STEPS_OF_A_ROUND = 100
 COUNTED = ["fetched", "written_back", "dropped_clean", "used_in_place"]
-ROUND_TIMEOUT = 900  # seconds; what hangs says where
+ROUND_TIMEOUT = 900  # seconds; a hanging round dumps its stacks
 
 
 class Different(AssertionError):
-    """The accelerator's bits are not the CPU's."""
+    """The accelerator's bits differ from the CPU's."""
 
 
 def compare(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Says where the two differ, if they do: a wrong block, a wrong page, a wrong rounding look different."""
+    """Reports where the two differ, which tells a wrong block, a wrong page and a wrong rounding apart."""
     found, wanted = found.detach().cpu(), wanted.detach()
     if torch.equal(found, wanted) or (found.isnan() == wanted.isnan()).all() and wanted.isnan().all():
         return
@@ -62,7 +62,7 @@ def compare(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 class Round:
-    """One process's worth: what happens is decided by the seed alone."""
+    """The work of one process. The seed alone decides what happens."""
 
     def __init__(self, seed: int, verbose: bool) -> None:
         self.rng = random.Random(seed)
@@ -78,7 +78,7 @@ class Round:
         self.history: list[str] = []
         self.moved: dict[str, int] = {}
         self.refused = 0
-        self.changed = False  # a budget, in this step
+        self.changed = False  # whether a budget changed in this step
         self.note(f"{self.count} devices, {'delayed' if delayed else 'in order'}")
 
     def note(self, what: str) -> None:
@@ -87,7 +87,7 @@ class Round:
             print(what, flush=True)
 
     def change_budget(self, used: int) -> None:
-        """Of one device or of all; hard, soft, or none."""
+        """Sets a random budget of one device or all: hard, soft, or none."""
         rng = self.rng
         device = rng.choice([None, None, *self.devices])
         share = rng.choice([0.35, 0.5, 0.6, 0.8, 1.1])
@@ -103,7 +103,7 @@ class Round:
         torch_uvm.set_budget(value, device)
 
     def disturb(self, model: Program) -> None:
-        """What programs do between steps, and what no result may depend on."""
+        """Random actions of programs between steps, which must not change results."""
         rng = self.rng
         what = rng.choice(["empty", "collect", "prefetch", "keep", "evaluate", "state", "cpu", "address"])
         self.note(f"  {what}")
@@ -140,7 +140,7 @@ class Round:
         return done
 
     def train(self, steps: int) -> int:
-        """One model, from its making to its end; None of it survives."""
+        """Trains one model, from its creation to its end. Frees all of it."""
         rng = self.rng
         gc.collect()
         if rng.random() < 0.3:
@@ -190,12 +190,13 @@ class Round:
                         losses[-1].append(loss.detach())
                     if clip is not None and self.count == 1:
                         nn.utils.clip_grad_norm_(model.parameters(), clip)
-                    elif clip is not None:  # norms are added device by device: not in the CPU's order
+                    elif clip is not None:  # norms are added per device, which is not the CPU's order
                         nn.utils.clip_grad_value_(model.parameters(), 0.01 * clip)
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=set_to_none)
             except torch.OutOfMemoryError as error:
-                # What nobody has used since there is a budget cannot be given up: documented, and only then.
+                # A storage that no operator has used since the budget was set cannot be evicted, which is
+                # documented. Only a changed budget may therefore run out of memory.
                 if not self.changed:
                     raise
                 self.note(f"  {str(error).splitlines()[0]}")
@@ -236,8 +237,9 @@ class Round:
 
 
 def run_round(seed: int, steps: int, verbose: bool) -> dict[str, int]:
-    """In this process: how often storages were moved. Says how to get there again when something is wrong."""
-    torch.set_num_threads(1)  # so that sums are added in one order
+    """Runs a round in this process. Returns the counts of moves. A failure prints the command that repeats
+    it."""
+    torch.set_num_threads(1)  # a fixed order of additions
     faulthandler.enable()
     faulthandler.dump_traceback_later(ROUND_TIMEOUT, exit=True)
     current = None
@@ -256,7 +258,7 @@ def run_round(seed: int, steps: int, verbose: bool) -> dict[str, int]:
 
 
 def in_a_child(seed: int, steps: int) -> dict[str, int] | None:
-    """Forked before the accelerator is used, so that each round has a machine of its own. None: it failed."""
+    """Runs a round in a child, forked before the accelerator is used. Returns None if it failed."""
     sys.stdout.flush()
     read, write = os.pipe()
     child = os.fork()
@@ -297,7 +299,7 @@ def main() -> int:
     began, done, failed = time.monotonic(), 0, []
     moved: Counter[str] = Counter()
     while done < options.steps:
-        # What a step is does not depend on how many there will be: any round can be run again by itself.
+        # A step does not depend on the number of steps, so any round can be repeated on its own.
         figures = in_a_child(seed, options.steps_of_a_round)
         if figures is None:
             failed.append(seed)

@@ -1,6 +1,6 @@
-"""Advice: calls that set and undo it, its lifetime, its pages."""
+"""Advice: calls that set and undo it, its lifetime, and its pages."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TestAdvise:
         assert block is not None
         assert not any(_C.range_attributes(address + i * PAGE, PAGE)["read_mostly"] for i in range(32))
 
-    def test_on_a_page_of_two_tensors_goes_with_the_first(self) -> None:
+    def test_on_a_shared_page_ends_with_the_first_tensor(self) -> None:
         page = page_bytes()
         run = neighbours(3, page * 5 // 2)
         del run[0 if run[1].data_ptr() % page == 0 else 2]  # the two tensors meet inside a page

@@ -1,4 +1,4 @@
-"""`enable(moves="alias")`: plain calls move managed tensors, row by row as RFC-0023's review left it."""
+"""`enable(moves="alias")`: plain calls move managed tensors. Follows the rows of RFC-0023's review."""
 
 # mypy: disable-error-code="attr-defined, index, arg-type, call-arg, call-overload, no-untyped-call"
 
@@ -93,7 +93,7 @@ class TestPlainCalls:
         lazy = call(nn.LazyLinear(3))
         assert isinstance(lazy.weight, nn.UninitializedParameter)
 
-    def test_the_source_stays_usable_as_what_it_was(self) -> None:
+    def test_the_source_keeps_its_device(self) -> None:
         x = on(DEVICE)
         y = x.cpu()
         assert x.device == DEVICE
@@ -149,7 +149,7 @@ class TestPlainCalls:
         assert on(DEVICE).to("meta").device.type == "meta"
         assert torch.eye(3).to_sparse().to("cpu").is_sparse
 
-    def test_bad_arguments_are_refused_as_pytorch_refuses_them(self) -> None:
+    def test_bad_arguments_are_refused_as_by_pytorch(self) -> None:
         x = on(DEVICE)
         with pytest.raises(TypeError):
             x.cpu("cpu", 1, 2)
@@ -193,7 +193,7 @@ class TestModules:
 
     @pytest.mark.parametrize("swap", [False, True])
     def test_moved_tensors_are_no_views(self, swap: bool) -> None:
-        """Neither does a buffer hold what it was before, nor is a gradient in the way of being swapped."""
+        """Buffers are not views of their previous tensor, and gradients do not prevent swapping."""
         torch.__future__.set_swap_module_params_on_conversion(swap)
         try:
             model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(DEVICE)
@@ -213,7 +213,7 @@ class TestModules:
             torch.__future__.set_swap_module_params_on_conversion(False)
 
     def test_a_snapshot_needs_a_copy(self) -> None:
-        """The idiom that aliasing breaks, as the documentation says, and what mends it."""
+        """Aliasing breaks this documented idiom; an explicit copy repairs it."""
         model = nn.Linear(2, 2).to(DEVICE)
         shared = {name: t.cpu() for name, t in model.state_dict().items()}
         kept = {name: t.to("cpu", copy=True) for name, t in model.state_dict().items()}
@@ -227,7 +227,7 @@ class TestModules:
 
 
 class TestSwitch:
-    def test_off_copies(self) -> None:
+    def test_plain_calls_copy_while_off(self) -> None:
         x = on(DEVICE)
         with torch_uvm.disabled():
             assert x.cpu().data_ptr() != x.data_ptr()
@@ -236,7 +236,7 @@ class TestSwitch:
         with torch_uvm.enabled():
             assert x.cpu().data_ptr() == x.data_ptr()
 
-    def test_each_enable_says_it_anew(self) -> None:
+    def test_each_enable_sets_it_anew(self) -> None:
         x = on(DEVICE)
         torch_uvm.enable()
         assert x.cpu().data_ptr() != x.data_ptr()

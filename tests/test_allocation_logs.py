@@ -1,4 +1,4 @@
-"""Logs of allocations: what recording writes, reading and errors."""
+"""Logs of allocations: recording, reading and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_uvm._tools.allocation_logs import ACTIONS, HEADER, read_log
 
 HERE = torch.accelerator.current_accelerator()
 
-#: As RMM writes them (logging_resource_adaptor): now, and as long as it used spdlog with fmt.
+#: RMM's format (logging_resource_adaptor), with the time formats of its current and its earlier versions.
 RMM = """Thread,Time,Action,Pointer,Size,Stream
 2342727,15:47:02.841961,allocate,0x10012400000,1048576,0
 2342727,15:47:02.841977,allocate,0x10012500000,256,0x2
@@ -34,7 +34,7 @@ def _write(path: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def _prefix(text: str, base: int) -> int:
-    """As std::stoull reads a number: as many digits as there are."""
+    """Reads a number like std::stoull: as many digits as there are."""
     text = text.strip()
     if base == 16 and text[:2].lower() == "0x":
         text = text[2:]
@@ -43,17 +43,17 @@ def _prefix(text: str, base: int) -> int:
         if not character.isascii() or not character.isalnum() or int(character, 36) >= base:
             break
         digits += character
-    return int(digits, base)  # none: an exception there, too
+    return int(digits, base)  # raises without digits, too
 
 
 def as_rmm_reads(path: Path) -> list[tuple[int, str, int, int, int]]:
-    """RMM's parse_csv (cpp/benchmarks/utilities/log_parser.hpp), by its own rules and not by ours.
+    """RMM's parse_csv (cpp/benchmarks/utilities/log_parser.hpp), reimplemented without our reader.
 
     Returns:
         thread, action, pointer, size, stream of each row
     """
     lines = path.read_text().split("\n")
-    assert lines.pop() == ""  # the file ends with a line's end
+    assert lines.pop() == ""  # the file ends with a newline
     columns = {name: index for index, name in enumerate(lines[0].split(","))}
     events = []
     for line in lines[1:]:
@@ -75,7 +75,7 @@ def as_rmm_reads(path: Path) -> list[tuple[int, str, int, int, int]]:
 
 @pytest.fixture
 def on() -> Iterator[torch.device]:
-    """Managed memory on, with nothing of the engine's between."""
+    """Managed memory on, without the residency engine."""
     assert HERE is not None
     torch_uvm.enable(budget=None)
     yield HERE
@@ -83,7 +83,7 @@ def on() -> Iterator[torch.device]:
 
 
 class TestRecord:
-    def test_what_comes_and_goes_is_what_the_statistics_count(self, on: torch.device, tmp_path: Path) -> None:
+    def test_rows_agree_with_the_statistics(self, on: torch.device, tmp_path: Path) -> None:
         keys = [
             f"{kind}.all.{what}"
             for kind in ("allocation", "requested_bytes")
@@ -106,7 +106,7 @@ class TestRecord:
             "requested_bytes.all.freed": sum(it.bytes for it in sums["free"]) + log.skipped_bytes,
         }
         assert sums["allocate"][0].bytes == 400 and sums["allocate failure"] == []
-        assert len(log.never_freed) == 4  # three of the list, and the host's
+        assert len(log.never_freed) == 4  # three of the list, and one of the host
         assert recording.rows == len(log) + log.skipped_frees
         assert {log.device_of(it.stream) for it in sums["allocate"]} == {0, -1}
         assert host.numel() == 1000
@@ -124,14 +124,14 @@ class TestRecord:
         assert [(it.thread, it.action, it.bytes) for it in ours] == [
             (thread, action, size) for thread, action, _, size, _ in theirs
         ]
-        assert {it[4] for it in theirs} == {0}  # all of them default streams, which its replay insists on
+        assert {it[4] for it in theirs} == {0}  # default streams only, which RMM's replay requires
         assert len({it.stream for it in ours}) == 3
         live: dict[int, int] = {}
         for _, action, pointer, size, _ in theirs:
             assert (live.pop(pointer) == size) if action == "free" else live.setdefault(pointer, size) == size
         assert list(live.values()) == [z.nbytes]
 
-    def test_of_all_threads_in_an_order_that_happened(self, on: torch.device, tmp_path: Path) -> None:
+    def test_rows_of_several_threads_are_in_a_possible_order(self, on: torch.device, tmp_path: Path) -> None:
         def work(seed: int) -> None:
             sizes = random.Random(seed)
             for _ in range(200):
@@ -143,7 +143,7 @@ class TestRecord:
                 thread.start()
             for thread in threads:
                 thread.join()
-        log = read_log(tmp_path / "log.csv")  # which refuses what is allocated twice, or freed twice
+        log = read_log(tmp_path / "log.csv")  # raises for blocks that are allocated or freed twice
         assert len({it.thread for it in log}) == 4 and len(log) == 4 * 200 * 2
         assert log.never_freed == [] and log.skipped_frees == 0
         times = [it.time_us for it in log]
@@ -161,7 +161,7 @@ class TestRecord:
         recording = torch_uvm.record_allocations(str(tmp_path / "log.csv"))
         del before
         recording.stop()
-        recording.stop()  # does nothing
+        recording.stop()  # a second stop does nothing
         after = torch.ones(10, device=on)
         log = read_log(tmp_path / "log.csv")
         assert (len(log), log.skipped_frees, log.skipped_bytes) == (0, 1, 40)
@@ -185,16 +185,17 @@ class TestRecord:
             torch_uvm.record_allocations(tmp_path / "none" / "log.csv")
         with pytest.raises(ValueError, match="cannot write"):
             torch_uvm.record_allocations(nowhere)
-        torch_uvm.record_allocations(tmp_path / "log.csv").stop()  # none of these is going on
+        # The previous calls left no recording active.
+        torch_uvm.record_allocations(tmp_path / "log.csv").stop()
 
-    def test_a_full_disk_stops_nothing_and_is_told_at_the_end(self, on: torch.device) -> None:
+    def test_a_full_disk_is_reported_at_the_end(self, on: torch.device) -> None:
         recording = torch_uvm.record_allocations("/dev/full")
         x = torch.ones(100, device=on)
         with pytest.raises(RuntimeError, match=r"/dev/full.* 1 rows are missing: No space left"):
             recording.stop()
         assert x.sum().item() == 100 and recording.rows == 0
 
-    def test_exit_completes_it_and_children_leave_it_alone(self, spawn: Spawn) -> None:
+    def test_exit_completes_it_and_children_do_not_write_to_it(self, spawn: Spawn) -> None:
         spawn(
             """
             import os, torch, torch_uvm
@@ -204,7 +205,7 @@ class TestRecord:
             x = torch.ones(100, device=device)
             if os.fork() == 0:
                 del x
-                raise SystemExit(0)  # the handlers at exit run
+                raise SystemExit(0)  # the exit handlers run
             assert os.wait()[1] == 0
             y = torch.ones(7, device=device)
             """,
@@ -213,7 +214,7 @@ class TestRecord:
         log = read_log(spawn.folder / "log.csv")
         assert [it.bytes for it in log if it.action == "allocate"] == [400, 28]
 
-    def test_what_the_engine_fetches_is_recorded(self, on: torch.device, tmp_path: Path) -> None:
+    def test_fetches_of_the_engine_are_recorded(self, on: torch.device, tmp_path: Path) -> None:
         torch_uvm.enable(budget="16MiB")
         with torch_uvm.record_allocations(tmp_path / "log.csv"):
             tensors = [torch.ones(1 << 20, device=on) for _ in range(8)]  # 4 MiB each
@@ -221,7 +222,7 @@ class TestRecord:
                 x.add_(1)
             del tensors, x
         log = read_log(tmp_path / "log.csv")
-        assert log.allocation_count > 8  # some went to the host and came back, to a block of their own
+        assert log.allocation_count > 8  # some were evicted and fetched into new blocks
         assert log.never_freed == [] and log.skipped_frees == 0
 
 
@@ -256,7 +257,7 @@ class TestRead:
             (2, 24),
         ]
 
-    def test_what_is_older_than_the_log_and_what_is_never_freed(self, tmp_path: Path) -> None:
+    def test_older_blocks_and_blocks_that_are_never_freed(self, tmp_path: Path) -> None:
         log = read_log(
             _write(
                 tmp_path / "log.csv",
@@ -268,7 +269,7 @@ class TestRead:
         assert (log.skipped_frees, log.skipped_bytes, log.never_freed) == (1, 64, [0, 1])
         assert log.devices() == [-1, 0] and log.peak_live_bytes(-1) == 16
 
-    def test_a_block_that_is_freed_on_another_device_was_of_its_own(self, tmp_path: Path) -> None:
+    def test_a_block_freed_on_another_device_belongs_to_that_device(self, tmp_path: Path) -> None:
         log = read_log(
             _write(
                 tmp_path / "log.csv",
@@ -279,12 +280,12 @@ class TestRead:
         )
         assert log.peak_live_bytes(0) == 8 and log.peak_live_bytes(1) == 0
 
-    def test_midnight_comes(self, tmp_path: Path) -> None:
+    def test_times_wrap_at_midnight(self, tmp_path: Path) -> None:
         log = read_log(
             _write(
                 tmp_path / "log.csv",
                 "1,23:59:59.999999,allocate,0x10,8,0",
-                "2,23:59:59.999990,allocate,0x20,8,0",  # another thread, a little late
+                "2,23:59:59.999990,allocate,0x20,8,0",  # another thread, slightly late
                 "1,00:00:00.000001,free,0x10,8,0",
             )
         )
@@ -336,7 +337,7 @@ class TestRead:
             read_log(_write(tmp_path / "log.csv", *rows))
         with pytest.raises(
             ValueError, match="line 3: 0x10 is freed, as it was in line 2"
-        ):  # older than the log
+        ):  # freed although the allocation is older than the log
             read_log(_write(tmp_path / "log.csv", *rows[1:]))
 
     @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ class TestRead:
         ],
         ids=["empty", "blank", "columns", "picture", "header alone", "cut off"],
     )
-    def test_refuses_what_is_no_log(self, tmp_path: Path, content: bytes, named: str) -> None:
+    def test_refuses_files_that_are_no_log(self, tmp_path: Path, content: bytes, named: str) -> None:
         path = tmp_path / "log.csv"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=named):
@@ -364,8 +365,8 @@ class TestRead:
         with pytest.raises(ValueError, match="line 5: more than 3 rows"):
             read_log(_write(tmp_path / "log.csv", *rows))
 
-    def test_nothing_of_a_random_file_is_believed(self, tmp_path: Path) -> None:
-        """Rows cut, doubled and changed at random: read or refused by line, never anything else."""
+    def test_random_files_are_read_or_refused(self, tmp_path: Path) -> None:
+        """Rows are cut, duplicated and changed at random. The file is read, or refused with a line number."""
         chance = random.Random(0)
         rows = RMM.splitlines()
         refused = 0

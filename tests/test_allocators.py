@@ -1,4 +1,4 @@
-"""Allocators beside the process's own: chosen for a scope, for single tensors, nested."""
+"""Allocators besides the default one: for a scope, for single tensors, nested."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def counted() -> torch_uvm.allocators.CountingAllocator:
 
 
 class TestScope:
-    def test_new_tensors_come_from_it(self) -> None:
+    def test_new_tensors_use_it(self) -> None:
         mine = counted()
         with use_allocator(mine):
             x = torch.ones(1000, device="emu")
             assert torch_uvm.is_managed(x)
             assert mine.passed()["bytes"] == 4000
-            y = x * 2  # what a kernel allocates, too
+            y = x * 2  # outputs of kernels too
             assert mine.passed()["bytes"] == 8000
         outside = x + y
         assert mine.passed()["bytes"] == 8000
@@ -63,7 +63,7 @@ class TestScope:
         assert torch_uvm.is_managed(z) and not torch_uvm.is_managed(plain) and torch_uvm.is_managed(w)
         del x, y, z, w
 
-    def test_other_threads_are_not_in_it(self) -> None:
+    def test_does_not_apply_to_other_threads(self) -> None:
         mine = counted()
         sizes = []
 
@@ -120,7 +120,7 @@ class TestFactories:
         assert y.tolist() == [2, 2, 2] and z.shape == (10, 10)
         del x, y, z
 
-    def test_no_bytes_are_managed_all_the_same(self) -> None:
+    def test_empty_tensors_are_managed(self) -> None:
         mine = counted()
         with use_allocator(mine):
             x = torch.ones(0, device="emu")
@@ -129,7 +129,7 @@ class TestFactories:
         assert mine.passed()["total_allocations"] == 0
         x.record_stream(torch.Stream("emu"))
 
-    def test_what_is_refused(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(TypeError, match="allocator is 3"):
             torch_uvm.empty(1, device="emu", allocator=3)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="accepted: a torch_uvm.Allocator"):
@@ -168,7 +168,7 @@ class TestLimits:
         assert len(asked) == 2
         del x
 
-    def test_what_a_callback_raises_arrives(self) -> None:
+    def test_an_exception_of_a_callback_is_raised(self) -> None:
         def fail(count: int, device: torch.device) -> bool:
             raise KeyError(count)
 
@@ -191,7 +191,7 @@ class TestLimits:
 
 
 class TestIdleMemory:
-    def test_what_a_pool_does_not_use_is_had_by_others(self) -> None:
+    def test_idle_memory_of_a_pool_is_released_for_others(self) -> None:
         pool = Allocator.pool("24MiB")
         torch_uvm.empty_cache()
         torch_uvm.set_limit(torch_uvm.memory_reserved() + 16 * MIB)
@@ -201,7 +201,7 @@ class TestIdleMemory:
             torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
         del x
 
-    def test_an_arena_and_a_plan_give_back_theirs(self) -> None:
+    def test_idle_memory_of_arenas_and_plans_is_released(self) -> None:
         scratch, plan = torch_uvm.arena("16MiB"), torch_uvm.allocation_plan("idle memory")
         with scratch:
             torch.ones(10, device="emu")
@@ -221,7 +221,7 @@ class TestIdleMemory:
 
 
 class TestTensors:
-    """Whatever works on managed tensors works on these."""
+    """Operations on managed tensors work on tensors of these allocators."""
 
     def test_moves_alias(self) -> None:
         mine = counted()
@@ -278,7 +278,7 @@ class TestTensors:
         assert mine.passed()["bytes"] == 0
 
     def test_budgets_count_them(self, spawn: Spawn) -> None:
-        """In a process of its own: what others have left there may be over this budget already."""
+        """In a process of its own, because memory of earlier tests could already exceed this budget."""
         spawn(
             """
             import torch, torch_uvm
@@ -287,7 +287,7 @@ class TestTensors:
             held = torch_uvm.empty(6 << 20, dtype=torch.uint8, device="emu", allocator=own)
             try:
                 with torch_uvm.enabled():
-                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")  # the first stays where it is
+                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")  # the first cannot be evicted
             except torch.OutOfMemoryError:
                 del held
                 with torch_uvm.enabled():

@@ -1,4 +1,4 @@
-"""torch_uvm.arena: scope and object, what outlives it, gradients, streams, threads."""
+"""torch_uvm.arena: scope and object, tensors that outlive it, gradients, streams, threads."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TestScope:
             del x, y
         assert scratch.outlived == (0, 0)
 
-    def test_the_second_iteration_asks_nobody(self) -> None:
+    def test_the_second_iteration_makes_no_upstream_allocations(self) -> None:
         scratch = torch_uvm.arena("64KiB")
         addresses = []
         for _ in range(3):
             with scratch:
-                xs = [ones(10_000) for _ in range(8)]  # more than the first block
+                xs = [ones(10_000) for _ in range(8)]  # more than the first block holds
                 addresses.append(xs[0].data_ptr())
                 del xs
         assert addresses[1] == addresses[2]
@@ -44,7 +44,7 @@ class TestScope:
             [ones(10_000) for _ in range(8)]
         assert scratch.stats()["upstream_allocations"] == after
 
-    def test_what_outlives_it_stays_and_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_tensors_that_outlive_it_stay_and_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "torch_uvm"), torch_uvm.arena("64KiB") as scratch:
             kept = ones(100)
             ones(200)
@@ -86,7 +86,7 @@ class TestScope:
                 del x
         assert scratch.outlived == (0, 0)
 
-    def test_other_devices_and_the_host_are_not_its(self) -> None:
+    def test_serves_one_device_only(self) -> None:
         with torch_uvm.arena("64KiB", device="cpu") as scratch:
             x = ones(8)
             assert torch_uvm.is_managed(x) and scratch.stats()["allocations"] == 0
@@ -104,7 +104,7 @@ class TestTraining:
             model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to("emu")
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)  # lives on, outside
+                parameter.grad = torch.zeros_like(parameter)  # outlives the scope
             for _ in range(5):
                 optimizer.zero_grad(set_to_none=False)
                 batch = torch.randn(32, 64).to("emu")
@@ -122,7 +122,7 @@ class TestTraining:
         assert all(torch.equal(a, b) for a, b in zip(train(scratch), wanted, strict=True))
         assert scratch.stats()["upstream_allocations"] <= 3
 
-    def test_backward_on_its_own_thread_joins_in(self) -> None:
+    def test_backward_threads_use_it(self) -> None:
         scratch = torch_uvm.arena("1MiB")
         x = torch.randn(64, 64).to("emu").requires_grad_()
         with scratch:
@@ -147,7 +147,7 @@ class TestSharing:
             del x, y
         assert scratch.outlived == (0, 0)
 
-    def test_threads_join_by_use_allocator(self) -> None:
+    def test_threads_share_it_by_use_allocator(self) -> None:
         scratch = torch_uvm.arena("64KiB")
         wrong: list[float] = []
 
@@ -179,7 +179,7 @@ class TestSharing:
 
 
 class TestArguments:
-    def test_what_is_refused(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(ValueError, match="grow by 0.5"):
             torch_uvm.arena(growth=0.5)
         with pytest.raises(TypeError, match="growth is 'x'"):

@@ -1,4 +1,4 @@
-"""What is refused: an exception names the value received and the values accepted, and nothing changes."""
+"""Invalid input is refused: the exception names the received and the accepted values, and nothing changes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COUNT = torch.accelerator.device_count()
 class Bad(NamedTuple):
     call: Callable[[], Any]
     error: type[Exception]
-    named: tuple[str, ...]  # all in the message: what was received, what is accepted
+    named: tuple[str, ...]  # parts of the message: received and accepted values
 
 
 def _loose(function: Any) -> Any:
-    """`function` as untyped code calls it."""
+    """Removes the type of `function`, as in untyped code."""
     return function
 
 
@@ -239,7 +239,7 @@ BAD: dict[str, Bad] = {
 
 
 def _fingerprint() -> dict[str, Any]:
-    """All that a refused call might have changed."""
+    """All state that a refused call might have changed."""
     return {
         "enabled": torch_uvm.is_enabled(),
         "limit": _C.get_limit(),
@@ -256,7 +256,7 @@ def _fingerprint() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def in_use() -> None:
-    """Figures are more telling when there are some."""
+    """Makes the figures nonzero."""
     torch_uvm.ones(1000, device=DEVICE)
 
 
@@ -276,7 +276,7 @@ def test_bad_input_is_refused_by_name_and_changes_nothing(name: str) -> None:
 
 # --- the environment: a wrong value fails the import
 
-#: The variables, the error, and what its message names.
+#: Variables, the error, and the names in its message.
 BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
     ({"TORCH_UVM": "yes"}, "ValueError", ["TORCH_UVM='yes'", "1, true, on, 0, false, off"]),
     (

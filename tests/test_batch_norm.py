@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+import torch._inductor.compile_fx  # imports all that a call of CompiledFxGraph needs
 from _compiled_graphs import (
     DEVICE,
     MIB,
@@ -30,7 +30,7 @@ class TestBatchNorm:
         use(kept)
         with torch.no_grad():
             torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
-        use(kept)  # statistics have left
+        use(kept)  # evicts the statistics
         assert not torch.equal(mean, expected[0]) and not torch.equal(var, expected[1])
         torch.testing.assert_close(mean, expected[0] * 1.9)
         stats = torch_uvm.residency_stats()
@@ -41,4 +41,4 @@ class TestBatchNorm:
         del result
         use(kept)
         grown = torch_uvm.residency_stats()["written_back"]["bytes"] - before
-        assert grown <= 2 * MIB, "the two statistics, of half a mebibyte each, and at most a temporary"
+        assert grown <= 2 * MIB, "only the two statistics, of 0.5 MiB each, and a temporary"

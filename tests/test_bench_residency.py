@@ -33,7 +33,7 @@ class TestArguments:
             bench_residency.parse_arguments(["--only", "nothing of this name"])
         assert "no column has 'nothing of this name'" in capsys.readouterr().err
 
-    def test_list_says_what_would_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_list_names_the_columns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert bench_residency.main(["--list", "--only", "LoRA: engine, 1/2"]) == 0
         assert capsys.readouterr().out.split("\n")[:2] == ["LoRA: in core", "LoRA: engine, 1/2"]
 
@@ -43,12 +43,12 @@ class TestPlan:
         names = [(planned.workload, planned.name) for planned in plan.PLAN]
         assert len(names) == len(set(names))
 
-    def test_what_a_column_needs_comes_before_it(self) -> None:
+    def test_columns_come_after_those_they_need(self) -> None:
         for place, planned in enumerate(plan.PLAN):
             before = {(other.workload, other.column) for other in plan.PLAN[:place] if not other.budget}
             assert {(planned.workload, column) for column in planned.needs()} <= before
 
-    def test_selecting_brings_what_is_needed(self) -> None:
+    def test_selecting_includes_needed_columns(self) -> None:
         found = plan.select(plan.PLAN, "2k tokens: engine, as FSDP2")
         assert [planned.name for planned in found] == ["in core", "FSDP2 offload", "engine, as FSDP2 offload"]
 
@@ -63,14 +63,14 @@ class TestPlan:
         assert found % (2 * plan.MIB) == 0
         assert 0 <= gib * GIB - found < 2 * plan.MIB + 1
 
-    def test_no_budget_is_more_than_may_be_managed(self) -> None:
+    def test_budgets_stay_below_the_limit_of_managed_memory(self) -> None:
         much = [in_core() | {"max_allocated": 16 * GIB, "max_reserved": 20 * GIB}]
         for budget in ("1/1.5", "1/2", "fits", "7.6GiB", "1.1x"):
             with pytest.raises(plan.Unresolved):
                 plan.budget_bytes(plan.Planned(LITTLE, "engine", budget), much, None)
         assert plan.budget_bytes(plan.Planned(LITTLE, "engine", "as in core"), much, None) == MOST_BUDGET
 
-    def test_what_failed_gives_no_budget(self) -> None:
+    def test_failed_rows_give_no_budget(self) -> None:
         failed = [in_core() | {"status": "failed: OutOfMemoryError"}]
         with pytest.raises(plan.Unresolved, match="no peak is known of '2k tokens', in core"):
             plan.budget_bytes(plan.Planned(LITTLE, "engine", "1/2"), failed, None)
@@ -89,7 +89,7 @@ class TestTable:
         table.derive(plain, [plain])
         table.derive(managed, [plain, managed])
         assert managed["over_in_core"] == 1.5
-        assert managed["floor_ms"] == pytest.approx(120)  # 6.24 GB in at 52 GB/s
+        assert managed["floor_ms"] == pytest.approx(120)  # 6.24 GB fetched at 52 GB/s
         assert managed["over_floor"] == pytest.approx(1.25)
         assert managed["driver_bytes"] == int(4.2 * GIB) - GIB
         assert managed["over_budget"] == pytest.approx(0.1)  # 3.2 GiB less 1 GiB outside, for 2 GiB
@@ -150,7 +150,7 @@ class TestGoals:
             table.derive(each, rows)
         return {goal.name: goal for goal in goals.goals(rows)}
 
-    def test_nothing_measured_is_nothing_reached(self) -> None:
+    def test_without_rows_no_goal_is_reached(self) -> None:
         assert {goal.reached for goal in goals.goals([])} == {None}
         assert "not measured" in goals.goals([])[0].line()
 
@@ -173,7 +173,7 @@ class TestGoals:
         assert found["first step / a planned step (the most)"].value == 6
         assert found["device memory over the budget (the most)"].reached is False
 
-    def test_other_losses_are_counted(self) -> None:
+    def test_different_losses_are_counted(self) -> None:
         name = "rows of the engine with other losses"
         assert self.of([in_core(), engine()])[name].reached is True
         assert self.of([in_core(), engine(), engine(losses=["0x1p+1"])])[name].value == 1
@@ -201,7 +201,7 @@ class TestWrittenResults:
             "}",
         ]
 
-    def test_results_that_are_kept_are_as_they_would_be_written(self, tmp_path: Path) -> None:
+    def test_stored_results_have_the_written_format(self, tmp_path: Path) -> None:
         kept = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
         assert kept
         for path in kept:

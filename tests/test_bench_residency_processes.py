@@ -68,7 +68,7 @@ class TestGuard:
 
 
 class TestProcesses:
-    """Every end of a column's process is reported."""
+    """Every way to end of a column's process is reported."""
 
     @pytest.mark.parametrize(
         ("program", "said"),
@@ -93,7 +93,7 @@ class TestProcesses:
         assert bool(found) == bool(said)
         child.end()
 
-    def test_one_that_is_not_needed_ends_by_itself(self, tmp_path: Path) -> None:
+    def test_an_unneeded_process_exits_by_itself(self, tmp_path: Path) -> None:
         child = processes.Child(tmp_path / "log", processes.environment(True, False), tmp_path / "ready")
         child.wait_ready(60)
         child.end()

@@ -1,4 +1,4 @@
-"""The residency benchmarks in small: columns in processes of their own, and the emulated table."""
+"""The residency benchmarks at a small scale: columns in processes of their own, and the emulated table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import bench_residency_emulated as emulated  # noqa: E402
 
 
 def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two columns of a few MiB run in child processes. Checks the rows, the table and the file."""
+    """Runs two columns of a few MiB in child processes. Checks the rows, the table and the file."""
     target = tmp_path / "rows.json"
     arguments = ["--rehearse", "--only", "CNN: save_on_cpu", "--steps=2", "--warm-up=1", "--ahead=2"]
     assert bench_residency.main([*arguments, "--json", str(target)]) == 0
@@ -33,7 +33,7 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert printed[1] == "CNN:"
     assert printed[3].endswith("equal")
 
-    # Resumes without time for a further column: earlier rows stay, with the commit of their run.
+    # Resumes without time for another column: earlier rows stay, with the commit of their run.
     resumed = tmp_path / "resumed.json"
     again = ["--rehearse", "--only", "CNN: ", "--seconds=1", "--resume", str(target), "--json", str(resumed)]
     assert bench_residency.main(again) == 0
@@ -53,7 +53,7 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ('{"environment": {"device": "another"}, "rows": []}', "device another"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_files_that_cannot_be_resumed_are_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(SystemExit, match=why):
         bench_residency.main(["--rehearse", "--resume", str(tmp_path / "file.json")])

@@ -1,4 +1,4 @@
-"""The example of tensors on both sides: what it prints is recomputed, and its checks notice a copy."""
+"""The example both_sides.py: its output is recomputed, and its checks notice a copy."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ IMAGE_BYTES = 64 * 64 * 4
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     arguments = [SCRIPT, f"--epochs={EPOCHS}", f"--images={IMAGES}", f"--seed={SEED}"]
-    # A CUDA build is asked for the emulator, so that there are counters.
+    # Selects the emulator on CUDA builds too, because only it has counters.
     return Spawn(tmp_path_factory.mktemp("both"))(args=arguments, env={"TORCH_UVM_DEVICE": "emu"}).stdout
 
 
 def row(printed: str, name: str) -> tuple[str, str]:
-    """Of the table: what it has under "copies" and under "moves"."""
+    """A row of the table: the columns "copies" and "moves"."""
     (line,) = [line for line in printed.splitlines() if line.startswith(name + "  ")]
     copies, moves = re.split(r" {2,}", line[len(name) :].strip())
     return copies, moves
@@ -66,7 +66,7 @@ class TestWhatItPrints:
         assert row(printed, "peak managed memory") == ("0 B", size)
         assert row(printed, "numpy's own copy of the images") == (size, "0 B")
 
-    def test_losses_are_those_of_a_training_on_the_spot(self, printed: str) -> None:
+    def test_losses_equal_a_training_in_this_process(self, printed: str) -> None:
         result = both_sides.train(both_sides.Managed, EPOCHS, IMAGES, SEED)
         assert row(printed, "last loss") == (repr(result.losses[-1]),) * 2
         assert "All losses are equal to the last bit" in printed
@@ -188,5 +188,6 @@ class TestPages:
         labels = np.arange(20)
         _pages.augment(images, labels, np.random.default_rng(0))
         assert labels.tolist() != list(range(20)) and sorted(labels) == list(range(20))
-        assert images.max(axis=(1, 2, 3)).tolist() == labels.tolist()  # 0 is all dark: 0, too
-        assert len(set(images.argmax(axis=2)[:, 0, 0].tolist())) > 5  # by different numbers of lines
+        # A page of code 0 is all dark, so its maximum is 0 too.
+        assert images.max(axis=(1, 2, 3)).tolist() == labels.tolist()
+        assert len(set(images.argmax(axis=2)[:, 0, 0].tolist())) > 5  # shifted by different numbers of lines

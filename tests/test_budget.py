@@ -1,4 +1,4 @@
-"""Budgets: how they are asked for, when they hold, who has the last word; what stays in spite of them."""
+"""Budgets: requests and their precedence, values in force, and memory that a budget does not cover."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestForms:
         [
             ("lots", ValueError),
             ("", ValueError),
-            ("none", ValueError),  # spelled None, as limits are
+            ("none", ValueError),  # None is spelled None in Python, as for limits
             (0, ValueError),
             ("0GiB", ValueError),
             (-1, ValueError),
@@ -94,7 +94,7 @@ def use(device=0):
 
 
 class TestPrecedence:
-    def test_nobody_asked(self, spawn: Spawn) -> None:
+    def test_without_a_request(self, spawn: Spawn) -> None:
         spawn(
             LOOK
             + """
@@ -114,7 +114,7 @@ with torch_uvm.enabled():
             env=EMU,
         )
 
-    def test_a_scope_asks_for_the_default_too(self, spawn: Spawn) -> None:
+    def test_a_scope_requests_the_default(self, spawn: Spawn) -> None:
         spawn(
             LOOK
             + """
@@ -127,7 +127,7 @@ with torch_uvm.enabled():
         )
 
     @pytest.mark.parametrize("switch", ["0", "1"])
-    def test_the_environments_stays_until_somebody_asks(self, spawn: Spawn, switch: str) -> None:
+    def test_that_of_the_environment_holds_until_another_request(self, spawn: Spawn, switch: str) -> None:
         spawn(
             LOOK
             + """
@@ -166,7 +166,7 @@ assert [_C.budget(i) for i in range(3)] == [4 * MIB] * 3
             env={**EMU, "TORCH_UVM_CONF": "emulated_devices:3,emulated_memory:64MiB"},
         )
 
-    def test_a_device_that_was_not_used_is_not_asked(self, spawn: Spawn) -> None:
+    def test_unused_devices_are_not_initialised(self, spawn: Spawn) -> None:
         spawn(
             LOOK
             + """
@@ -178,12 +178,12 @@ assert (_C.budget(0), _C.budget(1)) == (16 * MIB, None)
 use(1)
 assert _C.budget(1) == 16 * MIB
 torch_uvm.set_budget("1GiB")
-assert _C.budget(0) == 32 * MIB  # no more than it has
+assert _C.budget(0) == 32 * MIB  # capped by the device's memory
 """,
             env=EMU,
         )
 
-    def test_auto_is_what_is_free_less_a_reserve(self, spawn: Spawn) -> None:
+    def test_auto_is_the_free_memory_minus_a_reserve(self, spawn: Spawn) -> None:
         spawn(
             LOOK
             + """
@@ -194,15 +194,15 @@ assert _C.budget(0) == (64 - 16 - 4) * MIB, _C.budget(0)
 del plain
 torch.emu.empty_cache()
 torch_uvm.enable()
-assert _C.budget(0) == 44 * MIB  # measured when somebody asks
+assert _C.budget(0) == 44 * MIB  # measured at the request
 torch_uvm.enable(budget="auto")
 assert _C.budget(0) == 60 * MIB, _C.budget(0)
 """,
             env={**EMU, "TORCH_UVM_CONF": "emulated_memory:64MiB"},
         )
 
-    def test_holds_for_what_was_there_before_and_is_not_used_again(self, spawn: Spawn) -> None:
-        """An engine sees what operators use; the rest it is told of."""
+    def test_holds_for_earlier_storages_that_are_not_used_again(self, spawn: Spawn) -> None:
+        """The engine sees the operands of operators. It is told of other storages when the budget is set."""
         spawn(
             """
             import torch, torch_uvm
@@ -213,12 +213,12 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
             for _ in range(8):
                 used.add_(1)
             assert torch_uvm.residency_stats()["device_bytes"][used.device] <= 8 << 20
-            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1  # for nothing
+            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1  # at most one unnecessary fetch
             assert [t.sum().item() / 2**19 for t in kept] == list(range(16)) and used[0].item() == 9
             """
         )
 
-    def test_a_wrong_one_fails_the_import(self, spawn: Spawn) -> None:
+    def test_an_invalid_one_fails_the_import(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env={**EMU, "TORCH_UVM_CONF": "budget:lots,limit:1GiB"}, check=False)
         assert done.returncode == 1
         for part in ("TORCH_UVM_CONF", "budget", "lots", "auto, none, bytes such as 20GiB"):
@@ -226,7 +226,7 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
 
 
 class TestWhatIsInForce:
-    """Getters, and what is said where less is in force than was asked for."""
+    """Getters, and messages if less is in force than was requested."""
 
     def test_limits(self) -> None:
         torch_uvm.enable(limit="96MiB", host_limit="80MiB")
@@ -247,7 +247,7 @@ assert torch_uvm.get_budget() is None
 torch_uvm.set_budget("8MiB", device=1)
 assert [torch_uvm.get_budget(i) for i in (None, 0, 1, "emu:1")] == [None, None, 8 * MIB, 8 * MIB]
 torch_uvm.enable(budget="25%")
-assert _C.budget(0) is None  # before its first managed allocation
+assert _C.budget(0) is None  # before the first managed allocation
 assert [torch_uvm.get_budget(i) for i in range(2)] == [16 * MIB] * 2
 use(0), use(1)
 assert [torch_uvm.get_budget(i) for i in range(2)] == [16 * MIB] * 2 == [_C.budget(i) for i in range(2)]
@@ -263,7 +263,7 @@ assert torch_uvm.get_budget(1) is None
         )
 
     @pytest.mark.parametrize("first", [True, False], ids=["before", "after the first allocation"])
-    def test_a_budget_above_the_devices_memory_is_said(self, spawn: Spawn, first: bool) -> None:
+    def test_a_budget_above_the_devices_memory_is_logged(self, spawn: Spawn, first: bool) -> None:
         spawn(
             LOOK
             + f"""
@@ -308,11 +308,13 @@ assert "300.00 MiB were asked for" in str(only.message), only.message
             for enough in (MIB, "1MiB", "0.1%", "auto", None):
                 torch_uvm.set_budget(enough)
 
-    def test_so_is_one_of_the_environment(self, spawn: Spawn) -> None:
+    def test_a_budget_of_the_environment_without_a_unit_is_warned_of(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env={**EMU, "TORCH_UVM_CONF": "budget:20"})
         assert "TORCH_UVM_CONF: budget 20 is 20 B; did you mean 20GiB?" in done.stderr
 
-    def test_so_is_one_of_the_command_line(self, spawn: Spawn, tmp_path: Path) -> None:
+    def test_a_budget_of_the_command_line_without_a_unit_is_warned_of(
+        self, spawn: Spawn, tmp_path: Path
+    ) -> None:
         (tmp_path / "script.py").write_text("print('ran')")
         done = spawn(args=["-m", "torch_uvm", "run", "--budget", "20", "script.py"], env=EMU)
         assert done.stdout == "ran\n"
@@ -333,7 +335,7 @@ class TestCommandLine:
     def test_run(
         self, spawn: Spawn, tmp_path: Path, options: list[str], budget: int | None, host: str
     ) -> None:
-        """The environment says 8 MiB: what the command line says counts more."""
+        """The command line takes precedence over the environment, which sets 8 MiB."""
         (tmp_path / "script.py").write_text(
             """
 import json, sys, torch
@@ -359,7 +361,7 @@ print(json.dumps([torch_uvm._C.budget(0), values["host_limit"], sys.argv[1:]]))
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_asked() -> Iterator[None]:
+def no_request_afterwards() -> Iterator[None]:
     yield
     gc.collect()
     _C.request_budget(None, None)

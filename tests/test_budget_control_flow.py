@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 class TestControlFlow:
     def test_branches(self) -> None:
-        """Which layers run, and how often, depends on the step."""
+        """The layers that run, and their number, depend on the step."""
 
         def program() -> list[torch.Tensor]:
             torch.manual_seed(3)

@@ -1,4 +1,5 @@
-"""Budgets of several devices: each keeps its own, and results are those without any, to the last bit."""
+"""Budgets of several devices: each device keeps its own. Results equal those without budgets, to the last
+bit."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def training(steps=6, **options):
 
 
 def run(program, *budgets):
-    # With these budgets of the two devices; what it returned, on the CPU, and the figures.
+    # Runs the program with these budgets of the two devices. Returns its results on the CPU, and the figures.
     gc.collect()
     torch_uvm.empty_cache()
     torch_uvm.reset_peak_memory_stats()
@@ -65,8 +66,8 @@ def run(program, *budgets):
 
 
 def check(program, *shares, elsewhere=0):
-    # In these shares of what it uses on each device; None: as much as it likes.
-    # elsewhere: bytes that have labels of both devices; they count for the first, wherever their pages are.
+    # Budgets are shares of each device's use; None: no budget.
+    # elsewhere: bytes with labels of both devices. They count for the first device, wherever their pages are.
     expected, plain = run(program, None, None)
     budgets = [None if share is None else int(share * used) for share, used in zip(shares, plain["used"])]
     results, figures = run(program, *budgets)
@@ -100,7 +101,7 @@ def test_with_a_foreach_optimizer(on_two: Run) -> None:
     on_two("check(lambda: training(foreach=True), 0.7, 0.7)")
 
 
-def test_repeated_steps_come_as_planned(on_two: Run) -> None:
+def test_repeated_steps_match_the_schedule(on_two: Run) -> None:
     on_two(
         """
         figures = check(lambda: training(steps=14, foreach=False), 0.6, 0.6)
@@ -149,7 +150,7 @@ def test_copies_between_them(on_two: Run) -> None:
 
 
 def test_labels_of_both(on_two: Run) -> None:
-    """Bytes with labels of two devices stay where they are, and may leave when one label is gone."""
+    """Bytes with labels of two devices are pinned. They can be evicted after one label is gone."""
     on_two(
         """
         def program():
@@ -162,7 +163,7 @@ def test_labels_of_both(on_two: Run) -> None:
                 for each in rest:
                     each += 1
                 other *= 2
-                torch_uvm.to(table, FIRST)  # which orders the devices' streams
+                torch_uvm.to(table, FIRST)  # orders the two devices' streams
                 results.append(table.sum())
                 assert table.data_ptr() == other.data_ptr()
                 table = torch_uvm.to(other, FIRST)
@@ -214,7 +215,7 @@ def test_four_threads_on_two_devices(on_two: Run) -> None:
 
 
 def test_the_default_waits_for_a_request_that_is_taken_back(spawn: Spawn) -> None:
-    """A request for all devices waits for the first, and fails on the second: it was never in force."""
+    """A request for all devices succeeds on the first and fails on the second. It must not take effect."""
     spawn(
         PRELUDE
         + """
@@ -223,7 +224,7 @@ import threading
 _C.set_enabled(True)
 tensors = [torch.ones(8 * MIB // 4, device=device) for device in (FIRST, SECOND)]
 _C.request_budget(0, "16MiB")
-for _ in range(2):  # leaves a segment that is larger than the budget, and comes back
+for _ in range(2):  # leaves a segment that is larger than the budget, and is used again
     tensors[0].add_(1)
 torch.accelerator.synchronize(0)
 raised = []
@@ -234,7 +235,7 @@ def request():
     except RuntimeError as error:
         raised.append(error)
 
-_C.emu_fail_call("create_stream", 1)  # of the second device: the first one has its own
+_C.emu_fail_call("create_stream", 1)  # on the second device; the first one has its stream
 _C.emu_hold_device(0)
 requesting = threading.Thread(target=request)
 requesting.start()

@@ -56,7 +56,8 @@ class TestLargerThanTheBudget:
         assert torch_uvm.residency_stats()["device_bytes"][DEVICE] <= 8 * MIB
 
     def test_at_the_hosts_limit(self, spawn: Spawn) -> None:
-        """Evictions fail at the host's limit: out of memory, and the contents on the device stay right."""
+        """Evictions fail at the host's limit: the call raises out of memory, and contents on the device stay
+        right."""
         spawn(
             """
             import torch, torch_uvm
@@ -70,7 +71,7 @@ class TestLargerThanTheBudget:
                 assert "budget" in str(error), error
             assert (64 + 96) // 4 >= len(kept) > 64 // 4, len(kept)
             assert 0 < torch_uvm.residency_stats()["host_bytes"] <= 96 * MIB
-            kept.pop()  # what looks at the others needs room, too
+            kept.pop()  # operators on the other tensors need room too
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number
             del kept

@@ -20,7 +20,7 @@ import torch_uvm
 
 @torch.library.custom_op("torch_uvm_tests::by_address", mutates_args=("x",))
 def by_address(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """Reads and writes `x` (float32, contiguous) and its result through bare addresses."""
+    """Reads and writes `x` (float32, contiguous) and its result through raw addresses."""
     result = torch.empty_like(x)
     there, here = _floats(result), _floats(x)
     for index in range(x.numel()):
@@ -48,7 +48,7 @@ class TestForeignCode:
         check(program, share=0.4)
 
     def test_a_c_function_that_is_given_an_address(self) -> None:
-        """The function writes through the address, and no operator announces the write."""
+        """The function writes through the address, without an operator that announces the write."""
         memmove = ctypes.CDLL(None).memmove
         memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
@@ -57,10 +57,10 @@ class TestForeignCode:
             results = []
             for step in range(12):
                 source, target = rest[step], rest[(step * 5 + 1) % 12]
-                source.sum()  # only read: a copy on the host stays good
+                source.sum()  # a read: the copy on the host stays clean
                 torch.accelerator.synchronize()
                 bytes_of_both = source.untyped_storage().nbytes() // 2
-                # Addresses of two tensors, and no operator between.
+                # Addresses of two tensors, without an operator in between.
                 memmove(target.data_ptr(), source.data_ptr(), bytes_of_both)
                 results.append(torch.stack([other.double().sum() for other in rest]))
                 rest[(step + 3) % 12] += 1

@@ -40,7 +40,7 @@ class TestTraining:
         check(training(*KINDS[kind], **OPTIMIZERS[optimizer]))
 
     @pytest.mark.parametrize("share", [0.85, 0.4])
-    def test_in_more_and_in_less(self, share: float) -> None:
+    def test_other_shares_of_the_peak(self, share: float) -> None:
         check(training(mlp, vectors, **OPTIMIZERS["adamw loop"]), share)
 
     def test_checkpointing(self) -> None:
@@ -56,7 +56,7 @@ class TestTraining:
         sizes = [64, 300, 17, 511, 130, 1, 257]
         check(training(mlp, vectors, steps=9, sizes=sizes, **OPTIMIZERS["adamw foreach"]))
 
-    def test_repeated_steps_come_as_planned(self) -> None:
+    def test_repeated_steps_match_the_schedule(self) -> None:
         figures = check(training(mlp, vectors, steps=12, **OPTIMIZERS["adamw foreach"]))
         assert figures["plan_hits"] > figures["plan_misses"]
 

@@ -1,4 +1,4 @@
-"""Checkpoints as libraries write them, of a model that trains in less device memory than it takes."""
+"""Checkpoints written by libraries, of a model that trains in less device memory than it needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH, LAYERS = 512, 6  # a layer is 1 MiB
 
 @pytest.fixture(autouse=True, params=["in_place", "deferred"])
 def under_a_budget(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch_uvm.enable(budget=8 * MIB, optimizer=request.param)  # with gradients and moments there are 24
+    torch_uvm.enable(budget=8 * MIB, optimizer=request.param)  # 24 MiB with gradients and moments
     torch.manual_seed(0)
     yield
     torch_uvm.disable()
@@ -105,15 +105,15 @@ def test_safetensors_are_loaded_into_a_model_on_the_device(tmp_path: Path) -> No
 
 
 def test_safetensors_of_a_cpu_label(tmp_path: Path) -> None:
-    """The same bytes under the CPU's label, which it reads by address."""
+    """The CPU label shares the bytes, and safetensors reads them by address."""
     x = torch.arange(WIDTH * WIDTH, dtype=torch.float32, device="emu").view(WIDTH, WIDTH)
     label = torch_uvm.to(x, "cpu")
     save_file({"x": label}, tmp_path / "x.safetensors")
     assert torch.equal(load_file(tmp_path / "x.safetensors")["x"], x.cpu())
 
 
-def test_safetensors_knows_no_such_device(tmp_path: Path) -> None:
-    """Its list of devices is its own: tensors go to the device from the CPU."""
+def test_safetensors_does_not_load_to_the_device(tmp_path: Path) -> None:
+    """safetensors has its own list of devices. Tensors are loaded to the CPU and moved."""
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(SafetensorError, match="emu"):
         load_file(tmp_path / "x.safetensors", device="emu")

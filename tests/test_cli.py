@@ -1,4 +1,4 @@
-"""`python -m torch_uvm`: a program it runs cannot tell it from python, but that memory is managed."""
+"""`python -m torch_uvm run`: a program runs as under python, except that its memory is managed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_uvm import cli
 EMU = {"TORCH_UVM_DEVICE": "emu"}
 RUN = ["-m", "torch_uvm", "run"]
 
-#: Says all that a program can see of how it was started.
+#: Prints all that a program can see of its start.
 LOOK = """
 import json, sys
 import __main__
@@ -39,7 +39,7 @@ print(json.dumps({
 
 
 def _both(spawn: Spawn, *args: str, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
-    """The program by itself, and run by us."""
+    """Runs the program under python and under torch_uvm."""
     return [spawn(args=[*start, *args], env=EMU, check=check) for start in ([], RUN)]
 
 
@@ -117,7 +117,7 @@ inner(sys.argv[1])
                 assert "torch_uvm" not in ours.stderr and "runpy" not in ours.stderr
 
     @pytest.mark.parametrize("args", [["missing.py"], ["-m", "missing"], ["broken.py"], ["-m", "broken"]])
-    def test_where_there_is_nothing_to_run(self, spawn: Spawn, tmp_path: Path, args: list[str]) -> None:
+    def test_without_a_program(self, spawn: Spawn, tmp_path: Path, args: list[str]) -> None:
         (tmp_path / "broken.py").write_text("def :\n")
         python, ours = _both(spawn, *args, check=False)
         assert ours.returncode == python.returncode != 0
@@ -129,7 +129,7 @@ class TestRun:
         (tmp_path / "script.py").write_text(
             """
 import torch
-x = torch.ones(8, 1024, 1024, device=torch.accelerator.current_accelerator())  # 32 MiB on a device of 8
+x = torch.ones(8, 1024, 1024, device=torch.accelerator.current_accelerator())  # 32 MiB on a device of 8 MiB
 try:
     torch.empty(64, 1024, 1024, device=x.device)
 except torch.OutOfMemoryError as error:

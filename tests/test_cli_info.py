@@ -1,4 +1,4 @@
-"""`python -m torch_uvm info`: the facts, and what is missing on this machine."""
+"""`python -m torch_uvm info`: facts about this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class TestInfo:
         assert 0 < link["bytes"] <= machine.LINK_BYTES
         assert torch_uvm._C.managed_bytes() == managed
         assert link["modelled"] == (torch_uvm._C.backend() == "emulated")
-        if link["modelled"]:  # as docs/emulated.md has the profile, less what a call takes
+        if link["modelled"]:  # the profile in docs/emulated.md, minus the cost of a call
             assert 0.8 * 55.3 < link["to_device"] <= 55.3 and 0.8 * 55.3 < link["to_host"] <= 55.3
 
-    def test_says_what_is_off(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lists_what_is_off(self, capsys: pytest.CaptureFixture[str]) -> None:
         torch_uvm.set_budget(None)
         off = self._facts(capsys)["off"]
         assert all(it["what"] and it["do"] for it in off)
@@ -81,7 +81,7 @@ class TestInfo:
         for it in facts["off"]:
             assert f"- {it['what']} {it['do']}" in text
 
-    def test_goes_on_where_something_cannot_be_found_out(
+    def test_continues_after_facts_that_cannot_be_determined(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: object) -> None:
@@ -153,7 +153,7 @@ class TestInfo:
         monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 0)
         assert machine.driver() == {"nvidia": None, "cuda": None}
 
-    def test_what_fails_the_import_is_a_line(self, spawn: Spawn) -> None:
+    def test_a_failed_import_is_reported_in_one_line(self, spawn: Spawn) -> None:
         done = spawn(
             args=["-m", "torch_uvm", "info"], env={**EMU, "TORCH_UVM_CONF": "limt:1GiB"}, check=False
         )

@@ -1,4 +1,5 @@
-"""Moves in and around compiled regions: graphs break where bytes get another label, and results are equal."""
+"""Moves in and around compiled regions: the graph breaks where a move changes a label; results equal
+eager."""
 
 # torch has no stub for `managed=`.
 # mypy: disable-error-code="call-overload, no-any-return"
@@ -22,7 +23,7 @@ BACKENDS = ["eager", "aot_eager"]
 
 @pytest.mark.parametrize("make", [False, True], ids=["input", "made inside"])
 def test_inductor_says_what_is_accepted_on_emu(make: bool) -> None:
-    """It has code generators for other devices only."""
+    """Inductor has code generators for other devices only."""
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return (torch.ones(4, device="emu") if make else x) * 2
@@ -117,11 +118,11 @@ class TestInsideARegion:
         breaks: int,
         shares: bool,
     ) -> None:
-        """Graphs that get two labels of the same bytes are not given to the backend, nor counted."""
+        """Graphs with two labels of the same bytes are neither passed to the backend nor counted."""
         counters["graph_break"].clear()
         counter = CompileCounterWithBackend(backend)
         compiled = torch.compile(function, backend=counter)
-        for _ in range(2):  # the second time from the cache
+        for _ in range(2):  # the second call uses the cache
             ours, expected = managed(8), managed(8)
             result, right = compiled(ours), function(expected)
             assert result.device == right.device
@@ -134,14 +135,14 @@ class TestInsideARegion:
             assert counters["graph_break"].total() == breaks
 
     @pytest.mark.parametrize("function", [by_name, by_keyword, there_and_back, to_ordinary])
-    def test_one_graph_is_refused(
+    def test_moves_in_one_full_graph_are_refused(
         self, backend: str, function: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         with pytest.raises(Unsupported, match=r"managed_copy"):
             torch.compile(function, backend=backend, fullgraph=True)(managed(8))
 
     @pytest.mark.parametrize("function", [plain, a_copy])
-    def test_one_graph_of_copies(
+    def test_copies_in_one_full_graph(
         self, backend: str, function: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         x, twin = managed(8), managed(8)
@@ -181,7 +182,7 @@ class TestInsideARegion:
             assert model.layer.weight.data_ptr() == address
 
     def test_training_equals_eager(self, backend: str) -> None:
-        """To the last bit: two layers on two sides, moves between them in both directions."""
+        """Equal to the last bit. Two layers on two devices, with moves in both directions."""
 
         class Model(nn.Module):
             def __init__(self) -> None:
@@ -233,7 +234,7 @@ class TestInputs:
     def test_one_label_written_and_the_other_read(
         self, backend: str, detached: bool, apart_first: bool
     ) -> None:
-        """Also by code that was compiled for tensors that share nothing."""
+        """Also in code that was compiled for tensors that do not share bytes."""
 
         def write_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             x.add_(1)
@@ -296,8 +297,8 @@ class TestInputs:
             torch_uvm.enable(moves="copy")
             torch_uvm.disable()
 
-    def test_what_plain_calls_mean_changes(self, backend: str) -> None:
-        """Compiled code is forgotten when enable(moves=) changes what it was compiled for."""
+    def test_a_changed_meaning_of_plain_calls_recompiles(self, backend: str) -> None:
+        """enable(moves=) invalidates code that was compiled for the previous setting."""
         function = torch.compile(lambda x: x.cpu(), backend=backend)
         try:
             x = managed(8)

@@ -1,11 +1,11 @@
-"""Inputs and constants of a compiled graph under a budget stay in place while its kernels run."""
+"""Inputs and constants of a compiled graph under a budget are pinned while its kernels run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+import torch._inductor.compile_fx  # imports all that a call of CompiledFxGraph needs
 from _compiled_graphs import (
     BUDGET,
     DEVICE,
@@ -26,13 +26,13 @@ from torch_uvm import _C
 
 
 class TestInputs:
-    def test_stay_where_they_are_until_the_call_returns(self) -> None:
+    def test_are_pinned_until_the_call_returns(self) -> None:
         kept = storages()
         seen = []
 
         def kernel(inputs: list[Any]) -> Any:
             before = [address(x) for x in inputs]
-            use(kept)  # operators of the graph
+            use(kept)  # other operators of the graph
             seen.append(before == [address(x) for x in inputs])
             assert not any(on_host(x) for x in inputs)
             values = [floats(at)[7] for at in before]
@@ -46,7 +46,7 @@ class TestInputs:
         assert all(seen)
         assert _C.check_residency() is None
 
-    def test_can_leave_after_it(self) -> None:
+    def test_can_be_evicted_afterwards(self) -> None:
         kept = storages()
         call = graph(lambda inputs: (inputs[0] + 1,))
         for _ in range(3):
@@ -56,7 +56,7 @@ class TestInputs:
         assert stats["fetched"]["count"] > 12 and stats["over_budget"] == 0
         assert stats["peak_device_bytes"][DEVICE] <= BUDGET
 
-    def test_what_is_written_is_not_lost(self) -> None:
+    def test_writes_are_not_lost(self) -> None:
         """An older copy on the host must not count as clean after the kernel's write."""
         kept = storages()
 
@@ -76,14 +76,14 @@ class TestInputs:
                 assert each[0].item() == number + 100.0 * turn
                 assert each[N - 1].item() == number + float(N) * turn
 
-    def test_what_is_only_read_is_dropped_without_a_copy(self) -> None:
+    def test_inputs_that_are_only_read_are_evicted_without_a_copy(self) -> None:
         kept = storages()
         call = graph(lambda inputs: ())
         for _ in range(4):
             for each in kept:
                 call([each])
         stats = torch_uvm.residency_stats()
-        assert stats["written_back"]["count"] <= 12, "each once since it was made"
+        assert stats["written_back"]["count"] <= 12, "each is written back once, after its creation"
         assert stats["dropped_clean"]["count"] > 12
 
     def test_a_backward_may_write_to_all_but_parameters(self) -> None:
@@ -106,7 +106,7 @@ class TestInputs:
                 assert torch_uvm.residency_stats()["written_back"]["count"] <= before + 1
             assert [each[3].item() for each in kept] == [0, 1, 2, 3, 4, 5] + 6 * [-1]
 
-    def test_of_a_graph_that_says_nothing_all_count_as_written(self) -> None:
+    def test_without_declared_writes_all_count_as_written(self) -> None:
         kept = storages()
 
         def kernel(inputs: list[Any]) -> Any:
@@ -143,7 +143,7 @@ class TestInputs:
         assert result.sum().item() == N
         assert _C.check_residency() is None
 
-    def test_constants_are_held_too(self) -> None:
+    def test_constants_are_pinned_too(self) -> None:
         kept = storages()
         constant = kept[4]
 

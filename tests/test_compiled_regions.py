@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.compile_fx  # all of what a call of CompiledFxGraph looks at
+import torch._inductor.compile_fx  # imports all that a call of CompiledFxGraph needs
 from _compiled_graphs import (
     BUDGET,
     DEVICE,
@@ -29,14 +29,14 @@ from torch_uvm import _C
 
 
 class TestCalls:
-    def test_outputs_leave_like_any_other(self) -> None:
+    def test_outputs_are_evicted_like_other_storages(self) -> None:
         call = graph(lambda inputs: (torch.full((N,), 7.0, device=DEVICE), None, 3))
         results = [call([torch.ones(N, device=DEVICE)])[0] for _ in range(12)]
         assert any(on_host(each) for each in results)
         assert all((each == 7).all().item() for each in results)
         assert torch_uvm.residency_stats()["peak_device_bytes"][DEVICE] <= BUDGET
 
-    def test_that_raise_let_go(self) -> None:
+    def test_that_raise_unpin_their_inputs(self) -> None:
         kept = storages()
 
         def kernel(inputs: list[Any]) -> Any:
@@ -161,12 +161,12 @@ class TestLargerThanTheBudget:
         use(kept)
         assert [each[1].item() for each in kept] == [number + 3000.0 for number in range(12)]
 
-    def test_what_is_between_kernels_may_exceed_it(self) -> None:
-        """Buffers inside a graph exceed the budget. The excess is counted, and released afterwards."""
+    def test_buffers_between_kernels_may_exceed_it(self) -> None:
+        """Buffers inside a graph exceed the budget. The excess is counted and later released."""
         kept = storages()
 
         def kernel(inputs: list[Any]) -> Any:
-            # Inductor's buffers, which no operator announces.
+            # Stands for inductor's buffers, which are allocated without an operator.
             buffers = [torch.empty(0, device=DEVICE) for _ in range(9)]
             for each in buffers:
                 each.untyped_storage().resize_(MIB)

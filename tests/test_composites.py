@@ -1,4 +1,5 @@
-"""Operators whose implementation PyTorch chooses by device: on the emulated accelerator as on the CPU."""
+"""Operators whose implementation PyTorch chooses by device behave on the emulated accelerator as on the
+CPU."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ CASES: dict[str, dict[str, object]] = {
 
 
 class TestAttention:
-    """The CPU has no second derivative of its flash kernel: the one of its other kernel is compared with."""
+    """The CPU's flash kernel has no second derivative. Compares with that of its other kernel."""
 
     @pytest.mark.parametrize("case", CASES)
     def test_second_derivatives(self, case: str) -> None:

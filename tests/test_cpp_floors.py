@@ -1,6 +1,6 @@
-"""The C++ tests of the floors below torch, each case a test of its own. They need no torch_uvm.
+"""Runs the C++ tests of the layers below torch, each case as a test of its own. They do not need torch_uvm.
 
-`make cpp` builds them into build/cpp; `--cpp-build` names another folder, one with sanitizers, say.
+`make cpp` builds them into build/cpp; `--cpp-build` names another folder, for example one with sanitizers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import pytest
 SOURCES = sorted((Path(__file__).parent / "cpp").glob("test_*.cpp"))
 NOT_BUILT = "[not built]"
 LEFT_OUT = "[left out]"
-#: Seconds for a case; some sweeps of build/cpp's half a minute take more than ten under a sanitizer.
+#: Timeout per case. Some take half a minute in build/cpp, and more than ten minutes under a sanitizer.
 LONGEST = {"cpp": 600, "elsewhere": 3600}
 
 
 def cases(binary: Path) -> list[str]:
-    """What the binary has; one that is missing or has none is a case that fails, not one that is left out."""
+    """The cases of a binary. A missing binary, or one without cases, becomes a failing case instead of
+    none."""
     if not binary.exists():
         return [NOT_BUILT]
     listed = subprocess.run([binary, "--list"], capture_output=True, text=True, timeout=60, check=True)
@@ -27,7 +28,7 @@ def cases(binary: Path) -> list[str]:
 
 
 def left_out(folder: Path) -> dict[str, str]:
-    """Why the build left some out, by name."""
+    """The reasons why the build left binaries out, by name."""
     listed = folder / "left_out.txt"
     lines = listed.read_text().splitlines() if listed.exists() else []
     return dict(line.split(": ", 1) for line in lines)
@@ -61,7 +62,7 @@ def test_there_are_sources() -> None:
 
 
 class TestPlayAccesses:
-    """The program; what it plays is tested in cpp/test_play_accesses.cpp."""
+    """The command-line program. Its simulation is tested in cpp/test_play_accesses.cpp."""
 
     @staticmethod
     def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -95,12 +96,12 @@ class TestPlayAccesses:
         head, *rows = [line.split() for line in done.stdout.replace("in place", "in_place").splitlines()]
         tight, roomy = [dict(zip(head, map(float, row), strict=True)) for row in rows]
         assert (tight["budget"], roomy["budget"]) == (16, 64)
-        assert 16 <= tight["fetched"] <= 32, "two or more of the four weights come back in each step"
+        assert 16 <= tight["fetched"] <= 32, "each step must fetch two or more of the four weights"
         assert roomy["fetched"] == roomy["written"] == 0
         assert tight["peak"] <= 16
         assert tight["ms"] > roomy["ms"] >= roomy["compute"] == 0.2  # 16 MiB take 0.3 ms
 
-    def test_what_is_wrong_is_said(self, pytestconfig: pytest.Config, trace: Path) -> None:
+    def test_errors_are_reported(self, pytestconfig: pytest.Config, trace: Path) -> None:
         folder = pytestconfig.getoption("--cpp-build").resolve()
         trace.write_text(trace.read_text() + "nonsense\n")
         for arguments in ([trace, "--budget", "16MiB"], [trace], ["missing", "--budget", "16MiB"], []):

@@ -1,4 +1,4 @@
-"""Control paths of the CUDA flavour, with no GPU: streams, forks, exits, hints and the host's waits."""
+"""Control paths of the CUDA flavour without a GPU: streams, forks, exits, hints and waits of the host."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class TestWithoutConcurrentAccess:
         assert not side.query(), "waiting is the caller's duty"
         moved = torch_uvm.to(x, "cpu")
         assert side.query() == waits
-        for _ in range(2):  # of a fresh segment, and from the cache
+        for _ in range(2):  # first from a fresh segment, then from the cache
             pending()
             made = torch_uvm.empty(MiB, device="cpu")
             assert side.query() == waits
             del made
         pending()
-        child = os.fork()  # gets a copy of `moved`
+        child = os.fork()  # inherits a copy of `moved`
         if child == 0:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

@@ -1,4 +1,4 @@
-"""Statistics, limits and segments of the CUDA flavour, with no GPU."""
+"""Statistics, limits and segments of the CUDA flavour without a GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestStatistics:
 
 
 class TestRunningShort:
-    def test_observers_and_statistics_hear_of_it(self, over_fake: Run) -> None:
+    def test_observers_and_statistics_are_notified(self, over_fake: Run) -> None:
         over_fake(
             """
             heard = []
@@ -99,7 +99,7 @@ class TestRunningShort:
             except torch.OutOfMemoryError as error:
                 assert "cudaMallocManaged" in str(error), error
             else:
-                x = torch.empty(MiB, device="cuda")  # the retry of the allocator
+                x = torch.empty(MiB, device="cuda")  # the allocator's retry
             assert torch_uvm.is_managed(torch.empty(MiB, device="cuda"))
             """,
             FAKE_CUDA_FAIL="cudaMallocManaged:1",

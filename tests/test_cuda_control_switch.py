@@ -1,4 +1,4 @@
-"""The switch of the CUDA flavour, with no GPU: which allocator serves an allocation, and which a free."""
+"""The switch of the CUDA flavour without a GPU: the allocator of each allocation and of each free."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ class TestSwitch:
             with torch_uvm.enabled():
                 y.backward(torch.empty(MiB, device="cuda"))
             assert torch_uvm.is_managed(x.grad) and not torch_uvm.is_managed(y)
-            # PyTorch's thread lets go of the pass, and of Python objects in it, after `backward` has
-            # returned: with torch 2.15 an interpreter that ends at that moment is aborted from its
-            # ~ThreadLocalState, in every allocation.
+            # PyTorch's thread releases the pass, and its Python objects, after `backward` has returned. With
+            # torch 2.15, an interpreter that exits at that moment aborts in ~ThreadLocalState. This can
+            # happen after every allocation.
             import time
             time.sleep(0.5)
             """
@@ -136,7 +136,7 @@ class TestSwitch:
 
 
 class TestRouting:
-    """A block is freed by the allocator that made it, whatever the switch says by then."""
+    """A block is freed by the allocator that made it, regardless of the switch at that time."""
 
     def test_frees_against_the_switch(self, over_fake: Run) -> None:
         over_fake(

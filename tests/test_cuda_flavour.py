@@ -1,7 +1,7 @@
-"""The CUDA flavour where there is no GPU: it compiles and links against CUDA builds of torch, and overrides
-all that torch's allocator class has.
+"""The CUDA flavour compiles and links against CUDA builds of torch without a GPU, and overrides all
+functions of torch's allocator class.
 
-The wheels come from where pip is configured to, 1.1 GB in all; `TORCH_UVM_TEST_CUDA=0` leaves this out.
+Downloads 1.1 GB of wheels from pip's configured index. `TORCH_UVM_TEST_CUDA=0` skips these tests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TestAudit:
     """
 
     def lacking(self, folder: Path, minor: int, extra: str, ours: str = OURS) -> list[str]:
-        """What is missing for a torch 2.`minor` whose class has one function more."""
+        """Missing overrides for a torch 2.`minor` whose class has an additional function."""
         files = {
             "c10/core/Allocator.h": self.BASE,
             "c10/core/CachingDeviceAllocator.h": self.DEVICE,
@@ -96,7 +96,7 @@ class TestAudit:
 
     @needs_wheels
     def test_a_real_header_with_one_more(self, wheels: None, tmp_path: Path) -> None:
-        """The command, and its exit status."""
+        """Runs the command and checks its exit status."""
         include = flavour.torch_include(VERSIONS[0])
         for _, header in [*audit.CLASSES, ("", "torch/headeronly/version.h")]:
             (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def test_compiles_and_links(version: str) -> None:
 
 
 class TestBuilding:
-    """How the script compiles, on a floor of three files."""
+    """How the script compiles a layer of three files."""
 
     FILES = {
         "one.cpp": "static int helper() { return 1; }\nint one() { return helper(); }\n",
@@ -136,7 +136,7 @@ class TestBuilding:
         return [name for name in ("one", "two", "three") if f" T {name}()" in done.stdout]
 
     def test_helpers_of_one_name_are_kept_apart(self, tmp_path: Path) -> None:
-        """Where clang-format's layout shows them; what it does not show, the compiler does."""
+        """Names are found by clang-format's layout. The compiler finds the others."""
         texts = {
             "one.cpp": "namespace {\nint helper(int x) {\n  return x;\n}\n} // namespace\nint shown();\n",
             "two.cpp": "namespace {\nconstexpr int helper = 2;\n} // namespace\nint shown();\n",

@@ -1,4 +1,5 @@
-"""Deferred steps: what cannot wait, or might give other bits, runs at once, with the bits of ever."""
+"""Steps that cannot be deferred, or whose results might then differ, run immediately with unchanged
+results."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
 class TestNotDeferred:
-    """What cannot wait, or might give other bits, runs at once; and it does equal the step at once."""
+    """Updates that cannot be deferred, or whose bits might change, run in the step. Results equal immediate
+    steps."""
 
     @staticmethod
     def check(program: Callable[[], tuple[Optimizer, list[torch.Tensor]]], pending: int = 0) -> None:
@@ -70,7 +72,7 @@ class TestNotDeferred:
         ],
         ids=["rate in a tensor", "ASGD", "Rprop"],
     )
-    def test_kinds(self, make: Make) -> None:
+    def test_unsupported_optimizers(self, make: Make) -> None:
         self.check(self.steps(make))
 
     def test_small_parameters(self) -> None:
@@ -81,7 +83,7 @@ class TestNotDeferred:
         stepped()
         assert _C.pending_updates() == 0
 
-    def test_with_a_budget_that_sleeps(self) -> None:
+    def test_with_an_idle_engine(self) -> None:
         torch_uvm.enable(budget="auto", optimizer="deferred")
         stepped()
         assert _C.pending_updates() == 0
@@ -121,7 +123,7 @@ class TestNotDeferred:
 
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_beside_a_sparse_gradient(self, momentum: float) -> None:
-        """PyTorch updates such a group in a loop. It is the CPU's: the emulated accelerator has none."""
+        """PyTorch updates such a group in a loop. The sparse gradient is on the CPU."""
 
         def program() -> tuple[Optimizer, list[torch.Tensor]]:
             rows, model = nn.Embedding(1024, 512, sparse=True), mlp()
@@ -135,8 +137,8 @@ class TestNotDeferred:
 
         self.check(program)
 
-    def test_kernels_for_lists_that_take_another_way_for_all(self) -> None:
-        """A gradient of other strides has all of its list go the slow way."""
+    def test_foreach_kernels_on_their_slow_path(self) -> None:
+        """One gradient with other strides sends the whole list to the slow path."""
 
         def program() -> tuple[Optimizer, list[torch.Tensor]]:
             model = mlp()
@@ -163,7 +165,7 @@ class TestNotDeferred:
         self.check(program)
 
     def test_gradients_that_share_their_bytes(self) -> None:
-        """As DistributedDataParallel's do. They are only read."""
+        """Gradients are views of one bucket, as with DistributedDataParallel. They are only read."""
 
         def program() -> tuple[Optimizer, list[torch.Tensor]]:
             parameters = [nn.Parameter(torch.randn(512, 512).to("emu")) for _ in range(3)]
@@ -178,8 +180,8 @@ class TestNotDeferred:
 
         self.check(program, pending=3)
 
-    def test_what_is_held(self) -> None:
-        """Somebody may have its address."""
+    def test_pinned_parameters(self) -> None:
+        """The address of a pinned parameter may have escaped."""
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
         model, optimizer = stepped()
         with torch_uvm.resident(first(model)):
@@ -192,7 +194,7 @@ class TestNotDeferred:
             assert not torch.equal(before, after)
             assert torch.equal(after, bytes_at(first(model).data_ptr(), first(model)))
 
-    def test_what_was_moved_to_the_cpu(self) -> None:
+    def test_parameters_with_a_cpu_label(self) -> None:
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
         model, optimizer = stepped()
         here = torch_uvm.to(first(model).detach(), "cpu")
@@ -204,8 +206,8 @@ class TestNotDeferred:
         assert not torch.equal(here, before)
 
     @pytest.mark.parametrize("fused", [True, False])
-    def test_a_scaler_of_gradients(self, fused: bool) -> None:
-        """A fused step is given the scale and what was found; others are not called where something was."""
+    def test_a_gradient_scaler(self, fused: bool) -> None:
+        """A fused step gets the scale and the overflow flag. Other steps are skipped after an overflow."""
 
         def program() -> tuple[Optimizer, list[torch.Tensor]]:
             model = mlp()
@@ -221,10 +223,10 @@ class TestNotDeferred:
 
         self.check(program, pending=0 if fused else 4)
 
-    def test_functions_called_by_hand(self) -> None:
+    def test_functional_optimizers(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         x, gradient = torch.ones(512, 512, device="emu"), torch.ones(512, 512, device="emu")
-        run = threading.Thread(  # a thread that has made no step
+        run = threading.Thread(  # a thread that has not run an optimizer step
             target=lambda: importlib.import_module("torch.optim.sgd").sgd(
                 [x], [gradient], [], lr=1.0, momentum=0, dampening=0, nesterov=False, maximize=False,
                 weight_decay=0, foreach=True,

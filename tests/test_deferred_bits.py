@@ -1,7 +1,7 @@
-"""`enable(optimizer="deferred")`: the bits of steps at once, with every optimizer and at every budget.
+"""`enable(optimizer="deferred")` gives the bits of immediate steps, for every optimizer and every budget.
 
-Each program runs twice on the emulated accelerator: without a budget and with steps at once, and under a hard
-budget with steps deferred.
+Each program runs twice on the emulated accelerator: without a budget and with immediate steps, and under a
+hard budget with deferred steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TestBits:
         assert torch_uvm.residency_stats()["fetched"]["bytes"] > 0
 
 
-# --- what happens between a step and the next one: generators; what is before a yield comes before the step
+# --- steps with hooks and closures, and accumulated, scaled or clipped gradients
 
 
 class TestSteps:
@@ -165,7 +165,8 @@ class TestSteps:
             assert torch.equal(one, other) or (one.isnan().all() and other.isnan().all())
 
     def test_parameters_of_two_optimizers(self) -> None:
-        """Each writes what the other has left pending, and one of them only a part of it."""
+        """Each optimizer writes parameters with pending updates of the other, and one of them only a
+        subset."""
 
         def program() -> list[torch.Tensor]:
             torch.manual_seed(0)
@@ -188,7 +189,8 @@ class TestSteps:
         assert_equal(program(), wanted)
 
     def test_under_modes_of_the_thread_that_looks(self) -> None:
-        """Autocast, inference, a default device, and hooks on saved tensors are not the update's."""
+        """The update does not run under the accessing thread's modes: autocast, inference, default device,
+        hooks on saved tensors."""
 
         def program() -> list[torch.Tensor]:
             torch.manual_seed(0)
@@ -222,7 +224,7 @@ class TestOptions:
             model(torch.ones(2, 1024, device="emu")).sum().backward()
             optimizer.step()
             assert torch_uvm._C.pending_updates() == 1
-            torch_uvm.enable(budget="1GiB")  # says nothing of optimizers
+            torch_uvm.enable(budget="1GiB")  # leaves the optimizer option unchanged
             assert torch_uvm._patches.deferred_updates.chosen() == "deferred"
             torch_uvm.enable(optimizer="in_place")
             assert torch_uvm._patches.deferred_updates.chosen() == "in_place"
@@ -246,7 +248,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("wrong", "error"), [("later", ValueError), (True, TypeError), (None, TypeError)]
     )
-    def test_what_is_refused(self, wrong: Any, error: type[Exception]) -> None:
+    def test_invalid_arguments_are_refused(self, wrong: Any, error: type[Exception]) -> None:
         torch_uvm.enable(optimizer="deferred")
         with pytest.raises(error, match=r'optimizer.*accepted: "in_place" or "deferred"'):
             torch_uvm.enable(optimizer=wrong)

@@ -1,4 +1,5 @@
-"""Deferred steps: what runs all that is pending, how long updates hold memory, forks, updates that fail."""
+"""The end of deferred steps: calls that run all pending updates, lifetime of memory, forks, failing
+updates."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class TestEnds:
         assert _C.pending_updates() == 0
         assert_equal(on_cpu(everything(*both)), wanted)
 
-    def test_a_budget_that_goes_behind_our_back(self) -> None:
-        """What is pending then still runs when somebody looks."""
+    def test_a_budget_that_is_removed_internally(self) -> None:
+        """Updates that are pending then still run at the next access."""
         wanted = at_once()
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         both = stepped()
@@ -81,14 +82,14 @@ class TestEnds:
         _C.flush_pending([optimizer.state[weights[2]]["exp_avg_sq"], gradient])
         assert _C.pending_updates() == 0
 
-    def test_only_what_is_looked_at_runs(self) -> None:
+    def test_only_updates_of_accessed_tensors_run(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         model, _ = stepped()
         for left, layer in zip((3, 2, 1, 0), list(model)[::2], strict=False):  # type: ignore[call-overload]
             layer.weight.sum()
             assert _C.pending_updates() == left
 
-    def test_views_and_reads_of_gradients_run_nothing(self) -> None:
+    def test_views_and_reads_of_gradients_run_no_update(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         model, _ = stepped()
         for parameter in model.parameters():
@@ -114,7 +115,7 @@ class TestEnds:
 
 
 class TestLifetime:
-    def test_what_is_dropped_is_freed(self) -> None:
+    def test_dropped_models_are_freed(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         gc.collect()
         before = torch_uvm.memory_allocated(DEVICE) + torch_uvm.residency_stats()["records"]
@@ -137,7 +138,7 @@ class TestLifetime:
         found = on_cpu(list(model.state_dict().values()))
         assert_equal(found, wanted[: len(found)])
 
-    def test_gradients_go_when_their_update_has_run(self) -> None:
+    def test_gradients_are_freed_after_their_update(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         model, optimizer = stepped()
         gradient = first(model).grad
@@ -166,7 +167,7 @@ class TestLifetime:
             env={"TORCH_UVM_DEVICE": "emu"},
         )
 
-    def test_children_leave_them_to_the_parent(self, spawn: Spawn) -> None:
+    def test_children_do_not_run_them(self, spawn: Spawn) -> None:
         spawn(
             """
             import gc, os
@@ -194,7 +195,8 @@ class TestLifetime:
 class TestFailures:
     @pytest.fixture
     def failing(self) -> Iterator[dict[str, int]]:
-        """The kernel of one of the step's operators: raises while `failing["times"]` lasts."""
+        """Replaces the kernel of one of the step's operators. It raises while `failing["times"]` is
+        positive."""
         left = {"times": 0, "calls": 0}
 
         def square_roots(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -209,11 +211,11 @@ class TestFailures:
         yield left
         library._destroy()
 
-    def test_neither_lost_nor_done_twice(self, failing: dict[str, int]) -> None:
+    def test_a_failed_update_is_retried_and_runs_once(self, failing: dict[str, int]) -> None:
         wanted = at_once(OPTIMIZERS["adamw foreach"])
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         model, optimizer = stepped(OPTIMIZERS["adamw foreach"])
-        failing["times"] = 1000  # what an operator calls tries again
+        failing["times"] = 1000  # callees of an operator retry the update
         with pytest.raises(RuntimeError, match="deferred failed: .*on purpose"):
             first(model).sum()
         assert _C.pending_updates() == 4
@@ -221,14 +223,14 @@ class TestFailures:
         assert_equal(on_cpu(everything(model, optimizer)), wanted)
         assert _C.pending_updates() == 0
 
-    def test_told_by_the_next_step(self, failing: dict[str, int]) -> None:
+    def test_the_next_step_reports_the_failure(self, failing: dict[str, int]) -> None:
         wanted = at_once(OPTIMIZERS["adamw foreach"])
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         model, optimizer = stepped(OPTIMIZERS["adamw foreach"])
         failing["times"] = 2
         with pytest.raises(Exception, match="on purpose"):
-            optimizer.step()  # the first of them is tried first
+            optimizer.step()  # runs the oldest update first
         with pytest.raises(Exception, match="on purpose"):
             _C.flush_all_pending()
-        assert _C.pending_updates() == 1  # the others were run
+        assert _C.pending_updates() == 1  # the other updates ran
         assert_equal(on_cpu(everything(model, optimizer)), wanted)

@@ -1,7 +1,7 @@
-"""Deferred steps: whenever and however somebody looks at its tensors, a step has been made.
+"""Deferred steps: every kind of access to a tensor sees the finished step.
 
-Each program runs twice on the emulated accelerator: without a budget and with steps at once, and under a hard
-budget with steps deferred. That updates were pending when somebody looked is asserted, too.
+Each program runs twice on the emulated accelerator: without a budget and with immediate steps, and under a
+hard budget with deferred steps. The program also asserts that updates were pending at the access.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch_uvm import _C
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
-# --- what happens between a step and the next one: generators; what is before a yield comes before the step
+# --- accesses between two steps: generators; code before the yield runs before the step
 
 Look = Callable[[nn.Module, Optimizer], Generator[None, None, list[Any]]]
 LOOKS: dict[str, Look] = {}
@@ -177,7 +177,7 @@ def gradients_read(model: nn.Module, optimizer: Optimizer) -> Any:
 def gradients_dropped(model: nn.Module, optimizer: Optimizer) -> Any:
     yield
     optimizer.zero_grad(set_to_none=True)
-    assert _C.pending_updates() in (0, 4)  # nobody has looked
+    assert _C.pending_updates() in (0, 4)  # no access yet
     return []
 
 
@@ -335,7 +335,7 @@ def program(look: Look, make: Callable[[Any], Optimizer], pending: int) -> list[
     torch.manual_seed(0)
     model = mlp()
     optimizer = make(model.parameters())
-    for _ in range(3):  # SGD makes its buffers at the first one
+    for _ in range(3):  # SGD makes its buffers in the first step
         optimizer.zero_grad()
         backward(model)
         optimizer.step()
@@ -369,7 +369,7 @@ class TestLooks:
         assert_equal(program(LOOKS[name], OPTIMIZERS[kind], 4), wanted)
 
     def test_gradients_that_the_step_writes(self) -> None:
-        """SGD with nesterov, in its implementation for lists."""
+        """SGD with nesterov, in its foreach implementation."""
         torch_uvm.enable(budget=None)
         wanted = program(LOOKS["gradients read"], OPTIMIZERS["sgd nesterov"], 0)
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")

@@ -1,4 +1,4 @@
-"""Deferred steps of several threads, and on several streams."""
+"""Deferred steps in several threads and on several streams."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TestThreads:
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
         assert_equal(program(), wanted)
 
-    def test_all_look_at_the_same_parameters(self) -> None:
+    def test_all_threads_access_the_same_parameters(self) -> None:
         wanted = at_once()
         wanted = wanted[: len(wanted) - 30]
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
@@ -89,7 +89,7 @@ class TestThreads:
 
 
 class TestStreams:
-    """Who waits for the step's stream after the step has its results, whenever the updates run."""
+    """After a wait for the step's stream, the step's results are visible, whenever the updates run."""
 
     STEPS = """
         import ctypes
@@ -98,10 +98,11 @@ class TestStreams:
         copied = []
 
         def addcdiv(tensors, left, right, scalars):
-            # Kernels of the emulated accelerator are done when they return. A GPU's are not, nor is this.
+            # Kernels of the emulated accelerator are synchronous. This delayed copy stands for a GPU's
+            # kernel.
             results = torch._foreach_addcdiv(tensors, left, right, scalars)
             for tensor, result in zip(tensors, results):
-                copied.append(result.cpu().pin_memory())  # whose end would wait for the copy
+                copied.append(result.cpu().pin_memory())  # kept alive: freeing it would wait for the copy
                 tensor.copy_(copied[-1], non_blocking=True)
 
         library.impl("_foreach_addcdiv_.ScalarList", addcdiv, "PrivateUse1")
@@ -112,7 +113,7 @@ class TestStreams:
         mirror = torch.optim.AdamW(expected, foreach=True)
 
         def differ(stream):
-            with stream:  # what was written last comes first: it is the most likely to be under way
+            with stream:  # the last write first: it is the most likely to be pending
                 found = [layer.weight.detach().cpu() for layer in reversed(layers)]
             return not all(map(torch.equal, found, expected[::-1]))
 
@@ -131,9 +132,9 @@ class TestStreams:
                 stream.wait_stream(side)
             optimizer.zero_grad()
             if look == "the host":
-                torch.accelerator.synchronize()  # so it may read what is at an address
+                torch.accelerator.synchronize()  # so the host may read at an address
             if look != "no budget any more":
-                torch_uvm._C.flush_all_pending()  # runs them on `side`, and waits for nothing
+                torch_uvm._C.flush_all_pending()  # runs them on `side`, without a wait
             else:
                 torch_uvm.set_budget(None)
             assert torch_uvm._C.pending_updates() == 0
@@ -153,5 +154,5 @@ class TestStreams:
         return flags
     """
 
-    def test_a_step_on_one_stream_and_looks_on_others(self, spawn: Spawn) -> None:
+    def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn) -> None:
         assert across_seeds(spawn, textwrap.indent(textwrap.dedent(self.STEPS), " " * 4), count=12) == 0

@@ -186,8 +186,9 @@ class TestUnknownIndex:
 
 class TestExit:
     def test_waits_for_the_threads_of_backward(self, spawn: Spawn) -> None:
-        """The threads release a pass and its Python context after backward() returns. At the interpreter's
-        end that would abort the process. The long switch interval keeps them from the GIL until then."""
+        """The threads release a pass and its Python context after backward() returns. During interpreter
+        shutdown that would abort the process. The long switch interval keeps the threads from the GIL until
+        then."""
         spawn(
             """
             import atexit, contextvars, gc, os, sys
@@ -195,13 +196,13 @@ class TestExit:
             def contexts():
                 return sum(type(o) is contextvars.Context for o in gc.get_objects())
 
-            @atexit.register  # before torch_uvm's own, so called after it
+            @atexit.register  # registered before torch_uvm's own handler, so called after it
             def check():
                 if contexts() != before:
                     os._exit(9)
 
             import torch, torch_uvm
-            contextvars.copy_context()  # the thread's own is made
+            contextvars.copy_context()  # creates the thread's own context
             before = contexts()
             sys.setswitchinterval(100)
             x = torch.ones(3, device="emu", requires_grad=True)

@@ -1,4 +1,4 @@
-"""Memory of the emulated accelerator: bounded while torch_uvm is off, not while it is on."""
+"""Memory of the emulated accelerator: bounded by the device while torch_uvm is off, not while it is on."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class TestPlainMemory:
             _bytes(100)
         del kept
 
-    def test_is_all_there_after_running_out(self) -> None:
+    def test_is_complete_after_running_out(self) -> None:
         held = []
         with pytest.raises(torch.OutOfMemoryError):
             while True:
                 held.append(torch.ones(4 * MIB, device="emu"))
-        assert 12 <= len(held) <= 16, "of 16 MiB each"
+        assert 12 <= len(held) <= 16, "tensors of 16 MiB each"
         assert held[0][0].item() == held[-1][-1].item() == 1
         assert emu.memory_allocated() == len(held) * 16 * MIB
         del held
@@ -79,7 +79,7 @@ class TestPlainMemory:
 
     def test_cached_memory_makes_room(self) -> None:
         for mebibytes in (200, 210, 220, 190):
-            _bytes(mebibytes)  # each needs what the one before left in the cache
+            _bytes(mebibytes)  # each one needs the cached memory of the previous one
         assert emu.memory_stats()["num_ooms"] == 0
 
     def test_pieces_of_the_cache_make_room(self) -> None:
@@ -129,7 +129,7 @@ class TestCache:
         with torch_uvm.enabled() if request.param == "managed" else torch_uvm.disabled():
             yield
 
-    def test_keeps_what_was_freed(self) -> None:
+    def test_caches_freed_memory(self) -> None:
         x = _bytes(30)
         address, reserved = x.data_ptr(), emu.memory_reserved()
         del x
@@ -189,7 +189,7 @@ class TestCache:
         assert {"num_alloc_retries", "num_ooms"} <= set(stats)
         del x
 
-    def test_kernels_temporaries_are_the_devices(self) -> None:
+    def test_temporaries_of_kernels_are_device_memory(self) -> None:
         x = torch.rand(MIB, device="emu")
         emu.reset_peak_memory_stats()
         torch.sort(x.view(1024, 1024), dim=0)
@@ -209,7 +209,7 @@ class TestCache:
                 call()
         assert emu.memory_allocated() == before and x.eq(1).all()
 
-    def test_nothing_is_asked_for_no_bytes(self) -> None:
+    def test_empty_tensors_allocate_nothing(self) -> None:
         x = torch.empty(0, 5, device="emu")
         y = x + 1
         assert y.shape == (0, 5) and emu.memory_allocated() == 0
@@ -217,7 +217,7 @@ class TestCache:
 
 class TestManagedMemory:
     def test_is_larger_than_the_device(self) -> None:
-        torch_uvm.enable(budget=None)  # pages, as the driver has them
+        torch_uvm.enable(budget=None)  # migration by the driver
         tensors = [torch.full((16 * MIB,), float(i), device="emu") for i in range(8)]  # 512 MiB
         assert emu.memory_allocated() == 2 * CAPACITY
         assert emulated.resident_bytes() <= CAPACITY
@@ -245,7 +245,7 @@ class TestManagedMemory:
         assert _bytes(60).numel() == 60 * MIB
 
     def test_leaves_plain_memory_as_it_is(self) -> None:
-        """Pages make way for plain memory, which has the device first."""
+        """Managed pages are evicted for plain memory, which has priority."""
         torch_uvm.enable()
         managed = torch.ones(200 * MIB, dtype=torch.uint8, device="emu")
         torch_uvm.disable()
@@ -263,7 +263,7 @@ class TestManagedMemory:
 
 
 class TestSwitching:
-    def test_tensors_stay_what_they_are(self) -> None:
+    def test_existing_tensors_keep_their_memory(self) -> None:
         before = torch.arange(1000.0, device="emu")
         torch_uvm.enable()
         during = torch.arange(1000.0, device="emu")
@@ -273,7 +273,7 @@ class TestSwitching:
         assert torch.equal(before + during, after * 2)
         assert not torch_uvm.is_managed(before + during)
 
-    def test_resizing_takes_what_the_switch_says(self) -> None:
+    def test_resizing_follows_the_switch(self) -> None:
         x = torch.arange(4.0, device="emu")
         torch_uvm.enable()
         x.resize_(100 * MIB)
@@ -298,7 +298,7 @@ class TestSwitching:
 
         assert train(True) == train(False)
 
-    def test_memory_of_both_kinds_goes_home(self) -> None:
+    def test_blocks_are_freed_to_their_allocator(self) -> None:
         torch_uvm.enable()
         managed = _bytes(8)
         torch_uvm.disable()
@@ -320,7 +320,7 @@ class TestPinnedMemory:
         assert torch.empty(3, pin_memory=True).is_pinned() and torch.zeros(3).pin_memory("emu").is_pinned()
         assert not pinned.clone().is_pinned() and not (pinned + 1).is_pinned()
 
-    def test_is_not_the_devices(self) -> None:
+    def test_device_tensors_cannot_be_pinned(self) -> None:
         x = torch.ones(2, device="emu")
         assert not x.is_pinned()
         with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
@@ -345,7 +345,7 @@ class TestPinnedMemory:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_data_loader(self, workers: int) -> None:
-        torch.ones(1, device="emu")  # the device is in use before workers are forked
+        torch.ones(1, device="emu")  # starts the device before workers are forked
         x = torch.arange(64.0)
         data = torch.utils.data.TensorDataset(x, x * 2)
         context = "fork" if workers else None

@@ -1,4 +1,5 @@
-"""Tensors of the emulated accelerator: made, printed, moved, viewed, resized and written as the CPU's."""
+"""Tensors of the emulated accelerator are made, printed, moved, viewed, resized and written like the
+CPU's."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ DTYPES = [
 
 @pytest.fixture(params=["plain", "managed"], autouse=True)
 def memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All of it in both kinds of memory."""
+    """Runs each test with both kinds of memory."""
     with torch_uvm.enabled() if request.param == "managed" else torch_uvm.disabled():
         yield
 
 
 def _equal(there: torch.Tensor, here: torch.Tensor) -> bool:
-    """Same bytes, sizes, strides and dtype; `there` is on the accelerator."""
+    """Equal bytes, sizes, strides and dtype; `there` is on the accelerator."""
     assert there.device.type == "emu" and here.device.type == "cpu"
     same = (there.dtype, there.shape, there.stride()) == (here.dtype, here.shape, here.stride())
     raw = [t.cpu().contiguous().view(torch.uint8) if t.dim() else t.cpu() for t in (there, here)]
@@ -136,7 +137,7 @@ class TestFactories:
             lambda **on: torch.complex(torch.ones(2, **on), torch.zeros(2, **on)),
         ],
     )
-    def test_make_what_the_cpu_makes(self, make: Callable[..., torch.Tensor]) -> None:
+    def test_equal_the_cpus_factories(self, make: Callable[..., torch.Tensor]) -> None:
         assert _equal(make(device="emu"), make(device="cpu"))
 
     def test_likes_and_news_stay_on_the_device(self) -> None:
@@ -210,7 +211,7 @@ class TestMoves:
         ],
     )
     def test_keep_values_and_formats(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Strides after a move are those of a clone: dense formats stay, gaps close."""
+        """Strides after a move are those of a clone: dense formats are kept, and gaps are closed."""
         here = view(torch.arange(2 * 4 * 3 * 4.0).view(2, 4, 3, 4))
         there = view(torch.arange(2 * 4 * 3 * 4.0).view(2, 4, 3, 4).to("emu"))
         assert _equal(there, here)
@@ -261,7 +262,7 @@ class TestCopies:
         ids=["whole", "transposed", "strided", "broadcast", "number", "part", "gaps"],
     )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
-    def test_change_what_they_change_on_the_cpu(
+    def test_change_the_same_bytes_as_on_the_cpu(
         self, source: str, target: str, copy: Callable[[Any, Any], Any], dtype: torch.dtype
     ) -> None:
         a, b = torch.arange(24.0).view(4, 6), -torch.arange(24).view(4, 6).to(dtype)
@@ -367,7 +368,7 @@ class TestStorages:
         x.data = torch.ones(1)
         assert x.is_cpu and x.tolist() == [1]
 
-    def test_results_that_share_go_on_sharing(self) -> None:
+    def test_results_share_storage_as_on_the_cpu(self) -> None:
         x = torch.arange(12.0, device="emu").view(3, 4)
         assert x.contiguous() is x and x.reshape(12).data_ptr() == x.data_ptr()
         assert x.t().contiguous().data_ptr() != x.data_ptr()

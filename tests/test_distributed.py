@@ -28,9 +28,9 @@ CASES = [case for case in _distributed.CASES if case != "fsdp_deferred"]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """Two processes run all cases, one after another, because their start takes longer than most cases.
+    """Two processes run all cases, one after another, because starting them takes longer than most cases.
 
-    Queued copies are delayed at random, so a collective without its waits gives wrong results.
+    Queued copies are delayed at random, so a collective that omits a wait gives wrong results.
     """
     folder = tmp_path_factory.mktemp("ranks")
     conf = f"limit:{LIMIT},emulated_schedule_seed:8"
@@ -65,7 +65,7 @@ for device in map(torch.device, sys.argv[1:]):
         loss.backward()
         optimizer.step()
     torch.save([p.detach().cpu() for p in model.parameters()], f"{device}.{dist.get_rank()}")
-dist.barrier()  # and it takes no leave, as scripts do
+dist.barrier()  # exits without destroying the group, as many scripts do
 """
 # Appended to the script: saves the figures of each rank.
 FIGURES = """
@@ -75,11 +75,11 @@ torch.save(torch_uvm.residency_stats(), f"figures.{dist.get_rank()}")
 """
 
 
-def test_a_script_under_torchrun_that_knows_nothing_of_us(spawn: Spawn, tmp_path: Path) -> None:
+def test_an_unchanged_script_under_torchrun(spawn: Spawn, tmp_path: Path) -> None:
     """Each rank stays within its budget and equals the CPU run, which has no budget."""
     (tmp_path / "script.py").write_text(SCRIPT + FIGURES)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ours = ["-m", "torch_uvm", "run", "--limit", "256MiB", "--budget", "20MiB"]  # of some 30
+    ours = ["-m", "torch_uvm", "run", "--limit", "256MiB", "--budget", "20MiB"]  # the peak is about 30 MiB
     spawn(args=[*torchrun, *ours, "script.py", "cpu", "emu"], env=EMU)
     for rank in range(2):
         found, wanted = torch.load(tmp_path / f"emu.{rank}"), torch.load(tmp_path / f"cpu.{rank}")

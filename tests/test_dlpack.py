@@ -1,4 +1,4 @@
-"""Managed memory exported through DLPack and read back, and numpy arrays of CPU labels."""
+"""Managed memory exported through DLPack and imported again, and numpy arrays of CPU labels."""
 
 # torch has no stubs for its own DLPack functions; ndarray is no Buffer before Python 3.12.
 # mypy: disable-error-code="attr-defined, arg-type"
@@ -29,7 +29,7 @@ class TestExport:
         array = np.from_dlpack(torch_uvm.to(x, "cpu"))
         assert address(array) == x.data_ptr()
         array[0, 0] = 7
-        assert x[0, 0].item() == 7, "seen through the device's label"
+        assert x[0, 0].item() == 7, "the device's label does not see the write"
         x.add_(1)
         torch.accelerator.synchronize()
         assert array.tolist() == [[8, 2, 3], [4, 5, 6]]
@@ -119,7 +119,7 @@ class TestExport:
         assert torch_uvm.memory_allocated() == before
         managed(8).__dlpack__(dl_device=(MANAGED, 0))
         gc.collect()
-        assert torch_uvm.memory_allocated() == before, "the capsule was not consumed"
+        assert torch_uvm.memory_allocated() == before, "an unconsumed capsule leaks"
 
 
 class TestComingBack:
@@ -156,7 +156,7 @@ class TestNumpy:
         for array in (y.numpy(), np.asarray(y), y.__array__(), np.asarray(memoryview(y.numpy()))):
             assert address(array) == x.data_ptr() and array.shape == (2, 3)
             array += 1
-        assert x.tolist() == [[4, 5, 6], [7, 8, 9]], "written by the host, read by the device's kernels"
+        assert x.tolist() == [[4, 5, 6], [7, 8, 9]], "the device does not see the host's write"
 
     def test_keeps_the_bytes_when_all_tensors_are_gone(self) -> None:
         before = torch_uvm.memory_allocated()
@@ -173,11 +173,11 @@ class TestNumpy:
         y = managed(4, device="cpu")
         back = torch.from_numpy(y.numpy())
         assert back.data_ptr() == y.data_ptr()
-        assert not torch_uvm.is_managed(back), "numpy says nothing of whose bytes they are"
+        assert not torch_uvm.is_managed(back), "numpy does not export the owner"
         back.zero_()
         assert y.sum() == 0
 
-    def test_device_labels_and_gradients_are_refused_as_ever(self) -> None:
+    def test_device_labels_and_gradients_are_refused(self) -> None:
         with pytest.raises(TypeError, match="emu"):
             managed(3).numpy()
         with pytest.raises(RuntimeError, match="requires grad"):

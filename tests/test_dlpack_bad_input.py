@@ -1,4 +1,4 @@
-"""DLPack imports and exports that are refused by name, without effect."""
+"""DLPack imports and exports that are refused by an error, without side effects."""
 
 # torch has no stubs for its own DLPack functions; ndarray is no Buffer before Python 3.12.
 # mypy: disable-error-code="attr-defined, arg-type"
@@ -71,7 +71,7 @@ class TestBadImports:
         gc.collect()
         assert torch_uvm.memory_allocated() == used
         if isinstance(source, Producer):
-            assert source.deleted == len(source.asked), "what was given was given back once"
+            assert source.deleted == len(source.asked), "each export must be deleted once"
             assert (source.array == 1).all()
 
     @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ class TestBadImports:
             torch_uvm.from_dlpack(producer, **keywords)
         assert producer.asked == []
 
-    def test_a_refused_capsule_is_as_it_was(self) -> None:
+    def test_a_refused_capsule_is_unchanged(self) -> None:
         producer = Producer(_array(), flags=READ_ONLY)
         capsule = producer.capsule()
         with pytest.raises(BufferError):

@@ -76,7 +76,7 @@ class TestImport:
             print(pending)
         """
         done = spawn(code, env={"TORCH_UVM_CONF": "emulated_schedule_seed:3"})
-        assert int(done.stdout) > 0, "there was something to wait for"
+        assert int(done.stdout) > 0, "no work was pending"
 
     @pytest.mark.parametrize("version", [(1, 0), None])
     def test_strides_offsets_and_their_absence(self, version: tuple[int, int] | None) -> None:
@@ -116,7 +116,7 @@ class TestImport:
         producer = Older(np.ones(4, np.float32), version=None)
         assert torch_uvm.from_dlpack(producer, copy=False).tolist() == [1] * 4
 
-    def test_all_else_is_pytorchs(self) -> None:
+    def test_other_memory_is_imported_by_pytorch(self) -> None:
         array = np.arange(3.0)
         x = torch_uvm.from_dlpack(array)
         assert x.data_ptr() == address(array) and x.dtype == torch.float64
@@ -139,7 +139,7 @@ def _array() -> np.ndarray[Any, Any]:
 
 
 def test_hand_made_structures_are_as_the_standard_has_them() -> None:
-    """PyTorch and numpy read the producer's structures on the CPU."""
+    """PyTorch and numpy can read the structures that this file's producer makes on the CPU."""
     producer = Producer(np.arange(4, dtype=np.int32), device=(CPU, 0))
     assert torch.from_dlpack(producer).tolist() == [0, 1, 2, 3]
     gc.collect()

@@ -1,4 +1,4 @@
-"""The documents under docs/ against what they describe, so that neither changes alone."""
+"""Compares the documents under docs/ with the code that they describe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCUMENTS = sorted(DOCS.glob("*.md"))
 
 
 def table(document: Path, column: str) -> dict[str, list[str]]:
-    """The rows of the table whose first column has this heading, by their first cell, without backticks."""
+    """The rows of the table with this heading in its first column: cells without backticks, by first cell."""
     rows: dict[str, list[str]] = {}
     inside = False
     for line in document.read_text().splitlines():
@@ -33,7 +33,7 @@ def table(document: Path, column: str) -> dict[str, list[str]]:
     return rows
 
 
-def test_every_option_is_there_as_the_table_has_it() -> None:
+def test_every_option_is_documented() -> None:
     written = table(DOCS / "options.md", "option")
     real = {
         option["key"]: [option["default"], option["accepted"], option["description"]]
@@ -43,14 +43,14 @@ def test_every_option_is_there_as_the_table_has_it() -> None:
     assert list(written) == list(real)  # in the same order
 
 
-def test_every_cost_is_there_as_the_profile_has_it() -> None:
+def test_every_cost_is_documented() -> None:
     source = (ROOT / "csrc" / "runtime" / "emulated" / "cost_profile.cpp").read_text()
     fields = re.findall(r"^ +\.(\w+) = ([\d.]+)", source, re.MULTILINE)
     assert len(fields) == 19
     assert {name: cells[0] for name, cells in table(DOCS / "emulated.md", "field").items()} == dict(fields)
 
 
-def test_what_is_said_to_be_assumed_is_so_in_the_source() -> None:
+def test_costs_documented_as_assumed_are_marked_in_the_source() -> None:
     source = (ROOT / "csrc" / "runtime" / "emulated" / "cost_profile.cpp").read_text()
     assumed = set(re.findall(r"^ +\.(\w+) = .*// assumed", source, re.MULTILINE))
     rows = table(DOCS / "emulated.md", "field")
@@ -74,7 +74,7 @@ def test_names_of_the_package_exist(document: Path) -> None:
 
 
 def measured(*names: str) -> list[str]:
-    """Figures of the residency benchmark's goals, as documents write them."""
+    """Goals' values from the residency benchmark's results, formatted as in documents."""
     goals = json.loads((ROOT / "benchmarks" / "results" / "residency.json").read_text())["goals"]
     values = {goal["name"]: goal["value"] for goal in goals}
     return [f"{values[name]:.2f}" for name in names]
@@ -88,8 +88,8 @@ FSDP2 = [
 SAVE_ON_CPU = [f"save_on_cpu / engine at no more peak, {case}" for case in ("2k tokens", "16k tokens", "CNN")]
 
 
-def test_figures_beside_others_are_those_of_the_results() -> None:
-    """How long a step took elsewhere, over ours at no more memory, in coming-from.md."""
+def test_figures_of_coming_from_are_those_of_the_results() -> None:
+    """coming-from.md: step times of other means over ours, at no more memory."""
     sections = (DOCS / "coming-from.md").read_text().split("\n## ")
     for title, names in {
         "`torch.autograd.graph.save_on_cpu`": SAVE_ON_CPU[:2],
@@ -128,15 +128,16 @@ def test_the_examples_page_has_every_example() -> None:
     assert listed == examples
 
 
-def test_counters_that_the_document_names_are_what_there_is() -> None:
-    """`counters` documents its keys in its docstring; both come from one list in the runtime."""
+def test_documented_counters_are_the_existing_ones() -> None:
+    """`counters` documents its keys in its docstring. Docstring and keys come from one list in the
+    runtime."""
     said = set(
         re.findall(r"[a-z]+(?:_[a-z]+)+|kernels|synchronisations", torch_uvm.emulated.counters.__doc__ or "")
     )
     assert set(_C.emu_counters(None)) <= said
 
 
-def test_docstrings_say_what_arguments_and_errors_are() -> None:
+def test_docstrings_describe_arguments_and_errors() -> None:
     named = {f"torch_uvm.{name}": getattr(torch_uvm, name) for name in torch_uvm.__all__}
     named |= {f"emulated.{name}": getattr(torch_uvm.emulated, name) for name in torch_uvm.emulated.__all__}
     incomplete = []

@@ -1,4 +1,4 @@
-"""The site of the documents (docs/conf.py): built without a warning, with every public name in it."""
+"""The documentation site (docs/conf.py) builds without warnings and contains every public name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPHINX = ["-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "do
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` builds it; a warning fails it."""
+    """Builds the site like `make docs`. Warnings fail the build."""
     folder = tmp_path_factory.mktemp("site")
     build = [*SPHINX, "-d", str(folder / "doctrees"), str(ROOT), str(folder / "html")]
     Spawn(folder)(args=build, timeout=900)
@@ -36,7 +36,7 @@ def test_every_document_is_a_page(site: Path) -> None:
     assert [source for source, page in pages.items() if not page.is_file()] == []
 
 
-def test_who_opens_the_site_is_led_to_its_first_page(site: Path) -> None:
+def test_the_root_redirects_to_the_first_page(site: Path) -> None:
     linked = re.findall(r'href="([^"]+)"', (site / "index.html").read_text())
     assert linked and all((site / link).is_file() for link in linked)
 
@@ -53,7 +53,7 @@ def test_links_to_files_that_are_no_pages_are_downloads(site: Path) -> None:
 
 
 def test_code_of_120_columns_is_shown_whole(site: Path) -> None:
-    """Beside the sidebar, at the theme's page width: else the README's table loses its last columns."""
+    """Beside the sidebar, at the theme's page width. Otherwise the README's table would be cut off."""
     theme = (site / "_static" / "alabaster.css").read_text()
     basic = (site / "_static" / "basic.css").read_text()
     ours = (site / "_static" / "custom.css").read_text()
@@ -64,7 +64,8 @@ def test_code_of_120_columns_is_shown_whole(site: Path) -> None:
     code = re.search(r"div\.highlight pre \{\s*font-size: ([\d.]+)px[^}]*padding: 7px (\d+)px", ours)
     assert page and side and body and most and code and most[1] == "none"
     room = int(page[1]) - int(side[1]) - 2 * int(body[1]) - 2 * int(code[2])
-    assert 120 * 0.602 * float(code[1]) <= room  # of DejaVu Sans Mono, the widest of the theme's fonts
+    # The width of DejaVu Sans Mono, the widest of the theme's fonts.
+    assert 120 * 0.602 * float(code[1]) <= room
     blocks = re.findall(r"<pre>(.*?)</pre>", (site / "README.html").read_text(), re.S)
     rows = [re.sub("<[^>]+>", "", line) for block in blocks for line in block.splitlines()]
     table = [row for row in rows if "torch_uvm, engine" in row]
@@ -73,7 +74,7 @@ def test_code_of_120_columns_is_shown_whole(site: Path) -> None:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module says is public, or what it defines with no underscore before it."""
+    """The public names of a module: `__all__`, or its definitions without an underscore."""
     said: list[str] | None = getattr(module, "__all__", None)
     if said is not None:
         return said
@@ -107,7 +108,7 @@ def test_every_public_function_has_a_docstring() -> None:
     assert [name for name, value in functions.items() if not (value.__doc__ or "").strip()] == []
 
 
-def test_what_is_wrong_in_documents_fails_the_build(tmp_path: Path) -> None:
+def test_errors_in_documents_fail_the_build(tmp_path: Path) -> None:
     pages = {
         "docs/index.md": "# Index\n\n[a page](page.md) and [none](nowhere.md)\n",
         "docs/page.md": "# Page\n\n[an anchor](index.md#nowhere)\n\n"

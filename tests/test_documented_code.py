@@ -1,4 +1,4 @@
-"""The code in README.md and docs/ runs, prints what it says, and its commands exist."""
+"""The code in README.md and docs/ runs and prints its claims, and the commands there exist."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COMMANDS = [
     f"{block.name} {command}" for block in BLOCKS for command in commands(block.language, block.source)
 ]
 
-#: What is shown and not run, and how many blocks of it: a new one is added here, so that somebody sees it.
+#: Reasons and counts of blocks that are not run. A new one must be added here explicitly.
 NOT_RUN: dict[str, int] = {}
 
-#: Languages of blocks; one that is not here is checked by nobody.
+#: Languages of blocks. Blocks of other languages would not be checked.
 LANGUAGES = {"", "python", "sh", "json", "{eval-rst}"}
 
-# Programs and commands of which each is wrong, but for the last.
+# Programs and commands. All but the last of each are wrong.
 WRONG_PROGRAMS = [
     "import os\nos._exit(3)\n",
     "x = 1\n1 / 0\n",
@@ -66,18 +66,18 @@ def wrong_document(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(wrong_document: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Of all programs and commands; one process imports torch for them."""
+    """Results of all programs and commands. One process imports torch for them."""
     done = Spawn(tmp_path_factory.mktemp("programs"))(
         args=[str(ROOT / "tests" / "_documented_code.py"), *map(str, DOCUMENTS), str(wrong_document)],
         env={"TORCH_UVM_DEVICE": "emu", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
-        timeout=900,  # seconds; some ten on a machine of one's own
+        timeout=900,  # seconds; about ten on an idle machine
     )
     found: Results = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_python_runs_and_prints_what_it_says(program: str, results: Results) -> None:
+def test_python_runs_and_prints_its_claims(program: str, results: Results) -> None:
     assert results["programs"][program] is None, results["programs"][program]
 
 
@@ -86,13 +86,13 @@ def test_command_exists(command: str, results: Results) -> None:
     assert results["commands"][command] is None, results["commands"][command]
 
 
-def test_all_were_tried(results: Results) -> None:
+def test_all_programs_and_commands_ran(results: Results) -> None:
     assert len(PROGRAMS) >= 20 and len(COMMANDS) >= 20
     assert list(results["programs"])[: -len(WRONG_PROGRAMS)] == PROGRAMS
     assert set(COMMANDS) <= set(results["commands"])
 
 
-def test_what_is_wrong_is_found(results: Results) -> None:
+def test_wrong_programs_and_commands_fail(results: Results) -> None:
     programs_of_it = list(results["programs"].values())[-len(WRONG_PROGRAMS) :]
     assert [wrong is not None for wrong in programs_of_it] == [True] * (len(WRONG_PROGRAMS) - 1) + [False]
     assert "wait status" in str(programs_of_it[0]) and "ZeroDivisionError" in str(programs_of_it[1])
@@ -100,12 +100,12 @@ def test_what_is_wrong_is_found(results: Results) -> None:
     assert [wrong is not None for wrong in commands_of_it] == [True] * (len(WRONG_COMMANDS) - 1) + [False]
 
 
-def test_what_is_not_run_is_listed() -> None:
+def test_blocks_that_are_not_run_are_listed() -> None:
     left_out = [f"{block.path.name}: {block.not_run}" for block in BLOCKS if block.not_run is not None]
     assert {reason: left_out.count(reason) for reason in left_out} == NOT_RUN
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_has_a_known_language() -> None:
     assert [f"{block.name}: {block.language}" for block in BLOCKS if block.language not in LANGUAGES] == []
 
 
@@ -138,11 +138,11 @@ class TestBlocks:
             "```python\nx = 1\n",
         ],
     )
-    def test_what_is_wrong_with_them_is_said(self, text: str, tmp_path: Path) -> None:
+    def test_errors_in_marks_are_named(self, text: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"a\.md:[1-3]"):
             written(tmp_path, text)
 
-    def test_one_that_continues_nothing(self, tmp_path: Path) -> None:
+    def test_a_block_that_continues_no_block(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="continues nothing"):
             programs(written(tmp_path, "<!-- continues -->\n```python\n```\n"))
 
@@ -174,7 +174,7 @@ class TestClaims:
             ("print('a b')  # -> a b\nprint('a')  # of prose\n", True),
         ],
     )
-    def test_whether_they_hold(self, source: str, holds: bool) -> None:
+    def test_checks_claims(self, source: str, holds: bool) -> None:
         printed = Printed()
         exec(compile(source, "a.md", "exec"), {"print": printed})
         assert (printed.broken(source) == []) is holds

@@ -1,4 +1,4 @@
-"""Operators that use some rows of a large table: the emulator counts those rows, not the table."""
+"""Operators that use some rows of a large table. The emulator counts the bytes of these rows only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVERYTHING: dict[str, Use] = {
 
 @pytest.fixture
 def table() -> Tensor:
-    """On the host, used in place: bytes are counted as they are, and not by page."""
+    """A table on the host that is used in place, so that its bytes are counted exactly and not by page."""
     if torch_uvm._C.backend() != "emulated":
         pytest.skip("counters are the emulator's")
     made = torch_uvm.zeros(ROWS, WIDTH)
@@ -48,9 +48,9 @@ def table() -> Tensor:
 
 
 def in_place(use: Use, table: Tensor, rows: list[int]) -> int:
-    """Bytes that one use has across the link."""
+    """The bytes of one use that cross the link."""
     index = torch.tensor(rows, dtype=torch.long, device=table.device)
-    use(table, index)  # what it makes by itself on the first call is not counted
+    use(table, index)  # excludes one-time work of the first call
     before = torch_uvm.emulated.counters()["bytes_in_place"]
     use(table, index)
     return torch_uvm.emulated.counters()["bytes_in_place"] - before
@@ -66,12 +66,13 @@ def test_rows_are_counted_once_each(table: Tensor, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_what_is_no_set_of_rows_uses_the_table(table: Tensor, name: str) -> None:
+def test_other_accesses_count_the_whole_table(table: Tensor, name: str) -> None:
     assert in_place(EVERYTHING[name], table, [3, 5]) == ROWS * ROW
 
 
 def test_rows_of_a_view_that_is_strided(table: Tensor) -> None:
-    """Its rows lie apart: with what is between neighbours, as of any strided operand."""
+    """The rows of the view are not contiguous. The gaps between adjacent rows count, as for any strided
+    operand."""
     view = table[::2, :16]
     assert in_place(READS["index_select"], view, [4]) == ROW // 4
     assert in_place(READS["index_select"], view, [4, 5]) == 2 * ROW + ROW // 4
@@ -79,21 +80,21 @@ def test_rows_of_a_view_that_is_strided(table: Tensor) -> None:
 
 def test_only_their_pages_are_faulted(table: Tensor) -> None:
     torch_uvm.advise(table, preferred_location=None, accessed_by=None)
-    index = torch.tensor([0, 1, 255, 256, 1024], device=table.device)  # of pages 0, 1 and 4
+    index = torch.tensor([0, 1, 255, 256, 1024], device=table.device)  # on pages 0, 1 and 4
     before = torch_uvm.emulated.counters()
     F.embedding(index, table)
     after = torch_uvm.emulated.counters()
     assert after["bytes_to_device"] - before["bytes_to_device"] == 3 * (64 << 10)
 
 
-def test_rows_that_are_not_there_are_the_kernels_business(table: Tensor) -> None:
+def test_rows_outside_the_table_raise(table: Tensor) -> None:
     for row in (ROWS, -1):
         with pytest.raises(IndexError):
             table.index_select(0, torch.tensor([row], device=table.device))
 
 
-def test_the_index_is_read_when_it_has_arrived(spawn: Spawn) -> None:
-    """Queued work is delayed: the index is copied when somebody waits for it."""
+def test_the_index_is_read_after_its_copy(spawn: Spawn) -> None:
+    """Queued work is delayed: the index is copied when a wait for it occurs."""
     spawn(
         """
         import torch, torch_uvm

@@ -1,4 +1,5 @@
-"""Each call of the runtime under the residency engine fails once: no byte is lost, and pins stay whole."""
+"""Each call of the runtime under the residency engine fails once. No byte is lost, and pins stay
+consistent."""
 
 # ruff: noqa: B023  (each lambda is called at once)
 
@@ -22,7 +23,7 @@ from torch_uvm import _C
 
 
 class Known:
-    """Tensors beyond the budget, and their expected values. A failed operator has written, or has not."""
+    """Tensors beyond the budget and their expected values. A failed operator may or may not have written."""
 
     def __init__(self, attempt: Attempts, count: int) -> None:
         self.attempt = attempt
@@ -37,7 +38,7 @@ class Known:
         if self.attempt.error is failures:
             self.values[index] += 1.0
         else:
-            now = float(x.cpu()[0])  # no further call fails
+            now = float(x.cpu()[0])  # this call does not fail
             assert now in (self.values[index], self.values[index] + 1.0)
             self.values[index] = now
 
@@ -70,7 +71,7 @@ def _engine(attempt: Attempts) -> None:
     attempt(lambda: torch_uvm.set_budget(None))
     for index in range(count):
         known.check(index)
-    for _ in range(2):  # a second time it goes well
+    for _ in range(2):  # the second attempt succeeds
         attempt(lambda: torch_uvm.set_budget(BUDGET))
 
 
@@ -85,14 +86,14 @@ def test_each_call_of_the_engines_copies(name: str) -> None:
     assert each_call_fails(_engine, name, every=41, first=5) > 0
 
 
-def test_what_could_not_all_be_kept_is_not_kept() -> None:
+def test_a_failed_keep_resident_pins_nothing() -> None:
     torch_uvm.enable(budget=BUDGET)
     xs = [filled(MIB // 2, float(i)) for i in range(3)]  # of 2 MiB
-    others = [filled(13 * MIB // 8, 1.0) for _ in range(2)]  # of 6.5 MiB: no room for any of xs beside one
+    others = [filled(13 * MIB // 8, 1.0) for _ in range(2)]  # of 6.5 MiB: none of xs fits beside one of them
     on_device = {torch.device("emu:0"): xs[0].nbytes}
 
     def leave() -> bool:
-        """Whether none of `xs` is pinned: all of them leave when others are used."""
+        """Whether none of `xs` is pinned: all are evicted when others are used."""
         for _ in range(20):
             for other in others:
                 other.add_(1.0)
@@ -107,7 +108,7 @@ def test_what_could_not_all_be_kept_is_not_kept() -> None:
         try:
             torch_uvm.keep_resident(xs).release()
         except torch.OutOfMemoryError as error:
-            if "no room to keep" not in str(error):  # the eviction for it could not be undone
+            if "no room to keep" not in str(error):  # restoring the evicted storages failed too
                 check_error(error)
             failed += 1
         except RuntimeError as error:

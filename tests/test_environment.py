@@ -1,4 +1,4 @@
-"""What the environment variables do, and that nothing happens without them. Each in a process of its own."""
+"""The effects of the environment variables, and none without them. Each test runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMU = {"TORCH_UVM_DEVICE": "emu"}
 
 @pytest.fixture
 def installed(tmp_path: Path, spawn: Spawn) -> Spawn:
-    """`spawn` where the entry point of pyproject.toml is installed, whether torch_uvm is or not."""
+    """`spawn` with the entry point of pyproject.toml installed, whether or not torch_uvm is."""
     declared = re.search(
         r'^\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n',
         (ROOT / "pyproject.toml").read_text(),
@@ -67,7 +67,7 @@ class TestEntryPoint:
         name, _, value = variable.partition("=")
         installed(MANAGED, env={name: value, **EMU})
 
-    def test_registers_the_device_alone_if_that_is_asked_for(self, installed: Spawn) -> None:
+    def test_registers_only_the_device_on_request(self, installed: Spawn) -> None:
         installed(
             """
             import torch
@@ -79,8 +79,8 @@ class TestEntryPoint:
             env=EMU,
         )
 
-    def test_gets_along_with_our_import_coming_first(self, installed: Spawn) -> None:
-        """Then torch, imported by torch_uvm, calls the entry point, which imports torch_uvm."""
+    def test_importing_torch_uvm_before_torch(self, installed: Spawn) -> None:
+        """torch is then imported by torch_uvm and calls the entry point, which imports torch_uvm."""
         installed("import torch_uvm" + MANAGED.replace("\n    ", "\n"), env={"TORCH_UVM": "1", **EMU})
 
     def test_fails_the_import_of_torch_by_name(self, installed: Spawn) -> None:
@@ -90,7 +90,7 @@ class TestEntryPoint:
 
 
 class TestSwitches:
-    def test_ours_has_the_last_word(self, spawn: Spawn) -> None:
+    def test_torch_uvms_variable_takes_precedence(self, spawn: Spawn) -> None:
         spawn(
             "import torch_uvm; assert not torch_uvm.is_enabled()",
             env={"TORCH_UVM": "0", "PYTORCH_ENABLE_UNIFIED_MEMORY": "1", **EMU},
@@ -105,7 +105,7 @@ class TestSwitches:
 
 class TestNames:
     def test_every_variable_of_ours_is_known(self) -> None:
-        """What the package, its build and its tests read is not refused as a misspelling."""
+        """Variables that the package, its build or its tests read must not be refused as misspellings."""
         files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
         read = r"""(?:environ(?:\.get|\.setdefault)?[(\[]|getenv\()\s*["'](TORCH_UVM_\w+)"""
         found = {
@@ -120,17 +120,17 @@ class TestNames:
     def test_one_that_is_empty_is_not_set(self, spawn: Spawn) -> None:
         spawn("import torch_uvm", env={"TORCH_UVM_BUDGET": " ", **EMU})
 
-    def test_those_of_developers_are_let_by(self, spawn: Spawn) -> None:
+    def test_variables_of_developers_are_accepted(self, spawn: Spawn) -> None:
         spawn("import torch_uvm", env={"TORCH_UVM_CHECK_EVERY": "7", "TORCH_UVM_CALLS": "1", **EMU})
 
-    def test_is_a_line_on_the_command_line(self, spawn: Spawn) -> None:
+    def test_is_reported_in_one_line_on_the_command_line(self, spawn: Spawn) -> None:
         done = spawn(args=["-m", "torch_uvm", "info"], env={"TORCH_UVM_BUDGET": "1GiB", **EMU}, check=False)
         assert done.returncode == 1 and done.stdout == ""
         assert done.stderr.startswith("torch_uvm: TORCH_UVM_BUDGET='1GiB'") and done.stderr.count("\n") == 1
 
 
 class TestOptions:
-    def test_feed_the_table_and_the_accelerator(self, spawn: Spawn) -> None:
+    def test_set_options_and_configure_the_accelerator(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch, torch_uvm
@@ -138,7 +138,7 @@ class TestOptions:
             assert values["limit"] == "96MiB" and values["emulated_devices"] == "3", values
             assert torch.accelerator.device_count() == 3
             assert torch_uvm._C.device_properties(2)["total_memory"] == 8 * 1024**2
-            torch_uvm.enable()  # and leaves the limit in force
+            torch_uvm.enable()  # keeps the limit in force
             torch.ones(8, 1024, 1024, device="emu:2")  # 32 MiB
             try:
                 torch.ones(32, 1024, 1024, device="emu:2")  # 128 MiB
@@ -150,7 +150,7 @@ class TestOptions:
             env={"TORCH_UVM_CONF": "limit:96MiB, emulated_devices:3,emulated_memory:8MiB", **EMU},
         )
 
-    def test_configure_sets_all_that_is_the_emulators(self, spawn: Spawn) -> None:
+    def test_configure_replaces_the_emulators_options(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch, torch_uvm
@@ -199,8 +199,8 @@ class TestDevice:
 
 
 def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
-    """Of a kind that torch_uvm has no floor for: nothing is registered, questions are answered, and what
-    cannot be had is refused by name."""
+    """An accelerator that torch_uvm does not support: nothing is registered, queries are answered, and
+    requests for managed memory are refused by name."""
     spawn(
         """
         import json, io, contextlib
@@ -226,7 +226,7 @@ def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
     )
 
 
-def test_statistics_are_no_first_use(spawn: Spawn) -> None:
+def test_statistics_do_not_start_the_accelerator(spawn: Spawn) -> None:
     spawn(
         """
         import torch_uvm

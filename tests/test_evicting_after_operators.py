@@ -17,7 +17,7 @@ class TestEvictingAfterOperators:
     """The tests over whole tables of operators rely on this option."""
 
     @pytest.mark.usefixtures("evicting")
-    def test_everything_leaves(self) -> None:
+    def test_every_storage_is_evicted(self) -> None:
         x = torch.ones(3, device="emu")
         y = x + 1
         for tensor in (x, y):

@@ -1,4 +1,5 @@
-"""The example of an embedding table larger than its budget: equal results, and which way moves what."""
+"""The example of an embedding table larger than its budget: equal results, and the bytes that each way
+moves."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Cases = dict[str, dict[str, float]]
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What it wrote; that all ways gave equal results it checks itself, and this file checks the check."""
+    """The script's figures. The script checks that all ways give equal results; a test below checks that
+    check."""
     folder = tmp_path_factory.mktemp("embedding")
     arguments = [SCRIPT, f"--size={TABLE >> 20}", f"--steps={STEPS}", f"--json={folder / 'figures.json'}"]
     done = Spawn(folder)(args=arguments, env={"TORCH_UVM_DEVICE": "emu"})
@@ -48,7 +50,7 @@ def test_the_table_does_not_fit(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", ["in place, by the engine", "in place, by advice"])
-def test_rows_that_are_anywhere_move_least_in_place(figures: dict[str, Any], way: str) -> None:
+def test_scattered_rows_move_least_in_place(figures: dict[str, Any], way: str) -> None:
     ours = link_bytes(figures, way)
     for case in example.CASES:
         if not case.again:
@@ -58,14 +60,14 @@ def test_rows_that_are_anywhere_move_least_in_place(figures: dict[str, Any], way
                 assert ours[case.name] < link_bytes(figures, other)[case.name] / 2
 
 
-def test_rows_that_come_again_stay_after_faults(figures: dict[str, Any]) -> None:
+def test_repeated_rows_stay_after_faults(figures: dict[str, Any]) -> None:
     (case,) = [case.name for case in example.CASES if case.again]
-    # What the case before left on a device that is full may still be written back, a page here and there.
+    # The previous case filled the device. A few of its pages may still be written back.
     assert link_bytes(figures, "page faults")[case] < link_bytes(figures, "in place, by advice")[case] / 2
     assert link_bytes(figures, "the whole table copied")[case] >= 3 * TABLE
 
 
-def test_a_way_that_differs_is_noticed() -> None:
+def test_a_different_result_is_noticed() -> None:
     right = example.Outcome({}, [1.0, 2.0], torch.zeros(3))
     example.check_equal({"a": right, "b": replace(right, contents=torch.zeros(3))})
     for wrong in (
@@ -88,7 +90,7 @@ def test_rows_are_drawn_in_order_each_once() -> None:
 
 @pytest.mark.parametrize("way", example.WAYS.values(), ids=lambda way: way.__name__)
 def test_each_way_is_a_sparse_step(way: type[example.Way]) -> None:
-    """Against the definition, on the CPU."""
+    """Compares with the definition of the step, on the CPU."""
     device = torch.accelerator.current_accelerator()
     assert device is not None
     initial = torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,5 @@
-"""The example of Hugging Face's Trainer, accelerate and PEFT: under a budget, and on from a checkpoint."""
+"""The example of Hugging Face's Trainer, accelerate and PEFT: under a budget, and resumed from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ for package in ("transformers", "accelerate", "peft"):
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ["--steps=4", "--save-steps=2", "--layers=4", "--context=64", "--batch=2", "--data-bytes=200000"]
 BUDGET = 12 << 20
-# Nothing may be fetched; and as the runs are compared, one number of threads for all.
+# No downloads. One number of threads for all runs, because their results are compared.
 ENVIRONMENT = {"TORCH_UVM_DEVICE": "emu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
-# The functions of the script: on the plain accelerator, then on from a checkpoint, with a budget.
+# Runs the script's functions on the plain accelerator, then with a budget and resumed from a checkpoint.
 PLAIN_AND_RESUMED = f"""
     import json, sys
-    import torch, torch_uvm  # first: the script looks for an accelerator as it is imported
+    import torch, torch_uvm  # first: the script looks for an accelerator when it is imported
     sys.path.insert(0, {str(EXAMPLES)!r})
     import finetune_lora
 
@@ -41,7 +42,8 @@ PLAIN_AND_RESUMED = f"""
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What three trainings gave: `plain`, `managed` under a budget, `resumed` from a checkpoint of that."""
+    """The results of three trainings: `plain`; `managed`, under a budget; `resumed` from a checkpoint of
+    `managed`."""
     folder = tmp_path_factory.mktemp("lora")
     spawn = Spawn(folder)
     launcher = ["-m", "torch_uvm", "run", f"--budget={BUDGET}", "--stats=stats.json"]
@@ -69,7 +71,7 @@ def test_a_budget_below_the_peak_gives_the_same_losses(runs: dict[str, Any]) -> 
     assert runs["managed"]["trained_sha256"] == runs["plain"]["trained_sha256"]
 
 
-def test_it_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(runs: dict[str, Any]) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_losses(runs: dict[str, Any]) -> None:
     resumed, whole = runs["resumed"], runs["managed"]
     assert list(resumed["losses_hex"]) == ["3", "4"]
     assert resumed["losses_hex"].items() <= whole["losses_hex"].items()
@@ -78,4 +80,4 @@ def test_it_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(runs: dict[str, A
 
 def test_a_checkpoint_has_the_adapter_alone(runs: dict[str, Any]) -> None:
     size = (runs["folder"] / "managed" / "checkpoint-2" / "adapter_model.safetensors").stat().st_size
-    assert 0 < size < 1 << 20  # of a model of 16 MiB
+    assert 0 < size < 1 << 20  # the model is 16 MiB

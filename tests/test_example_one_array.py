@@ -1,4 +1,5 @@
-"""The example of one array that every library touches: who came, who did not, and that it notices a copy."""
+"""The example of one array shared by all libraries: those that took part, those that are missing, and
+copies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def device() -> torch.device:
     return found
 
 
-def test_all_that_are_here_see_the_same_bytes(
+def test_installed_libraries_share_the_bytes(
     device: torch.device, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example.main()
@@ -63,7 +64,7 @@ def test_a_copy_is_noticed() -> None:
         example.visit(x, lies, 5)
 
 
-def test_who_cannot_come_is_named(device: torch.device) -> None:
+def test_missing_libraries_are_listed(device: torch.device) -> None:
     absent = replace(example.VISITORS[0], library="no_such_library")
     assert example.missing(absent, device) == "not installed"
     for visitor in example.VISITORS:

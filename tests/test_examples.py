@@ -1,4 +1,4 @@
-"""The main job in small: the training script of the examples, unchanged, and the demo's own functions."""
+"""The training script of the examples, unchanged and at a small scale, and the functions of the demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import demo  # noqa: E402
 
-# 0.4 M parameters: with gradients and AdamW's state 6.5 MiB, without activations.
+# 0.4 M parameters: 6.5 MiB with gradients and AdamW's state, without activations.
 SMALL = [
     "--steps=3",
     "--layers=2",
@@ -33,7 +33,7 @@ MEMORY = "emulated_memory:4MiB"
 def train(
     folder: Path, *launcher: str, arguments: list[str] | None = None, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
-    """Runs the script as its user would; returns how it ended and what it wrote."""
+    """Runs the script as a user would. Returns the outcome and its output."""
     result = folder / "result.json"
     done = subprocess.run(
         [sys.executable, *launcher, "examples/train_gpt.py", *SMALL, *(arguments or []), f"--json={result}"],
@@ -94,7 +94,8 @@ class TestTrainGpt:
         assert result is None
 
     def run_managed(self, folder: Path, budget: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """What the script wrote, run by torch_uvm on a device that is too small, and the statistics."""
+        """Runs the script under torch_uvm on a device that is too small. Returns its output and the
+        statistics."""
         stats = folder / f"{budget}.json"
         launcher = ["-m", "torch_uvm", "run", "--conf", MEMORY, "--budget", budget, "--stats", str(stats)]
         done, result = train(folder, *launcher, TORCH_UVM_DEVICE="emu")
@@ -158,7 +159,7 @@ class TestRunStats:
         assert figures["memory"]["allocated_bytes.all.peak"] >= 4 << 20
 
     def test_written_when_the_script_exits_elsewhere(self, tmp_path: Path) -> None:
-        stats = Path(os.path.relpath(tmp_path / "stats.json", ROOT))  # relative to where the command ran
+        stats = Path(os.path.relpath(tmp_path / "stats.json", ROOT))  # relative to the folder of the command
         done = self.run_code(tmp_path, "import os, sys\nos.chdir('/')\nsys.exit(7)\n", str(stats))
         assert done.returncode == 7
         assert json.loads((ROOT / stats).read_text())["backend"] in ("emulated", "none")
@@ -185,7 +186,7 @@ class TestDemoFunctions:
     def test_bytes_are_readable(self, count: int, text: str) -> None:
         assert demo.format_bytes(count) == text
 
-    def test_last_step_and_error_are_read_from_what_the_script_wrote(self) -> None:
+    def test_last_step_and_error_are_read_from_the_scripts_output(self) -> None:
         errors = (
             "\rtraining:   0%|          | 0/60 [00:00<?, ?step/s]\rtraining:   5%|# | 3/60 [00:01<00:20]\n"
             'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
@@ -202,7 +203,7 @@ class TestDemoFunctions:
         assert demo.ending(errors) == "    torch.OutOfMemoryError: no room\n      table"
         assert demo.ending("one\n\rbar 1\rbar 2\nthree\n\n", 2) == "    bar 2\n    three"
 
-    def test_ended_says_how(self) -> None:
+    def test_ended_describes_the_exit(self) -> None:
         assert demo.how_it_ended(demo.Run(0, 1.0, "", None, None)) == "trained"
         assert demo.how_it_ended(demo.Run(-9, 1.0, "", None, None)) == "exit code -9"
         errors = "\rtraining: 0%| | 0/60 [00:00<?]\ntorch.OutOfMemoryError: no room\n"
@@ -220,7 +221,7 @@ class TestDemoFunctions:
         assert demo.equality(demo.Run(1, 1.0, "", None, None), reference) == demo.NOTHING
 
     def managed_run(self, plan_hits: int) -> demo.Run:
-        """A run as the statistics have it: 3 MiB by faults, 5 MiB copied, to the device."""
+        """Statistics of a run: 3 MiB to the device by faults, 5 MiB by copies."""
         moved = {"bytes_to_device": 3 << 20, "bytes_copied_to_device": 5 << 20, "bytes_to_host": 1 << 20}
         counters = moved | {"bytes_copied_to_host": 0, "bytes_in_place": 7 << 20, "faults_on_device": 48}
         device = {
@@ -235,7 +236,7 @@ class TestDemoFunctions:
         result = {"losses_hex": [(1.5).hex()], "validation_loss_hex": (2.5).hex(), "validation_loss": 2.5}
         return demo.Run(0, 1.0, "", result, stats)
 
-    def test_column_of_a_run_has_bytes_by_the_way_they_went(self) -> None:
+    def test_column_of_a_run_has_bytes_by_kind_of_transfer(self) -> None:
         column = demo.figures(self.managed_run(0), demo.Run(0, 1.0, "", None, None))
         assert column["bytes to the device, by faults"] == "3.0 MiB"
         assert column["bytes to the device, copied"] == "5.0 MiB"

@@ -1,4 +1,4 @@
-"""An export pins its storage whatever budget there was when it was made."""
+"""An export pins its storage, independent of the budget at the time of the export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def budget() -> Iterator[None]:
 
 
 def pressure() -> None:
-    """Uses more than any budget of this file, so that a storage that may leave the device has to."""
+    """Uses more than any budget of this file, so that every movable storage is evicted."""
     kept = [torch.zeros(MIB, device=DEVICE) for _ in range(8)]
     for _ in range(2):
         for each in kept:
@@ -63,7 +63,7 @@ def test_an_export_of_a_labelled_tensor_stays_when_the_label_is_gone() -> None:
     assert x.data_ptr() != address
 
 
-def test_the_end_of_an_export_leaves_other_pins() -> None:
+def test_the_end_of_an_export_keeps_other_pins() -> None:
     x = torch.ones(MIB, device=DEVICE)
     capsule = x.__dlpack__(dl_device=(MANAGED, 0))
     address = x.data_ptr()

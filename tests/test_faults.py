@@ -1,4 +1,5 @@
-"""Allocations, copies, moves and hints while each runtime call fails once: a documented error or none."""
+"""Allocations, copies, moves and hints while each runtime call fails once: each raises as documented or
+succeeds."""
 
 # ruff: noqa: B023  (each lambda is called at once)
 
@@ -93,7 +94,7 @@ def _moves(attempt: Attempts) -> None:
         found = attempt(ours.cpu)
         if attempt.error is earlier:
             assert torch.equal(found, x + round_ + 1)
-        elif found is not None:  # done or not done
+        elif found is not None:  # either value is possible after a failure
             assert torch.equal(found, x + round_ + 1) or torch.equal(found, x + round_)
             return
 
@@ -115,7 +116,7 @@ def _copies(attempt: Attempts) -> None:
             done = attempt(lambda: into.copy_(there, non_blocking=True))
             attempt(emu.synchronize)
             assert done is None or torch.equal(into, x)
-        halves = attempt(lambda: there.half().float())  # converted on the way
+        halves = attempt(lambda: there.half().float())  # converted during the copy
         assert halves is None or attempt(lambda: torch.equal(halves.cpu(), x.half().float()), otherwise=True)
         strided = attempt(lambda: there.view(1000, 100).t().cpu())
         assert strided is None or torch.equal(strided, x.view(1000, 100).t())
@@ -147,7 +148,7 @@ def _hints(attempt: Attempts) -> None:
         attempt(lambda: torch_uvm.discard(scratch))
         on_host = attempt(lambda: torch_uvm.to(scratch, "cpu"))
         if on_host is not None:
-            attempt(lambda: torch_uvm.discard(on_host))  # waits
+            attempt(lambda: torch_uvm.discard(on_host))  # waits for the stream
     assert attempt(lambda: is_all(x, 3.0), otherwise=True)
 
 
@@ -159,7 +160,7 @@ def test_hints() -> None:
 @pytest.mark.parametrize("name", ["record_event", "synchronize_event"])
 def test_a_discard_that_fails_leaves_no_event(name: str) -> None:
     torch_uvm.enable(budget=None)
-    on_host = torch_uvm.to(filled(1 << 20, 4.0), "cpu")  # whose discard waits
+    on_host = torch_uvm.to(filled(1 << 20, 4.0), "cpu")  # its discard waits for the stream
     before = _C.emu_live_objects()
     _C.emu_fail_call(name, 1)
     with pytest.raises(RuntimeError, match=name):

@@ -14,7 +14,7 @@ def in_child(body):
     '''Runs body in a forked child; its exit status.'''
     child = os.fork()
     if child == 0:
-        torch.set_num_threads(1)  # OpenMP's threads are the parent's, as in a DataLoader's worker
+        torch.set_num_threads(1)  # as in a DataLoader's worker: OpenMP's threads only exist in the parent
         try:
             body()
         except BaseException as error:
@@ -26,7 +26,7 @@ def in_child(body):
 
 
 class TestExit:
-    """A process ends with status 0 and no word, whatever is alive."""
+    """A process exits with status 0 and without output, regardless of live objects."""
 
     @pytest.mark.parametrize(
         "alive",
@@ -58,7 +58,8 @@ class TestExit:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_while_a_thread_allocates(self, spawn: Spawn) -> None:
-        """Not a daemon thread: killed in mid-call by the interpreter, those abort PyTorch on any device."""
+        """Not a daemon thread: the interpreter kills those during a call, which aborts PyTorch on any
+        device."""
         done = spawn(
             PRELUDE
             + """
@@ -80,8 +81,8 @@ for _ in range(3):
 
 
 class TestFork:
-    def test_child_reads_what_the_parent_has_on_the_host(self, spawn: Spawn) -> None:
-        """64 MiB that were made on the host's label, and 64 MiB that moved there; copied on write."""
+    def test_child_reads_the_parents_host_tensors(self, spawn: Spawn) -> None:
+        """64 MiB made under the host's label and 64 MiB moved there. The child's copy is copy-on-write."""
         done = spawn(
             PRELUDE
             + """
@@ -106,8 +107,8 @@ assert host[0].item() == 3.0 and moved[-1].item() == 4.0 and device.sum().item()
         )
         assert done.stderr == ""
 
-    def test_child_reads_what_was_the_hosts_and_moved_on(self, spawn: Spawn) -> None:
-        """The label that the CPU had is still there, and so are its bytes."""
+    def test_child_reads_cpu_labels_of_moved_tensors(self, spawn: Spawn) -> None:
+        """The CPU label still exists, and so do its bytes."""
         spawn(
             PRELUDE
             + """
@@ -146,7 +147,7 @@ assert in_child(body) == 0
         ],
     )
     def test_child_is_refused_the_devices_bytes_by_name(self, spawn: Spawn, touch: str) -> None:
-        """They are not mapped there: who got past the refusal would die of a signal."""
+        """The bytes are not mapped in the child: an access that was not refused would die of a signal."""
         spawn(
             PRELUDE
             + f"""
@@ -168,7 +169,7 @@ assert x.sum().item() == 1 << 20
 """
         )
 
-    def test_child_makes_views_of_what_it_cannot_read(self, spawn: Spawn) -> None:
+    def test_child_makes_views_of_device_tensors(self, spawn: Spawn) -> None:
         spawn(
             PRELUDE
             + """
@@ -204,7 +205,7 @@ torch.ones(8, device="emu")
 """
         )
 
-    def test_child_frees_without_harm(self, spawn: Spawn) -> None:
+    def test_child_frees_inherited_tensors(self, spawn: Spawn) -> None:
         spawn(
             PRELUDE
             + """
@@ -256,7 +257,7 @@ def work():
         torch_uvm.to(kept[2], "cpu").fill_(1.0)
         torch_uvm.ones(1000, device="cpu")
 
-# PyTorch chooses a kernel at its first call, under a lock of its own that a child could inherit.
+# PyTorch chooses a kernel in its first call, under its own lock, which a child could inherit locked.
 torch.ones(10, device="emu").cpu()
 torch_uvm.to(torch.ones(100000, device="emu"), "cpu").fill_(1.0)
 torch_uvm.ones(8, device="cpu")
@@ -278,7 +279,7 @@ assert statuses == [0] * 40, statuses
         )
 
     def test_twenty_forks_do_not_grow_the_parent(self, spawn: Spawn) -> None:
-        """Each child gets a copy of 32 MiB, and the parent keeps none of them."""
+        """Each child gets a copy of 32 MiB. The parent keeps none of the copies."""
         spawn(
             PRELUDE
             + """
@@ -298,8 +299,8 @@ assert virtual() - before < 32 << 20, (before, virtual())
 """
         )
 
-    def test_delayed_work_of_the_parent_stays_its_own(self, spawn: Spawn) -> None:
-        """A copy that is not done yet is done in the parent; the child sees what was there."""
+    def test_delayed_work_of_the_parent_runs_in_the_parent(self, spawn: Spawn) -> None:
+        """A pending copy completes in the parent. The child sees the bytes from before the copy."""
         spawn(
             PRELUDE
             + """
@@ -317,7 +318,7 @@ assert host.sum().item() == 7.0 * (1 << 20)
             env={"TORCH_UVM_CONF": "emulated_schedule_seed:3"},
         )
 
-    def test_other_programs_start_as_ever(self, spawn: Spawn) -> None:
+    def test_other_programs_start(self, spawn: Spawn) -> None:
         spawn(
             PRELUDE
             + """
@@ -335,7 +336,7 @@ assert data.sum().item() == 8 << 20
 
 class TestDataLoader:
     def test_two_forked_workers_read_a_managed_dataset(self, spawn: Spawn) -> None:
-        """64 MiB, half of it moved from the device; what workers make is ordinary memory."""
+        """64 MiB, half of them moved from the device. Workers allocate ordinary memory."""
         spawn(
             PRELUDE
             + """

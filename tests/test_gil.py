@@ -1,4 +1,4 @@
-"""What bindings do with the GIL: while one waits for a lock of ours, other Python threads run."""
+"""The GIL policy of the bindings: while a binding waits for a lock of torch_uvm, other Python threads run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES = {"no_gil", "no_gil_inside", "keeps_gil"}
 
 
 def arguments(source: str, opening: int) -> list[str]:
-    """Of the call whose bracket opens there; not those of calls within it."""
+    """The arguments of the call whose bracket opens there, without splitting nested calls."""
     found = [""]
     depth, quoted = 0, False
     for index in range(opening + 1, len(source)):
@@ -35,7 +35,7 @@ def arguments(source: str, opening: int) -> list[str]:
 
 
 def called(source: str, value: str) -> list[str]:
-    """Definitions, in the same file, of functions that an argument of a binding names."""
+    """Definitions, in the same file, of the functions that a binding's argument names."""
     names = set(re.findall(r"&(\w+)$|\b(\w+)[(<]", value))
     found = [
         re.search(rf"\b{name}\([^;{{]*\{{\n.*?\n\}}\n", source, re.DOTALL)
@@ -47,9 +47,9 @@ def called(source: str, value: str) -> list[str]:
 
 
 def fault(source: str, kind: str, values: list[str]) -> str | None:
-    """What is wrong with the GIL policy of a binding, `kind` of which has these arguments."""
+    """The fault in the GIL policy of a binding, or None. The binding is a `kind` with these arguments."""
     named = POLICIES.intersection(values)
-    if kind.startswith("def_property"):  # extras of a property do not reach its functions
+    if kind.startswith("def_property"):  # a property's extras do not apply to its functions
         if named == {"keeps_gil"} or (not named and any(value.startswith("unlocked(") for value in values)):
             return None
         return "a property names keeps_gil, or has functions from unlocked()"
@@ -65,7 +65,7 @@ def fault(source: str, kind: str, values: list[str]) -> str | None:
 
 
 def bindings(source: str) -> list[tuple[str, str, str | None]]:
-    """Kind, name in Python ("" of a constructor) and fault of each binding."""
+    """Kind, name in Python ("" for a constructor) and fault of each binding."""
     found = []
     for call in re.finditer(r"\.(def(?:_static|_readonly|_readwrite|_property\w*)?)\(", source):
         values = arguments(source, call.end() - 1)
@@ -82,20 +82,20 @@ def extension() -> ModuleType:
 
 
 def functions(thing: ModuleType | type) -> set[str]:
-    """Names of what Python can call in a module or class, those of its classes too."""
+    """Names of the callables of a module or class, and of its classes."""
     names: set[str] = set()
     for name, value in vars(thing).items():
         if isinstance(value, (ModuleType, type)) and "torch_uvm" in (
             getattr(value, "__module__", "") or value.__name__
         ):
-            if getattr(value, "__entries", None) is None:  # pybind11 makes an enumeration's functions
+            if getattr(value, "__entries", None) is None:  # pybind11 generates an enumeration's functions
                 names |= functions(value)
         elif not name.startswith("_") and (callable(value) or isinstance(value, property)):
             names.add(name)
     return names
 
 
-def test_each_binding_names_what_it_does_with_the_gil() -> None:
+def test_each_binding_names_its_gil_policy() -> None:
     faults = [
         f"{file.name}: {kind} {name}: {wrong}"
         for file in sorted(FOLDER.glob("*.cpp"))
@@ -105,7 +105,7 @@ def test_each_binding_names_what_it_does_with_the_gil() -> None:
     assert faults == []
 
 
-def test_no_binding_is_overlooked(extension: ModuleType) -> None:
+def test_the_check_sees_every_binding(extension: ModuleType) -> None:
     seen = {name for file in FOLDER.glob("*.cpp") for _, name, _ in bindings(file.read_text())}
     missing = functions(extension) - seen
     assert missing == set()
@@ -129,17 +129,17 @@ def test_no_binding_is_overlooked(extension: ModuleType) -> None:
         (".def(py::init([] { return g(); }), no_gil)", "no_gil_inside"),
     ],
 )
-def test_what_the_check_finds(source: str, wrong: str | None) -> None:
+def test_the_check_reports_faults(source: str, wrong: str | None) -> None:
     [(_, _, found)] = bindings(source)
     assert found is None if wrong is None else wrong in str(found)
 
 
 # --- by running them ------------------------------------------------------------------------------
 
-# A device that is held performs no copy. One thread waits for such a copy with locks of ours held. Others
-# then call bindings that want these locks. The switch interval is longer than the test: a thread keeps the
-# GIL until it lets go of it by itself. A binding that waits with the GIL stops this program, and the dump
-# says which one it is.
+# A held device performs no copies. One thread waits for such a copy while it holds locks of torch_uvm. Other
+# threads then call bindings that need these locks. The switch interval is longer than the test, so a thread
+# keeps the GIL until it releases it. A binding that waits with the GIL stops this program, and the dump names
+# the binding.
 PROGRAM = """
 import faulthandler, sys, threading
 import torch, torch_uvm
@@ -153,10 +153,10 @@ capsule = _C.dlpack_export(y, 0, True, False)
 arena = torch_uvm.arena("1MiB")
 torch.emu.synchronize()
 
-def engine():  # the engine takes x to the host, and waits for that
+def engine():  # the engine evicts x and waits for that
     _C.request_budget(0, str(4 * MIB))
 
-def allocator():  # a segment goes, for which queued work is waited for
+def allocator():  # frees a segment, which waits for queued work
     _C.empty_cache()
 
 CALLS = {
@@ -180,7 +180,8 @@ CALLS = {
     "dlpack_import": lambda: _C.dlpack_import(capsule, y.device, False),
     "device_properties": lambda: _C.device_properties(0),
     "check_residency": lambda: _C.check_residency(),
-    "set_limit": lambda: _C.set_limit(None),  # has the lock of the options while it waits for the allocator's
+    # Holds the lock of the options while it waits for the allocator's lock.
+    "set_limit": lambda: _C.set_limit(None),
     "get_limit": lambda: _C.get_limit(),
     "describe_options": lambda: _C.describe_options(),
     "backend": lambda: _C.backend(),
@@ -198,7 +199,7 @@ def begin(name, call):
     begun.wait()
     return thread
 
-faulthandler.dump_traceback_later(60, exit=True)  # then a binding has the GIL, and waits
+faulthandler.dump_traceback_later(60, exit=True)  # after 60 s a binding waits with the GIL
 sys.setswitchinterval(1e6)
 host = torch.ones(8 * MIB // 4).pin_memory()
 _C.emu_hold_device(0)
@@ -221,6 +222,6 @@ print(" ".join(waiting))
 
 
 @pytest.mark.parametrize("waits", ["engine", "allocator"])
-def test_others_run_while_a_binding_waits_for_a_lock(spawn: Spawn, waits: str) -> None:
+def test_other_threads_run_while_a_binding_waits_for_a_lock(spawn: Spawn, waits: str) -> None:
     done = spawn(f"WAITS = {waits!r}\n" + PROGRAM, timeout=120)
     assert waits in done.stdout.split(), done.stdout

@@ -1,4 +1,4 @@
-"""The guard that programs on a real GPU stand behind, proven on the emulator."""
+"""Tests of the GPU guard (_gpu_guard.py) on the emulator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def guard() -> Iterator[Guard]:
 
 
 class TestRoom:
-    """In a process where nothing managed was allocated yet, as it has to be."""
+    """`check_room` requires that no managed memory has been allocated yet."""
 
     @pytest.fixture(autouse=True)
     def nothing_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,14 @@ class TestRoom:
             check_room(GIB, {"a": lambda: [140 * GIB], "b": lambda: free})
 
     @pytest.mark.parametrize("reading", [None, []])
-    def test_nobody_knows(self, reading: list[int] | None) -> None:
-        with pytest.raises(Refused, match="nobody"):
+    def test_a_card_without_a_reading_is_refused(self, reading: list[int] | None) -> None:
+        with pytest.raises(Refused, match="no reader"):
             check_room(GIB, {"a": lambda: reading})
 
-    def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_after_an_allocation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: True)
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
-        with pytest.raises(Refused, match="before anybody looked"):
+        with pytest.raises(Refused, match="before the free memory"):
             check_room(GIB, {"a": lambda: [140 * GIB]})
 
 
@@ -72,7 +72,7 @@ class TestLimit:
     def test_outlives_options_that_do_not_name_it(
         self, guard: Guard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with monkeypatch.context() as replaced:  # undone before the guard puts back what it holds
+        with monkeypatch.context() as replaced:  # undone before the guard restores the originals
             replaced.setitem(guard._real, "load_options", lambda text: guard._real["set_limit"](None))
             _C.load_options("populate:true")
             assert _C.get_limit() == 64 * MIB
@@ -90,7 +90,7 @@ class TestLimit:
         assert _C.managed_bytes() <= 64 * MIB
         del x
 
-    def test_check_is_content_with_what_it_allows(self, spawn: Spawn) -> None:
+    def test_check_accepts_use_within_the_limit(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch
@@ -118,7 +118,7 @@ class TestLimit:
             with pytest.raises(Refused, match="to stay at or below"):
                 guard.check()
 
-    def test_release_leaves_all_as_it_was(self) -> None:
+    def test_release_restores_the_limit(self) -> None:
         torch_uvm.set_limit("3GiB")
         Guard(GIB).hold().release()
         assert _C.get_limit() == 3 * GIB
@@ -162,5 +162,5 @@ class TestOtherProcesses:
         "text",
         ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024", "host_limit:none,limit:4GiB"],
     )
-    def test_may_say_all_else(self, text: str) -> None:
+    def test_may_contain_anything_else(self, text: str) -> None:
         check_program(text, 4 * GIB)

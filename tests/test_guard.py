@@ -1,7 +1,7 @@
-"""The guard: one function makes every managed allocation, and checks device, limit and host first.
+"""The guard: one function makes every managed allocation, after checking device, limit and host memory.
 
-By the source: nobody else calls what makes managed memory. By behaviour: every way to memory is refused what
-the limit, the host or a device's budget does not have, and no way overruns them.
+In the source, no other function calls the runtime's managed allocation. In behaviour, every way to allocate
+is refused beyond the limit, the host's memory and a device's budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ROOT / "csrc"
 MIB = 1 << 20
 
-#: What makes managed memory, or could, and the one file that may call it; None: nobody.
+#: Calls that can make managed memory, and the one file that may contain each; None: no file.
 MAKERS: dict[str, str | None] = {
     r"do_allocate_managed": "runtime/managed_runtime.cpp",
     r"cudaMallocManaged": "cuda/cuda_runtime.cpp",
@@ -31,7 +31,7 @@ MAKERS: dict[str, str | None] = {
     r"cudaHostRegister": "cuda/pinned_memory.cpp",
     r"cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
 }
-#: Who maps memory of the host: runtimes that have no device, pinned memory, and copies for a forked child.
+#: Files that may map host memory: runtimes without a device, pinned memory, and copies for a forked child.
 MAPPERS = {
     r"\bmmap": {"runtime/host_memory.cpp"},
     r"map_host_memory": {
@@ -49,7 +49,8 @@ def without_comments(source: str) -> str:
 
 
 def calls(source: str, name: str) -> int:
-    """Calls of a function: no declarations and definitions, which have a type before them, and no words."""
+    """Counts calls of a function. Declarations and definitions, which follow a type, and text do not
+    count."""
     found = re.finditer(rf"(?:{name})\s*\(", source)
     contexts = [source[max(it.start() - 40, 0) : it.start()] for it in found]
     return sum(1 for it in contexts if not re.search(r"(?:void\*\s+(?:\w+::)?|cudaError_t\s+|[\w:])$", it))
@@ -66,7 +67,7 @@ def sources() -> dict[str, str]:
 
 
 class TestSource:
-    def test_a_second_caller_is_seen(self) -> None:
+    def test_the_check_sees_a_second_caller(self) -> None:
         words = 'void* f() {\n  // cudaMallocManaged(1)\n  say("cudaMallocManaged(1)");\n'
         call = "  return cudaMallocManaged(&p, n);\n}"
         assert calls(without_comments(words), "cudaMallocManaged") == 0
@@ -76,15 +77,15 @@ class TestSource:
         assert calls("  p = do_allocate_managed(bytes, home);", "do_allocate_managed") == 1
 
     @pytest.mark.parametrize("name", MAKERS)
-    def test_one_place_makes_managed_memory(self, name: str, sources: dict[str, str]) -> None:
+    def test_one_file_makes_managed_memory(self, name: str, sources: dict[str, str]) -> None:
         where = MAKERS[name]
         assert callers(name, sources) == ({} if where is None else {where: 1})
 
     @pytest.mark.parametrize("name", MAPPERS)
-    def test_memory_is_mapped_for_runtimes_alone(self, name: str, sources: dict[str, str]) -> None:
+    def test_only_listed_files_map_memory(self, name: str, sources: dict[str, str]) -> None:
         assert set(callers(name, sources)) == MAPPERS[name]
 
-    def test_what_the_one_function_checks_comes_before_the_call(self, sources: dict[str, str]) -> None:
+    def test_the_checks_come_before_the_call(self, sources: dict[str, str]) -> None:
         text = sources["runtime/managed_runtime.cpp"]
         begin = text.index("void* ManagedRuntime::allocate_managed(")
         body = text[begin : text.index("\n}\n", begin)]
@@ -92,8 +93,8 @@ class TestSource:
         places = [body.index(it) for it in [*checks, "do_allocate_managed("]]
         assert places == sorted(places)
 
-    def test_nobody_can_go_round_it(self, sources: dict[str, str]) -> None:
-        """It is no virtual function, and what it calls is for derived classes only."""
+    def test_the_checks_cannot_be_bypassed(self, sources: dict[str, str]) -> None:
+        """It is not virtual, and the function that it calls is protected."""
         header = sources["runtime/managed_runtime.h"]
         assert re.search(r"\n  void\* allocate_managed\(", header)
         protected = header.index(" protected:")
@@ -130,7 +131,7 @@ class _AllocatesBackward(torch.autograd.Function):
 
 
 def _backward(count: int) -> object:
-    """By a thread of autograd."""
+    """Allocates in a thread of autograd."""
     x = torch_uvm.ones(1, device="emu").expand(count).requires_grad_()
     return _managed(lambda: torch.autograd.grad(_AllocatesBackward.apply(x, count), x)[0])  # type: ignore[no-untyped-call]
 
@@ -145,7 +146,7 @@ def _resized(count: int) -> object:
     return _managed(lambda: x.resize_(count))
 
 
-#: Each way to `count` floats of managed memory.
+#: Each way to allocate `count` floats of managed memory.
 WAYS: dict[str, Callable[[int], object]] = {
     "empty": lambda count: torch_uvm.empty(count, device="emu"),
     "zeros": lambda count: torch_uvm.zeros(count, device="emu"),
@@ -185,26 +186,26 @@ def nothing_cached() -> Iterator[None]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("nothing_cached")
 class TestEveryWay:
-    def test_serves_what_there_is(self, way: str) -> None:
-        """Or the refusals below would say nothing."""
+    def test_serves_a_request_that_fits(self, way: str) -> None:
+        """Otherwise the refusals below would prove nothing."""
         before = _C.managed_bytes()
         made = WAYS[way](MIB)
         assert isinstance(made, torch.Tensor) and torch_uvm.is_managed(made)
         assert _C.managed_bytes() > before
 
     def test_stops_at_the_limit(self, way: str) -> None:
-        torch_uvm.empty(1, device="emu")  # small blocks have their segment already
+        torch_uvm.empty(1, device="emu")  # creates the segment of small blocks
         limit = _C.managed_bytes() + 8 * MIB
         torch_uvm.set_limit(limit)
         with pytest.raises(OUT, match="limit"):
             WAYS[way](64 * MIB)
         assert _C.managed_bytes() <= limit
 
-    def test_stops_at_what_the_host_has(self, way: str) -> None:
+    def test_stops_at_the_hosts_memory(self, way: str) -> None:
         before = _C.managed_bytes()
         with pytest.raises(OUT, match="backed by the host"):
             WAYS[way](1 << 46)
-        assert _C.managed_bytes() <= before + 64 * MIB  # small blocks of the way there
+        assert _C.managed_bytes() <= before + 64 * MIB  # small blocks allocated before the refusal
 
 
 def test_many_small_ones_stop_at_the_limit() -> None:
@@ -221,13 +222,13 @@ def test_many_small_ones_stop_at_the_limit() -> None:
 
 
 def test_a_devices_budget_is_not_overrun_by_any_way() -> None:
-    """What a device may have at once: what is beyond is elsewhere, or refused, and never on the device."""
+    """Allocations beyond the budget go to the host or are refused. They are never on the device."""
     budget = 16 * MIB
     torch_uvm.enable(budget=budget)
     kept: list[object] = []
     for name, way in WAYS.items():
         if name in ("host", "nested", "caching", "a pool", "an arena", "a plan"):
-            continue  # what they hold is not the engine's to move
+            continue  # their blocks are not movable
         try:
             kept.append(way(MIB))
         except torch.OutOfMemoryError:

@@ -64,7 +64,7 @@ class TestCompiled:
 
         self.check(step, backend, fullgraph=False)
 
-    def test_operators_are_traced_and_kept(self, backend: str) -> None:
+    def test_operators_are_traced_and_not_removed(self, backend: str) -> None:
         def step(x: torch.Tensor) -> torch.Tensor:
             y = x * 2
             torch.ops.torch_uvm.prefetch([y], CPU)
@@ -128,7 +128,7 @@ class TestStreams:
             assert _C.emu_pending_operations() == 0
             for x in xs:
                 assert emulated.residency(x) == {emu: 1 << 21}
-            with stream:  # the current one, where none is given; to the host that of the device
+            with stream:  # the current stream by default; for a move to the host, the device's current stream
                 for x in xs:
                     prefetch(x, "cpu")
             stream.synchronize()
@@ -138,8 +138,8 @@ class TestStreams:
             env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
         )
 
-    def test_prefetch_takes_no_wait_away(self, spawn: Spawn) -> None:
-        """A move to the CPU waits for the stream that wrote, even after a hint on another stream."""
+    def test_prefetch_removes_no_wait(self, spawn: Spawn) -> None:
+        """A move to the CPU waits for the writing stream, even after a hint on another stream."""
         spawn(
             """
             import torch, torch_uvm
@@ -157,7 +157,7 @@ class TestStreams:
             env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
         )
 
-    def test_discard_of_a_cpu_label_is_over_when_it_returns(self, spawn: Spawn) -> None:
+    def test_discard_of_a_cpu_label_is_synchronous(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch, torch_uvm
@@ -200,7 +200,7 @@ class TestStreams:
             env={"TORCH_UVM_CONF": "emulated_schedule_seed:5"},
         )
 
-    def test_stream_of_something_else(self, spawn: Spawn) -> None:
+    def test_stream_of_another_kind(self, spawn: Spawn) -> None:
         x = torch_uvm.ones(MIB)
 
         class Foreign(torch.Stream):
@@ -224,12 +224,12 @@ def test_several_devices(spawn: Spawn) -> None:
         prefetch([x, y, z], "emu:1")
         assert emulated.residency(x) == residency(x) == {one: 1 << 22}
         assert residency([x, y, z]) == {one: 3 << 22}
-        prefetch([x, y, z])  # each where its label says
+        prefetch([x, y, z])  # each to the device of its label
         assert [residency(t) for t in (x, y, z)] == [{zero: 1 << 22}, {one: 1 << 22}, {cpu: 1 << 22}]
         assert [emulated.residency(t) for t in (x, y, z)] == [{zero: 1 << 22}, {one: 1 << 22}, {cpu: 1 << 22}]
         assert residency([x, y, z]) == {zero: 1 << 22, one: 1 << 22, cpu: 1 << 22}
         with torch.accelerator.device_index(1):
-            prefetch(z, "emu")  # the current one
+            prefetch(z, "emu")  # the current device
         assert residency(z) == {one: 1 << 22}
         prefetch([x, y], cpu)
         assert residency([x, y]) == {cpu: 2 << 22}
@@ -258,7 +258,7 @@ def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
         if child == 0:
             status = 1
             try:
-                prefetch(x, "emu:0")  # by its index: CUDA does not tell a child which is current
+                prefetch(x, "emu:0")  # with an index: in a child CUDA does not report the current device
                 advise(x, False, "cpu")
                 assert residency(x) == {torch.device("cpu"): 1 << 22}
                 del x

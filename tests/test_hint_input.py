@@ -27,7 +27,7 @@ class Bad(NamedTuple):
 
 
 class Stranger:
-    """Neither a tensor nor a container of tensors."""
+    """A class that is neither a tensor nor a container of tensors."""
 
     def __repr__(self) -> str:
         return "stranger"

@@ -1,6 +1,6 @@
 """Discard and residency, and training with hints: no hint changes a result."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class TestDiscard:
-    def test_makes_moving_free(self) -> None:
+    def test_migration_of_discarded_pages_copies_nothing(self) -> None:
         x = torch_uvm.ones(4 * MIB, dtype=torch.uint8)
         discard(x)
         assert calls("discard") == 1
@@ -45,7 +45,7 @@ class TestDiscard:
         prefetch(x, "cpu")
         assert emulated.counters()["bytes_to_host"] == 8 * PAGE
 
-    def test_keeps_what_neighbours_contain(self) -> None:
+    def test_keeps_the_bytes_of_neighbours(self) -> None:
         left, x, right = neighbours(3, 160 * 1024)
         discard(x)
         prefetch([left, x, right], "cpu")
@@ -58,7 +58,7 @@ class TestDiscard:
         x = torch_uvm.ones(MIB)
         y = torch_uvm.to(x, "cpu")
         discard(x)
-        assert x._version == y._version == 2  # ones() has filled it
+        assert x._version == y._version == 2  # ones() counts as a write
         weight = torch_uvm.ones(MIB).requires_grad_()
         loss = (x * weight).sum()
         discard(x)
@@ -87,7 +87,7 @@ class TestDiscard:
 
 
 class TestResidency:
-    def test_of_what_is_not_managed(self) -> None:
+    def test_of_unmanaged_tensors(self) -> None:
         x = torch.zeros(4, 6)
         assert residency(x) == residency([x, x.t(), x[1]]) == {CPU: 96}
         assert residency(x[:, ::2]) == {CPU: 48}
@@ -102,7 +102,7 @@ class TestResidency:
         assert residency(x[:, :3]) == {CPU: 36, EMU: 12}
         assert residency([x[4:6], x[5:7], torch_uvm.to(x[6:8], "cpu")]) == {EMU: 4 * PAGE}
 
-    def test_of_very_many_runs_is_shared_out(self) -> None:
+    def test_with_too_many_runs_is_proportional(self) -> None:
         x = on_host(4 * MIB)
         prefetch(x[:MIB], EMU)
         assert residency(x[::2]) == {CPU: 3 * MIB // 2, EMU: MIB // 2}
@@ -113,7 +113,7 @@ class TestResidency:
         y = torch_uvm.to(x, EMU)
         assert residency(x) == residency(y) == emulated.residency(y) == {EMU: 4 * MIB}
 
-    def test_does_not_take_an_earlier_tensors_prefetch_for_its_own(self) -> None:
+    def test_ignores_prefetches_of_an_earlier_tensor(self) -> None:
         x = on_host(4 * MIB)
         prefetch(x[: 3 * MIB], EMU)
         address = x.data_ptr()
@@ -153,7 +153,7 @@ def test_results_never_change() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, hinted, strict=True))
 
 
-def test_hints_do_nothing_where_memory_takes_none(spawn: Spawn) -> None:
+def test_hints_do_nothing_on_memory_without_support(spawn: Spawn) -> None:
     done = spawn("""
         import torch, torch_uvm
         from torch_uvm import _C, emulated

@@ -55,7 +55,7 @@ class TestMoves:
         assert z.data_ptr() == x.data_ptr() and torch.equal(x, torch.arange(1, MIB + 1))
         assert torch_uvm.is_managed(x) and torch_uvm.is_managed(z)
         base = x.untyped_storage()._cdata
-        assert z.untyped_storage()._cdata == base, "a round trip gives the first storage back"
+        assert z.untyped_storage()._cdata == base, "a round trip returns the first storage"
 
     def test_any_label_keeps_the_bytes(self) -> None:
         before = torch_uvm.memory_allocated()
@@ -92,7 +92,8 @@ class TestMoves:
         assert torch.equal(z, x)
 
     def test_memory_freed_while_a_copy_reads_it_is_not_reused_too_early(self, spawn: Spawn) -> None:
-        """The copy is delayed. The host tensor is freed and others are allocated before the copy is done."""
+        """The copy is delayed. The host tensor is freed, and other tensors are allocated, before the copy is
+        done."""
         spawn(
             PRELUDE
             + """

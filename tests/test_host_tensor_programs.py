@@ -24,8 +24,8 @@ from torch_uvm import _C
 
 
 class TestRunningOut:
-    def test_past_the_limit_a_script_gets_ordinary_memory_and_is_told_once(self) -> None:
-        """The script asked for CPU tensors, and the host has ordinary memory for them."""
+    def test_past_the_limit_a_script_gets_ordinary_memory_and_one_warning(self) -> None:
+        """The script requested CPU tensors, so ordinary memory is a valid fallback."""
         kept = torch.ones(4 * MIB)
         before = _C.get_limit()
         torch_uvm.set_limit(_C.managed_bytes() + MIB)
@@ -36,7 +36,7 @@ class TestRunningOut:
         assert all(int(x[-1]) == (64 * MIB - 1) % 256 for x in refused)
         assert torch_uvm.is_managed(kept)
         ours = [str(each.message) for each in told if "ordinary memory" in str(each.message)]
-        assert len(ours) <= 1, "said once in a process"
+        assert len(ours) <= 1, "the warning is given once per process"
         torch_uvm.set_limit(before)
         assert torch_uvm.is_managed(torch.ones(16 * MIB))
 
@@ -53,7 +53,7 @@ print([torch_uvm.is_managed(x) for x in tensors])
         assert done.stderr.count("ordinary memory") == 1
         assert "limit" in done.stderr and "32" in done.stderr
 
-    def test_asked_for_by_name_managed_memory_is_refused(self) -> None:
+    def test_explicit_requests_for_managed_memory_are_refused(self) -> None:
         torch_uvm.set_limit(_C.managed_bytes() + MIB)
         with pytest.raises(torch.OutOfMemoryError):
             torch_uvm.empty(64 * MIB, device="cpu")

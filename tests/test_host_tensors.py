@@ -49,7 +49,7 @@ class TestWhatIsManaged:
             lambda: torch.ones(MIB).clone(),
         ],
     )
-    def test_however_it_is_made(self, make: Callable[[], torch.Tensor]) -> None:
+    def test_all_factories_are_covered(self, make: Callable[[], torch.Tensor]) -> None:
         x = make()
         assert x.device.type == "cpu" and torch_uvm.is_managed(x)
 
@@ -59,7 +59,7 @@ class TestWhatIsManaged:
         assert x.grad is not None and torch_uvm.is_managed(x.grad)
         assert x.grad[0] == 2
 
-    def test_they_are_at_home_on_the_host_and_given_back(self) -> None:
+    def test_their_home_is_the_host_and_they_are_freed(self) -> None:
         x = torch.empty(4 * MIB, dtype=torch.uint8)
         assert host_bytes() == 4 * MIB
         view = x[10:20]
@@ -81,7 +81,7 @@ class TestWhatIsManaged:
             """
         )
 
-    def test_values_are_as_ever(self) -> None:
+    def test_values_equal_those_in_ordinary_memory(self) -> None:
         torch.manual_seed(5)
         managed = torch.randn(512, 1024).cumsum(0).softmax(1)
         with torch_uvm.disabled():
@@ -113,7 +113,7 @@ class TestSwitch:
         del x
         assert host_bytes() == 0
 
-    def test_a_scope_is_its_threads(self) -> None:
+    def test_a_scope_applies_to_its_thread(self) -> None:
         seen: list[bool] = []
         with torch_uvm.disabled():
             thread = threading.Thread(target=lambda: seen.append(torch_uvm.is_managed(torch.ones(MIB))))
@@ -122,7 +122,7 @@ class TestSwitch:
         assert seen == [True]
 
     def test_without_a_backend_it_is_refused(self, spawn: Spawn) -> None:
-        """An accelerator without a backend of torch_uvm."""
+        """An accelerator that torch_uvm does not support."""
         spawn(
             """
             import torch
@@ -143,7 +143,7 @@ class TestSwitch:
 
 
 class TestWhatStaysWhatItIs:
-    def test_memory_that_others_made(self, tmp_path: Path) -> None:
+    def test_memory_of_other_allocators(self, tmp_path: Path) -> None:
         array = np.ones(MIB)
         assert not torch_uvm.is_managed(torch.from_numpy(array))
         assert not torch_uvm.is_managed(torch.frombuffer(bytearray(MIB), dtype=torch.uint8))
@@ -166,9 +166,9 @@ class TestWhatStaysWhatItIs:
         x.numpy()[7] = 3.0
         assert x[7] == 3.0 and x.numpy().ctypes.data == x.data_ptr()
 
-    def test_contents_travel(self) -> None:
-        """torch.load asks for a CPU tensor; deepcopy and pickle make a storage, which PyTorch takes from
-        its default allocator whatever the CPU's allocator is."""
+    def test_loaded_and_copied_contents(self) -> None:
+        """torch.load allocates a CPU tensor. deepcopy and pickle create a storage, which PyTorch takes from
+        its default allocator and not from the CPU allocator that is installed."""
         x = torch.arange(MIB)
         file = io.BytesIO()
         torch.save(x, file)
@@ -177,7 +177,7 @@ class TestWhatStaysWhatItIs:
         assert [torch_uvm.is_managed(other) for other in made] == [True, False, False]
         assert all(torch.equal(other, x) and other.data_ptr() != x.data_ptr() for other in made)
         assert torch.UntypedStorage(MIB).nbytes() == MIB
-        assert host_bytes() == 2 * x.nbytes, "x, and what was loaded"
+        assert host_bytes() == 2 * x.nbytes, "x and the loaded tensor"
 
     def test_kernels_of_the_accelerator_do_not_take_them(self) -> None:
         """Kernels of the emulator allocate device memory through the CPU's allocator. It is not managed."""
@@ -198,11 +198,11 @@ class TestWhatStaysWhatItIs:
         held = host_bytes()
         for _ in range(3):
             assert torch.equal(layer(image), managed)
-        assert host_bytes() == held, "scratch memory was not given back"
+        assert host_bytes() == held, "scratch memory leaked"
         with torch_uvm.disabled():
             assert torch.equal(layer(image), managed)
 
-    def test_copy_on_write_does_not_hide_them(self) -> None:
+    def test_copy_on_write_is_refused(self) -> None:
         """Copy-on-write would replace the managed deleter, so it is refused, as for all managed memory."""
         x = torch.arange(MIB)
         with pytest.raises(RuntimeError, match="storage"):

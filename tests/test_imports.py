@@ -1,4 +1,4 @@
-"""The layout of the Python package (tests/_imports.py), and files that break it."""
+"""The layout of the Python package (tests/_imports.py), and examples of files that break its rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_rule_is_kept(rule: Callable[[rules.Files], list[str]]) -> None:
 
 OTHERS = {"torch_uvm/__init__.py": "", "torch_uvm/_util/b.py": "", "torch_uvm/_patches/__init__.py": ""}
 
-# A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
+# A rule, the path of a file, a text that breaks the rule, and one that satisfies it.
 BREACHES = [
     (
         rules.cycles_of_imports,

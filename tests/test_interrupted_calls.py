@@ -1,7 +1,8 @@
-"""Ctrl-C after the Nth call, for each N: what is left is what was there before, and the next call goes well.
+"""Ctrl-C after the Nth call, for each N: the state is unchanged afterwards, and the next call succeeds.
 
-Python looks for signals where a function begins, after a call of a function in C, and where a loop goes on. A
-profile function sees the first two: it raises KeyboardInterrupt there. `make faults` tries all of them.
+Python checks for signals at the begin of a function, after a call of a C function, and at the end of a loop's
+iteration. A profile function covers the first two: it raises KeyboardInterrupt there. `make faults` tests all
+N.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from _spawn import Spawn
 
 INTERRUPT = """
 class Interrupt:
-    # In functions of files whose names end so, after the nth call.
+    # Raises after the nth call, counted in functions of files with these endings.
     def __init__(self, nth, files=("",)):
         self.nth, self.files, self.seen, self.where = nth, files, 0, None
 
@@ -26,7 +27,7 @@ class Interrupt:
                 raise KeyboardInterrupt
 
     def during(self, call):
-        # Whether there was such a call.
+        # Returns whether there was such a call.
         try:
             sys.setprofile(self)
             call()
@@ -45,7 +46,7 @@ plain = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
 wanted = alone(1)
 training = under_a_budget(OPTIMIZER)
 state = training.state()
-# Of PyTorch: they put the grad mode back in Python code.
+# PyTorch's own functions, which restore the grad mode in Python code.
 PYTORCHS = ("torch/_dynamo/decorators.py", "torch/autograd/grad_mode.py", "torch/optim/optimizer.py")
 
 def operators():
@@ -63,7 +64,7 @@ while True:
     assert _get_current_dispatch_mode_stack() == [], interrupt.where
     assert torch._C._len_torch_function_stack() == 0, interrupt.where
     assert torch_uvm.is_enabled(), interrupt.where
-    if OPTIMIZER == "deferred":  # else the engine may sleep
+    if OPTIMIZER == "deferred":  # otherwise the engine may be idle
         before = operators()
         training.model[0].weight.detach() + 1
         assert operators() > before, interrupt.where
@@ -89,13 +90,13 @@ DEFERRED = ("_patches/deferred_updates.py", "_patches/optimizer_steps.py", "_pyt
     ids=["ours", "deferred", "in_place"],
 )
 def test_a_step(spawn: Spawn, optimizer: str, files: tuple[str, ...], every: int) -> None:
-    """A step that is cut short leaves no operator swallowed, none unobserved, and no mode on."""
+    """An interrupted step leaves no pending operator, no unobserved operator, and no mode."""
     chosen = f"OPTIMIZER, FILES, EVERY = {optimizer!r}, {files!r}, {every}\n"
     spawn(PRELUDE + INTERRUPT + chosen + STEP)
 
 
 def test_scopes(spawn: Spawn) -> None:
-    """A scope that is cut short is over once the exception is."""
+    """An interrupted scope ends with the exception."""
     spawn(
         PRELUDE
         + INTERRUPT
@@ -127,14 +128,14 @@ check()
 
 
 def test_enable(spawn: Spawn) -> None:
-    """The next call has all in place, once."""
+    """The next call installs everything, exactly once."""
     spawn(
         PRELUDE
         + INTERRUPT
         + """
 import importlib
 
-adam = importlib.import_module("torch.optim.adam")  # whose name torch.optim takes away
+adam = importlib.import_module("torch.optim.adam")  # torch.optim hides this module's name
 
 def depth(call):
     count = 0
@@ -150,7 +151,7 @@ def enable():
     torch_uvm.enable(budget=8 * MIB, moves="alias", optimizer="deferred", host_tensors=True)
 
 def after_the(nth):
-    # In a child, where nothing is in place yet.
+    # In a child, where nothing is installed yet.
     before = watched()
     interrupted = Interrupt(nth, ("",)).during(enable)
     enable()

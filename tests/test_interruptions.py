@@ -1,7 +1,7 @@
-"""Training under a budget that is cut short: no memory, a full disk, Ctrl-C, forks, exits, a killed child.
+"""Interrupted training under a budget: out of memory, full disk, Ctrl-C, forks, exits, a killed child.
 
-Each process trains under a budget, and takes a step that did not end again from the state before it, as
-scripts with checkpoints do; it ends with the bytes that a run by itself has. `make faults` tries more seeds.
+Each process trains under a budget and repeats an interrupted step from the state before it, like a script
+with checkpoints. It must end with the bytes of an undisturbed run. `make faults` tests more seeds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ SEEDS = range(12) if LONG else [0]
 
 class TestMemory:
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_host_has_none_left_in_the_midst_of_a_step(self, spawn: Spawn, seed: int) -> None:
-        """An address space that ends anywhere: what asks for more is refused, Python and PyTorch included."""
+    def test_the_host_runs_out_of_memory_during_a_step(self, spawn: Spawn, seed: int) -> None:
+        """The address space ends at a random point. Every larger request is refused, also in Python and
+        PyTorch."""
         done = spawn(
             PRELUDE
             + f"""
@@ -37,7 +38,7 @@ for number in range(4):
         try:
             with contextlib.suppress(MemoryError):
                 while choose.random() < 0.5:
-                    hog.append(bytearray(choose.randrange(64 << 10, 2 * MIB)))  # from caches, too
+                    hog.append(bytearray(choose.randrange(64 << 10, 2 * MIB)))  # may come from caches
             training.step(number)
             ended = True
         except (MemoryError, RuntimeError):
@@ -61,7 +62,7 @@ print(refused)
 
     @pytest.mark.parametrize("refused", ["limit", "runtime"])
     def test_pinned_memory_is_refused(self, spawn: Spawn, refused: str) -> None:
-        """The engine cannot take anything to the host: the budget is missed by name, and no byte is lost."""
+        """The engine cannot evict: errors name the missed budget, and no byte is lost."""
         spawn(
             PRELUDE
             + f"""
@@ -98,8 +99,8 @@ check()
 
 class TestDisk:
     @pytest.mark.parametrize("kind", ["allocations", "accesses"])
-    def test_a_recording_that_the_disk_has_no_room_for(self, spawn: Spawn, kind: str) -> None:
-        """Training goes on, the end says so by name, and there is as much of it as there was room for."""
+    def test_a_recording_on_a_full_disk(self, spawn: Spawn, kind: str) -> None:
+        """Training continues. The end of the recording raises, and the file has the rows that fitted."""
         spawn(
             PRELUDE
             + f"""
@@ -123,7 +124,7 @@ for number, most in enumerate(sizes):
         raise AssertionError("all was written")
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert os.path.getsize(file) <= most
-    with torch_uvm.record_{kind}(file):  # there is room again
+    with torch_uvm.record_{kind}(file):  # the disk has room again
         torch.ones(MIB, device="emu").add_(1)
     assert os.path.getsize(file) > 0
 assert same(training.state(), wanted)
@@ -131,7 +132,7 @@ check()
 """
         )
 
-    def test_a_replays_figures(self, spawn: Spawn) -> None:
+    def test_the_figures_of_a_replay_on_a_full_disk(self, spawn: Spawn) -> None:
         done = spawn(
             """
             import torch, torch_uvm
@@ -167,7 +168,7 @@ training.step(0)
 long = time.perf_counter() - began
 training.load(state)
 interrupted = 0
-signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # the same as Ctrl-C
 
 def interrupted_step(number):
     global interrupted
@@ -179,7 +180,7 @@ def interrupted_step(number):
     except KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, 0)
     interrupted += 1
-    # PyTorch puts the grad mode back in Python code, where Ctrl-C leaves it off (test_interrupted_calls.py).
+    # PyTorch restores the grad mode in Python code. Ctrl-C there leaves it off (test_interrupted_calls.py).
     torch.set_grad_enabled(True)
     return True
 
@@ -193,7 +194,7 @@ for number in range(6):
         training.step(number)
     state = training.state()
 assert same(state, wanted)
-while interrupted == 0:  # the step that `long` was measured with may have been slow
+while interrupted == 0:  # the step that measured `long` may have been slow
     long /= 2
     interrupted_step(0)
 check()
@@ -203,7 +204,7 @@ assert _C.pending_updates() == 0
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_forks_at_random_moments(self, spawn: Spawn, seed: int) -> None:
-        """Children read what is the host's and end; the training does not notice."""
+        """Children read host tensors and exit. The training is not affected."""
         spawn(
             PRELUDE
             + f"""
@@ -244,13 +245,13 @@ check()
 class TestEnds:
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("optimizer", ["deferred", "in_place"][: 2 if LONG else 1])
-    def test_the_interpreter_ends_in_the_midst_of_it(self, spawn: Spawn, optimizer: str, seed: int) -> None:
-        """Live tensors, a thread that trains, copies that are delayed, updates that are pending."""
+    def test_the_interpreter_exits_during_a_step(self, spawn: Spawn, optimizer: str, seed: int) -> None:
+        """With live tensors, a training thread, delayed copies and pending updates."""
         done = spawn(
             PRELUDE
             + f"""
 import logging
-logging.getLogger("torch_uvm").setLevel(logging.ERROR)  # a foreach optimizer exceeds 8 MiB, and is told so
+logging.getLogger("torch_uvm").setLevel(logging.ERROR)  # a foreach optimizer exceeds 8 MiB and logs a warning
 training = under_a_budget({optimizer!r})
 pinned = [torch.ones(MIB // 4).pin_memory() for _ in range(4)]
 pending = [x.to("emu", non_blocking=True) for x in pinned]
@@ -268,8 +269,8 @@ graph = training.model(inputs[0].to("emu")).sum()
         )
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_a_child_is_killed_while_it_holds_shared_memory_and_aliases(self, spawn: Spawn) -> None:
-        """Forked and spawned ones. The parent goes on, and nothing is left behind in /dev/shm."""
+    def test_a_child_with_shared_memory_and_aliases_is_killed(self, spawn: Spawn) -> None:
+        """Forked and spawned children. The parent continues, and nothing is left in /dev/shm."""
         before = set(os.listdir("/dev/shm"))
         spawn(
             PRELUDE
@@ -280,7 +281,7 @@ def hold(shared, ready):
     shared.add_(1.0)
     ours = [torch.ones(MIB // 4).share_memory_() for _ in range(4)]
     ready.send(ours[0])
-    ready.recv()  # never
+    ready.recv()  # blocks forever
 
 def kill(child):
     os.kill(child.pid, signal.SIGKILL)
@@ -306,7 +307,7 @@ if __name__ == "__main__":
             assert (host == 3.0).all() and (moved == 4.0).all()
             del received
     child = os.fork()
-    if child == 0:  # with copies of the parent's, and aliases that it was given
+    if child == 0:  # with inherited copies, and aliases that were sent to it
         host.zero_(), moved.zero_()
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The loop that a log of allocations was recorded from."""
+"""Finding the iterations of the loop that a log of allocations was recorded from."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def _write(path: Path, *rows: str) -> Path:
 
 
 def _loop(path: Path, iterations: list[list[int]], prologue: int = 3, epilogue: int = 1) -> Path:
-    """A log of a loop: each iteration allocates those sizes and frees them in reverse order, but for the last
-    one, which is freed in the middle of the next iteration. Parameters come first, and go last."""
+    """A log of a loop. Each iteration allocates these sizes and frees them in reverse order, except for the
+    last one, which is freed in the middle of the next iteration. Parameters are allocated first and freed
+    last."""
     rows: list[str] = []
     address = 0x1000
     kept: tuple[int, int] | None = None
@@ -50,24 +51,24 @@ class TestIterations:
     def test_a_loop_is_found(self, tmp_path: Path) -> None:
         log = read_log(_loop(tmp_path / "log.csv", [[10, 20, 30, 5]] * 6))
         found = allocation_iterations.find(log)
-        assert found.how == "4 of 8 rows, found by repetition"  # the first has no survivor to free
+        assert found.how == "4 of 8 rows, found by repetition"  # the first iteration has no survivor to free
         level = 0
         levels = [0]
         for event in log:
             level += event.bytes if event.action == "allocate" else -event.bytes
             levels.append(level)
-        # Between two iterations, where one survivor and the parameters are all that lives.
+        # Boundaries are where only one survivor and the parameters are live.
         assert {levels[at] for at in found.boundaries} == {1000 + 1001 + 1002 + 5}
         assert [after - before for before, after in found.spans()] == [8] * 4
         assert found.boundaries[-1] == len(log) - 1
 
-    def test_one_whose_sizes_vary(self, tmp_path: Path) -> None:
+    def test_a_loop_with_varying_sizes(self, tmp_path: Path) -> None:
         chance = random.Random(1)
         sizes = [[k * 784, k * 49, k * 7, k] for k in (chance.randrange(1, 9) for _ in range(7))]
         found = allocation_iterations.find(read_log(_loop(tmp_path / "log.csv", sizes)))
         assert found.how == "5 of 8 rows, found by repetition but for sizes"
 
-    def test_none_where_nothing_repeats(self, tmp_path: Path) -> None:
+    def test_no_loop_without_repetition(self, tmp_path: Path) -> None:
         chance = random.Random(2)
         rows: list[str] = []
         live: list[int] = []
@@ -83,9 +84,9 @@ class TestIterations:
     def test_of_an_empty_log(self, tmp_path: Path) -> None:
         assert allocation_iterations.find(read_log(_write(tmp_path / "log.csv"))).boundaries == (0, 0)
 
-    def test_as_told(self, tmp_path: Path) -> None:
+    def test_explicit_counts_and_lines(self, tmp_path: Path) -> None:
         log = read_log(_loop(tmp_path / "log.csv", [[10, 20]] * 4, prologue=0, epilogue=0))
-        assert len(log) == 15  # 4 and three times less: the first iteration frees no survivor
+        assert len(log) == 15  # 4 rows per iteration; the first iteration frees no survivor
         assert allocation_iterations.split_evenly(log, 3).boundaries == (0, 5, 10, 15)
         assert allocation_iterations.at_lines(log, [5, 9, 17]).boundaries == (3, 7, 15)
         for count in (0, -1, 16):
@@ -96,11 +97,11 @@ class TestIterations:
                 allocation_iterations.at_lines(log, lines)
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_finds_what_was_hidden(self, seed: int) -> None:
+    def test_finds_a_hidden_repetition(self, seed: int) -> None:
         chance = random.Random(seed)
         period, times = chance.randrange(10, 60), chance.randrange(4, 9)
         before, after = ([chance.randrange(50, 99) for _ in range(chance.randrange(40))] for _ in range(2))
-        # Repetitions within: the same few numbers come several times in each.
+        # Inner repetitions: the same few numbers occur several times in each period.
         piece = [chance.randrange(3) if at % 3 else 40 + at // 3 for at in range(period)]
         found = _repetition([*before, *piece * times, *after])
         assert found is not None

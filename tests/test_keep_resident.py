@@ -1,4 +1,4 @@
-"""`keep_resident`: kept tensors stay on the device, scopes nest, decorate and end, bad input is refused."""
+"""`keep_resident`: pinned tensors stay on the device; scopes nest, decorate and end; bad input is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch_uvm
 
 
 class TestKeeping:
-    def test_what_is_not_kept_leaves(self, budget: int) -> None:
+    def test_unpinned_tensors_are_evicted(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         assert leaves(x)
         assert torch_uvm.residency_stats()["written_back"]["count"] > 0
@@ -36,7 +36,7 @@ class TestKeeping:
         assert x.data_ptr() == address and is_on_device(x)
         kept.release()
         assert leaves(x)
-        kept.release()  # does nothing
+        kept.release()  # a second release does nothing
         assert (x == 3.0).all().item()
 
     def test_holds_nest(self, budget: int) -> None:
@@ -110,14 +110,15 @@ class TestKeeping:
         assert failures == []
         assert leaves(x)
 
-    def test_dropped_handles_hold_until_the_tensor_is_freed(self, budget: int) -> None:
+    def test_dropped_handles_pin_until_the_tensor_is_freed(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         torch_uvm.keep_resident(x)
         gc.collect()
         press()
         assert is_on_device(x)
         torch_uvm.keep_resident([torch.ones(MIB // 2, device="emu") for _ in range(2)])
-        torch.ones(2, MIB // 2, device="emu").sum()  # 4 MiB and a little: fits only without the two
+        # 4 MiB plus small tensors: fits only if the two were freed.
+        torch.ones(2, MIB // 2, device="emu").sum()
 
     @pytest.mark.parametrize("keep", [torch_uvm.keep_resident, torch_uvm.resident])
     def test_bad_input(self, keep: Any) -> None:
@@ -125,7 +126,7 @@ class TestKeeping:
             keep([torch.ones(2), {"a": 3}])
         with pytest.raises(ValueError, match="not managed"):
             keep(torch.ones(2))
-        keep([torch.ones(2)])  # nothing to keep is no error
+        keep([torch.ones(2)])  # an empty set of managed tensors is no error
 
     def test_without_a_budget(self) -> None:
         torch_uvm.set_budget(None)

@@ -56,10 +56,12 @@ class TestKernels:
         assert emulated.residency(x) == {}
         assert counted(lambda: x.fill_(1))["faults_on_device"] == 64
         assert emulated.residency(x) == {torch.device("emu", 0): 4 * MIB}
-        assert "faults_on_device" not in counted(lambda: x.fill_(2)), "resident by now"
+        assert "faults_on_device" not in counted(lambda: x.fill_(2)), (
+            "the pages are resident after the first touch"
+        )
 
     def test_operands_are_brought_to_the_device(self) -> None:
-        torch_uvm.set_budget(None)  # by page faults, as with the driver
+        torch_uvm.set_budget(None)  # page faults, as with the driver
         with torch_uvm.enabled():
             big = [torch.ones(32 * MIB, device="emu") for _ in range(3)]  # 384 MiB on 256
         counts = counted(lambda: big[0].sum())
@@ -68,8 +70,8 @@ class TestKernels:
         assert counts["evicted_pages"] > 0
         assert emulated.residency(big[0]) == {torch.device("emu", 0): 128 * MIB}
 
-    def test_only_what_a_view_reaches_is_touched(self) -> None:
-        torch_uvm.set_budget(None)  # whole pages
+    def test_only_bytes_of_a_view_are_touched(self) -> None:
+        torch_uvm.set_budget(None)  # migration of whole pages
         with torch_uvm.enabled():
             x = torch.ones(32 * MIB, device="emu")
             others = [torch.ones(32 * MIB, device="emu") for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What is said of what goes on: the log "torch_uvm", and the progress of our own commands."""
+"""Messages: the log "torch_uvm", and the progress output of the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMU = {"TORCH_UVM_DEVICE": "emu"}
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is logged at INFO and above; nothing has been said before."""
+    """The lines logged at INFO and above. No message has been logged before."""
     monkeypatch.setattr(log, "_messages", log.StepMessages())
     _C.reset_residency_stats()
     caplog.set_level(logging.INFO, "torch_uvm")
@@ -58,7 +58,7 @@ class TestSettings:
             "off: new tensors are not managed",
         ]
 
-    def test_nothing_is_said_of_what_was_refused(self, lines: list[str]) -> None:
+    def test_refused_calls_log_nothing(self, lines: list[str]) -> None:
         with pytest.raises(ValueError):
             torch_uvm.set_budget("lots")
         with pytest.raises(ValueError):
@@ -67,7 +67,7 @@ class TestSettings:
 
 
 class TestTheEngine:
-    def test_is_heard_of_at_the_end_of_a_step(self, lines: list[str]) -> None:
+    def test_is_logged_at_the_end_of_a_step(self, lines: list[str]) -> None:
         device = torch.accelerator.current_accelerator()
         torch_uvm.enable(budget="24MiB")
         kept = [torch.ones(1 << 20, device=device) for _ in range(8)]
@@ -76,13 +76,13 @@ class TestTheEngine:
             for index in range(8):
                 kept[index] = kept[index] * 1.5
             torch_uvm.step()
-        # Besides, of calls that an earlier test made fail in this process.
+        # Other lines: failures that an earlier test caused in this process.
         watched = [it for it in lines if "are observed" in it]
         reached = [it for it in lines if "budget is reached" in it]
         assert len(watched) == len(reached) == 1
         assert all(it.startswith("INFO ") for it in watched + reached)
 
-    def test_says_each_thing_once(self) -> None:
+    def test_logs_each_message_once(self) -> None:
         seen = log.StepMessages()
         stats: dict[str, Any] = {key: {"count": 0} for key in ("written_back", "used_in_place")}
         stats |= {"plan_hits": 0, "plan_misses": 0, "over_budget": 0, "failures": 0}
@@ -101,7 +101,7 @@ class TestTheEngine:
             "operators are observed: memory is short, or was until now"
         ]
 
-    def test_is_not_asked_where_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_statistics_are_not_read_while_the_log_is_disabled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise AssertionError("it was asked")
 
@@ -110,7 +110,7 @@ class TestTheEngine:
         torch_uvm.step()
 
     @pytest.mark.parametrize(("options", "said"), [("foreach=True", True), ("fused=True", False)])
-    def test_an_optimizer_that_exceeds_the_budget_is_told_the_remedy(
+    def test_the_remedy_for_an_optimizer_that_exceeds_the_budget_is_logged(
         self, spawn: Spawn, options: str, said: bool
     ) -> None:
         script = f"""
@@ -156,7 +156,7 @@ class Screen(io.StringIO):
 
 class TestProgress:
     @pytest.mark.parametrize("terminal", [True, False])
-    def test_what_takes_long_is_said(self, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    def test_long_work_prints_progress(self, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
         screen = Screen(terminal)
         monkeypatch.setattr(sys, "stderr", screen)
         monkeypatch.setattr(progress, "_PATIENCE", 0.0)
@@ -167,14 +167,14 @@ class TestProgress:
         assert said.startswith("drawing ...")
         assert said.endswith("\r" if terminal else "\n")
 
-    def test_what_is_over_soon_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_short_work_prints_no_progress(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = Screen(True)
         monkeypatch.setattr(sys, "stderr", screen)
         with progress.Busy("drawing"):
             pass
         assert screen.getvalue() == ""
 
-    def test_reading_a_trace_tells_how_far_it_is(self, tmp_path: Path) -> None:
+    def test_reading_a_trace_prints_progress(self, tmp_path: Path) -> None:
         trace = tmp_path / "a.trace"
         header = '{"format": "torch_uvm accesses", "version": 1, "units": {"time": "us", "size": "bytes"}, '
         trace.write_text(header + '"budgets": [null]}\n' + '{"step": "end"}\n' * 20000)

@@ -1,4 +1,4 @@
-"""benchmarks/lower_bound.py on traces small enough to be worked out by hand."""
+"""benchmarks/lower_bound.py on traces that are small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lower_bound() -> ModuleType:
 
 
 class _Script:
-    """Writes a trace; storages are told of with their first line."""
+    """Writes a trace. A storage is described in its first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,9 +70,7 @@ def test_everything_fits(lower_bound: ModuleType, script: _Script) -> None:
     assert (got["fetched"], got["written_back"], got["steps"]) == (0, 0, 2)
 
 
-def test_the_cold_start_is_counted_where_there_is_nothing_else(
-    lower_bound: ModuleType, script: _Script
-) -> None:
+def test_the_cold_start_counts_in_a_short_trace(lower_bound: ModuleType, script: _Script) -> None:
     script.storage(1, 10)
     script.op([1])
     got = lower_bound.bound(script.write(), 15)
@@ -80,7 +78,7 @@ def test_the_cold_start_is_counted_where_there_is_nothing_else(
 
 
 def test_a_ring_of_three_with_room_for_two(lower_bound: ModuleType, script: _Script) -> None:
-    """1 2 3 1 2 3 ...: of each three uses MIN has one and a half to fetch; byte by byte it is the same."""
+    """The sequence 1 2 3 1 2 3 ...: of every three uses MIN fetches 1.5 storages, also byte by byte."""
     for name in (1, 2, 3):
         script.storage(name, 10)
     for _ in range(21):
@@ -89,13 +87,13 @@ def test_a_ring_of_three_with_room_for_two(lower_bound: ModuleType, script: _Scr
         script.step()
     got = lower_bound.bound(script.write(), 20)
     assert got["fetched"] == pytest.approx(15, abs=1)
-    assert got["written_back"] == 0  # they were on the host to begin with, and are only read
+    assert got["written_back"] == 0  # they start on the host, and are only read
     assert lower_bound.bound(script.path, 30)["fetched"] == 0
     assert lower_bound.bound(script.path, 10)["fetched"] == 30
 
 
-def test_a_part_of_a_storage_may_stay(lower_bound: ModuleType, script: _Script) -> None:
-    """Two activations of 10, a budget of 18: two bytes leave and come back, not ten."""
+def test_a_part_of_a_storage_may_stay_resident(lower_bound: ModuleType, script: _Script) -> None:
+    """Two activations of 10 bytes with a budget of 18: two bytes are evicted and fetched, not ten."""
     for step in range(4):
         a, b = 10 * step + 1, 10 * step + 2
         script.op([], births={a: 10})
@@ -107,7 +105,7 @@ def test_a_part_of_a_storage_may_stay(lower_bound: ModuleType, script: _Script) 
     assert (got["fetched"], got["written_back"]) == (2, 2)
 
 
-def test_what_is_written_has_to_be_written_back_again(lower_bound: ModuleType, script: _Script) -> None:
+def test_written_storages_are_written_back_again(lower_bound: ModuleType, script: _Script) -> None:
     for name in (1, 2):
         script.storage(name, 10)
     for _ in range(4):
@@ -119,7 +117,7 @@ def test_what_is_written_has_to_be_written_back_again(lower_bound: ModuleType, s
 
 
 def test_uses_in_place_are_counted_apart(lower_bound: ModuleType, script: _Script) -> None:
-    """A parameter is used twice a step, its state once, by an optimizer that may use it where it is."""
+    """A step uses a parameter twice, and its state once, by an optimizer that may use it in place."""
     script.storage(1, 10, resident=True)
     script.storage(2, 20)
     for _ in range(5):
@@ -130,7 +128,7 @@ def test_uses_in_place_are_counted_apart(lower_bound: ModuleType, script: _Scrip
     got = lower_bound.bound(script.write(), 10)
     assert (got["fetched"], got["written_back"]) == (0, 0)
     assert (got["in_place_read"], got["in_place_written"]) == (20, 20)
-    # With room for a part of the state that part stays.
+    # With room for a part of the state, that part stays resident.
     got = lower_bound.bound(script.path, 22)
     assert (got["in_place_read"], got["in_place_written"]) == (8, 8)
     assert lower_bound.bound(script.path, 30)["in_place_read"] == 0
@@ -144,7 +142,7 @@ def test_operands_beyond_the_budget_are_reported(lower_bound: ModuleType, script
 
 
 def test_a_mark_after_a_mark_ends_no_step(lower_bound: ModuleType, script: _Script) -> None:
-    """An optimizer marks its step, and a script may mark the same one."""
+    """An optimizer marks its step, and a script may mark the same step."""
     script.storage(1, 10)
     script.storage(2, 10)
     for _ in range(4):
@@ -157,8 +155,8 @@ def test_a_mark_after_a_mark_ends_no_step(lower_bound: ModuleType, script: _Scri
     assert result["fetched"] == 20
 
 
-def test_what_is_seen_late_was_not_there_before(lower_bound: ModuleType, script: _Script) -> None:
-    """A storage that nobody saw made takes no room before the trace first tells of it."""
+def test_storages_do_not_exist_before_their_first_record(lower_bound: ModuleType, script: _Script) -> None:
+    """A storage without a recorded creation takes no room before its first record."""
     script.storage(1, 10, resident=True)
     for late in (2, 3, 4):
         script.op([1])
@@ -167,8 +165,8 @@ def test_what_is_seen_late_was_not_there_before(lower_bound: ModuleType, script:
         script.step()
     result = lower_bound.bound(script.write(), 10)
     assert result["steps"] == 1
-    assert result["fetched"] == 10  # 1, which each of them has driven out
-    assert result["written_back"] == 0  # in the first step, for good
+    assert result["fetched"] == 10  # storage 1, which each of them has evicted
+    assert result["written_back"] == 0  # written back once, in the first step
 
 
 def test_other_devices_do_not_count(lower_bound: ModuleType, script: _Script) -> None:
@@ -181,7 +179,7 @@ def test_other_devices_do_not_count(lower_bound: ModuleType, script: _Script) ->
 
 
 def test_it_is_belady_on_pages_of_one_byte(lower_bound: ModuleType, tmp_path: Path) -> None:
-    """Random reads of storages of any size, against the textbook's MIN over their bytes."""
+    """Random reads of storages of any size, compared with the textbook's MIN over their bytes."""
     for seed in range(20):
         draw = random.Random(seed)
         script = _Script(tmp_path / f"trace{seed}")

@@ -1,6 +1,6 @@
 """`managed_copy`, the functional form of a move."""
 
-# wrong arguments are the point of some tests; torch has no stub for `managed=`.
+# Wrong arguments are the point of some tests; torch has no stub for `managed=`.
 # mypy: disable-error-code="call-overload, no-any-return"
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class TestManagedCopy:
             opcheck(managed_copy.default, (make(), torch.device(device), dtype, non_blocking, form))
 
     @pytest.mark.parametrize(("make", "device", "dtype"), SAMPLES)
-    def test_is_what_to_makes(
-        self, make: Callable[[], torch.Tensor], device: str, dtype: torch.dtype
-    ) -> None:
+    def test_equals_to(self, make: Callable[[], torch.Tensor], device: str, dtype: torch.dtype) -> None:
         x = make()
         y, of_torch = to_copy(x, device, dtype), x.to(device, dtype, copy=True)
         assert torch_uvm.is_managed(y) or x.numel() == 0

@@ -1,4 +1,4 @@
-"""The statistics of managed memory, by home and together."""
+"""The statistics of managed memory, per home and in total."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestLevels:
         assert torch_uvm.memory_allocated() == 4 * MIB
         view = x[1:]
         del x
-        assert torch_uvm.memory_allocated() == 4 * MIB, "a view holds the bytes"
+        assert torch_uvm.memory_allocated() == 4 * MIB, "a view keeps the bytes alive"
         del view
         assert torch_uvm.memory_allocated() == 0
         assert torch_uvm.max_memory_allocated() == 4 * MIB
@@ -61,7 +61,7 @@ class TestLevels:
         assert torch_uvm.memory_allocated() == 0
         del kept, cpu
 
-    def test_homes_add_up(self) -> None:
+    def test_figures_of_homes_add_up(self) -> None:
         x, y = _device(4), _host(3)
         assert torch_uvm.memory_allocated("cpu") == 3 * MIB
         for device in (DEVICE, f"{DEVICE}:0", 0, torch.device(DEVICE, 0)):
@@ -73,7 +73,7 @@ class TestLevels:
                 assert value == host[key] + there[key], key
         del x, y
 
-    def test_reserved_is_what_the_runtime_gave(self) -> None:
+    def test_reserved_is_what_the_runtime_allocated(self) -> None:
         x, y = _device(4), _host(30)
         assert torch_uvm.memory_reserved() == _C.managed_bytes()
         del x, y
@@ -142,7 +142,7 @@ class TestStats:
         assert expected <= stats.keys()
         assert all(type(value) is int for value in stats.values())
 
-    def test_counts_what_was_asked_for_and_what_was_given(self) -> None:
+    def test_counts_requested_and_allocated_bytes(self) -> None:
         x = torch.empty(1000, dtype=torch.uint8, device=DEVICE)
         stats = torch_uvm.memory_stats(0)
         assert stats["requested_bytes.all.current"] == stats["requested_bytes.small_pool.current"] == 1000
@@ -150,7 +150,7 @@ class TestStats:
         assert stats["allocation.all.current"] == 1
         del x
 
-    def test_a_refusal_counts_and_names_the_bytes(self) -> None:
+    def test_a_refusal_is_counted_and_names_the_bytes(self) -> None:
         torch_uvm.set_limit("1MiB")
         for make, home in ((_device, 0), (_host, "cpu")):
             with pytest.raises(torch.OutOfMemoryError, match=r"4\.00 MiB.*1\.00 MiB") as caught:
@@ -176,7 +176,7 @@ class TestSnapshot:
         for segment in segments:
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
 
-    def test_pytorchs_viewer_takes_it(self) -> None:
+    def test_pytorchs_viewer_accepts_it(self) -> None:
         kept = [_device(4), _host(2), torch.empty(100, device=DEVICE)]
         segments = torch_uvm.memory_snapshot()
         snapshot = {"segments": segments, "device_traces": [[]]}
@@ -239,7 +239,7 @@ class TestSummary:
         torch_uvm.set_budget("8MiB")
         torch_uvm.set_host_limit("96MiB")
         torch_uvm.reset_residency_stats()
-        kept = [_device(4).zero_() for _ in range(4)]  # written, so that an eviction has bytes to copy
+        kept = [_device(4).zero_() for _ in range(4)]  # written, so that an eviction has to copy them
         for x in kept:
             x.add_(1)
         stats = torch_uvm.residency_stats()

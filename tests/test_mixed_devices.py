@@ -1,4 +1,4 @@
-"""Operators whose tensors are on several devices, and operators that no device has."""
+"""Operators with tensors on several devices, and operators that no device implements."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TestMixedDevices:
             lambda here, there: torch.add(here, here, out=there),
             lambda here, there: torch.mm(here, here, out=there),
             lambda here, there: torch.cat([there, there], out=torch.empty(0)),
-            lambda here, there: there.index_select(0, torch.tensor(0)),  # an index is no number
+            lambda here, there: there.index_select(0, torch.tensor(0)),  # an index does not count as a number
             lambda here, there: there.take(torch.tensor(0)),
-            lambda here, there: here + there[0, 0],  # a number may come to the device, not from it
+            lambda here, there: here + there[0, 0],  # a number may come from the CPU, not from the device
             lambda here, there: here[there.long()],
             lambda here, there: there.index_put_((torch.tensor([0]),), here[0]),
             lambda here, there: torch.sum(
                 there, 0, out=torch.empty(())
-            ),  # the operator writes it, so it is no number
+            ),  # an operand that the operator writes does not count as a number
         ],
     )
     def test_raise(self, call: Callable[[Any, Any], Any]) -> None:

@@ -1,6 +1,6 @@
 """PyTorch's own table of modules: outputs, gradients and buffers equal the CPU's to the last bit.
 
-Once in plain memory, and once in managed memory that moves after each operator.
+Tested in plain memory, and in managed memory that moves after each operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch_uvm  # noqa: F401  (registers the device)
 
 SAMPLES = 3
 
-# On an input of no batch PyTorch warns; some modules have been renamed.
+# PyTorch warns of inputs without a batch; some modules have been renamed.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -32,7 +32,7 @@ def is_compared(info: ModuleInfo) -> bool:
 
 
 def cases(info: ModuleInfo) -> Iterator[tuple[nn.Module, ModuleInput]]:
-    """Modules on the CPU, and what to call them with."""
+    """Modules on the CPU, and their inputs."""
     for training in (True, False) if info.train_and_eval_differ else (True,):
         torch.manual_seed(0)
         inputs = info.module_inputs_func(
@@ -72,7 +72,8 @@ def compare(info: ModuleInfo) -> None:
         expected, found = run(module, args, kwargs), run(twin, moved_args, moved_kwargs)
         assert expected.keys() == found.keys()
         for name, value in expected.items():
-            if value is not None:  # an input that is no leaf has no gradient, and its copy on the device has
+            # An input that is no leaf has no gradient on the CPU, but its copy on the device has one.
+            if value is not None:
                 other = found[name]
                 assert other is not None and other.device.type == "emu", name
                 assert same_bits(value, other), name

@@ -18,10 +18,11 @@ EMU = torch.device("emu:0")
 
 
 class TestViews:
-    """Autograd and writes in place, by each label and in each mode."""
+    """Autograd and in-place writes, through each label and in each mode."""
 
     def test_base_written_under_no_grad(self) -> None:
-        """An optimizer's step between the move and its use: the new values count, as for PyTorch's views."""
+        """An optimizer's step between the move and its use: the new values are used, as with PyTorch's
+        views."""
         x = managed(4).requires_grad_()
         y = to_cpu(x)
         with torch.no_grad():
@@ -46,7 +47,7 @@ class TestViews:
             y.sum().backward()
 
     def test_view_that_gets_a_gradient_by_a_write(self) -> None:
-        """Correct if autograd's own memory is managed. Otherwise backward raises."""
+        """Requires that autograd's own memory is managed. Otherwise backward raises."""
         for enabled in (True, False):
             with torch_uvm.enabled() if enabled else torch_uvm.disabled():
                 x, w = managed(4), torch.ones(4, requires_grad=True)
@@ -67,7 +68,7 @@ class TestViews:
         with torch.no_grad():
             y, of_torch = to_cpu(x), x.view(-1)
             assert y.requires_grad == of_torch.requires_grad
-            y.add_(1)  # as for PyTorch's views
+            y.add_(1)  # as with PyTorch's views
         assert x.detach().tolist() == [2.0, 3.0, 4.0, 5.0]
         for view in (y, of_torch):
             with pytest.raises(RuntimeError, match="no_grad mode"):

@@ -1,4 +1,4 @@
-"""What a move waits for: the exact count of waits, and programs under schedules of delayed work."""
+"""The waits of a move: their exact number, and programs under schedules of delayed work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch_uvm
 emu: Any = torch.get_device_module("emu")
 EMU = torch.device("emu:0")
 
-# A pinned buffer's copy to the device stays queued until somebody waits for it, or by chance is done.
+# A copy from a pinned buffer to the device stays queued until a wait for it, or a random moment.
 QUEUE = """
             n = 1 << 16
             ones = torch.ones(n).pin_memory()
@@ -46,7 +46,7 @@ def _waits(call: Any) -> tuple[int, int]:
 
 
 class TestCounts:
-    """Waits of the host, and events, that one move costs."""
+    """Waits of the host, and events, per move."""
 
     def test_idle_moves_wait_for_nothing(self) -> None:
         x = torch_uvm.zeros(1 << 16)
@@ -56,8 +56,8 @@ class TestCounts:
         assert _waits(lambda: torch_uvm.to(on_cpu, "emu")) == (0, 0)
         assert _waits(lambda: torch_uvm.to(torch_uvm.zeros(0), "cpu")) == (0, 0)
 
-    def test_to_the_cpu_waits_once_a_stream_with_work(self, spawn: Spawn) -> None:
-        """The current stream, one that used the bytes before, one that was recorded: an event each."""
+    def test_to_the_cpu_waits_once_per_busy_stream(self, spawn: Spawn) -> None:
+        """One event per stream with pending work: the current one, an earlier user, and a recorded one."""
         wrong = across_seeds(
             spawn,
             _with_queue(
@@ -80,7 +80,7 @@ class TestCounts:
                         x.copy_(ones, non_blocking=True)
                     x.record_stream(stream)
                     busy += not stream.query()
-                # asking about a stream may get its work done: count those that are busy still
+                # A query may complete a stream's work, so only streams that are still busy count.
                 count, y = during(lambda: torch_uvm.to(x, "cpu", non_blocking=non_blocking))
                 wrong |= 2 * (count[0] != count[1] or count[0] > busy or (non_blocking and count != (0, 0)))
                 wrong |= 4 * (not non_blocking and not y.eq(1).all().item())
@@ -91,8 +91,8 @@ class TestCounts:
         )
         assert wrong == 0
 
-    def test_to_a_device_waits_for_no_host(self, spawn: Spawn) -> None:
-        """A stream that has work is waited for by the device's stream, by an event."""
+    def test_to_a_device_does_not_block_the_host(self, spawn: Spawn) -> None:
+        """The device's stream waits for a busy stream by an event."""
         wrong = across_seeds(
             spawn,
             _with_queue(
@@ -130,7 +130,7 @@ class TestCounts:
 
 
 class TestSchedules:
-    """The wrong program is seen to be wrong by some schedule, the right one by none."""
+    """The wrong program must fail under some schedule, the right one under none."""
 
     def test_to_the_cpu(self, spawn: Spawn) -> None:
         flags = across_seeds(
@@ -155,7 +155,7 @@ class TestSchedules:
         assert flags == 0b001
 
     def test_after_work_on_a_side_stream(self, spawn: Spawn) -> None:
-        """It has to be told of by record_stream, or to be ordered before the current stream."""
+        """The side stream must be recorded by record_stream, or be ordered before the current stream."""
         flags = across_seeds(
             spawn,
             _with_queue(
@@ -180,7 +180,7 @@ class TestSchedules:
         )
         assert flags == 0
 
-    def test_side_stream_that_nobody_told_of(self, spawn: Spawn) -> None:
+    def test_unrecorded_side_stream(self, spawn: Spawn) -> None:
         flags = across_seeds(
             spawn,
             _with_queue(
@@ -203,7 +203,7 @@ class TestSchedules:
         assert flags == 0b01
 
     def test_between_devices(self, spawn: Spawn) -> None:
-        """Ordered after the source's current stream; after another of its streams only when told of it."""
+        """Ordered after the source's current stream. Other streams of the source must be recorded."""
         flags = across_seeds(
             spawn,
             _with_queue(
@@ -248,7 +248,7 @@ class TestSchedules:
         assert flags == 0b01
 
     def test_and_back_again(self, spawn: Spawn) -> None:
-        """Work that a move to the CPU did not wait for is not forgotten by the moves after it."""
+        """Work that a move to the CPU did not wait for still orders the following moves."""
         flags = across_seeds(
             spawn,
             _with_queue(
@@ -271,7 +271,7 @@ class TestSchedules:
         assert flags == 0
 
     def test_copies_keep_the_meaning_of_non_blocking(self, spawn: Spawn) -> None:
-        """A managed copy to the CPU waits, unless asked not to: its destination can be written later."""
+        """A managed copy to the CPU waits unless it is non_blocking: its destination may be written later."""
         flags = across_seeds(
             spawn,
             _with_queue(
@@ -291,7 +291,7 @@ class TestSchedules:
 
 
 class TestNeighbours:
-    """A move starts moving the pages that are the tensor's own, and no other."""
+    """A move prefetches the pages that belong to the tensor alone."""
 
     @pytest.fixture(autouse=True)
     def fresh_memory(self) -> None:
@@ -317,14 +317,14 @@ class TestNeighbours:
     def test_of_a_view(self) -> None:
         page = torch_uvm._C.device_properties(0)["page_bytes"]
         x = self.made_on_the_host(8 * page)
-        start = -x.data_ptr() % page + page // 2  # in the midst of a page
+        start = -x.data_ptr() % page + page // 2  # in the middle of a page
         torch_uvm.to(x[start : start + 3 * page], "emu")
         emu.synchronize()
         assert torch_uvm.emulated.residency(x)[EMU] == 2 * page
 
 
 def test_waiting_for_a_device_that_only_managed_tensors_used(spawn: Spawn) -> None:
-    """PyTorch starts devices lazily, and waits for none that was not started."""
+    """PyTorch starts devices lazily, and does not synchronise devices that it has not started."""
     code = """
         import torch, torch_uvm
         torch_uvm.emulated.configure(seed=SEED)

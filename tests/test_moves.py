@@ -1,4 +1,4 @@
-"""Moves, row by row of the contract of `to`: managed tensors under another label, the bytes shared."""
+"""Moves, for each row of the contract of `to`: managed tensors get another label and share the bytes."""
 
 # torch has no stub for `managed=`; a Sequential has items; wrong arguments are the point of some tests.
 # mypy: disable-error-code="call-overload, index"
@@ -28,7 +28,7 @@ def managed(*size: int, device: str = "emu", dtype: torch.dtype = torch.float32)
 
 @pytest.mark.parametrize(("source", "target"), [("emu:0", "cpu"), ("cpu", "emu:0")])
 class TestMove:
-    """A move of a managed tensor where only the device changes."""
+    """A move of a managed tensor that changes only the device."""
 
     def test_shares_bytes_and_form(self, source: str, target: str) -> None:
         x = managed(4, 6, device=source)
@@ -233,13 +233,14 @@ class TestPlainCalls:
         assert waits(lambda: x.cpu()) == 1
         assert waits(lambda: pageable.copy_(x, non_blocking=True)) == 1
         assert waits(lambda: pinned.copy_(x, non_blocking=True)) == 0
-        assert waits(lambda: x.to("cpu", non_blocking=True)) == 0  # for which PyTorch takes pinned memory
+        assert waits(lambda: x.to("cpu", non_blocking=True)) == 0  # PyTorch allocates pinned memory for this
         torch.accelerator.synchronize()
         assert torch.equal(pinned, x.cpu())
 
 
 class TestOtherKinds:
-    """Meta, sparse and quantised tensors and wrapper subclasses: as PyTorch does, `managed=True` raises."""
+    """Meta, sparse and quantised tensors and wrapper subclasses behave as in PyTorch; `managed=True`
+    raises."""
 
     @pytest.mark.parametrize(
         "make",
@@ -266,7 +267,8 @@ class TestOtherKinds:
                 call()
 
     def test_nested_tensors_on_managed_bytes(self) -> None:
-        """No internal error, wherever they are given; their bytes count, and they are not moved."""
+        """Nested tensors are accepted without internal errors. Their bytes are counted, but they are not
+        moved."""
         sizes, strides = torch.tensor([[3], [2]]), torch.tensor([[1], [1]])
         parts = torch._nested_view_from_buffer(
             torch_uvm.ones(5, device="cpu"), sizes, strides, torch.tensor([0, 3])
@@ -284,7 +286,7 @@ class TestOtherKinds:
 
 class TestSynchronisation:
     def test_to_the_cpu_waits_unless_asked_not_to(self, spawn: Spawn) -> None:
-        """Under twenty schedules of delayed copies: with the wait always right, without it seen wrong."""
+        """Twenty schedules of delayed copies: correct with the wait, wrong under some schedule without it."""
         trial = """
             x = torch_uvm.zeros(1 << 18)
             source = torch.ones(1 << 18).pin_memory()

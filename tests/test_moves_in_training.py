@@ -1,4 +1,4 @@
-"""Moves under autograd, there and back many times, and of modules."""
+"""Moves under autograd, repeated round trips, and moves of modules."""
 
 # torch has no stub for `managed=`; a Sequential has items.
 # mypy: disable-error-code="call-overload, index"
@@ -84,7 +84,7 @@ class TestAutograd:
 
 
 class TestGradients:
-    """`.grad` of what was moved, and moves of `.grad`."""
+    """`.grad` of moved tensors, and moves of `.grad`."""
 
     def test_of_a_moved_leaf_is_on_the_leafs_device(self) -> None:
         x = managed(4).requires_grad_()
@@ -120,7 +120,7 @@ def there_and_back(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def steps_from_base(y: torch.Tensor) -> list[str]:
-    """The operators by which autograd makes the view `y` again from its base."""
+    """The operators that autograd replays to make the view `y` from its base."""
     steps: list[str] = []
 
     class Record(TorchDispatchMode):
@@ -137,7 +137,7 @@ def steps_from_base(y: torch.Tensor) -> list[str]:
 
 
 class TestRepeatedMoves:
-    """However often a tensor goes back and forth, it is as far from its base as after the first time."""
+    """Repeated round trips of a tensor do not lengthen the chain to its base."""
 
     @pytest.mark.parametrize(
         "form",
@@ -174,7 +174,7 @@ class TestRepeatedMoves:
         away = torch_uvm.to(y, "cpu")
         assert away._base is x and len(steps_from_base(away)) <= 2
 
-    def test_a_gradient_that_the_base_gets_later(self) -> None:
+    def test_a_base_that_requires_grad_later(self) -> None:
         x = managed(4)
         y = there_and_back(x[1:], 3)
         w = torch.ones(4, device="emu", requires_grad=True)
@@ -182,7 +182,7 @@ class TestRepeatedMoves:
         torch_uvm.to(y, "cpu").sum().backward()
         assert w.grad is not None and w.grad.tolist() == [0.0, 3.0, 0.0, 3.0]
 
-    def test_a_write_through_what_was_moved_back(self) -> None:
+    def test_a_write_through_a_tensor_that_was_moved_back(self) -> None:
         x = managed(4)
         y = there_and_back(x[1:], 3)
         w = torch.ones(3, device="emu", requires_grad=True)
@@ -207,7 +207,7 @@ class TestRepeatedMoves:
 
 @pytest.fixture
 def swapping() -> Iterator[None]:
-    """Modules swap their parameters with the converted ones, in place of assigning to `.data`."""
+    """Modules swap their parameters with the converted ones instead of assigning to `.data`."""
     torch.__future__.set_swap_module_params_on_conversion(True)
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
@@ -262,7 +262,7 @@ class TestModules:
         assert model[0].weight.dtype == torch.float64
         assert model[1].num_batches_tracked.dtype == torch.int64
 
-    def test_buffers_are_no_views_of_what_they_were(self) -> None:
+    def test_buffers_are_no_views_of_their_previous_tensors(self) -> None:
         model = self.model()
         first = model[1].running_mean
         for _ in range(20):

@@ -1,6 +1,6 @@
-"""Managed tensors whose bytes PyTorch would replace: sent to other processes, shared, resized, swapped."""
+"""Managed tensors in calls that replace bytes: sent to other processes, shared, resized, swapped."""
 
-# Storages have more methods than torch's stubs know.
+# Storages have methods that torch's stubs do not declare.
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def both() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sent(value: Any) -> Any:
-    """What arrives of it, in this process."""
+    """The received tensor, when sending to this process."""
     return pickle.loads(ForkingPickler.dumps(value))
 
 
@@ -50,12 +50,12 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class TestBytesReplaced:
-    """PyTorch swaps what a storage holds without asking: the bytes' other labels go on without it."""
+    """PyTorch may replace a storage's memory without notice. Other labels keep the old bytes."""
 
     @pytest.mark.parametrize("share", ["_share_fd_cpu_", "_share_filename_cpu_"])
     def test_by_shared_memory(self, share: str) -> None:
         x, y = both()
-        getattr(torch._C.StorageBase, share)(y.untyped_storage())  # below what refuses it
+        getattr(torch._C.StorageBase, share)(y.untyped_storage())  # bypasses the check that refuses it
         assert not torch_uvm.is_managed(y) and labels(y) == 0
         assert labels(x) == 1
         y.fill_(9)
@@ -63,11 +63,11 @@ class TestBytesReplaced:
         assert z.data_ptr() == x.data_ptr() and z.tolist() == [0, 1, 2, 3]
         assert z.untyped_storage()._cdata != y.untyped_storage()._cdata
         del z
-        assert x.resize_(1 << 16).shape == (1 << 16,), "alone again, it can grow"
+        assert x.resize_(1 << 16).shape == (1 << 16,), "with one label it can grow"
 
     def test_by_a_resize_to_nothing_and_back(self) -> None:
         x = managed(4)
-        torch_uvm.to(x, "cpu")  # given up at once: an owner with one label
+        torch_uvm.to(x, "cpu")  # freed immediately: the owner has one label
         used = torch_uvm.memory_allocated()
         x.untyped_storage().resize_(0)
         assert torch_uvm.memory_allocated() < used
@@ -102,7 +102,7 @@ class TestBytesReplaced:
         gc.collect()
         assert labels(x) == 1 and torch_uvm.to(x, "cpu").tolist() == [0, 1, 2, 3]
 
-    def test_contents_copied_into_a_storage_are_everybodys(self) -> None:
+    def test_contents_copied_into_a_storage_have_all_labels(self) -> None:
         x, y = both()
         y.untyped_storage().copy_(torch.full((4,), 5.0).untyped_storage())
         assert x.tolist() == [5.0] * 4 and labels(x) == 2
@@ -149,12 +149,12 @@ class TestResize:
 
     def test_out_of_an_operator_does_not_overrun_the_bytes(self) -> None:
         x, y = both()
-        out = y[:]  # PyTorch sets an output's sizes before its storage refuses, as for numpy's memory
+        out = y[:]  # PyTorch sets an output's sizes before its storage refuses, as with numpy's memory
         with pytest.warns(UserWarning, match="resized"), pytest.raises(RuntimeError, match="not resizable"):
             torch.add(torch.ones(100), 1, out=out)
         assert x.tolist() == y.tolist() == [0, 1, 2, 3]
 
-    def test_ordinary_tensors_resize_as_ever(self) -> None:
+    def test_ordinary_tensors_resize(self) -> None:
         x = torch.arange(4)
         assert x.resize_(2, 4).shape == (2, 4) and x[0].tolist() == [0, 1, 2, 3]
         assert torch.empty(0).resize_(2, 3, 4, 4, memory_format=torch.channels_last).stride(1) == 1
@@ -196,9 +196,9 @@ class TestShareMemory:
         assert labels(x) == 2 and y.data_ptr() == x.data_ptr() and not y.is_shared()
         assert torch_uvm.memory_allocated() == used and x.tolist() == [0, 1, 2, 3]
         shared = y.to("cpu", managed=False).share_memory_()  # type: ignore[call-overload]
-        assert shared.is_shared() and shared.tolist() == [0, 1, 2, 3], "what the message says to do"
+        assert shared.is_shared() and shared.tolist() == [0, 1, 2, 3], "the message's remedy fails"
 
-    def test_device_tensors_are_left_alone_as_cudas_are(self) -> None:
+    def test_device_tensors_are_unchanged_as_with_cuda(self) -> None:
         x = managed(4)
         assert x.share_memory_() is x and torch_uvm.is_managed(x)
 
@@ -230,7 +230,7 @@ class TestSending:
         here.zero_()
         assert there.tolist() == [0, 1, 2, 3]
 
-    def test_memory_on_a_device_is_the_receivers_choice(self) -> None:
+    def test_the_receiver_chooses_the_memory_on_a_device(self) -> None:
         with torch_uvm.enabled():
             assert torch_uvm.is_managed(sent(managed(4)))
         assert not torch_uvm.is_managed(sent(managed(4)))
@@ -250,7 +250,7 @@ class TestSending:
         with pytest.raises(RuntimeError, match="non-leaf"):
             sent(managed(4, device=device).requires_grad_() * 1)
 
-    def test_ordinary_tensors_are_shared_as_ever(self, strategy: str) -> None:
+    def test_ordinary_tensors_are_shared(self, strategy: str) -> None:
         x = torch.ones(4)
         arrived = sent(x)
         arrived.zero_()
@@ -287,8 +287,9 @@ CHILD = """
         inbox, outbox = context.Queue(), context.Queue()
         x = torch_uvm.ones(4)
         y = torch_uvm.to(x, "cpu")
-        argument = y if METHOD != "fork" else None  # to a forked child nothing is sent: it inherits
-        # A daemon: should a check below fail, nobody waits for it.
+        # Nothing is sent to a forked child: it inherits the tensor.
+        argument = y if METHOD != "fork" else None
+        # A daemon, so that a failed check below does not wait for it.
         process = context.Process(target=child, args=(inbox, outbox, argument), daemon=True)
         process.start()
         if argument is not None:

@@ -1,6 +1,6 @@
 """PyTorch's own table of operators: on sample inputs, results and gradients equal the CPU's to the last bit.
 
-Once in plain memory, and once in managed memory that moves after each operator.
+Tested in plain memory, and in managed memory that moves after each operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch_uvm  # noqa: F401  (registers the device)
 SAMPLES = 3
 SAMPLES_THAT_MOVE = 2
 
-# Why an operator is left out.
+# Reasons to leave out an operator.
 UNDEFINED_VALUES = {
     "empty",
     "empty_like",
@@ -26,8 +26,8 @@ UNDEFINED_VALUES = {
     "new_empty_strided",
 }
 NO_COMPRESSED_TENSORS = {"sparse.mm.reduce", "sparse.sampled_addmm"}
-READS_BEYOND_ITS_VIEW = {"as_strided.partial_views"}  # and the sample's storage does not travel
-DEPENDS_ON_ADDRESSES = {"linalg.lstsq.grad_oriented"}  # on the CPU, too: bits differ by alignment
+READS_BEYOND_ITS_VIEW = {"as_strided.partial_views"}  # the sample's storage outside of the view is not moved
+DEPENDS_ON_ADDRESSES = {"linalg.lstsq.grad_oriented"}  # on the CPU too: bits depend on alignment
 CPU_ARGUMENT_ONLY = {"tensor_split"}  # takes its split points as a CPU tensor, on every device
 LEFT_OUT = (
     UNDEFINED_VALUES
@@ -52,7 +52,7 @@ def samples_of(op: OpInfo, most: int) -> list[SampleInput]:
 
 
 def compare(op: OpInfo, samples: list[SampleInput]) -> int:
-    """Runs the operator on both devices; how many samples the CPU took."""
+    """Runs the operator on both devices. Returns the number of samples that the CPU accepts."""
     compared = 0
     for sample in samples:
         inputs = (sample.input, tuple(sample.args))
@@ -62,7 +62,7 @@ def compare(op: OpInfo, samples: list[SampleInput]) -> int:
         try:
             expected = list(tensors_in(op(sample.input, *sample.args, **sample.kwargs)))
         except (RuntimeError, NotImplementedError):
-            continue  # the CPU does not take this sample
+            continue  # the CPU rejects this sample
         moved = on_device(inputs)
         torch.manual_seed(0)
         results = list(tensors_in(op(moved[0], *moved[1], **on_device(sample.kwargs))))
@@ -84,7 +84,7 @@ def compare(op: OpInfo, samples: list[SampleInput]) -> int:
     return compared
 
 
-# Many operators warn of one thing or another; none of it is about devices.
+# Many operators warn; no warning is about devices.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", [op for op in op_db if is_compared(op)], ids=name_of)
 class TestEachOperator:
@@ -97,7 +97,7 @@ class TestEachOperator:
 
 
 def results_expected(op: OpInfo) -> bool:
-    """Whether the table has any sample that the CPU takes."""
+    """Whether the table has a sample that the CPU accepts."""
     for sample in samples_of(op, SAMPLES):
         try:
             op(sample.input, *sample.args, **sample.kwargs)

@@ -1,4 +1,4 @@
-"""Out-of-memory errors: the size needed, the pinned bytes, the remedies; a program that retries after one."""
+"""Out-of-memory errors: requested bytes, pinned bytes and remedies; a program that retries after one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def smallest_budget(message: str) -> int:
-    """The budget that the message names, for the call and for the command line."""
+    """The budget that the message suggests, for the call and for the command line."""
     (call,) = re.findall(r'torch_uvm\.set_budget\("(\w+)"\)', message)
     assert f"The smallest budget that would do: {call} (" in message and f"run --budget {call}`" in message
     return _C.parse_bytes(call)
@@ -45,7 +45,7 @@ def nothing_is_cached() -> Iterator[None]:
 
 
 class TestUnderABudget:
-    def test_it_names_the_operator_what_it_needs_and_what_is_pinned(self) -> None:
+    def test_it_names_the_operator_its_need_and_the_pinned_bytes(self) -> None:
         torch_uvm.set_budget("24MiB")
         pinned, operand = managed(16), managed(4)
         kept = torch_uvm.keep_resident(pinned)
@@ -62,7 +62,7 @@ class TestUnderABudget:
         kept.release()
 
     @pytest.mark.parametrize("pinned", [6, 12, 20])
-    def test_a_smaller_budget_than_it_says_does_not_do(self, pinned: int) -> None:
+    def test_the_named_budget_is_the_smallest(self, pinned: int) -> None:
         budget = 24 * MIB
         torch_uvm.set_budget(budget)
         kept = torch_uvm.keep_resident(held := managed(pinned))
@@ -120,7 +120,7 @@ class TestUnderABudget:
         torch_uvm.set_host_limit("512MiB")
         fill()
 
-    def test_a_host_limit_counts_what_is_cached(self) -> None:
+    def test_a_host_limit_includes_cached_memory(self) -> None:
         torch_uvm.set_budget("24MiB")
         torch_uvm.set_host_limit("512MiB")
         kept = [managed(4) for _ in range(40)]
@@ -172,17 +172,18 @@ class TestWithoutManagedMemory:
             ("RuntimeError", "0", False),
         ],
     )
-    def test_an_error_of_pytorchs_own_ends_with_the_hint(
+    def test_pytorchs_own_errors_end_with_the_hint(
         self, spawn: Spawn, error: str, switch: str, said: bool
     ) -> None:
-        """CUDA's allocator is PyTorch's: its error stays as it is, and the hint comes at the end."""
+        """CUDA's allocator is PyTorch's: its error message is unchanged, and the hint is printed at the
+        end."""
         text = "CUDA out of memory. Tried to allocate 2.00 GiB."
         done = spawn(
             f"""
             import torch, torch_uvm
             try:
                 raise {error}({text!r})
-            except RuntimeError as error:  # a program that catches it sees no difference
+            except RuntimeError as error:  # a program that catches the error sees no difference
                 assert str(error) == {text!r} and not hasattr(error, "__notes__")
                 raise
             """,
@@ -194,7 +195,7 @@ class TestWithoutManagedMemory:
         assert f"{error}: {text}" in lines
         assert (lines[-1] == oom_hint.HINT) is said
 
-    def test_the_hook_passes_on_to_the_one_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_hook_calls_the_previous_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []
         monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
         oom_hint.hint_at_the_end()

@@ -1,7 +1,7 @@
-"""The source distribution and the wheel, with nothing compiled; `make packages` does all of it.
+"""The source distribution and the wheel, without compilation; `make packages` also compiles.
 
-The wheel gets the extension that these tests run with, and is installed in an environment of its own, which
-borrows this one's torch.
+The wheel contains the extension of these tests. It is installed in an environment of its own, which borrows
+this environment's torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import packages  # noqa: E402
 
 MADE_BY_SETUPTOOLS = ["PKG-INFO", "setup.cfg", "torch_uvm.egg-info/*"]
-# As working trees have it: what was compiled, cached, built and tried there.
+# Files that a working tree accumulates: compiled, cached and built files.
 RUBBISH = [
     "torch_uvm/_C.cpython-311-x86_64-linux-gnu.so",
     "torch_uvm/_tensors/__pycache__/moves.cpython-311.pyc",
@@ -45,7 +45,7 @@ RUBBISH = [
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made of what git has, and of rubbish."""
+    """Made from the files that git tracks, with stray files added."""
     tree = tmp_path_factory.mktemp("tree")
     packages.copy_tracked(tree)
     for path in RUBBISH:
@@ -57,7 +57,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made of the sdist's files."""
+    """Made from the sdist's files."""
     tree = packages.unpack(sdist, tmp_path_factory.mktemp("sdist"))
     built = f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}/torch_uvm"
     (tree / built).mkdir(parents=True)
@@ -70,7 +70,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has the wheel."""
+    """The Python of an environment with the wheel."""
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
@@ -82,7 +82,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_sdist_has_what_git_has_and_nothing_else(sdist: Path) -> None:
+def test_the_sdist_has_exactly_the_tracked_files(sdist: Path) -> None:
     found, tracked = packages.files_of(sdist), set(packages.tracked_files())
     assert tracked - found == set()
     more = {path for path in found - tracked if not any(fnmatch.fnmatch(path, p) for p in MADE_BY_SETUPTOOLS)}
@@ -94,12 +94,12 @@ def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
     tracked = {path for path in packages.tracked_files() if path.startswith("torch_uvm")}
     extension = f"torch_uvm/{Path(_C.__file__).name}"
     assert {path for path in found if ".dist-info/" not in path} == tracked | {extension}
-    assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name  # it is no pure one
+    assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name  # not a pure wheel
     assert any(path.endswith(".dist-info/licenses/LICENSE") for path in found)
 
 
 def sources_with(variables: dict[str, str]) -> set[str]:
-    """What setup.py would compile."""
+    """The sources that setup.py would compile."""
     code = "import setuptools; from distutils.core import run_setup; "
     code += "print(*run_setup('setup.py', stop_after='init').ext_modules[0].sources)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_UVM")}
@@ -111,7 +111,8 @@ def sources_with(variables: dict[str, str]) -> set[str]:
 
 
 def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
-    assert packages.test_doubles_in(wheel) == list(packages.TEST_DOUBLES)  # of these tests' extension
+    # The extension of these tests has them.
+    assert packages.test_doubles_in(wheel) == list(packages.TEST_DOUBLES)
     shipped, all_of_them = sources_with({}), sources_with({"TORCH_UVM_TEST_BINDINGS": "1"})
     left_out = all_of_them - shipped
     assert {"csrc/runtime/testing/recording_runtime.cpp", "csrc/python/test_bindings.cpp"} <= left_out
@@ -119,7 +120,7 @@ def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
     assert [path for path in shipped if '"runtime/testing/' in (ROOT / path).read_text()] == []
 
 
-def test_it_works_where_it_is_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:
+def test_it_works_when_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:
     assert Path(torch_uvm.__file__).parent not in installed.parents
     printed = packages.try_out(installed, tmp_path)
     assert f"torch_uvm {wheel.name.split('-')[1]}, built for" in printed

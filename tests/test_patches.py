@@ -1,4 +1,5 @@
-"""What torch_uvm replaces in PyTorch, against the tables of torch_uvm/_patches/README.md."""
+"""The attributes that torch_uvm replaces in PyTorch, compared with the tables of
+torch_uvm/_patches/README.md."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import torch._dynamo.output_graph, torch._inductor.compile_fx, torch._inductor.o
 import torch.nn.attention.flex_attention
 """
 
-# Functions, properties and classes of all modules and classes of torch. Names of modules that are imported
-# on the way are new, and no replacements; so are counters and caches.
+# Functions, properties and classes of all modules and classes of torch. New attributes do not count as
+# replacements: modules that are imported later, counters and caches.
 LOOK = """
 import inspect, sys, types, warnings
 warnings.simplefilter("ignore")
@@ -38,7 +39,7 @@ def name_of(owner):
 def counts(owner, value):
     if inspect.ismodule(value):
         return not of_torch(value.__name__)
-    member = isinstance(owner, type) and isinstance(value, owner)  # of an enumeration
+    member = isinstance(owner, type) and isinstance(value, owner)  # a member of an enumeration
     return callable(value) or isinstance(value, property) or member
 
 def look():
@@ -85,7 +86,7 @@ before = look()
 
 
 def table() -> list[tuple[str, str]]:
-    """(attribute, when) of each row of the tables of what is replaced."""
+    """(attribute, when) for each row of the tables of replacements."""
     found = []
     for line in README.read_text().partition("## Registered")[0].splitlines():
         if line.startswith("| `"):
@@ -115,7 +116,7 @@ assert not any("_dynamo.output_graph" in name for name in sys.modules)
 
 
 def test_each_replacement_is_in_the_table(spawn: Spawn) -> None:
-    """With the compiler imported before torch_uvm, so that nothing waits for its import."""
+    """The compiler is imported before torch_uvm, so that no replacement is deferred."""
     code = COMPILER + f"TABLE = {table()!r}\n{LOOK}"
     spawn(
         code
@@ -128,9 +129,9 @@ expect("`moves=", then=lambda: torch_uvm.enable(moves="alias"))
 expect("`optimizer=", then=lambda: torch_uvm.enable(optimizer="deferred"))
 assert not replaced(before, look())
 torch_uvm.disable()
-assert not replaced(before, look())  # managed tensors may be left
+assert not replaced(before, look())  # replacements wait for managed tensors
 torch_uvm.enable(moves="alias", optimizer="deferred", budget="1GiB")
-assert not replaced(before, look())  # once each
+assert not replaced(before, look())  # replaced only once
 """
     )
 
@@ -145,7 +146,7 @@ assert not replaced(before, look())  # once each
         "torch_uvm.use_allocator(torch_uvm.Allocator.process()).__enter__()",
     ],
 )
-def test_what_makes_the_first_managed_tensor(spawn: Spawn, first: str) -> None:
+def test_installed_with_the_first_managed_tensor(spawn: Spawn, first: str) -> None:
     spawn(
         without_the_compiler()
         + f"""

@@ -1,4 +1,4 @@
-"""Pins where there is no room, and beside other threads: `keep_resident`, `resident`, exports."""
+"""Pins without room, and beside other threads: `keep_resident`, `resident`, exports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1024**2
 
 @pytest.fixture(autouse=True)
 def budget() -> None:
-    """24 MiB, hard: room for one tensor of `large`, not for two."""
+    """A hard budget of 24 MiB: room for one tensor of `large`, not for two."""
     torch_uvm.empty_cache()
     torch_uvm.enable(budget=24 * MIB)
     torch_uvm.empty_cache()
@@ -51,10 +51,10 @@ class TestNoRoom:
             pytest.fail("entered")
         with pytest.raises(RuntimeError, match="not open"):
             scope.__exit__(None, None, None)
-        for each in (first, second):  # neither is held
+        for each in (first, second):  # neither is pinned
             torch_uvm.keep_resident(each).release()
 
-    def test_an_export_raises_and_can_be_tried_again(self) -> None:
+    def test_an_export_raises_and_can_be_retried(self) -> None:
         first, second = large(1), large(2)
         with torch_uvm.resident(first), pytest.raises(torch.OutOfMemoryError, match="no room to keep"):
             second.__dlpack__()
@@ -66,7 +66,7 @@ class TestNoRoom:
         assert second.data_ptr() == address
         del exported
 
-    def test_what_is_written_through_a_pinned_address_is_not_lost(self) -> None:
+    def test_writes_through_a_pinned_address_are_not_lost(self) -> None:
         first, second = large(1), large(2)
         with torch_uvm.resident(first):
             address = first.data_ptr()
@@ -82,7 +82,7 @@ class TestNoRoom:
 
 class TestOtherThreads:
     def test_pins_beside_operators_that_use_the_tensors_on_the_host(self) -> None:
-        """Every pin either holds its tensor on the device or raises, whatever the other thread does."""
+        """Every pin either keeps its tensor on the device or raises, regardless of the other thread."""
         tensors = [large(1), large(2), large(3)]
         stop = threading.Event()
         failures: list[BaseException] = []

@@ -1,4 +1,5 @@
-"""torch_uvm.allocation_plan: served by index from the second iteration on, right whatever comes."""
+"""torch_uvm.allocation_plan: serves by index from the second iteration on, and is correct for any
+iteration."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def plan() -> AllocationPlan:
 
 
 def iterate(plan: AllocationPlan, *sizes: int) -> list[int]:
-    """Addresses of tensors that live one after the other."""
+    """Addresses of consecutive tensors, each freed before the next."""
     addresses = []
     with plan:
         for size in sizes:
@@ -43,9 +44,9 @@ class TestServing:
         assert second == third
         report = plan.report()
         assert report["hits"] == 2 * report["requests"] and report["misses"] == 0
-        assert report["planned_bytes"] < 2 * 1280  # they share bytes, one after the other
+        assert report["planned_bytes"] < 2 * 1280  # consecutive tensors share bytes
 
-    def test_steady_iterations_ask_nobody(self, plan: AllocationPlan) -> None:
+    def test_steady_iterations_make_no_upstream_allocations(self, plan: AllocationPlan) -> None:
         for _ in range(2):
             iterate(plan, 1000, 2000)
         calls = plan.stats()["upstream_allocations"]
@@ -82,7 +83,7 @@ class TestDifferences:
         iterate(plan, 100, 999, 50)
         assert plan.report()["misses"] == misses
 
-    def test_what_outlives_keeps_its_bytes(self, plan: AllocationPlan) -> None:
+    def test_tensors_that_outlive_an_iteration_keep_their_bytes(self, plan: AllocationPlan) -> None:
         for _ in range(2):
             iterate(plan, 64, 64)
         with plan:
@@ -93,7 +94,7 @@ class TestDifferences:
         assert kept.tolist() == [7.0] * 64
         assert plan.report()["outlived"] == 1
 
-    def test_a_result_that_always_lives_on(self, plan: AllocationPlan) -> None:
+    def test_a_result_that_always_outlives_the_iteration(self, plan: AllocationPlan) -> None:
         results = []
         for number in range(4):
             with plan:
@@ -101,7 +102,7 @@ class TestDifferences:
                 results.append(x * 2)
                 del x
         assert [r[0].item() for r in results] == [0, 2, 4, 6]
-        assert plan.report()["outlived"] == 0  # foreseen: allocated apart
+        assert plan.report()["outlived"] == 0  # predicted, so allocated separately
         results.clear()
 
     def test_a_training_has_the_same_bits(self, plan: AllocationPlan) -> None:
@@ -140,7 +141,7 @@ class TestNames:
         assert torch_uvm.allocation_plan(name) is not torch_uvm.allocation_plan(name, device="cpu")
         assert repr(torch_uvm.allocation_plan(name)) == f"torch_uvm.allocation_plan({name!r})"
 
-    def test_what_is_refused(self, plan: AllocationPlan) -> None:
+    def test_invalid_arguments_are_refused(self, plan: AllocationPlan) -> None:
         for name in ("", 3, None):
             with pytest.raises(TypeError, match="accepted: a string"):
                 torch_uvm.allocation_plan(name)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Addresses that leave PyTorch under a budget: `data_ptr`, numpy, DLPack, storages, compiled code."""
+"""Addresses that escape from PyTorch under a budget: `data_ptr`, numpy, DLPack, storages, compiled code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestEscapes:
         assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
         assert materialised == ["storage"] * 2
 
-    def test_what_is_not_managed_is_left_alone(self, budget: int, materialised: list[str]) -> None:
+    def test_unmanaged_tensors_are_left_alone(self, budget: int, materialised: list[str]) -> None:
         x = torch.ones(4)
         x.data_ptr(), x.numpy(), x.untyped_storage().data_ptr()
         with torch_uvm.disabled():
@@ -66,7 +66,7 @@ class TestEscapes:
         with pytest.raises(RuntimeError, match="requires grad"):
             torch.nn.Parameter(x).numpy()
 
-    def test_signatures_stay(self, budget: int) -> None:
+    def test_signatures_are_unchanged(self, budget: int) -> None:
         assert torch.Tensor.data_ptr.__name__ == "data_ptr" and "address" in (
             torch.Tensor.data_ptr.__doc__ or ""
         )
@@ -74,7 +74,7 @@ class TestEscapes:
             torch.ones(1).data_ptr(3)  # type: ignore[call-arg]
 
     def test_an_address_has_the_bytes(self, budget: int) -> None:
-        """Also if a move of the bytes is under way."""
+        """Also while its bytes are being moved."""
         x = torch.full((MIB // 2,), 3.0, device="emu")
         for _ in range(3):
             press(1)
@@ -83,7 +83,8 @@ class TestEscapes:
             x.add_(0.0)
 
     def test_storages_keep_their_identities(self, budget: int) -> None:
-        """Many programs compare storage addresses to find tied weights, whose sum may exceed the budget."""
+        """Programs compare storage addresses to find tied weights. All weights together may exceed the
+        budget."""
         kept = [torch.full((MIB // 2,), float(i), device="emu") for i in range(12)]
         first = [x.untyped_storage().data_ptr() for x in kept]
         assert len(set(first)) == len(kept)
@@ -100,11 +101,11 @@ class TestEscapes:
             lambda x: x.__dlpack__(),
             lambda x: x.__dlpack__(max_version=(1, 0)),
             lambda x: x.__dlpack__(dl_device=(13, 0)),
-            lambda x: vars(torch.utils.dlpack)["to_dlpack"](x),  # which the stubs forget
+            lambda x: vars(torch.utils.dlpack)["to_dlpack"](x),  # the stubs omit it
         ],
         ids=["unversioned", "versioned", "managed", "to_dlpack"],
     )
-    def test_an_export_holds_until_it_is_gone(self, budget: int, export: Any) -> None:
+    def test_an_export_pins_until_it_is_freed(self, budget: int, export: Any) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         exported = export(x)
         assert is_on_device(x)
@@ -115,13 +116,13 @@ class TestEscapes:
         gc.collect()
         assert leaves(x)
 
-    def test_what_comes_back_is_a_tensor_like_others(self, budget: int) -> None:
+    def test_imported_tensors_are_not_pinned(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         back = torch_uvm.from_dlpack(x)
         assert leaves(x)
         assert back.data_ptr() == x.data_ptr() and torch.equal(back, x)
 
-    def test_a_failed_export_holds_nothing(self, budget: int) -> None:
+    def test_a_failed_export_pins_nothing(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu", requires_grad=True)
         with pytest.raises(BufferError):
             x.__dlpack__()
@@ -143,7 +144,7 @@ class TestEscapes:
         press()
         assert (x == 9.0).all().item()
 
-    def test_it_leaves_again_when_the_cpus_label_is_gone(self, budget: int) -> None:
+    def test_it_is_evicted_again_after_the_cpu_label_is_gone(self, budget: int) -> None:
         """Bytes written through the CPU label are written back, although an older clean copy existed."""
 
         def moves() -> bool:
@@ -177,7 +178,7 @@ class TestEscapes:
         del y
         assert x.resize_(MIB).shape == (MIB,) and (x[: MIB // 2] == 9.0).all().item()
 
-    def test_what_has_the_cpus_label_alone_is_not_waited_for(self, budget: int) -> None:
+    def test_bytes_with_only_a_cpu_label_are_not_waited_for(self, budget: int) -> None:
         """The storage on the device is freed, and its bytes live on under the CPU label."""
         x = torch.full((MIB // 2,), 3.0, device="emu")
         x += 1

@@ -1,6 +1,6 @@
-"""Prefetch: the pages that it moves, and the containers that all hints accept."""
+"""Prefetch: the moved pages, and the containers that all hints accept."""
 
-# torch has no stub for what torch.emu adds; wrong arguments are the point of some tests.
+# torch has no stubs for torch.emu; wrong arguments are the point of some tests.
 # mypy: disable-error-code="arg-type, attr-defined"
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ class TestPrefetch:
         emulated.reset_counters()
         prefetch(run[1:7], "cpu")
         assert calls("prefetch") == 1
-        inner = run[2:6]  # they share no page with other tensors
+        inner = run[2:6]  # shares no page with other tensors
         assert [emulated.residency(t) for t in inner] == [{CPU: 160 * 1024}] * 4
         assert emulated.residency(run[0]) == emulated.residency(run[7]) == {EMU: 160 * 1024}
 
     def test_bytes_under_two_labels_move_once(self) -> None:
         x = on_host(4 * MIB)
         prefetch([x, torch_uvm.to(x, EMU), x.view(2, -1)], "cpu")
-        assert calls("prefetch") <= 2  # one call is the move's
+        assert calls("prefetch") <= 2  # one call belongs to the move
         emulated.reset_counters()
         prefetch([x, torch_uvm.to(x, EMU)], EMU)
         assert emulated.counters()["bytes_to_device"] <= 4 * MIB
 
-    def test_files_the_block_where_its_pages_are(self) -> None:
+    def test_changes_the_home_of_the_block(self) -> None:
         x = on_host(4 * MIB)
         prefetch(x[: 2 * MIB], EMU)
         assert home(x) == -1
@@ -128,7 +128,7 @@ class TestPrefetch:
         prefetch(x, "cpu")
         assert emulated.counters()["synchronisations"] == 0
 
-    def test_what_is_not_managed_is_passed_over_inside(self) -> None:
+    def test_unmanaged_tensors_in_containers_are_skipped(self) -> None:
         prefetch([torch.zeros(2**20), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()], EMU)
         prefetch([], EMU)
         assert calls("prefetch") == 0

@@ -1,4 +1,4 @@
-"""Programs under a budget and under schedules of delayed work (_races.py): none sees what it must not."""
+"""Programs under a budget and under schedules of delayed work (_races.py): none sees a wrong value."""
 
 from __future__ import annotations
 

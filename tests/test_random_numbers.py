@@ -1,4 +1,4 @@
-"""Random numbers on the emulated accelerator: the CPU's for the same seed, from a generator of its own."""
+"""Random numbers on the emulated accelerator: equal to the CPU's for the same seed, from an own generator."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class TestDraws:
         assert drawn.device.type == "emu" and torch.equal(drawn.cpu(), expected)
 
     @pytest.mark.parametrize("name", sorted(set(DRAWS) - {"transformer layer", "recurrent dropout"}))
-    def test_come_from_the_devices_generator_alone(self, name: str) -> None:
-        """The CPU's generator stays where it is, and the device's goes on: two draws differ."""
+    def test_use_the_devices_generator_only(self, name: str) -> None:
+        """The CPU's generator is not advanced. The device's generator is: two draws differ."""
         torch.manual_seed(42)
         host, there = torch.get_rng_state(), emu.get_rng_state()
         DRAWS[name]("emu")
@@ -88,7 +88,7 @@ class TestDraws:
         assert not torch.equal(emu.get_rng_state(), there)
 
     @pytest.mark.parametrize("layer", ["transformer", "lstm"])
-    def test_of_whole_layers_leave_the_cpus_generator_alone(self, layer: str) -> None:
+    def test_of_whole_layers_do_not_use_the_cpus_generator(self, layer: str) -> None:
         module: Any = (
             torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5)
             if layer == "transformer"
@@ -102,7 +102,7 @@ class TestDraws:
         assert torch.equal(torch.get_rng_state(), host)
         assert not torch.equal(emu.get_rng_state(), there)
 
-    def test_go_on(self) -> None:
+    def test_draws_advance_the_generator(self) -> None:
         torch.manual_seed(1)
         emu_numbers = [torch.rand(3, device="emu").tolist() for _ in range(3)]
         torch.manual_seed(1)
@@ -128,7 +128,7 @@ class TestSeeds:
         emu.manual_seed_all(78)
         assert emu.initial_seed() == 78 and torch.initial_seed() == 1
 
-    def test_seed_takes_one_by_chance(self) -> None:
+    def test_seed_draws_a_random_seed(self) -> None:
         emu.manual_seed(1)
         emu.seed()
         first = emu.initial_seed()
@@ -171,7 +171,7 @@ class TestSeeds:
 
 
 class TestStates:
-    def test_can_be_taken_and_given_back(self) -> None:
+    def test_states_are_saved_and_restored(self) -> None:
         state = emu.get_rng_state()
         assert state.is_cpu and state.dtype == torch.uint8 and state.dim() == 1
         first = torch.rand(5, device="emu")
@@ -194,7 +194,7 @@ class TestStates:
             lambda t: torch.nn.functional.dropout(t * 2, 0.5), x, use_reentrant=False
         )
         out.sum().backward()
-        assert x.grad is not None and torch.equal(x.grad, out.detach()), "the same elements dropped twice"
+        assert x.grad is not None and torch.equal(x.grad, out.detach()), "both passes drop the same elements"
 
 
 class TestGenerators:
@@ -203,7 +203,7 @@ class TestGenerators:
         assert generator.device == torch.device("emu", 0)
         assert generator.manual_seed(5).initial_seed() == 5
 
-    def test_draw_what_the_cpus_draw(self) -> None:
+    def test_draw_the_same_numbers_as_the_cpus(self) -> None:
         ours, cpus = torch.Generator("emu").manual_seed(5), torch.Generator().manual_seed(5)
         before = emu.get_rng_state()
         for _ in range(2):

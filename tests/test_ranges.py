@@ -1,4 +1,4 @@
-"""Which bytes tensors reach, and which pages are all their own: what hints go by."""
+"""Bytes that tensors cover, and pages that belong to one tensor alone. Hints apply to these ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def covered(ranges: list[tuple[int, int]], base: int) -> set[int]:
 
 
 def reached(t: torch.Tensor) -> set[int]:
-    """By walking every element."""
+    """Covered bytes, by walking every element."""
     positions = [int(t.storage_offset())]
     for size, stride in zip(t.shape, t.stride(), strict=True):
         positions = [p + i * stride for p in positions for i in range(size)]
@@ -53,7 +53,7 @@ def test_runs_are_the_bytes_that_sizes_and_strides_reach(view: View) -> None:
     runs = _C.byte_runs(x)
     assert covered(runs, x.untyped_storage().data_ptr()) == reached(x)
     ends = [address + count for address, count in runs]
-    assert all(end < begin for end, (begin, _) in zip(ends, runs[1:], strict=False))  # sorted, apart
+    assert all(end < begin for end, (begin, _) in zip(ends, runs[1:], strict=False))  # sorted and disjoint
 
 
 def test_runs_of_random_strides() -> None:
@@ -75,7 +75,7 @@ def test_covered_gaps_are_smaller_than_asked_for() -> None:
         x = storage.as_strided(sizes, strides, chance.randint(0, 50))
         own, wide = reached(x), covered(_C.byte_runs(x, gap=16), storage.data_ptr())
         assert own <= wide
-        for extra in wide - own:  # each has one of the tensor's bytes near on either side
+        for extra in wide - own:  # bytes of the tensor are near on both sides
             assert any(extra - i in own for i in range(16)) and any(extra + i in own for i in range(16))
 
 
@@ -95,7 +95,7 @@ def test_runs_are_bounded_and_never_beyond_the_elements() -> None:
     assert len(_C.byte_runs(x, gap=PAGE)) == 1
 
 
-def test_padding_belongs_to_who_reaches_the_end_of_the_storage() -> None:
+def test_padding_belongs_to_ranges_that_reach_the_end_of_the_storage() -> None:
     x = torch_uvm.empty(11 * 2**20 + 7, dtype=torch.uint8)  # its block is 12 MiB
     address, size, _ = _C.block_of(x) or (0, 0, 0)
     assert size > x.nbytes
@@ -125,9 +125,10 @@ def test_ranges_that_touch_or_overlap_are_one() -> None:
 def test_only_covered_gaps_differ_between_exact_and_wide_pages() -> None:
     x = torch_uvm.empty(40, PAGE, dtype=torch.uint8)
     columns = x[:, : PAGE - 512]
-    assert _C.page_ranges([columns], PAGE) == []  # as a discard has it
-    assert _C.page_ranges([columns], PAGE, gap=PAGE) == [(x.data_ptr(), 39 * PAGE)]  # as a prefetch has it
-    assert len(_C.page_ranges([x[::2]], PAGE, gap=PAGE)) == 20  # gaps of a page are another's
+    assert _C.page_ranges([columns], PAGE) == []  # for a discard
+    assert _C.page_ranges([columns], PAGE, gap=PAGE) == [(x.data_ptr(), 39 * PAGE)]  # for a prefetch
+    # A gap of a whole page may belong to another tensor.
+    assert len(_C.page_ranges([x[::2]], PAGE, gap=PAGE)) == 20
 
 
 def test_labels_of_the_same_bytes_count_once() -> None:
@@ -136,7 +137,7 @@ def test_labels_of_the_same_bytes_count_once() -> None:
 
 
 def test_segments_are_never_joined() -> None:
-    large = [torch_uvm.empty(10 * 2**20, dtype=torch.uint8) for _ in range(6)]  # more than one segment's
+    large = [torch_uvm.empty(10 * 2**20, dtype=torch.uint8) for _ in range(6)]  # more than one segment
     segments = [(s["address"], s["address"] + s["total_size"]) for s in torch_uvm.memory_snapshot()]
     holding = {(begin, end) for begin, end in segments for x in large if begin <= x.data_ptr() < end}
     assert len(holding) > 1
@@ -146,5 +147,5 @@ def test_segments_are_never_joined() -> None:
         assert any(begin <= start and start + bytes <= end for begin, end in holding)
 
 
-def test_what_is_not_managed_has_no_pages() -> None:
+def test_unmanaged_tensors_have_no_pages() -> None:
     assert _C.page_ranges([torch.empty(2**20), torch.empty(3, device="meta")], PAGE) == []

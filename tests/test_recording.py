@@ -30,7 +30,7 @@ class TestRecording:
             press()
             x.sum()
             torch_uvm.step()
-        recording.stop()  # did already
+        recording.stop()  # has no effect
         size = path.stat().st_size
         press()
         assert path.stat().st_size == size > 0

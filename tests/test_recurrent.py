@@ -1,7 +1,7 @@
 """Recurrent layers on the emulated accelerator: values and gradients equal the CPU's to the last bit.
 
-The same holds in memory that moves after each operator, and for second derivatives, batches of gradients and
-a layer whose weights' storage is freed between forward and backward.
+Also tested: memory that moves after each operator, second derivatives, batches of gradients, and a layer
+whose weights' storage is freed between forward and backward.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class TestErrors:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_training_under_a_budget_that_does_not_hold_the_layer(kind: str) -> None:
-    """Storages of the usual sizes move, too; see test_budget_training.py for what a budget holds."""
+    """Storages of usual sizes also move; test_budget_training.py tests how a budget holds."""
     results = []
     for device in ("cpu", "emu"):
         if device == "emu":
@@ -187,7 +187,7 @@ def test_training_under_a_budget_that_does_not_hold_the_layer(kind: str) -> None
 
 
 class TestSavedByARecurrentLayer:
-    """Programs that shard parameters free a storage after forward and fill it again before backward."""
+    """Programs that shard parameters free a storage after forward and refill it before backward."""
 
     def test_storage_with_other_memory(self) -> None:
         torch.manual_seed(0)

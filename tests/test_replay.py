@@ -1,4 +1,4 @@
-"""Replays of logs: figures against an independent count, the command line, what it refuses."""
+"""Replays of logs: figures compared with an independent count, the command line, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = replays.allocators()
 
 
 def _log(path: Path, *rows: str) -> Path:
-    """Rows as `allocate,0x10,8,0`; thread and time are the same in all."""
+    """Rows such as `allocate,0x10,8,0`. Thread and time are the same in all rows."""
     lines = [HEADER, *(f"1,00:00:00.000000,{row}" for row in rows)]
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
@@ -33,7 +33,7 @@ def _log(path: Path, *rows: str) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A loop of four iterations, with a parameter that stays, on two streams."""
+    """A loop of four iterations on two streams, with a parameter that stays alive."""
     rows = ["allocate,0x1000,4096,0"]
     for _ in range(4):
         rows += ["allocate,0x2000,1000000,0", "allocate,0x3000,3000000,0x77", "free,0x2000,1000000,0"]
@@ -48,7 +48,7 @@ def _main(*argv: object) -> int:
 class TestFigures:
     @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
     def test_live_bytes_of_the_logs_that_ship(self, path: Path) -> None:
-        """Against a count that knows neither our reader nor our allocators."""
+        """Compared with a count that uses neither our reader nor our allocators."""
         live: dict[str, int] = {}
         levels = []
         with path.open() as file:
@@ -58,7 +58,7 @@ class TestFigures:
                 elif row["Action"] == "free":
                     del live[row["Pointer"]]
                 levels.append(sum(live.values()))
-        assert live == {}  # they are complete
+        assert live == {}  # every allocation has its free
         log = read_log(path)
         assert log.peak_live_bytes() == max(levels)
         iterations = allocation_iterations.find(log)
@@ -79,7 +79,7 @@ class TestFigures:
         assert len(done.seconds) == 3 and all(it > 0 for it in done.seconds)
         assert done.calls == len(log) == 25 and done.peak_live == 4004096
 
-    def test_what_each_does_with_the_runtime(self, small: Path) -> None:
+    def test_runtime_calls_of_each_allocator(self, small: Path) -> None:
         log = read_log(small)
         iterations = allocation_iterations.find(log)
         done = {it: replays.replay(log, it, iterations, repeat=1) for it in ALL}
@@ -127,7 +127,7 @@ class TestFigures:
 
 
 class TestCommand:
-    def test_prints_and_writes_what_it_has_seen(
+    def test_prints_and_writes_its_figures(
         self, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         report = tmp_path / "report.json"
@@ -148,12 +148,12 @@ class TestCommand:
         cells = next(line for line in lines if line.startswith("none")).split()
         assert cells[-3:] == ["13", "12", "0"] and "0.0" in cells
 
-    def test_all_allocators_unless_told(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_runs_all_allocators_by_default(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main(small, "--repeat", 1) == 0
         printed = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in printed[-len(ALL) :]] == ALL
 
-    def test_iterations_as_told(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_explicit_iterations(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main(small, "--allocator", "none", "--repeat", 1, "--iterations", 5) == 0
         assert "iterations: 5, split evenly as asked" in capsys.readouterr().out
         assert _main(small, "--allocator", "none", "--repeat", 1, "--iteration-lines", "3,9,15,27") == 0
@@ -173,7 +173,7 @@ class TestCommand:
         assert command.thinned(levels, 5000)[1] == list(levels)
         assert command.thinned(array("Q")) == ([], [])
 
-    def test_without_matplotlib_it_says_what_to_install(self, spawn: Spawn, small: Path) -> None:
+    def test_without_matplotlib_it_names_the_package(self, spawn: Spawn, small: Path) -> None:
         script = (
             "import sys; sys.modules['matplotlib'] = None\n"
             "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"
@@ -183,17 +183,18 @@ class TestCommand:
         assert done.returncode == 1 and "pip install matplotlib" in done.stderr
         assert "Traceback" not in done.stderr and "none" in done.stdout
 
-    def test_an_allocator_that_runs_out_has_a_line_that_says_so(
+    def test_an_allocator_that_runs_out_of_memory_is_reported(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = _log(tmp_path / "log.csv", *(f"allocate,{16 * at + 16:#x},8,0" for at in range(10)))
-        # 80 bytes are little enough for the runtime, and not for what takes 2 MiB at once.
+        # 80 bytes suffice for the runtime, but not for an allocator with 2 MiB segments.
         limit = _C.managed_bytes() + 4096
         assert _main(path, "--allocator", "none,caching", "--repeat", 1, "--limit", limit) == 0
         none, caching = capsys.readouterr().out.splitlines()[-2:]
         assert none.split()[-3:] == ["10", "0", "0"]
         assert caching.startswith("caching") and "failed in row 1: " in caching and "4.00 KiB" in caching
-        assert _main(path, "--allocator", "caching", "--repeat", 1, "--limit", limit) == 1  # none was left
+        # No allocator completed.
+        assert _main(path, "--allocator", "caching", "--repeat", 1, "--limit", limit) == 1
 
     @pytest.mark.parametrize(
         ("argv", "named"),
@@ -236,7 +237,7 @@ class TestCommand:
         with pytest.raises(SystemExit) as caught:
             _main(_log(tmp_path / "log.csv", *rows))
         assert caught.value.code == 2 and named in capsys.readouterr().err
-        assert _C.peak_managed_bytes() <= max(before, 2 << 20)  # nothing was tried
+        assert _C.peak_managed_bytes() <= max(before, 2 << 20)  # the log was not replayed
 
     def test_no_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
@@ -251,14 +252,14 @@ class TestCommand:
 
 
 class TestProgress:
-    def test_says_nothing_of_what_is_over_soon_and_little_elsewhere(
+    def test_progress_is_limited(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: now)
         progress = Progress("replaying on caching")
         said = []
-        for now in (100.5, 101.9, 102.1, 103.0, 112.2, 112.3):  # which the clock reads
+        for now in (100.5, 101.9, 102.1, 103.0, 112.2, 112.3):  # the clock's readings
             progress(int(now), 200)
             said.append(capsys.readouterr().err)
         progress.close()
@@ -271,8 +272,8 @@ class TestShippedLogs:
         for path in LOGS:
             assert 100 <= len(read_log(path)) <= 2500 and path.stat().st_size < 200_000
 
-    def test_their_script_makes_the_same_again(self, spawn: Spawn) -> None:
-        """In sizes and order: addresses, times and threads are another process's."""
+    def test_their_script_reproduces_them(self, spawn: Spawn) -> None:
+        """Equal in sizes and order. Addresses, times and threads differ between processes."""
         if not torch.__version__.startswith("2.13"):
             pytest.skip(
                 f"the logs were made with torch 2.13; torch {torch.__version__} may allocate otherwise"

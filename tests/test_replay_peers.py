@@ -1,4 +1,4 @@
-"""The benchmark that replays logs on others' allocators: what of it can be checked without a GPU."""
+"""The benchmark that replays logs on other allocators: its parts that need no GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def column(name: str, nanoseconds: float, peak: int, in_the_last: float = 10) ->
 
 
 class TestTable:
-    def test_medians_and_least_of_all_rounds(self) -> None:
+    def test_medians_and_minima_of_all_rounds(self) -> None:
         it = column("caching", 50, 40, in_the_last=7)
         assert it.ns_per_call == pytest.approx(50) and it.last_iteration_ns_per_call == pytest.approx(7)
         assert it.least == pytest.approx((0.01, 7))
@@ -43,7 +43,7 @@ class TestTable:
         assert heads.split()[0] == "allocator"
         assert row.split() == "caching 50 7 0 7 40.00 MiB 300.0 % 0 0 -".split()
 
-    def test_what_failed_and_what_was_not_run(self) -> None:
+    def test_failed_and_skipped_columns(self) -> None:
         failed = Column("rmm-arena", "rmm-arena", failure="no room\nin detail")
         lines = table([column("torch", 1, 20), failed], {"rmm-pool": "it is not installed"})
         assert lines[2:] == ["rmm-arena  failed: no room", "rmm-pool   not run: it is not installed"]
@@ -53,20 +53,20 @@ class TestTable:
 class TestVerdicts:
     OURS = (column("caching", 50, 40, 9), column("small", 60, 28, 20), column("arena", 5, 170, 1))
 
-    def test_only_those_with_a_peak_no_higher_count(self) -> None:
+    def test_only_columns_with_no_higher_peak_count(self) -> None:
         in_all, in_last = verdicts(self.OURS, [column("torch", 300, 40, 90)])
         assert (in_all["best_of_ours"], in_all["its_ns"]) == ("caching", pytest.approx(50))
         assert in_last["best_of_ours"] == "caching" and in_all["its_peak_is_no_higher"]
         (line, _) = verdict_lines([in_all, in_last])
         assert "against torch" in line and "6.00 times as fast (caching)" in line and "HIGHER" not in line
 
-    def test_where_there_is_none_it_says_so(self) -> None:
+    def test_reports_that_no_column_has_a_lower_peak(self) -> None:
         found = verdicts(self.OURS, [column("rmm-pool", 30, 12)])
         assert [it["best_of_ours"] for it in found] == ["small", "small"]
         assert not found[0]["its_peak_is_no_higher"]
         assert "0.50 times as fast (small), WITH A HIGHER PEAK: 28.00 MiB" in verdict_lines(found)[0]
 
-    def test_what_failed_is_no_part_of_it(self) -> None:
+    def test_failed_columns_are_ignored(self) -> None:
         failed = Column("rmm-pool", "rmm-pool", failure="no room")
         assert verdicts(self.OURS, [failed]) == []
         assert verdicts([failed], [column("torch", 1, 1)]) == []
@@ -92,7 +92,7 @@ class TestLogs:
             columns_of(read_log(self.log(tmp_path / "log.csv", "allocate,0x10,8,0x77")))
 
 
-def test_says_what_it_needs(spawn: Spawn) -> None:
+def test_names_missing_requirements(spawn: Spawn) -> None:
     script = [str(ROOT / "benchmarks" / "bench_replay_peers.py")]
     done = spawn(args=script, env={"CUDA_VISIBLE_DEVICES": ""}, check=False)
     assert done.returncode == 1 and "needs a GPU" in done.stderr and "Traceback" not in done.stderr

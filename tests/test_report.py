@@ -1,4 +1,4 @@
-"""`python -m torch_uvm run --report out.html`: the page's figures, its words, and what it never does."""
+"""`python -m torch_uvm run --report out.html`: the page's figures, its text, and its privacy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_uvm.report.samples import Sample, Sampler
 EMU = {"TORCH_UVM_DEVICE": "emu"}
 RUN = ["-m", "torch_uvm", "run"]
 
-#: More than its budget of 48 MiB; the largest storage has a line of its own, 12 MiB that nothing else has.
+#: More than its budget of 48 MiB. The largest storage is allocated on a line of its own: 12 MiB.
 TRAINING = """
 import torch
 
@@ -53,7 +53,7 @@ def line_of(script: str, text: str) -> int:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pages.Page, dict[str, Any]]:
-    """The page of TRAINING, and what `--stats` wrote of the same run."""
+    """The page of TRAINING, and the `--stats` output of the same run."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "train.py").write_text(TRAINING)
     options = ["--budget", "48MiB", "--stats", "stats.json", "--report", "out.html"]
@@ -109,8 +109,8 @@ class TestAPage:
             told = sum(int(row[column].replace(",", "")) for row in seen.rows["by-traffic"])
             assert told == stats["residency"][key]["count"], key
 
-    def test_says_which_optimizer_makes_what_does_not_fit(self, spawn: Spawn) -> None:
-        """AdamW's default updates 24 MiB of parameters at once, under a budget of 20."""
+    def test_names_the_optimizer_whose_update_does_not_fit(self, spawn: Spawn) -> None:
+        """AdamW's default updates 24 MiB of parameters at once, under a budget of 20 MiB."""
         script = TRAINING.replace("kept = largest()", "kept = torch.ones(1)").replace("range(4)", "range(2)")
         (spawn.folder / "train.py").write_text(script)
         said = {}
@@ -121,7 +121,7 @@ class TestAPage:
         assert "AdamW(..., fused=True)" in said[""]
         assert "AdamW" not in said[", fused=True"]
 
-    def test_says_what_to_do(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+    def test_gives_advice(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
         assert "AdamW" in seen.advice["deferred"] and "--optimizer deferred" in seen.advice["deferred"]
         assert "few-steps" in seen.advice and "modelled" in seen.advice
@@ -132,7 +132,7 @@ class TestAPage:
         assert len(seen.pictures) == 2 and all(seen.pictures)
         assert seen.rows["samples"][-1][-1] == "4" and len(seen.rows["samples"]) <= 41
 
-    def test_tells_no_arguments(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+    def test_contains_no_arguments(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         assert "hunter2" not in run[0].text and "hunter2" not in str(run[0].rows)
 
 
@@ -150,7 +150,7 @@ class TestHowRunsEnd:
         assert done.returncode == 1 and done.stderr.endswith("ValueError: hunter2\n")
         assert "torch_uvm" not in done.stderr
         assert "ended by ValueError at " in seen.text and "script.py:3" in seen.text
-        assert "hunter2" not in seen.text  # nobody knows what a message says
+        assert "hunter2" not in seen.text  # messages may contain secrets
         assert seen.figures["peak-managed"] >= 4 << 20
         assert "Nothing was short" in seen.advice["fits"]
 
@@ -209,13 +209,13 @@ class TestProcesses:
             assert f"rank {rank}" in seen.text and seen.rows["by-size"][0][5] == f"{4 + 4 * rank}.00 MiB"
         assert "out.rank1.html" in pages.read(spawn.folder / "out.html").text
 
-    def test_the_environment_asks_for_it_as_well(self, spawn: Spawn) -> None:
+    def test_the_environment_variable_requests_it(self, spawn: Spawn) -> None:
         (spawn.folder / "script.py").write_text("raise SystemExit(3)\n")
         spawn(args=[*RUN, "script.py"], env={**EMU, "TORCH_UVM_REPORT": "out.html"}, check=False)
         seen = pages.read(spawn.folder / "out.html")
         assert seen.text.strip().startswith("torch_uvm: script.py") and "exit status 3" in seen.text
 
-    def test_children_that_used_memory_have_theirs(self, spawn: Spawn) -> None:
+    def test_children_that_used_memory_have_pages(self, spawn: Spawn) -> None:
         (spawn.folder / "script.py").write_text(
             """
 import os, subprocess, sys
@@ -225,7 +225,7 @@ for code in ("x = torch.ones(1 << 20, device='emu')", "pass"):
     subprocess.run([sys.executable, "-c", "import torch, torch_uvm; " + code], check=True)
 pid = os.fork()
 if pid == 0:
-    sys.exit(0)  # with all that is done at exit
+    sys.exit(0)  # runs the exit handlers
 os.waitpid(pid, 0)
 assert not os.path.exists('out.html')
 """
@@ -240,7 +240,7 @@ assert not os.path.exists('out.html')
 @pytest.fixture
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[report.Recording]:
     for name in (report.PATH, report.OF):
-        monkeypatch.setenv(name, "")  # and as it was, afterwards
+        monkeypatch.setenv(name, "")  # restored afterwards
     made = report.start(tmp_path / "out.html", "a test")
     yield made
     made.finish()
@@ -254,9 +254,7 @@ class TestRecording:
         assert cli.main(["info"]) == 0 and "torch_uvm" in capsys.readouterr().out
         assert report.current() is None and not recording.path.exists()
 
-    def test_a_run_that_is_killed_has_the_page_of_the_minute_before(
-        self, recording: report.Recording
-    ) -> None:
+    def test_a_killed_run_leaves_the_page_of_the_previous_minute(self, recording: report.Recording) -> None:
         recording._sampler._now_and_then()
         assert "still running" in pages.read(recording.path).text
         recording.finish()
@@ -273,7 +271,7 @@ class TestRecording:
         held = torch.ones(1 << 20, device=torch.accelerator.current_accelerator())
         assert held.numel() and _C.allocation_site_figures() == before
 
-    def test_figures_go_on_where_the_script_resets_them(self, recording: report.Recording) -> None:
+    def test_figures_continue_after_the_script_resets_them(self, recording: report.Recording) -> None:
         totals = samples._Totals()
         assert totals.add({"a": 5, "b": 1}) == {"a": 5, "b": 1}
         assert totals.add({"a": 2, "b": 1}) == {"a": 7, "b": 1}
@@ -291,7 +289,7 @@ class TestRecording:
         assert "torch.nn.Linear(700, 700" in found.source
         assert (found.made, found.most_alive, found.traffic) == (1, 1, 0)
 
-    def test_threads_of_python_are_seen_and_errors_on_their_way_kept(
+    def test_python_threads_are_seen_and_pending_exceptions_are_kept(
         self, recording: report.Recording
     ) -> None:
         torch_uvm.enable()
@@ -311,8 +309,8 @@ class TestRecording:
         found = next(it for it in allocation_sites.storages() if it.bytes == 123 * 4096)
         assert found.function == "work" and str(made[1]) == "'first'"
 
-    def test_results_and_budgets_are_the_same_with_one(self, tmp_path: Path) -> None:
-        """Of tensors under a budget, so that what it counts is moved while it is counted."""
+    def test_a_report_changes_neither_results_nor_budgets(self, tmp_path: Path) -> None:
+        """Tensors under a budget, so that their storages are moved while the report counts."""
         torch_uvm.enable(budget="8MiB")
         device = torch.accelerator.current_accelerator()
 

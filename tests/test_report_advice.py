@@ -1,4 +1,4 @@
-"""The advice and the pictures of a report, from numbers of no run."""
+"""The advice and the pictures of a report, from synthetic figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_uvm.report.samples import Sample
 
 
 def facts(**changed: Any) -> Facts:
-    """Of a run with traffic, 20 steps, no complaints."""
+    """Figures of a run with traffic, 20 steps, and no problems."""
     totals = {"fetched.bytes": 1e9, "fetched.count": 10, "plan_hits": 990, "plan_misses": 10}
     half = {name: value / 2 for name, value in totals.items()} | {"plan_misses": 10}
     given: dict[str, Any] = {
@@ -76,13 +76,13 @@ class TestAdvice:
         ],
         ids=lambda it: it if isinstance(it, str) else "",
     )
-    def test_is_there_when_its_figure_says_so(self, changed: dict[str, Any], key: str) -> None:
+    def test_is_given_for_its_figure(self, changed: dict[str, Any], key: str) -> None:
         assert key not in [it.key for it in advice(facts())]
         said = {it.key: it for it in advice(facts(**changed))}
         assert key in said and said[key].title and said[key].text
         assert pages.Page(page(facts(**changed))).advice.keys() == said.keys()
 
-    def test_of_a_plan_that_is_followed(self) -> None:
+    def test_of_a_schedule_that_matches(self) -> None:
         said = advice(facts())
         assert [it.key for it in said] == ["planned"]
         assert "10 of 10 misses" in said[0].text
@@ -92,12 +92,12 @@ class TestAdvice:
         assert "host-limit" in [it.key for it in advice(facts(samples=full, host_limit=64 << 30))]
         assert "host-limit" not in [it.key for it in advice(facts(samples=full, host_limit=128 << 30))]
 
-    def test_does_not_offer_what_cannot_be_deferred(self) -> None:
+    def test_does_not_suggest_deferral_where_it_has_no_effect(self) -> None:
         said = advice(facts(optimizer="in_place", optimizers=["Muon"]))
         assert "deferred" not in [it.key for it in said]
 
     def test_of_operators_over_the_budget_in_a_foreach_optimizer(self) -> None:
-        """All parameters at once are too much: splitting layers would not help."""
+        """Updating all parameters at once exceeds the budget: splitting layers would not help."""
         over = facts(totals={"over_budget": 5}, foreach=["AdamW"], over_in_steps=4)
         (said,) = (it for it in advice(over) if it.key == "over-budget")
         assert "4 of 5" in said.title and "AdamW(..., fused=True)" in said.text
@@ -108,7 +108,7 @@ class TestAdvice:
             assert "largest layers" in said.text and "fused" not in said.text
 
     def test_code_is_set_as_code(self) -> None:
-        """And what it quotes of others stays text."""
+        """Quoted text of other programs stays text."""
         rules: list[dict[str, Any]] = [
             {"limit": 8 << 30},
             {"totals": {"over_budget": 1}, "foreach": ["SGD"], "over_in_steps": 1},
@@ -128,8 +128,8 @@ class TestAdvice:
 
 
 class TestPictures:
-    def test_the_link_carries_no_more_than_it_can(self) -> None:
-        """100 GB are asked for within a second, and the copies took two: 50 GB/s."""
+    def test_rates_do_not_exceed_the_link(self) -> None:
+        """100 GB are requested within a second, and the copies took two: 50 GB/s."""
         totals = {"fetched.bytes": 100e9, "fetched.ms": 2000.0, "used_in_place.bytes": 10e9}
         taken = [Sample(0), Sample(1), Sample(2, totals=totals), Sample(10, totals=totals)]
         asked = [charts.rates(taken, f"{it}.bytes", 100) for it in ("fetched", "used_in_place")]
@@ -142,7 +142,7 @@ class TestPictures:
         drawn = charts.link(taken, "title")
         assert ">50<" in drawn and ">100<" not in drawn
 
-    def test_the_card_and_the_table_agree_on_what_the_host_waited(self) -> None:
+    def test_the_card_and_the_table_agree_on_the_hosts_waits(self) -> None:
         seen = pages.Page(page(facts(totals={"waited.ms": 1500, "made_room.ms": 250})))
         assert seen.figures["waited-seconds"] == 1.75 and seen.figures["waited-in-all.ms"] == 1750
         assert seen.figures["waited.ms"] + seen.figures["made_room.ms"] == 1750

@@ -1,4 +1,4 @@
-"""The repository's own rules (tests/_repository.py), on what git tracks, and on files that break them."""
+"""The rules of tests/_repository.py, on the files that git tracks, and on examples that break them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tracked() -> dict[str, str]:
     files = {}
     for path in filter(None, listed.stdout.split("\0")):
         file = ROOT / path
-        if file.is_file():  # it may have been removed since
+        if file.is_file():  # a tracked file may have been removed
             content = file.read_bytes()
             if b"\0" not in content:
                 files[path] = content.decode()
@@ -61,7 +61,7 @@ OTHERS = {
     "tests/README.md": "`test_a.py`, `test_b.py`",
 }
 
-# A rule, the path of a file, a text of it that breaks the rule, and one that keeps it.
+# A rule, the path of a file, a text that breaks the rule, and one that satisfies it.
 BREACHES = [
     (rules.includes_that_point_up, "csrc/runtime/a.h", '#include "allocator/b.h"', '#include "runtime/b.h"'),
     (
@@ -106,7 +106,7 @@ BREACHES = [
         "cudaMallocManaged(&p, 1)",
         "// cudaMallocManaged",
     ),
-    (rules.paths_of_a_machine, "docs/a.md", "see /" + "home/somebody/x", "https://example.org/home/page"),
+    (rules.paths_of_a_machine, "docs/a.md", "see /" + "home/alice/x", "https://example.org/home/page"),
     (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.3\nmypy==3", "ruff==1.2\nmypy==3"),
     (rules.hooks_that_disagree, "requirements/lint.txt", "ruff==1.2", "ruff==1.2\nmypy==3"),
     (rules.unpinned, "requirements/a.txt", "-c b.txt\nnumpy>=2  # 17 MB", "-c b.txt\nnumpy==2.4  # 17 MB"),

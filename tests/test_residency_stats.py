@@ -1,4 +1,4 @@
-"""Residency statistics under a budget, and the marks of steps that they rest on."""
+"""Residency statistics under a budget, and the marks of steps that they are based on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestSteps:
         optimizer = torch.optim.SGD(model.parameters())
         for _ in range(3):
             optimizer.step()
-        torch_uvm.enable(budget="9MiB")  # and once only
+        torch_uvm.enable(budget="9MiB")  # installs the marks only once
         optimizer.step()
         assert len(marks) == 4
 

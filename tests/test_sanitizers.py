@@ -1,6 +1,7 @@
-"""Part of the C++ tests under TSAN and ASAN, and the fuzzers for some seconds: what `make test` has time for.
+"""A selection of the C++ tests under TSAN and ASAN, and the fuzzers for some seconds.
 
-`make sanitized` builds them. All tests under all sanitizers are `make sanitize`; `make fuzz` goes on.
+`make sanitized` builds them. `make sanitize` runs all tests under all sanitizers; `make fuzz` runs the
+fuzzers without end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 THREAD, ADDRESS = ROOT / "build" / "short-thread", ROOT / "build" / "short-address"
 CORPUS = ROOT / "tests" / "cpp" / "corpus"
 
-#: Cases, of each program; none: all that it has.
+#: Cases of each program; empty: all cases.
 THREADED: dict[str, list[str]] = {
     "test_allocator_stress": ["four_threads_on_the_emulated_runtime"],
     "test_arena_scopes": [],
@@ -29,7 +30,7 @@ THREADED: dict[str, list[str]] = {
 }
 ADDRESSED = ["test_allocator_failures", "test_replay"]
 
-#: Inputs beyond the corpus: some seconds of each.
+#: Inputs besides the corpus: some seconds for each fuzzer.
 FUZZERS = {"fuzz_options": 2000, "fuzz_replay": 1500, "fuzz_allocator": 300}
 
 
@@ -64,7 +65,7 @@ def test_addresses_and_leaks(program: str) -> None:
 
 @pytest.mark.parametrize("fuzzer", FUZZERS)
 def test_fuzzer_finds_nothing(fuzzer: str, tmp_path: Path) -> None:
-    """A seed that is always the same: what it finds, it finds again."""
+    """The seed is fixed, so a finding is reproducible."""
     folder = CORPUS / fuzzer.removeprefix("fuzz_")
     done = run(
         ADDRESS, fuzzer, f"-runs={FUZZERS[fuzzer]}", "-seed=7", f"-artifact_prefix={tmp_path}/", folder
@@ -79,7 +80,7 @@ def test_every_fuzzer_is_run() -> None:
 
 
 def test_the_driver_finds_a_fault_and_its_input_repeats_it(tmp_path: Path) -> None:
-    """One input in four thousand million, were it not for what is known of the code that inputs reach."""
+    """Without knowledge of the code that inputs reach, one input in four thousand million would find it."""
     found = run(ADDRESS, "planted_fault", "-runs=2000000", f"-artifact_prefix={tmp_path}/", check=False)
     assert found.returncode != 0 and "input.byte() != 'l'" in found.stderr
     assert (tmp_path / "crash").read_bytes().startswith(b"faul")

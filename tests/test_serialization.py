@@ -50,7 +50,7 @@ class TestSaveAndLoad:
             (lambda storage, location: storage, "cpu"),
         ],
     )
-    def test_goes_where_it_is_told(self, saved: str, where: Any, loaded: str | None) -> None:
+    def test_follows_map_location(self, saved: str, where: Any, loaded: str | None) -> None:
         x = torch.arange(6.0).view(2, 3).t().to(saved)
         y = torch.load(_saved(x), map_location=where)
         assert y.device.type == (loaded or saved) and y.stride() == x.stride()
@@ -58,7 +58,7 @@ class TestSaveAndLoad:
             torch.equal(y.cpu(), x.cpu()) and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
         )
 
-    def test_keeps_the_device_without_being_told(self, memory: bool) -> None:
+    def test_keeps_the_device_by_default(self, memory: bool) -> None:
         y = torch.load(_saved(torch.ones(3, device="emu")))
         assert y.device == torch.device("emu", 0)
         assert torch_uvm.is_managed(y) == memory, "memory as the switch says"
@@ -73,7 +73,7 @@ class TestSaveAndLoad:
         y = torch.load(_saved(x))
         assert y.dtype == dtype and y.cpu().float().tolist() == [0, 1, 1]
 
-    def test_keeps_what_shares_storage(self) -> None:
+    def test_keeps_shared_storages(self) -> None:
         x = torch.arange(10.0, device="emu")
         loaded = torch.load(_saved({"whole": x, "part": x[2:5], "matrix": x.view(2, 5).t()}))
         loaded["whole"].add_(100)
@@ -153,7 +153,7 @@ class TestPickleAndCopy:
         assert torch_uvm.is_managed(y) == memory
         assert copy.copy(x).data_ptr() == x.data_ptr()
 
-    def test_copies_keep_what_shares_storage(self) -> None:
+    def test_copies_keep_shared_storages(self) -> None:
         x = torch.arange(6.0, device="emu")
         whole, part = copy.deepcopy([x, x[2:4]])
         whole.add_(10)
@@ -182,7 +182,7 @@ def _both_labels() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class TestLabels:
-    """Tensors that were moved: two labels of the same bytes are two storages to who saves or copies them."""
+    """Moved tensors: two labels of the same bytes are saved and copied as two storages."""
 
     @pytest.mark.parametrize("weights_only", [True, False])
     @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ class TestLabels:
         assert all(torch.equal(t.cpu(), y) for t in loaded[:2])
         assert [torch_uvm.is_managed(t) for t in loaded[:2]] == [memory and d == "emu" for d in devices]
         loaded[0].add_(1)
-        assert torch.equal(loaded[1].cpu(), y), "the other label's copy"
+        assert torch.equal(loaded[1].cpu(), y), "the other label has its own copy"
         assert torch.equal(loaded[2].cpu(), (y + 1).t()), "a view of the same label"
         assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -241,7 +241,7 @@ class TestLabels:
         other = {key: value + 1 for key, value in _model().state_dict().items()}
         model.load_state_dict(torch.load(_saved(other)))
         assert [value.data_ptr() for value in model.state_dict().values()] == addresses
-        assert all(torch.equal(labels[key], other[key]) for key in other), "filled where they were"
+        assert all(torch.equal(labels[key], other[key]) for key in other), "loaded in place"
         model.load_state_dict(torch.load(_saved(other), map_location="emu"), assign=True)
         assert all(value.data_ptr() not in addresses for value in model.state_dict().values())
         assert {torch_uvm.is_managed(value) for value in model.state_dict().values()} == {memory}
@@ -268,7 +268,7 @@ class TestLabels:
         resumed.load_state_dict(state)
         moments = [resumed.state[parameter]["exp_avg"] for parameter in twin.parameters()]
         assert {moment.device.type for moment in moments} == {trained}
-        # What is managed shows in the storage: loaded state is where the switch puts new memory.
+        # Storages show whether memory is managed: loaded state goes where the switch puts new memory.
         assert {torch_uvm.is_managed(moment) for moment in moments} == {memory and trained == "emu"}
         assert all(torch_uvm.is_managed(parameter) for parameter in twin.parameters())
         assert step(twin, resumed) == expected
@@ -320,7 +320,7 @@ class TestModules:
         assert there[0].weight.device.type == "emu" and there[0].weight.eq(4).all()
 
     def test_state_dict_is_a_view_and_cpu_a_copy(self) -> None:
-        """What keeps the best weights of a run: copies do not go on training."""
+        """Keeping the best weights of a run: a copy must not change with further training."""
         model = _model().to("emu")
         state = model.state_dict()
         best = {key: value.cpu() for key, value in state.items()}
@@ -355,7 +355,7 @@ class TestModules:
             other = torch.optim.AdamW(twin.parameters(), lr=0.1)
             twin.load_state_dict(loaded["model"])
             other.load_state_dict(loaded["optimizer"])
-            # The CPU's kernels are the emulated accelerator's, but a GPU's round differently.
+            # The emulated accelerator uses the CPU's kernels, but a GPU rounds differently.
             exact = device == "emu" or torch_uvm._C.backend() == "emulated"
             assert steps(twin, other, 3, device) == (expected if exact else pytest.approx(expected, rel=1e-3))
 

@@ -1,4 +1,5 @@
-"""The training soak in small: what `make soak-training` does at length, and that it sees what is wrong."""
+"""The training soak at a small scale: what `make soak-training` runs at length. Also checks that it finds
+errors."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from _spawn import Spawn
 SOAK = str(Path(__file__).parent / "soak_training.py")
 EMULATED = {"TORCH_UVM_DEVICE": "emu"}
 
-# The tenth write of an optimizer's step is one bit off.
+# The tenth write of an optimizer's step has one wrong bit.
 WRONG_BIT = """
 import sys
 import torch
@@ -45,7 +46,7 @@ def test_some_steps(spawn: Spawn) -> None:
     assert int(figures[1]) > 50 and int(figures[2]) > 50
 
 
-def test_one_wrong_bit_fails_and_says_how_to_get_there_again(spawn: Spawn) -> None:
+def test_one_wrong_bit_fails_and_prints_the_repeating_command(spawn: Spawn) -> None:
     code = WRONG_BIT.replace("FOLDER", repr(str(Path(__file__).parent)))
     done = spawn(code, env=EMULATED, check=False, timeout=900)
     assert done.returncode != 0

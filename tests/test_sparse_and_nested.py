@@ -1,4 +1,4 @@
-"""Sparse COO and nested tensors on the emulated accelerator: the CPU's bits, under a budget too."""
+"""Sparse COO and nested tensors on the emulated accelerator: bits equal the CPU's, also under a budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPARSE = [op for op in op_db if op.supports_sparse and op.name not in TAKES_NO_S
 
 
 def matrix(device: str = "emu") -> torch.Tensor:
-    """3 x 4, with an element that is named twice."""
+    """3 x 4, with an element that occurs twice."""
     indices = torch.tensor([[0, 2, 0, 1], [3, 1, 3, 0]], device=device)
     return torch.sparse_coo_tensor(indices, torch.tensor([1.5, 2.5, 3.5, 4.5], device=device), (3, 4))
 
@@ -83,7 +83,7 @@ class TestSparse:
             try:
                 expected = list(tensors_in(op(sample.input, *sample.args, **sample.kwargs)))
             except (RuntimeError, NotImplementedError):
-                continue  # the CPU does not take this sample
+                continue  # the CPU rejects this sample
             moved = on_device(inputs)
             results = list(tensors_in(op(moved[0], *moved[1], **on_device(sample.kwargs))))
             assert [r.device.type for r in results] == ["emu"] * len(expected)
@@ -93,7 +93,7 @@ class TestSparse:
 
 
 def samples_of(op: OpInfo) -> list[SampleInput]:
-    """Those that PyTorch has for sparse operands; where it has none, those for dense ones, made sparse."""
+    """PyTorch's samples for sparse operands; if there are none, its dense samples, converted."""
     try:
         return list(islice(op.sample_inputs_sparse_coo("cpu", torch.float32), 8))
     except NotImplementedError:
@@ -131,7 +131,8 @@ class TestSparseGradients:
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_under_a_budget_below_one_gradient(self, optimizer: str) -> None:
-        """The table is 4 MiB and a gradient's values 0.5 MiB, which the engine moves; the budget is 2 MiB."""
+        """The table is 4 MiB. A gradient's values are 0.5 MiB, which the engine can move. The budget is 2
+        MiB."""
         expected = train_rows("cpu", OPTIMIZERS[optimizer], nn.Embedding, 2048, 512)
         torch_uvm.enable(budget=2 * MIB)
         before = torch_uvm.residency_stats()["written_back"]["count"]
@@ -139,7 +140,7 @@ class TestSparseGradients:
         assert torch_uvm.residency_stats()["written_back"]["count"] > before
 
     def test_parts_come_back_to_the_device(self) -> None:
-        """Indices and values leave the device; an operator on the sparse tensor fetches them."""
+        """Indices and values are evicted. An operator on the sparse tensor fetches them."""
         torch_uvm.enable(budget=2 * MIB)
         count = MIB // 16
         values = torch.arange(count, dtype=torch.float32, device="emu")
@@ -209,9 +210,9 @@ class TestNested:
 
     @pytest.mark.parametrize("width", [16, 256], ids=["small", "moved under a budget"])
     def test_encoders_of_padded_sequences(self, width: int) -> None:
-        """In evaluation PyTorch's encoder makes a nested tensor of what is not padding.
+        """In evaluation PyTorch's encoder converts the unpadded part to a nested tensor.
 
-        Parameters of 256 KiB and more are moved; the budget is about half of them.
+        Parameters of 256 KiB and more are movable. The budget is about half of them.
         """
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
@@ -219,7 +220,7 @@ class TestNested:
         x, padding = torch.randn(3, 5, width), torch.arange(5) >= torch.tensor([[5], [3], [2]])
         with torch.no_grad():
             expected = model(x, src_key_padding_mask=padding)
-            assert not expected[2, 2:].any()  # padded with zeros: the nested tensor was made
+            assert not expected[2, 2:].any()  # zero padding shows that the nested tensor was made
             if width > 16:
                 torch_uvm.enable(budget=2 * MIB)
             model.to("emu")

@@ -1,4 +1,5 @@
-"""The option staging: a budget's copies go through plain device memory, which counts against the budget."""
+"""The option staging: copies under a budget go through plain device memory, which counts against the
+budget."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ def as_it_was() -> Iterator[None]:
 
 
 def train(budget: int | None) -> tuple[list[torch.Tensor], int]:
-    """Losses and parameters, and how often bytes crossed the link."""
+    """Losses and parameters, and the number of transfers across the link."""
     gc.collect()
     torch_uvm.empty_cache()
     torch_uvm.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget)
     torch_uvm.reset_residency_stats()
-    failures = torch_uvm.residency_stats()["failures"]  # of tests before this one
+    failures = torch_uvm.residency_stats()["failures"]  # from earlier tests
     torch.manual_seed(0)
     model = Gpt(True, width=384).to("emu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -66,12 +67,13 @@ def test_training_is_equal_to_the_last_bit(slot: str) -> None:
 
 
 @pytest.mark.parametrize(("slot", "in_all"), [("64KiB", SLOTS * 64 * 1024), ("1GiB", 2 * MIB), ("0", 0)])
-def test_slots_are_of_the_budget_and_go_with_it(slot: str, in_all: int) -> None:
-    """However large they are asked to be they take an eighth of it at most; made with the first copies."""
+def test_slots_count_against_the_budget_and_end_with_it(slot: str, in_all: int) -> None:
+    """Slots take at most an eighth of the budget, regardless of their requested size. The first copies make
+    them."""
     _C.set_option("staging", slot)
     torch_uvm.enable(budget=16 * MIB)
     kept = [torch.full((MIB,), float(number), device="emu") for number in range(8)]  # 32 MiB
-    for _ in range(8):  # until fetches ahead are planned
+    for _ in range(8):  # until fetches are scheduled ahead
         for each in kept:
             each.add_(1)
     figures = torch_uvm.residency_stats()

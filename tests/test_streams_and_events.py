@@ -1,4 +1,4 @@
-"""Streams and events of the emulated accelerator, and what goes wrong without them."""
+"""Streams and events of the emulated accelerator, and errors of programs that omit them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestStream:
         assert len({torch.Stream("emu").stream_id for _ in range(200)}) <= 32
 
     def test_each_has_a_modelled_clock(self) -> None:
-        """Copies on two streams overlap in modelled time, if they go opposite ways."""
+        """Copies on two streams overlap in modelled time if their directions are opposite."""
         here, back = torch.ones(8 * MIB).pin_memory(), torch.zeros(8 * MIB).pin_memory()
         there, other = torch.zeros(8 * MIB, device="emu"), torch.ones(8 * MIB, device="emu")
 
@@ -98,7 +98,7 @@ class TestStream:
 class TestEvent:
     def test_is_reached_once_recorded_work_is_done(self) -> None:
         event = torch.Event("emu")
-        assert event.query(), "one that was never recorded is not waited for"
+        assert event.query(), "an event that was never recorded counts as reached"
         event.synchronize()
         host, there = torch.ones(4 * MIB).pin_memory(), torch.zeros(4 * MIB, device="emu")
         there.copy_(host, non_blocking=True)
@@ -118,7 +118,7 @@ class TestEvent:
         event.wait(torch.Stream("emu"))
 
     def test_kinds_mix(self) -> None:
-        """What torch.emu makes goes wherever PyTorch takes an event or a stream."""
+        """Events and streams of torch.emu work in all of PyTorch's functions."""
         event, other = emu.Event(enable_timing=True), torch.Event("emu", enable_timing=True)
         stream = emu.Stream()
         for each in (event, other):
@@ -179,7 +179,7 @@ class TestEvent:
 
 
 class TestDelayedWork:
-    """Under a seeded schedule a queued copy happens when somebody waits for it, or by chance."""
+    """Under a seeded schedule, a queued copy runs when a wait for it occurs, or at a random moment."""
 
     def test_reading_the_host_side_too_early(self, spawn: Spawn) -> None:
         flags = across_seeds(
@@ -213,7 +213,7 @@ class TestDelayedWork:
         )
         assert flags == 0b01
 
-    def test_what_is_queued_comes_before_a_resize(self, spawn: Spawn) -> None:
+    def test_queued_copies_come_before_a_resize(self, spawn: Spawn) -> None:
         flags = across_seeds(
             spawn,
             """
@@ -230,7 +230,7 @@ class TestDelayedWork:
         assert flags == 0
 
     def test_reading_on_another_stream(self, spawn: Spawn) -> None:
-        """Nothing waits, a stream waits, an event is waited for, the stream of the copy reads itself."""
+        """Four variants: no wait, a stream's wait, an event's wait, and reading on the copy's stream."""
         flags = across_seeds(
             spawn,
             """
@@ -254,8 +254,8 @@ class TestDelayedWork:
         )
         assert flags == 0b0001
 
-    def test_freeing_what_another_stream_uses(self, spawn: Spawn) -> None:
-        """Without record_stream the memory is taken by the next tensor while it is still being read."""
+    def test_freeing_memory_that_another_stream_uses(self, spawn: Spawn) -> None:
+        """Without record_stream, the next tensor gets the memory while it is still being read."""
         flags = across_seeds(
             spawn,
             """
@@ -290,7 +290,7 @@ class TestDelayedWork:
             for host in (x, x.pin_memory()):
                 for non_blocking in (False, True):
                     if non_blocking and host.is_pinned():
-                        continue  # those are the caller's duty
+                        continue  # in these cases the caller must wait
                     there = host.to("emu", non_blocking=non_blocking)
                     with torch.Stream("emu"):
                         wrong |= not torch.equal(there.cpu(), x)
@@ -355,8 +355,8 @@ class TestQueuedCopies:
         wait()
         assert bool(host.eq(1).all()) and _C.emu_pending_operations() == 0
 
-    def test_hold_the_memory_that_they_use(self) -> None:
-        """Pinned memory that is freed while a copy of it is queued stays until the copy is done."""
+    def test_keep_the_memory_that_they_use_alive(self) -> None:
+        """Pinned memory that is freed during a queued copy stays allocated until the copy is done."""
         there = torch.zeros(20, MIB, device="emu")
         for row in range(20):
             there[row].copy_(torch.full((MIB,), float(row)).pin_memory(), non_blocking=True)

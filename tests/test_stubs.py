@@ -1,4 +1,4 @@
-"""torch_uvm/_C.pyi and the extension name the same things."""
+"""torch_uvm/_C.pyi and the extension declare the same names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STUB = Path(__file__).resolve().parent.parent / "torch_uvm" / "_C.pyi"
 
 
 def stubbed(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """What a stub's module or class body declares, by name."""
+    """The declarations in a stub's module or class body, by name."""
     found: dict[str, ast.stmt] = {}
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
@@ -38,26 +38,22 @@ def declared() -> dict[str, ast.stmt]:
     return stubbed(ast.parse(STUB.read_text()).body)
 
 
-def test_module_has_what_the_stub_says_and_no_more(
-    extension: ModuleType, declared: dict[str, ast.stmt]
-) -> None:
+def test_module_has_exactly_the_stubs_names(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     assert public(extension) == set(declared)
 
 
-def test_classes_have_what_the_stub_says(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
+def test_classes_have_the_stubs_members(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     for name, statement in declared.items():
         if isinstance(statement, ast.ClassDef):
             thing = getattr(extension, name)
             members = {member for member in stubbed(statement.body) if not member.startswith("__")}
-            if isinstance(thing, ModuleType):  # a submodule for tests: the stub names the main things in it
+            if isinstance(thing, ModuleType):  # a submodule for tests: the stub declares only its main names
                 assert members <= public(thing), name
             else:
                 assert public(thing) == members, name
 
 
-def test_functions_take_the_arguments_the_stub_says(
-    extension: ModuleType, declared: dict[str, ast.stmt]
-) -> None:
+def test_functions_take_the_stubs_arguments(extension: ModuleType, declared: dict[str, ast.stmt]) -> None:
     """pybind11 writes the signature into the first line of the docstring."""
     for name, statement in declared.items():
         if isinstance(statement, ast.FunctionDef):

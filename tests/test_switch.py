@@ -61,7 +61,7 @@ class TestProcess:
         assert torch_uvm.is_managed(x[2:]) and torch_uvm.is_managed(x.grad) and torch_uvm.is_managed(x * 2)
 
     def test_needs_a_runtime(self, spawn: Spawn) -> None:
-        """Beside another accelerator the emulated one stays away, and nothing can be managed."""
+        """Beside another accelerator the emulated one is not registered, and no memory can be managed."""
         spawn(
             """
             import torch
@@ -87,7 +87,7 @@ class TestLimitOfEnable:
         torch_uvm.enable()
         assert _C.get_limit() == 3 * 1024**3
 
-    def test_a_figure_sets_it(self) -> None:
+    def test_a_number_sets_it(self) -> None:
         torch_uvm.set_limit("3GiB")
         torch_uvm.enable(limit="5GiB")
         assert _C.get_limit() == 5 * 1024**3
@@ -155,8 +155,8 @@ class TestScopes:
         with torch_uvm.disabled():
             assert _on_another_thread(torch_uvm.is_enabled)
 
-    def test_closed_by_another_thread_it_is_taken_off_by_its_own(self) -> None:
-        """A generator that one thread begins and another one ends: what its scope has kept goes."""
+    def test_closed_by_another_thread_it_is_removed_by_its_own(self) -> None:
+        """One thread starts a generator, and another closes it. Memory that its scope kept alive is freed."""
         before = torch_uvm.memory_allocated()
 
         def inside() -> Generator[None]:
@@ -170,11 +170,11 @@ class TestScopes:
             _on_another_thread(steps.close)
             assert not torch_uvm.is_enabled()
             del steps
-        with torch_uvm.disabled():  # takes the last one off, too
+        with torch_uvm.disabled():  # also removes the last one
             assert torch_uvm.memory_allocated() == before
 
-    def test_one_object_serves_many_entries(self) -> None:
-        """Entered again while it is open, here and by another thread; each leaves its own scope."""
+    def test_one_object_can_be_entered_several_times(self) -> None:
+        """Entered again while it is open, by this and another thread. Each exit closes its own scope."""
         scope = torch_uvm.enabled()
         inside, go_on = threading.Event(), threading.Event()
         seen = {}
@@ -200,7 +200,7 @@ class TestScopes:
 
 
 class _Witness(torch.autograd.Function):
-    """Says on which thread its backward runs, and what the switch says there."""
+    """Records the thread of its backward and the switch there."""
 
     seen: list[tuple[int, bool, bool]] = []
 
@@ -229,7 +229,7 @@ class TestBackwardThreads:
     def test_run_elsewhere_and_follow_the_scope(self) -> None:
         with torch_uvm.enabled():
             thread, on, managed = self._backward()
-        assert thread != threading.get_ident(), "not the thread this test is about"
+        assert thread != threading.get_ident(), "backward ran on the calling thread"
         assert on and managed
 
     def test_follow_a_scope_that_turns_off(self) -> None:
@@ -253,7 +253,7 @@ class TestBackwardThreads:
 
 
 class TestFactories:
-    """Managed whatever the switch says, and otherwise what torch's namesakes make."""
+    """Factories of torch_uvm: always managed, otherwise equal to torch's functions of the same name."""
 
     @pytest.mark.parametrize("device", ["cpu", None, DEVICE, f"{DEVICE}:0", 0, torch.device(DEVICE, 0)])
     def test_devices(self, device: Any) -> None:
@@ -300,7 +300,7 @@ class TestFactories:
         ],
         ids=["dense", "transposed", "sliced", "expanded", "0-dim"],
     )
-    def test_empty_like_keeps_what_torch_keeps(self, like: torch.Tensor) -> None:
+    def test_empty_like_keeps_the_same_properties_as_torch(self, like: torch.Tensor) -> None:
         expected = torch.empty_like(like)
         for source in (like, like.to(DEVICE)):
             made = torch_uvm.empty_like(source)

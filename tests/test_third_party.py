@@ -1,6 +1,6 @@
-"""What programs of other packages need of the emulated accelerator, mostly by PyTorch's own operators.
+"""Features of the emulated accelerator that other packages need, mostly operators of PyTorch.
 
-docs/third-party.md has the programs.
+docs/third-party.md lists the programs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch_uvm  # noqa: F401  (registers the device)
 
 
 class TestHistogramsOfIntegers:
-    """The CPU has none, CUDA has: mixtures of experts count tokens by them."""
+    """The CPU has no such kernel, CUDA has one: mixtures of experts count tokens with it."""
 
     @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
     @pytest.mark.parametrize("options", [(4, 0, 3), (5, 0, 0), (7, 0, 100), (3, 2, 3)])
@@ -41,7 +41,7 @@ class TestHistogramsOfIntegers:
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention.*")
 class TestFlexAttention:
-    """Not compiled, it is composed of any device's operators, but PyTorch checks the device's name."""
+    """Without compilation it consists of general operators, but PyTorch checks the device's name."""
 
     def inputs(self, device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ class TestFlexAttention:
         assert same_bits(attend("cpu"), result)
 
     def test_backward(self) -> None:
-        """The CPU has none, so there are no bits to equal."""
+        """The CPU has no implementation to compare with."""
         from torch.nn.attention.flex_attention import flex_attention
 
         gradients = []
@@ -79,7 +79,7 @@ class TestFlexAttention:
         for composed, kernel in zip(*gradients, strict=True):
             torch.testing.assert_close(composed.cpu(), kernel.cpu())
 
-    def test_other_devices_are_refused_as_ever(self) -> None:
+    def test_other_devices_are_refused(self) -> None:
         from torch.nn.attention.flex_attention import flex_attention
 
         with pytest.raises(ValueError, match="only supported on"):
@@ -88,7 +88,7 @@ class TestFlexAttention:
 
 
 class TestGradientsOfGroupNorm:
-    """PyTorch makes the operands contiguous on every device but the CPU; diffusion models mix formats."""
+    """PyTorch makes the operands contiguous on devices other than the CPU. Diffusion models mix formats."""
 
     @pytest.mark.parametrize("affine", [True, False])
     @pytest.mark.parametrize("format_", [torch.channels_last, torch.contiguous_format])
@@ -115,7 +115,7 @@ class TestGradientsOfGroupNorm:
 
 
 class TestAveraging:
-    """torch.optim.swa_utils takes another formula on accelerators, unless it is told which."""
+    """torch.optim.swa_utils uses another formula on accelerators by default."""
 
     @pytest.mark.parametrize(
         "options",

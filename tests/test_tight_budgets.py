@@ -1,4 +1,4 @@
-"""Hard budgets that are little more than the largest operator: no error, and no excess."""
+"""Hard budgets slightly above the largest operator's need: no error, and no excess."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sys, torch, torch_uvm
 from torch import nn
 
 nodes, edges, features, share = 20_000, 160_000, 64, float(sys.argv[1])
-largest = 4 * features * (nodes + edges) + 8 * edges  # of h[source]: operands and result
+largest = 4 * features * (nodes + edges) + 8 * edges  # h[source]: operands and result
 budget = int(share * largest)
 torch_uvm.emulated.configure(memory="512MiB")
 torch_uvm.enable(budget=budget)
-torch_uvm.set_limit(int(1.02 * budget))  # memory for no excess
+torch_uvm.set_limit(int(1.02 * budget))  # no memory for an excess
 
 class Layer(nn.Module):
     def __init__(self):
@@ -68,13 +68,13 @@ for _ in range(3):
 
 class TestGraphNetwork:
     @pytest.mark.parametrize("share", [1.1, 1.15, 1.3, 1.6, 2.0])
-    def test_what_fits_is_served_within_the_budget(self, spawn: Spawn, share: float) -> None:
+    def test_operators_that_fit_stay_within_the_budget(self, spawn: Spawn, share: float) -> None:
         over = [int(word) for word in spawn(GRAPH_NETWORK, args=[str(share)], env=EMU).stdout.split()]
         assert over == [0] * 6, over
 
 
 class TestMonotone:
-    def test_what_trains_within_a_budget_trains_within_a_larger_one(self, spawn: Spawn) -> None:
+    def test_training_within_a_budget_succeeds_within_a_larger_one(self, spawn: Spawn) -> None:
         budgets = (8, 13, 14, 15, 16, 18, 24, 36)
         trains = {
             mib: spawn(EMBEDDING, args=[str(mib)], env=EMU, check=False).returncode == 0 for mib in budgets

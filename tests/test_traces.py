@@ -1,4 +1,4 @@
-"""Traces of accesses: reading, refusing what does not fit, drawing."""
+"""Traces of accesses: reading, errors, drawing."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class TestRead:
         assert trace.steps == [1]
         assert trace.begin_us == 11.5
 
-    def test_what_was_never_used_may_die(self, tmp_path: Path) -> None:
+    def test_unused_storages_may_be_freed(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", [*RECORDS, {"death": 99}]))
         assert trace.operators[-1].deaths == [9]
 
-    def test_a_storage_told_of_twice_is_the_first(self, tmp_path: Path) -> None:
+    def test_the_first_record_of_a_storage_counts(self, tmp_path: Path) -> None:
         again = {"storage": 7, "device": 0, "bytes": 4096, "resident": False}
         assert traces.read_trace(_write(tmp_path / "trace", [RECORDS[0], again])).storages[7].resident
 
@@ -146,20 +146,20 @@ class TestRead:
         ],
         ids=["empty", "blank", "text", "script", "not UTF-8", "deep", "cut off"],
     )
-    def test_refuses_what_is_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
+    def test_refuses_files_that_are_no_trace(self, tmp_path: Path, content: bytes, named: str) -> None:
         path = tmp_path / "trace"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=named):
             traces.read_trace(path)
 
-    def test_says_when_the_recording_broke_off(self, tmp_path: Path) -> None:
+    def test_reports_an_incomplete_recording(self, tmp_path: Path) -> None:
         path = _write(tmp_path / "trace", RECORDS)
         path.write_bytes(path.read_bytes()[:-4])
         with pytest.raises(ValueError, match="cut off"):
             traces.read_trace(path)
 
 
-#: Eight copies of 64 MiB asked for at once, of 1200 us each on the link: 55.9 GB/s.
+#: Eight copies of 64 MiB, requested at once, each 1200 us on the link: 55.9 GB/s.
 BURST: list[dict[str, Any]] = [
     {"storage": 7, "device": 0, "bytes": 64 << 20, "resident": True},
     {"operator": "aten::mm", "time": 0, "in_place_ok": False, "reads": [7], "writes": []},
@@ -174,21 +174,21 @@ BURST: list[dict[str, Any]] = [
 
 
 class TestPlot:
-    def test_no_rate_is_above_what_the_link_carries(self, tmp_path: Path) -> None:
-        """Copies are asked for faster than the link carries them; the last one was not measured."""
+    def test_no_rate_is_above_that_of_the_link(self, tmp_path: Path) -> None:
+        """Copies are requested faster than the link carries them. The last one was not measured."""
         trace = traces.read_trace(_write(tmp_path / "trace", BURST))
         assert [it.took_us for it in trace.transfers] == [1200] * 7 + [None, None]
         link = (64 << 20) / 1200e-6
         for bins in (1, 3, 50, 400):
             width, rates = plot.link_rates(trace, 0, bins=bins)
-            # Until the last transfer is over: four fetches and a use in place, one after another.
+            # Until the end of the last transfer: four fetches and a use in place, one after another.
             assert width * bins == pytest.approx(10 + 5 * 1200)
             into = [sum(pair) for pair in zip(rates["fetch"], rates["in_place"], strict=True)]
             assert max(into) <= link * 1.0001 and max(rates["write_back"]) <= link * 1.0001
             assert sum(into) * width * 1e-6 == pytest.approx(5 * (64 << 20))
             assert sum(rates["write_back"]) * width * 1e-6 == pytest.approx(4 * (64 << 20))
 
-    def test_version_1_is_read_and_says_what_was_asked_for(self, tmp_path: Path) -> None:
+    def test_version_1_is_read_with_requested_rates(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", RECORDS, {**HEADER, "version": 1}))
         assert not plot.is_measured(trace) and plot.is_measured(
             traces.read_trace(_write(tmp_path / "burst", BURST))
@@ -209,7 +209,7 @@ class TestPlot:
         for axes in (above, below):
             assert _legend(axes).get_window_extent().x0 >= axes.get_window_extent().x1
 
-    def test_what_is_drawn(self, tmp_path: Path) -> None:
+    def test_contents_of_the_picture(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
         assert plot.live_bytes(trace, 0) == ([0.0, 1.0, 8.5], [4196, 4260, 4260])
         assert plot.resident_bytes(trace, 0) == ([1.0, 8.5], [4260, 0])
@@ -218,7 +218,7 @@ class TestPlot:
         assert sum(rates["fetch"]) * width == pytest.approx(100e6)
         assert rates["fetch"][0] and not any(rates["fetch"][1:])
         assert sum(rates["write_back"]) * width == pytest.approx(4096e6)
-        assert "drop" not in rates  # nothing crosses
+        assert "drop" not in rates  # clean evictions cross no link
         assert plot.link_rates(trace, 1, bins=2)[1]["fetch"] == [0, 0]
 
     def test_picture(self, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ class TestPlot:
             cli.main(["plot", str(path), "-o", str(tmp_path / "picture.png"), *argv])
         assert caught.value.code == 2 and named in capsys.readouterr().err
 
-    def test_without_matplotlib_it_says_what_to_install(self, tmp_path: Path) -> None:
+    def test_without_matplotlib_it_names_the_package(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.modules['matplotlib'] = None\n"
             "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"

@@ -40,7 +40,7 @@ def gpt() -> Gpt:
 
 class TestModels:
     def test_cpu_equals_itself(self, case: tuple[nn.Module, Callable[[], torch.Tensor]]) -> None:
-        """What is compared with must be repeatable, or the tests below would prove nothing."""
+        """The reference must be repeatable, or the tests below would prove nothing."""
         assert train(*case, "cpu") == train(*case, "cpu")
 
     @pytest.mark.parametrize("managed", [False, True], ids=["plain", "managed"])
@@ -80,10 +80,10 @@ class TestOptimizers:
             "default": {},
         }[how]
         if how == "fused" and optimizer is torch.optim.RMSprop:
-            chosen = {"foreach": True, "centered": True}  # it has no fused form
+            chosen = {"foreach": True, "centered": True}  # has no fused form
         run = train(gpt, tokens, "emu", optimizer=optimizer, options={**options, **chosen})
-        # By default a script's optimizer is the foreach one on accelerators and the plain loop on the
-        # CPU: the comparison is with what the accelerator runs.
+        # By default, optimizers use foreach on accelerators and a loop on the CPU. The comparison uses
+        # foreach on both.
         reference = {"foreach": True} if how == "default" else chosen
         assert run == train(gpt, tokens, "cpu", optimizer=optimizer, options={**options, **reference})
 
@@ -98,7 +98,7 @@ class TestLoops:
 
     @pytest.mark.parametrize("reentrant", [False, True])
     def test_checkpointing_with_dropout(self, reentrant: bool) -> None:
-        """The recomputed forward draws the numbers of the first one: the generator's state is kept."""
+        """The recomputed forward draws the same numbers: the generator's state is restored."""
 
         def gradients(device: str) -> list[torch.Tensor]:
             torch.manual_seed(5)

@@ -65,7 +65,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _training(make: Make) -> Callable[[Attempts], None]:
-    """Training steps. A step that raised is repeated from the state before it, as after a checkpoint."""
+    """Training steps. A failed step is repeated from the state before it, as from a checkpoint."""
     model = _model()
     torch_uvm.disable()
     reference = Trained(model, make, "cpu")
@@ -76,7 +76,7 @@ def _training(make: Make) -> Callable[[Attempts], None]:
 
     def train(attempt: Attempts) -> None:
         ours: Any = None
-        while ours is None:  # a second time it goes well
+        while ours is None:  # the second attempt succeeds
             ours = attempt(lambda: Trained(model, make, "emu"))
         state = None
         for number in range(STEPS):

@@ -1,6 +1,6 @@
 """Moves under the transforms of torch.func."""
 
-# wrong arguments are the point of some tests; torch has no stub for `managed=`.
+# Wrong arguments are the point of some tests; torch has no stub for `managed=`.
 # mypy: disable-error-code="call-overload, no-any-return"
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TestFunctionTransforms:
         x = managed(3)
         expected = torch.diag(3 * x.cpu() ** 2)
         assert torch.equal(jacrev(function)(x).cpu(), expected)
-        with torch_uvm.enabled():  # the tangents have to be managed
+        with torch_uvm.enabled():  # tangents must be managed
             assert torch.equal(jacfwd(function)(x).cpu(), expected)
             second = hessian(lambda x: function(x).sum())(x)
             assert torch.equal(second.cpu(), torch.diag(6 * x.cpu()))

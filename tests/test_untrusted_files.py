@@ -1,4 +1,4 @@
-"""Files are data: nothing in them is run, sizes are checked, and reports show them without obeying them."""
+"""Files are data: their content is never executed, sizes are checked, and reports escape their text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch_uvm.traces import read_trace
 
 PACKAGE = Path(__file__).resolve().parent.parent / "torch_uvm"
 
-#: What would run what a file says, and who may all the same: `run` runs the script that it is given.
+#: Functions that could execute a file's content, and their permitted uses: `run` runs the user's script.
 RUNS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 MAY = {"cli/run.py": {"exec", "compile"}}
 
-#: A name that a terminal would obey, that XML has no room for, and that matplotlib would take for a formula.
+#: A name with terminal control characters, characters that XML forbids, and a formula for matplotlib.
 EVIL = "\x1b[2J\x07$\\frac$<script>&\u202e.csv"
 
 
@@ -41,7 +41,7 @@ def what_runs_files(source: str) -> set[str]:
     return found
 
 
-def test_nothing_runs_what_a_file_says() -> None:
+def test_no_code_executes_a_files_content() -> None:
     assert what_runs_files("from pickle import load; torch.load(f); eval(x)") == {
         "pickle",
         "torch.load",
@@ -55,12 +55,12 @@ def test_nothing_runs_what_a_file_says() -> None:
 class TestReaders:
     @pytest.mark.parametrize("target", TARGETS)
     def test_a_changed_file_is_read_or_refused(self, target: str, tmp_path: Path) -> None:
-        """`make fuzz` goes on with it."""
+        """`make fuzz` runs this without end."""
         some = itertools.islice(inputs(target, 7), 600)
         no = sum(refused(target, it, tmp_path / "input") for it in some)
-        assert 300 < no < 600  # both are seen
+        assert 300 < no < 600  # both outcomes occur
 
-    def test_what_it_begins_with_is_right(self, tmp_path: Path) -> None:
+    def test_the_fuzzers_seed_files_are_valid(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_bytes(a_log())
         (tmp_path / "trace").write_bytes(a_trace())
         assert read_log(tmp_path / "log").failures == 1
@@ -71,9 +71,7 @@ class TestReaders:
         with pytest.raises(ValueError, match=r"/dev/zero, line 1: longer than"):
             TARGETS[target][1](Path("/dev/zero"))
 
-    def test_more_lines_than_are_kept_are_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_too_many_lines_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "log").write_bytes(a_log())
         (tmp_path / "trace").write_bytes(a_trace())
         monkeypatch.setattr("torch_uvm._tools.allocation_logs.MOST_ROWS", 3)
@@ -96,7 +94,7 @@ class TestReports:
         assert printable("äöü 漢字 a.csv") == "äöü 漢字 a.csv"
         assert printable("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
 
-    def test_a_replay_shows_a_name_and_obeys_it_nowhere(self, spawn: Spawn, tmp_path: Path) -> None:
+    def test_a_replay_escapes_names(self, spawn: Spawn, tmp_path: Path) -> None:
         log, picture = tmp_path / EVIL, tmp_path / "picture.svg"
         log.write_bytes(a_log())
         pytest.importorskip("matplotlib")
@@ -108,9 +106,7 @@ class TestReports:
         assert "<script" not in picture.read_text()
 
     @pytest.mark.parametrize("command", ["replay", "plot"])
-    def test_errors_name_the_file_and_obey_it_nowhere(
-        self, command: str, spawn: Spawn, tmp_path: Path
-    ) -> None:
+    def test_errors_escape_file_names(self, command: str, spawn: Spawn, tmp_path: Path) -> None:
         file = tmp_path / EVIL
         file.write_bytes(b"\x1b[2J\n")
         output = ["-o", "x.png"] if command == "plot" else []

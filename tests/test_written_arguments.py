@@ -1,7 +1,7 @@
 """The arguments that operators write to.
 
-The residency engine drops copies of what an operator only reads. So it has to know each argument that a
-kernel writes to, be it in the operator's schema or not.
+The residency engine evicts operands that were only read without a write-back. It must therefore know each
+argument that a kernel writes, whether or not the operator's schema declares it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
 
-# Kernels of devices that are not here.
+# Kernels of devices that are not available here.
 OF_OTHER_DEVICES = {
     "aten::_cudnn_rnn": {"dropout_state"},
     "aten::_cudnn_rnn_backward": {"dropout_state", "reserve"},
@@ -49,7 +49,7 @@ def test_of_other_devices(name: str) -> None:
 
 
 class UnsaidWrites(TorchDispatchMode):
-    """Collects what operators have written to that the engine takes for read."""
+    """Collects written arguments that the engine considers read-only."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ class UnsaidWrites(TorchDispatchMode):
         before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         for name in sorted(
             given, key=lambda name: name not in written
-        ):  # of two on one storage, the written one counts
+        ):  # if two arguments share a storage, the written one counts
             for tensor in tensors_in(given[name]):
                 if tensor.layout is torch.strided and not tensor.is_meta:
                     storage = tensor.untyped_storage()
@@ -105,7 +105,7 @@ class TestKernelsOfTheCpu:
         assert mode.operators > 1_000
         assert mode.found == set()
 
-    def test_an_unsaid_write_is_found(self) -> None:
+    def test_an_undeclared_write_is_found(self) -> None:
         with torch.library._scoped_library("uvm_test_writes", "DEF") as library:
             library.define("writes(Tensor x) -> Tensor")
             library.impl("writes", lambda x: x.data.fill_(1).clone(), "CPU")
@@ -119,7 +119,7 @@ def run_operator(op: OpInfo) -> None:
         try:
             backward(list(tensors_in(op(sample.input, *sample.args, **sample.kwargs))))
         except (RuntimeError, NotImplementedError):
-            continue  # the CPU does not take this sample
+            continue  # the CPU rejects this sample
 
 
 def run_module(info: ModuleInfo) -> None:

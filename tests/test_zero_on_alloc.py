@@ -1,4 +1,4 @@
-"""The option zero_on_alloc: managed memory that a tensor gets holds zeros, never what another one left."""
+"""The option zero_on_alloc: new managed tensors contain zeros, never the bytes of an earlier tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def zeroed() -> Iterator[None]:
 
 
 def _used(size: int, device: str) -> int:
-    """Leaves a block full of 7s to the next one; its address."""
+    """Leaves a free block full of 7s. Returns its address."""
     x = torch_uvm.empty(size, dtype=torch.uint8, device=device).fill_(7)
     return x.data_ptr()
 
@@ -36,11 +36,11 @@ class TestBlocks:
     def test_a_block_used_before_holds_no_old_bytes(self, size: int, device: str, zeroed: None) -> None:
         addresses = {_used(size, device) for _ in range(3)}
         x = torch_uvm.empty(size, dtype=torch.uint8, device=device)
-        assert x.data_ptr() in addresses  # or nothing is tested
+        assert x.data_ptr() in addresses  # otherwise nothing is tested
         assert x.count_nonzero().item() == 0
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_off_a_block_is_as_it_was_and_nothing_is_written(self, size: int) -> None:
+    def test_while_off_a_reused_block_is_not_written(self, size: int) -> None:
         address = _used(size, "emu")
         calls = emulated.counters()["zero_calls"]
         x = torch_uvm.empty(size, dtype=torch.uint8, device="emu")
@@ -61,7 +61,7 @@ class TestBlocks:
             assert x.data_ptr() == address and x.count_nonzero().item() == 0
             assert torch.equal((x + 1).cpu(), torch.ones(1 << 20))
 
-    def test_what_resize_adds(self, zeroed: None) -> None:
+    def test_bytes_added_by_resize(self, zeroed: None) -> None:
         x = torch_uvm.ones(10, device="emu")
         big = torch_uvm.full((1 << 16,), 7.0, device="emu")
         del big
@@ -85,7 +85,7 @@ class TestBlocks:
     def test_under_a_budget(self, zeroed: None) -> None:
         torch_uvm.enable(budget="16MiB")
         kept = []
-        for number in range(12):  # 48 MiB: most of it leaves the device
+        for number in range(12):  # 48 MiB: most of it is evicted
             x = torch.empty(1 << 20, device="emu")
             assert x.count_nonzero().item() == 0
             kept.append(x.fill_(number))
@@ -128,7 +128,7 @@ def test_by_allocator(allocator: str, zeroed: None) -> None:
 
 
 class TestOrder:
-    def test_zeros_come_before_what_the_stream_does_next(self, spawn: Spawn) -> None:
+    def test_zeros_come_before_later_work_of_the_stream(self, spawn: Spawn) -> None:
         wrong = across_seeds(
             spawn,
             """
@@ -147,7 +147,7 @@ class TestOrder:
         assert wrong == 0
 
     def test_the_host_waits_before_it_zeroes(self, spawn: Spawn) -> None:
-        """A block that a delayed copy still writes goes to a CPU tensor: zeros last."""
+        """A delayed copy still writes a block that goes to a CPU tensor. The zeros must come last."""
         wrong = across_seeds(
             spawn,
             """
@@ -181,7 +181,7 @@ def test_by_the_environment(spawn: Spawn) -> None:
     assert done.stdout.split() == ["0"]
 
 
-def test_zeros_that_cannot_be_written_give_the_memory_back(zeroed: None) -> None:
+def test_memory_is_freed_if_zeroing_fails(zeroed: None) -> None:
     allocated = torch_uvm.memory_allocated()
     _C.emu_fail_call("zero_async", 1)
     try:

@@ -1,6 +1,6 @@
-"""The suite that runs on a real GPU. See ../_gpu_guard.py for what keeps it from harming the machine.
+"""Fixtures of the suite for a real GPU. ../_gpu_guard.py protects the machine.
 
-Skipped, with the reason, where there is no GPU or the extension has no CUDA floor; with
+The suite is skipped, with the reason, without a GPU or if the extension was built without CUDA. With
 TORCH_UVM_REQUIRE_CUDA=1 that is an error instead.
 """
 
@@ -24,7 +24,7 @@ import torch_uvm
 from torch_uvm import _C
 
 HERE = Path(__file__).resolve().parent
-TOTAL = 4 * GIB  # over all the processes that pytest-xdist may have started
+TOTAL = 4 * GIB  # sum over all processes of pytest-xdist
 SANITIZED = frozenset(
     line.strip()
     for line in (HERE / "sanitizer.txt").read_text().splitlines()
@@ -39,7 +39,7 @@ def limit() -> int:
 
 
 def missing() -> str | None:
-    """Why nothing here can run, if so."""
+    """The reason why the suite cannot run, or None."""
     if not _C.built_with_cuda():
         return "torch_uvm was built without its CUDA floor"
     if not torch.cuda.is_available():
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "memcheck: in the subset for compute-sanitizer (tests/gpu/sanitizer.txt)"
     )
-    # pytest-timeout's, for where it is not there.
+    # A marker of pytest-timeout, declared here because the plugin may be absent.
     config.addinivalue_line("markers", "timeout(seconds): the test is given up after so long")
 
 
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if _guard is None:
         try:
-            # For all workers together: each sees the whole of the card.
+            # For all workers together: each sees the whole card.
             check_room(TOTAL)
         except Refused as error:
             pytest.exit(f"not safe to run: {error}", returncode=4)
@@ -83,9 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_out_the_other_mode(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With CUDA_LAUNCH_BLOCKING=1 the CPU suite's cases are run, without it those written for CUDA: one says
-    something only where kernels are done when their call returns, the other only where they are not. What the
-    sanitizer watches does not depend on it."""
+    """With CUDA_LAUNCH_BLOCKING=1 the CPU suite's cases run: they need kernels that are done when their call
+    returns. Without it the cases for CUDA run: they need kernels that are not. The sanitizer's subset does
+    not depend on it."""
     if "memcheck" in (config.option.markexpr or ""):
         return
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
@@ -102,7 +102,7 @@ def leave_out_the_other_mode(config: pytest.Config, items: list[pytest.Item]) ->
 
 
 class GuardedSpawn(Spawn):
-    """Other processes, under the limit of this one."""
+    """Starts processes under this process's limit."""
 
     def __call__(
         self,
@@ -135,9 +135,9 @@ def two_devices() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """In place of the CPU suite's: afterwards all is off, the allocator whole, and the limit was kept. It is
-    never taken away."""
-    assert _guard is not None, "a test runs that nobody guards"
+    """Replaces the CPU suite's fixture. After each test everything is off, the allocator's invariants hold,
+    and the limit was kept. The limit is never lifted."""
+    assert _guard is not None, "a test runs without the guard"
     _guard.reset()
     yield
     torch_uvm.disable()
@@ -150,7 +150,8 @@ def leave_no_trace() -> Iterator[None]:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        # After such an error no call of CUDA works in this process: the next test gets another, if it can.
+        # After such an error no CUDA call works in this process. The next test gets a new process if
+        # possible.
         print(f"CUDA is lost to this process: {error}", file=sys.stderr, flush=True)
         if "PYTEST_XDIST_WORKER" in os.environ:
             os._exit(70)
@@ -160,7 +161,7 @@ def leave_no_trace() -> Iterator[None]:
 
 @pytest.fixture
 def to_the_last_bit() -> Iterator[None]:
-    """Two plain runs are equal. Afterwards there is no budget."""
+    """Makes kernels deterministic, so that two plain runs are equal. Afterwards removes the budget."""
     torch.use_deterministic_algorithms(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):

@@ -1,4 +1,4 @@
-"""Advice on CUDA, as far as the calls tell; its effect on pages is in test_cuda_pages.py."""
+"""Advice on CUDA, as seen by the calls. Its effect on pages is tested in test_cuda_pages.py."""
 
 from _cuda_cases import run_on_cuda
 

@@ -1,4 +1,4 @@
-"""PyTorch's view of the allocator that stands in CUDA's place: figures, failures, pools, graphs."""
+"""The allocator that replaces CUDA's, as PyTorch sees it: figures, failures, pools, graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def from_nothing() -> None:
 
 
 class TestKind:
-    def test_by_cudas_own_word(self) -> None:
+    def test_memory_kinds_by_cuda(self) -> None:
         plain = block(1)
         with torch_uvm.enabled():
             managed = block(1)
@@ -48,7 +48,7 @@ class TestKind:
 
 
 class TestFigures:
-    def test_levels_are_of_both(self) -> None:
+    def test_current_figures_sum_both_kinds(self) -> None:
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         plain = block(8)
         with torch_uvm.enabled():
@@ -65,7 +65,7 @@ class TestFigures:
         before = torch.cuda.memory_allocated()
         for scope in (torch_uvm.disabled, torch_uvm.enabled, torch_uvm.disabled):
             with scope():
-                block(24)  # freed at once; not of the size of a cuBLAS workspace
+                block(24)  # freed immediately; its size differs from a cuBLAS workspace
         assert torch.cuda.max_memory_allocated() - before == 24 * MIB
         with torch_uvm.enabled():
             managed = block(8)
@@ -76,7 +76,7 @@ class TestFigures:
         assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == before
         assert torch.accelerator.max_memory_allocated() == before
 
-    def test_summary_and_snapshot_have_managed_memory(self) -> None:
+    def test_summary_and_snapshot_contain_managed_memory(self) -> None:
         with torch_uvm.enabled():
             x = block(24)
         assert "24" in torch.cuda.memory_summary()
@@ -89,18 +89,18 @@ class TestFigures:
         assert segments[0]["allocated_size"] >= 24 * MIB
         assert any(b["size"] >= 24 * MIB and b["state"] == "active_allocated" for b in segments[0]["blocks"])
 
-    def test_empty_cache_gives_both_back(self) -> None:
-        torch.cuda.empty_cache()  # of earlier tests
+    def test_empty_cache_releases_both_kinds(self) -> None:
+        torch.cuda.empty_cache()  # cached by earlier tests
         before = torch.cuda.memory_reserved()
         for scope in (torch_uvm.enabled, torch_uvm.disabled):
             with scope():
-                block(24)  # not of the size of a cuBLAS workspace
+                block(24)  # its size differs from a cuBLAS workspace
         assert torch.cuda.memory_reserved() - before >= 48 * MIB
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() <= before
         assert _C.managed_bytes() == torch_uvm.memory_reserved() == 0
 
-    def test_a_steady_state_asks_the_runtime_for_nothing(self) -> None:
+    def test_a_steady_state_makes_no_runtime_allocations(self) -> None:
         with torch_uvm.enabled():
             model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).cuda()
             optimizer = torch.optim.AdamW(model.parameters())
@@ -129,12 +129,12 @@ class TestOutOfMemory:
     @pytest.fixture(autouse=True)
     def small_limit(self) -> Iterator[None]:
         torch_uvm.set_limit("64MiB")
-        torch_uvm.set_budget(None)  # nobody makes room by moving what is there to the host
+        torch_uvm.set_budget(None)  # without a budget no storage is evicted
         yield
         torch_uvm.set_budget("auto")
         torch.cuda.empty_cache()
 
-    def test_raises_pytorchs_error_and_goes_on(self) -> None:
+    def test_raises_pytorchs_error_and_stays_usable(self) -> None:
         with torch_uvm.enabled():
             for _ in range(20):
                 with pytest.raises(torch.OutOfMemoryError, match="64"):
@@ -146,20 +146,20 @@ class TestOutOfMemory:
         assert _C.managed_bytes() <= 64 * MIB
 
     def test_a_budget_makes_room_instead(self) -> None:
-        torch_uvm.set_budget("1GiB")  # what is short is the limit
+        torch_uvm.set_budget("1GiB")  # the limit is exceeded, not the budget
         with torch_uvm.enabled():
             first = block(60).fill_(1)
             second = block(8).fill_(2)
             assert int(first.min()) == int(first.max()) == 1 and int(second[-1]) == 2
         assert _C.managed_bytes() <= 64 * MIB
 
-    def test_the_automatic_budget_makes_room_of_what_was_used_since_memory_was_short(self) -> None:
+    def test_the_automatic_budget_evicts_storages_used_since_the_first_shortage(self) -> None:
         torch_uvm.set_budget("auto")
         with torch_uvm.enabled():
             first = block(60).fill_(1)
             with pytest.raises(torch.OutOfMemoryError):
-                block(8)  # the first time that memory is short: nobody has watched until now
-            for _ in range(16):  # operators, until those that ran then are surely over
+                block(8)  # the first shortage: the engine was idle until now
+            for _ in range(16):  # so that all operators from before have ended
                 first += 1
             second = block(8).fill_(2)
             assert int(first.min()) == int(first.max()) == 17 and int(second[-1]) == 2
@@ -173,7 +173,7 @@ class TestOutOfMemory:
             with pytest.raises(torch.OutOfMemoryError):
                 x.expand(4, -1).exp().sum().backward()
             del x
-            assert block(50).numel() == 50 * MIB, "what failed has left nothing behind"
+            assert block(50).numel() == 50 * MIB, "the failed allocations leaked"
 
     def test_a_script_that_halves_its_batch(self) -> None:
         sizes = []
@@ -187,7 +187,7 @@ class TestOutOfMemory:
                     batch //= 2
         assert sizes == [32 * MIB] or sizes == [64 * MIB]
 
-    def test_cached_segments_are_given_back_first(self) -> None:
+    def test_cached_segments_are_released_first(self) -> None:
         with torch_uvm.enabled():
             small = [block(3) for _ in range(12)]
             del small
@@ -196,15 +196,16 @@ class TestOutOfMemory:
     def test_native_memory_is_not_bounded_by_it(self) -> None:
         assert block(256).numel() == 256 * MIB
 
-    def test_observers_hear_of_it(self, spawn: Spawn) -> None:
-        """In another process: PyTorch has no way to take an observer back."""
+    def test_observers_are_notified(self, spawn: Spawn) -> None:
+        """In another process: PyTorch cannot detach an observer."""
         spawn(
             """
             import torch, torch_uvm
             heard = []
             torch_uvm.set_limit("64MiB")
             torch_uvm.enable()
-            torch.cuda.init()  # our allocator is there: what was attached before is the native one's alone
+            # Our allocator is installed here; observers attached earlier would only observe the native one.
+            torch.cuda.init()
             torch._C._cuda_attach_out_of_memory_observer(lambda *words: heard.append(words))
             kept = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
             for expected in (1, 2):
@@ -249,7 +250,7 @@ class TestGraphsAndPools:
                 x.fill_(value)
                 graph.replay()
                 assert z.tolist() == [2 * value + 1] * 1024
-            assert is_managed_by_cuda(torch.ones(4, device="cuda")), "after it the switch holds again"
+            assert is_managed_by_cuda(torch.ones(4, device="cuda")), "after the capture the switch applies"
 
     def test_a_captured_training_step_replays(self) -> None:
         def losses(on: bool) -> list[float]:
@@ -314,9 +315,10 @@ class TestGraphsAndPools:
         pool = torch_uvm.mem_pool()
         x = torch.ones(1024, device="cuda")
         with torch.cuda.use_mem_pool(pool):
-            torch.empty(4 * MIB, device="cuda")  # cudaMallocManaged fails during a capture: reserved before
+            # Reserved in advance: cudaMallocManaged fails during a capture.
+            torch.empty(4 * MIB, device="cuda")
         graph = torch.cuda.CUDAGraph()
-        handle: Any = pool.id  # torch's stubs know those of graph_pool_handle() alone
+        handle: Any = pool.id  # torch's stubs only accept handles of graph_pool_handle()
         with torch.cuda.graph(graph, pool=handle):
             y = x * 2
         x.fill_(4)
@@ -367,7 +369,7 @@ class TestEntryPoints:
 
 
 class TestInterprocessHandles:
-    def test_are_refused_by_name_with_what_to_do(self) -> None:
+    def test_are_refused_by_name_with_a_remedy(self) -> None:
         x = torch_uvm.ones(1000)
         with pytest.raises(RuntimeError, match="managed"):
             x.untyped_storage()._share_cuda_()

@@ -1,4 +1,4 @@
-"""Tensors from allocators beside the process's own, on CUDA: scopes, nesting, idle memory, the document."""
+"""Tensors of allocators besides the default one, on CUDA: scopes, nesting, idle memory, the document."""
 
 from _cuda_cases import run_on_cuda
 

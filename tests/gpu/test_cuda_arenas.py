@@ -1,4 +1,4 @@
-"""Arenas on CUDA: scopes, what outlives them, training, streams, threads."""
+"""Arenas on CUDA: scopes, allocations that outlive them, training, streams, threads."""
 
 from _cuda_cases import run_on_cuda
 

@@ -1,4 +1,4 @@
-"""Training on a GPU under a budget: results are those without one, to the last bit."""
+"""Training on a GPU under a budget gives the results of training without one, to the last bit."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class TestTraining:
     def test_transformer(self, checkpointed: bool) -> None:
         check(training(lambda: Transformer(checkpointed), tokens, fused=True))
 
-    def test_steps_that_repeat_come_as_planned(self) -> None:
+    def test_repeated_steps_match_the_schedule(self) -> None:
         figures = check(training(mlp, vectors, steps=12, foreach=True)).figures
         assert figures["plan_hits"] > figures["plan_misses"]
 
 
 class Recurrent(nn.Module):
-    """Two layers with dropout between them: cuDNN keeps a random state and, from the forward, a reserve."""
+    """Two layers with dropout between them. cuDNN keeps a random state, and a reserve from the forward."""
 
     def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ class TestRecurrent:
 
 
 class TestAutomatic:
-    def test_sleeps_until_memory_is_short(self, spawn: Spawn) -> None:
-        """The limit stands for the device, which is larger than a test may fill."""
+    def test_is_idle_until_memory_is_short(self, spawn: Spawn) -> None:
+        """A limit simulates a small device; a test cannot fill the real one."""
         spawn(
             """
             import torch, torch_uvm
@@ -109,7 +109,7 @@ class TestAutomatic:
             kept = []
             for number in range(20):
                 kept.append(torch.full((2 * MIB,), float(number), device="cuda"))  # 8 MiB each
-            assert torch_uvm.residency_stats()["records"] == 0, "nobody watches"
+            assert torch_uvm.residency_stats()["records"] == 0, "the engine is active"
             failures = 0
             while len(kept) < 60:
                 try:
@@ -118,7 +118,7 @@ class TestAutomatic:
                     failures += 1
                     assert failures < 3
                     for each in kept:
-                        each.add_(0)  # known from now on
+                        each.add_(0)  # makes the storages known to the engine
             assert failures == 1
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number

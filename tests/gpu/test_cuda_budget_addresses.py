@@ -1,4 +1,4 @@
-"""Addresses under a budget on a GPU: what has been handed out, and what a graph has captured, stays."""
+"""Addresses under a budget on a GPU: escaped addresses, and addresses captured in a graph, stay valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("to_the_last_bit")
 
 
 def copy(target: int, source: int, count: int) -> None:
-    """By CUDA itself, which nobody announces; it is done on return."""
+    """Copies by CUDA itself, without an operator. Synchronous."""
     default = 4  # cudaMemcpyDefault
     status = runtime().cudaMemcpy(
         ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(count), default
@@ -26,7 +26,7 @@ def copy(target: int, source: int, count: int) -> None:
 
 
 class TestAddresses:
-    """Bytes are where their address says, whoever asks for it."""
+    """A tensor's bytes are at its address, however the address was obtained."""
 
     @pytest.fixture
     def pressure(self) -> Iterator[list[torch.Tensor]]:
@@ -65,7 +65,7 @@ class TestAddresses:
             churn(pressure)
             assert torch.equal(target, torch.arange(float(MIB), device="cuda") + turn)
 
-    def test_what_is_kept_resident_stays(self, pressure: list[torch.Tensor]) -> None:
+    def test_resident_tensors_stay(self, pressure: list[torch.Tensor]) -> None:
         table = torch.ones(MIB, device="cuda")
         with torch_uvm.resident(table):
             address = table.data_ptr()
@@ -84,7 +84,7 @@ class TestGraphs:
         kept = [torch.zeros(MIB, device="cuda") for _ in range(10)]
         x = torch.ones(MIB, device="cuda")
         weight = torch.full((MIB,), 3.0, device="cuda")
-        (x * weight).sum()  # as one warms up
+        (x * weight).sum()  # warm-up before the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = x * weight
@@ -103,8 +103,8 @@ class TestGraphs:
         churn(kept)
         churn(kept)
         assert torch_uvm.residency_stats()["written_back"]["bytes"] > before
-        assert torch.device("cpu") in torch_uvm.residency(weight), "nobody holds it any more"
-        assert weight[7].item() == 7, "the graph's writes are there"
+        assert torch.device("cpu") in torch_uvm.residency(weight), "the tensor is still pinned"
+        assert weight[7].item() == 7, "the graph's writes are lost"
 
     def test_captured_before_there_is_a_budget(self) -> None:
         torch_uvm.set_budget(None)

@@ -74,7 +74,7 @@ def check(mode, compile_optimizer, budget):
         assert found[0] == first[0], (found[0], first[0])
         for number, (one, other) in enumerate(zip(found[1], first[1])):
             assert torch.equal(one, other), number
-    else:  # the kernels themselves are not deterministic
+    else:  # the kernels are not deterministic
         torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(first[0]), rtol=1e-4, atol=1e-5)
 """
 
@@ -93,12 +93,12 @@ class TestCompiled:
 
     @pytest.mark.timeout(180)
     def test_training(self, compiling: Callable[[str], None]) -> None:
-        """Parameters, gradients and moments are 96 MiB; a region of it takes some 60 at once."""
+        """Parameters, gradients and moments are 96 MiB. A region uses about 60 MiB at once."""
         compiling("check('default', False, 80 * MIB)")
 
     @pytest.mark.timeout(180)
     def test_training_with_a_compiled_optimizer(self, compiling: Callable[[str], None]) -> None:
-        """Its one region takes all: part of it is used on the host."""
+        """The optimizer is one region that uses everything. A part is used on the host."""
         compiling("check('default', True, 72 * MIB)")
 
     @pytest.mark.timeout(180)

@@ -1,4 +1,4 @@
-"""The budget by the driver's own figures: how much of the card the process has, sampled while steps run."""
+"""The budget, checked by the driver's figures: device memory of the process, sampled while steps run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("to_the_last_bit")
 
 
 class Watch:
-    """The most that this process has on the device, sampled a thousand times a second by `used`."""
+    """The maximum of this process's device memory. `used` is sampled a thousand times per second."""
 
     def __init__(self, used: Callable[[], int]) -> None:
         self._used = used
@@ -59,7 +59,8 @@ class _Process(ctypes.Structure):
 
 
 def processes_on_the_device() -> int:
-    """As NVML counts them; 1 where it does not say. It does not tell what managed memory each has there."""
+    """Processes on the device, by NVML; 1 if it does not report them. It does not report their managed
+    memory."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -75,9 +76,9 @@ def processes_on_the_device() -> int:
     return int(count.value)
 
 
-# The driver takes memory for managed allocations from the card in pieces, which they share. Sampled on an
-# H200, driver 580: with 98, 130, 258 and 434 MiB of segments, 128, 256, 384 and 512 MiB more were in use. Of
-# what is freed it keeps some for later, up to a piece.
+# The driver allocates device memory for managed allocations in pieces, which allocations share. On an H200
+# with driver 580, segments of 98, 130, 258 and 434 MiB took 128, 256, 384 and 512 MiB. The driver caches up
+# to one piece of freed memory.
 DRIVERS_PIECE = 128 * MIB
 
 
@@ -87,14 +88,15 @@ def in_pieces(count: int) -> int:
 
 class TestDriversFigures:
     def test_the_budget_holds_while_steps_run(self) -> None:
-        """By the driver's free memory, at 1 kHz. What PyTorch and the driver need besides (a context,
-        kernels, workspaces, what managed memory takes) is what runs that fit have beyond their tensors."""
+        """Uses the driver's free memory, sampled at 1 kHz. The overhead of PyTorch and the driver (context,
+        kernels, workspaces, tables for managed memory) is measured in runs that fit, as their use beyond
+        their tensors."""
         torch.cuda.synchronize()
         if processes_on_the_device() > 1:
             pytest.skip("other processes use the device: its free memory does not tell what is ours")
         used = used_on_the_device
-        slack = 32 * MIB  # the driver's tables for pinned memory, streams; kernels that are loaded late
-        budget = 240 * MIB  # little below two of the driver's pieces: its rounding hides 16 MiB
+        slack = 32 * MIB  # the driver's tables for pinned memory, streams, and kernels that are loaded late
+        budget = 240 * MIB  # slightly below two of the driver's pieces: its rounding hides 16 MiB
         program = training(lambda: mlp(2048, 12), self.wide, steps=6, foreach=False)  # 800 MiB
 
         def clean() -> int:
@@ -106,7 +108,7 @@ class TestDriversFigures:
 
         torch.manual_seed(0)
         clean()
-        expected = [result.cpu() for result in program()]  # loads kernels, takes workspaces
+        expected = [result.cpu() for result in program()]  # loads kernels and allocates workspaces
         start = clean()
         torch.cuda.reset_peak_memory_stats()
         with Watch(used) as plain:
@@ -114,7 +116,8 @@ class TestDriversFigures:
             program()
         in_core = torch.cuda.max_memory_reserved()
         own = max(plain.peak - start - in_core, 0)
-        # Before the run without a budget: what the driver kept of that one's would not be seen to be taken.
+        # Before the run without a budget: the driver caches that run's memory, which would hide new
+        # allocations.
         start = clean()
         with Watch(used) as watch:
             bounded = run(program, budget)
@@ -131,8 +134,8 @@ class TestDriversFigures:
         assert bounded.reserved <= budget
         most = in_pieces(budget) + own + slack
         assert taken <= most, (taken, budget, own)
-        assert taken > budget // 2, "or else nothing was measured"
-        assert min(in_core, taken_without) > 2 * most, "the program would fit, or nearly"
+        assert taken > budget // 2, "the sampling missed the run"
+        assert min(in_core, taken_without) > 2 * most, "the program nearly fits"
 
     @staticmethod
     def wide() -> tuple[torch.Tensor, torch.Tensor]:

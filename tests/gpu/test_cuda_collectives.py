@@ -1,4 +1,4 @@
-"""NCCL with managed tensors: two GPUs, a process each, and results as with native tensors."""
+"""NCCL with managed tensors on two GPUs, one process each. Results equal those with native tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 TESTS = str(Path(__file__).resolve().parents[1])
-LIMIT = "256MiB"  # of each rank
+LIMIT = "256MiB"  # per rank
 RANKS = """
 import datetime, sys
 import torch
@@ -58,7 +58,7 @@ def two_ranks(spawn: Spawn, tmp_path: Path) -> Callable[[str], None]:
         script.write_text(
             f"{head}\n\ndef body(rank, device, torch_uvm, is_managed_by_cuda):\n{body}\n\nif __name__{main}"
         )
-        # NVLink multicast is the whole host's, whose other GPUs may be others'.
+        # NVLink multicast belongs to the whole host, whose other GPUs may have other users.
         environment = {"TORCH_UVM_CONF": f"limit:{LIMIT}", "NCCL_NVLS_ENABLE": "0"}
         spawn(args=[str(script), TESTS, str(tmp_path / "store")], env=environment, timeout=110)
 
@@ -110,12 +110,12 @@ def test_collectives(two_ranks: Ranks) -> None:
     )
 
 
-def test_what_is_moved_hinted_or_freed_while_a_collective_runs(two_ranks: Ranks) -> None:
+def test_moves_hints_and_frees_during_a_collective(two_ranks: Ranks) -> None:
     two_ranks(
         """
         torch_uvm.enable()
         for turn in range(5):
-            # Its own memory is freed before the collective has begun, and others ask for memory.
+            # Its own memory is freed before the collective has started, and other tensors are allocated.
             x = torch.full((COUNT,), rank + turn + 1.0, device=device)
             torch.cuda._sleep(20_000_000)
             work = dist.all_reduce(x, async_op=True)
@@ -127,7 +127,7 @@ def test_what_is_moved_hinted_or_freed_while_a_collective_runs(two_ranks: Ranks)
             assert kept.sum().item() == (2 * turn + 3) * COUNT
             assert all(other.sum().item() == 0 for other in others)
 
-            # Its pages are sent away while it runs: that costs time, and no byte.
+            # Its pages are moved away while it runs, which costs time but must not change a byte.
             x = torch.full((COUNT,), rank + turn + 1.0, device=device)
             torch.cuda._sleep(20_000_000)
             work = dist.all_reduce(x, async_op=True)

@@ -1,4 +1,4 @@
-"""DLPack's type 13 from another producer: 4 MiB that CUDA gave to nobody of ours."""
+"""DLPack's type 13 from another producer: 4 MiB allocated by CUDA without torch_uvm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture
 def foreign() -> Iterator[Array]:
-    """A million floats of managed memory, all 1; given back when the test is over."""
+    """A million floats of managed memory, all 1. Freed after the test."""
     torch.cuda.init()
     pointer, attach_global = ctypes.c_void_p(), 1
     assert runtime().cudaMallocManaged(ctypes.byref(pointer), ctypes.c_size_t(4 * MIB), attach_global) == 0
@@ -47,7 +47,7 @@ def test_its_bytes_are_shared(foreign: Array, version: tuple[int, int] | None) -
     assert x.sum().item() == 2 * MIB
 
 
-def test_it_has_them_back_when_queued_work_is_done(foreign: Array) -> None:
+def test_the_producer_gets_them_back_after_queued_work(foreign: Array) -> None:
     seen: list[float] = []
 
     class Watching(Producer):

@@ -1,4 +1,5 @@
-"""The examples on a GPU: the LoRA fine-tune, on from a checkpoint too; the embedding table; one array."""
+"""The examples on a GPU: the LoRA fine-tune, also resumed from a checkpoint; the embedding table; one
+array."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MISSING = [
     if importlib.util.find_spec(name) is None
 ]
 
-# What a script has on the device at its peak, of PyTorch's own memory.
+# The script's peak of PyTorch's own device memory.
 PEAK = """
     import runpy, sys, torch
     script, sys.argv = sys.argv[1], sys.argv[1:]
@@ -32,7 +33,7 @@ PEAK = """
 
 
 class Runs:
-    """Trainings by the script: what each wrote, and what it said."""
+    """Runs of the training script: the files that each wrote, and its output."""
 
     def __init__(self, spawn: Spawn) -> None:
         self.spawn = spawn
@@ -76,7 +77,7 @@ def test_lora_under_a_budget_and_on_from_a_checkpoint(runs: Runs) -> None:
         assert managed["losses_hex"] == plain["losses_hex"]
         assert managed["trained_sha256"] == plain["trained_sha256"] == resumed["trained_sha256"]
         assert resumed["losses_hex"].items() <= managed["losses_hex"].items()
-    else:  # the libraries' own kernels are not deterministic on this GPU; the differences are a rounding's
+    else:  # the libraries' kernels are not deterministic on this GPU; the differences are rounding errors
         for step, loss in plain["losses_hex"].items():
             expected = pytest.approx(float.fromhex(loss), rel=1e-3)
             assert float.fromhex(managed["losses_hex"][step]) == expected
@@ -84,7 +85,7 @@ def test_lora_under_a_budget_and_on_from_a_checkpoint(runs: Runs) -> None:
 
 
 def test_embedding_table(spawn: Spawn) -> None:
-    """All ways give the same table, which the script checks; times are not judged."""
+    """All ways produce the same table, which the script checks. Times are not checked."""
     if importlib.util.find_spec("tqdm") is None:
         pytest.skip("not installed: tqdm")
     script = str(EXAMPLES / "embedding_table.py")
@@ -97,7 +98,7 @@ def test_embedding_table(spawn: Spawn) -> None:
 
 
 def test_one_array(spawn: Spawn) -> None:
-    """By CUDA's array interface, and by CuPy where it is. That nobody copies the script checks."""
+    """By CUDA's array interface, and by CuPy if it is installed. The script checks that no library copies."""
     if importlib.util.find_spec("numpy") is None:
         pytest.skip("not installed: numpy")
     printed = spawn(args=[str(EXAMPLES / "one_array.py")]).stdout

@@ -1,6 +1,7 @@
-"""DDP and FSDP2 over NCCL: two GPUs, a process and a budget each, results as with native tensors.
+"""DDP and FSDP2 over NCCL on two GPUs, with a process and a budget each. Results equal those without
+torch_uvm.
 
-What the ranks do is in ../_distributed.py; on the emulated accelerator they do it in ../test_distributed.py.
+The ranks' programs are in ../_distributed.py; ../test_distributed.py runs them on the emulated accelerator.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CASES = {
 def test_equal_to_native_under_a_budget_for_each_rank(spawn: Spawn, tmp_path: Path, cases: list[str]) -> None:
     environment = {
         "TORCH_UVM_CONF": f"limit:{LIMIT}",
-        "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is the whole host's, whose other GPUs may be others'
+        # NVLink multicast belongs to the whole host, whose other GPUs may have other users.
+        "NCCL_NVLS_ENABLE": "0",
     }
     launcher = str(Path(_distributed.__file__).with_name("_two_ranks.py"))
     done = spawn(args=[launcher, ",".join(cases), "cuda", str(tmp_path)], env=environment, timeout=170)

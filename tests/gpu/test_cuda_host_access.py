@@ -1,4 +1,4 @@
-"""When the host may touch managed memory: after a fork, after a discard, and not while a device works."""
+"""When the host may touch managed memory: after a fork, after a discard, and not during device work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_uvm import _C
 
 
 class TestFork:
-    def test_a_child_reads_what_was_still_being_written(self, spawn: Spawn) -> None:
+    def test_a_child_reads_pending_writes(self, spawn: Spawn) -> None:
         spawn(
             """
             import os, torch, torch_uvm
@@ -41,11 +41,12 @@ class TestFork:
 
 
 class TestDiscard:
-    """CUDA's own discard, behind pending work, forgets milliseconds after its stream has been waited for."""
+    """A discard by CUDA behind pending work takes effect milliseconds after a wait for its stream has
+    returned."""
 
     @pytest.mark.parametrize("stream", ["default", "side"])
     @pytest.mark.parametrize("label", ["cuda", "cpu"])
-    def test_what_the_host_writes_next_counts(self, label: str, stream: str) -> None:
+    def test_later_writes_of_the_host_are_kept(self, label: str, stream: str) -> None:
         with torch.cuda.stream(torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()):
             x = torch_uvm.empty(32 * MIB, dtype=torch.uint8)
             for _ in range(6):
@@ -65,7 +66,7 @@ class TestDiscard:
                 assert int((x != 5).sum()) == 0
                 assert int((torch_uvm.to(x, "cpu") != 5).sum()) == 0
 
-    def test_brings_the_pages_to_whom_writes_next(self) -> None:
+    def test_moves_the_pages_to_the_next_writer(self) -> None:
         x = torch_uvm.ones(32 * MIB, dtype=torch.uint8)
         torch_uvm.discard(torch_uvm.to(x, "cpu"))
         assert range_attribute(x, LAST_PREFETCH) == [CPU_ID]
@@ -75,12 +76,12 @@ class TestDiscard:
 
 
 class TestWithoutConcurrentAccess:
-    """As on a GPU that has none, as far as one that has it can show: what is waited for."""
+    """A device without concurrent managed access, simulated on one that has it: the waits are tested."""
 
     @pytest.mark.parametrize("pretend", [True, False])
     def test_a_move_to_the_cpu_waits_for_the_whole_device(self, pretend: bool) -> None:
         x, unrelated, side = torch_uvm.ones(1024), torch_uvm.ones(1024), torch.cuda.Stream()
-        unrelated += 1  # loading a kernel waits for the device
+        unrelated += 1  # loading a kernel synchronises the device
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             busy(300)

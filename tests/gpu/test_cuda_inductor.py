@@ -1,4 +1,4 @@
-"""torch.compile with inductor and with CUDA graphs: with the switch on, results equal those with it off."""
+"""torch.compile with inductor and with CUDA graphs: results with the switch on equal those with it off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch._inductor import config, cudagraph_trees
 sys.path.insert(0, sys.argv[1])
 from _cuda import is_managed_by_cuda
 
-config.compile_threads = 1  # no processes for a few kernels
+config.compile_threads = 1  # no compile processes for a few kernels
 
 
 def network():
@@ -57,7 +57,7 @@ def train(mode, on):
 def check(found, first, second):
     if first == second:
         assert found == first, (found, first)
-    else:  # the kernels themselves are not deterministic; the differences are a rounding's
+    else:  # the kernels are not deterministic; the differences are rounding errors
         torch.testing.assert_close(torch.tensor(found), torch.tensor(first), rtol=1e-5, atol=1e-6)
 """
 
@@ -100,7 +100,7 @@ def test_training_with_graphs(compiling: Run) -> None:
         assert replayed() and all(map(is_managed_by_cuda, parameters))
         check(found, first, second)
         found, _ = train("reduce-overhead", lambda step: step % 3 == 0)
-        check(found, first, second)  # switched between warming up, recording and replaying
+        check(found, first, second)  # switched between warm-up, recording and replay
         """
     )
 

@@ -1,4 +1,5 @@
-"""cuDNN, cuBLAS, Triton by torch.compile, the profiler, CuPy: with managed tensors as with native ones."""
+"""cuDNN, cuBLAS, Triton through torch.compile, the profiler and CuPy work with managed tensors as with native
+ones."""
 
 # torch has no stubs for its own DLPack functions.
 # mypy: disable-error-code="attr-defined, arg-type"
@@ -27,7 +28,8 @@ class TestCudnn:
         torch.backends.cudnn.benchmark = before
 
     def test_benchmark_mode(self, benchmark: None) -> None:
-        """Algorithms may differ from run to run, so double precision and a tolerance of its size."""
+        """Algorithms may differ from run to run, so the test uses double precision and a matching
+        tolerance."""
 
         def run() -> list[torch.Tensor]:
             generator = torch.Generator("cuda").manual_seed(0)
@@ -51,7 +53,7 @@ class TestCublas:
     @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
     @pytest.mark.parametrize("product", ["a @ a", "torch.nn.functional.linear(a, a, a[0])"])
     def test_workspaces_stay_native(self, spawn: Spawn, backward: bool, product: str) -> None:
-        """cuBLAS's; and those of cuBLASLt, which adds biases."""
+        """Workspaces of cuBLAS, and of cuBLASLt, which adds biases."""
         spawn(
             f"""
             import gc, torch, torch_uvm
@@ -68,7 +70,8 @@ class TestCublas:
         )
 
     def test_a_budget_below_a_workspace(self, spawn: Spawn) -> None:
-        """What a thread asks for at its first product is let go of at once: there need be no room for it."""
+        """A thread's first product allocates a workspace and frees it at once, so it need not fit into the
+        budget."""
         spawn(
             """
             import threading, torch, torch_uvm
@@ -139,7 +142,7 @@ class TestCompiled:
 
 
 class _Capsule:
-    """An object of DLPack's type 13 for a consumer that asks for whatever there is."""
+    """Exports a DLPack object of type 13 to a consumer that accepts any version."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -152,7 +155,7 @@ class _Capsule:
 
 
 class TestCupy:
-    """Never with managed memory that CuPy allocates: nothing here would bound it."""
+    """CuPy never allocates managed memory here, because no limit would bound it."""
 
     @pytest.fixture
     def cupy(self) -> Any:

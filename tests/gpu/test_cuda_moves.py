@@ -1,4 +1,4 @@
-"""Moves on CUDA: each row of the contract of `to`, as the CPU suite has them."""
+"""Moves on CUDA: each row of the contract of `to`, from the CPU suite."""
 
 from _cuda_cases import run_on_cuda
 

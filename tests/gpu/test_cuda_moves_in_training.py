@@ -1,4 +1,4 @@
-"""Moves under autograd, there and back, and of modules, on CUDA."""
+"""Moves under autograd, repeated round trips, and moves of modules, on CUDA."""
 
 from _cuda_cases import run_on_cuda
 

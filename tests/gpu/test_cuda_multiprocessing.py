@@ -1,4 +1,4 @@
-"""Managed CUDA tensors whose bytes PyTorch would replace."""
+"""Managed CUDA tensors in calls that would make PyTorch replace their bytes."""
 
 from _cuda_cases import run_on_cuda
 

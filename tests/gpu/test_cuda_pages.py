@@ -1,4 +1,4 @@
-"""What moves and hints do to pages, by the CUDA driver's own word."""
+"""The effect of moves and hints on pages, by the CUDA driver's attributes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def concurrent() -> None:
 
 
 def pages(mebibytes: int = 32, device: str = "cuda") -> torch.Tensor:
-    """Whole pages of the tensor's own."""
+    """The whole pages that belong to the tensor alone."""
     return torch_uvm.ones(mebibytes * MIB, dtype=torch.uint8, device=device)
 
 
@@ -34,7 +34,7 @@ def last_prefetch(x: torch.Tensor) -> int:
 
 
 class TestPrefetch:
-    def test_goes_where_it_is_told(self) -> None:
+    def test_pages_go_to_the_target(self) -> None:
         x = pages(device="cpu")
         torch_uvm.prefetch(x, "cuda")
         assert last_prefetch(x) == 0
@@ -80,7 +80,7 @@ class TestPrefetch:
 
 
 class TestAdvise:
-    def test_is_given_and_taken_back(self) -> None:
+    def test_is_set_and_undone(self) -> None:
         x = pages()
         torch_uvm.advise(x, read_mostly=True, preferred_location="cpu", accessed_by="cuda")
         assert range_attribute(x, READ_MOSTLY) == [1]
@@ -119,7 +119,7 @@ class TestAdvise:
 
 class TestDiscard:
     @pytest.mark.parametrize("then", ["cuda", "cpu"])
-    def test_what_is_written_afterwards_counts(self, then: str) -> None:
+    def test_later_writes_are_kept(self, then: str) -> None:
         x = pages()
         before = x._version
         torch_uvm.discard(x)

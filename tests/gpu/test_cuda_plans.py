@@ -1,4 +1,4 @@
-"""Allocation plans on CUDA: iterations that go by plan, and that do not."""
+"""Allocation plans on CUDA: iterations that match the plan, and iterations that do not."""
 
 from _cuda_cases import run_on_cuda
 

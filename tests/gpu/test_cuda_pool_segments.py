@@ -84,7 +84,7 @@ def test_training_equals_native_and_its_memory_is_the_pools(over_pool: Run) -> N
     )
 
 
-def test_figures_follow_and_empty_cache_gives_all_back(over_pool: Run) -> None:
+def test_figures_are_updated_and_empty_cache_releases_everything(over_pool: Run) -> None:
     over_pool(
         """
         with torch_uvm.enabled():
@@ -178,7 +178,7 @@ def test_reuse_waits_for_other_streams(over_pool: Run) -> None:
             x.record_stream(side)
             del x
             others = [torch.zeros(MiB, device="cuda") for _ in range(4)]
-            torch.cuda.empty_cache()  # gives the segment back, if it is free
+            torch.cuda.empty_cache()  # frees the segment if it is unused
             side.synchronize()
             assert seen.sum().item() == (turn + 1) * MiB
             del seen, others

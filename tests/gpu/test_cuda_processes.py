@@ -1,4 +1,4 @@
-"""Other processes: what a forked child may do beside CUDA, and managed tensors sent to spawned ones."""
+"""Other processes beside CUDA: limits of forked children, and managed tensors sent to spawned ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ assert x.sum().item() == 1 << 20
         )
 
     @pytest.mark.parametrize("touch", ["x.cpu()", "x.sum().item()", "torch_uvm.to(x, 'cpu')", "x.add_(1)"])
-    def test_a_child_dies_of_no_signal_for_the_devices_bytes(self, spawn: Spawn, touch: str) -> None:
+    def test_a_child_that_touches_the_devices_bytes_dies_of_no_signal(self, spawn: Spawn, touch: str) -> None:
         spawn(
             PRELUDE
             + f"""

@@ -1,4 +1,4 @@
-"""Ranges of bytes that tensors have, on CUDA."""
+"""Byte ranges of tensors, on CUDA."""
 
 from _cuda_cases import run_on_cuda
 

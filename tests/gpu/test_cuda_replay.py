@@ -1,4 +1,4 @@
-"""Logs replayed on CUDA's managed memory: figures, the command, what it refuses."""
+"""Logs replayed on CUDA's managed memory: figures, command line, errors."""
 
 from _cuda_cases import run_on_cuda
 

@@ -1,4 +1,4 @@
-"""When who sees what: waits of moves, reuse of memory across streams and by the host."""
+"""Order between streams and the host: waits of moves, and reuse of memory across streams and by the host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestMoves:
 
     def test_to_the_cpu_non_blocking_does_not_wait(self) -> None:
         x = torch_uvm.zeros(COUNT)
-        torch_uvm.to(x, "cpu", non_blocking=True)  # whatever happens only once
+        torch_uvm.to(x, "cpu", non_blocking=True)  # so that one-time initialisation is done
         torch.cuda.synchronize()
         busy(200)
         x.fill_(1)
@@ -103,7 +103,8 @@ class TestReuse:
         assert torch_uvm.empty(COUNT).data_ptr() == address
 
     def test_by_the_host_only_after_pending_kernels(self) -> None:
-        """A kernel still reads a block that a CPU tensor gave up; the host's next may not overwrite it."""
+        """A CPU tensor's block is freed while a kernel still reads it. The next CPU tensor must not overwrite
+        it."""
         host = torch_uvm.ones(COUNT, device="cpu")
         device = torch_uvm.to(host, "cuda")
         torch.cuda.synchronize()
@@ -128,7 +129,7 @@ class TestReuse:
 
 
 class TestThreads:
-    def test_many_allocate_on_streams_of_their_own(self) -> None:
+    def test_threads_allocate_on_streams_of_their_own(self) -> None:
         failures: list[str] = []
 
         def work(number: int) -> None:
@@ -152,7 +153,7 @@ class TestOtherMode:
         [(torch_uvm.enabled, torch_uvm.disabled), (torch_uvm.disabled, torch_uvm.enabled)],
         ids=["managed", "native"],
     )
-    def test_freed_where_the_switch_is_the_other_way(self, scope: Scope, other: Scope) -> None:
+    def test_freed_with_the_switch_in_the_other_state(self, scope: Scope, other: Scope) -> None:
         before = torch_uvm.memory_allocated(), torch.cuda.memory_allocated()
         with scope():
             kept = [torch.ones(n, device="cuda") for n in (10, 1000, COUNT)]

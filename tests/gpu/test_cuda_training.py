@@ -1,4 +1,5 @@
-"""Networks train on managed memory as on native: equal to the last bit wherever two native runs are."""
+"""Networks train on managed memory as on native memory: equal to the last bit wherever two native runs
+are."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Mlp(nn.Sequential):
 
 
 def hugging_face(kind: str) -> nn.Module:
-    """A causal LM with random weights, from a configuration: nothing is fetched."""
+    """A causal LM with random weights, made from a configuration. Nothing is downloaded."""
     transformers: Any = pytest.importorskip("transformers")
     if kind == "gpt2":
         config = transformers.GPT2Config(vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4)
@@ -116,7 +117,7 @@ def all_managed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
         assert is_managed_by_cuda(parameter)
         if parameter.grad is not None:
-            assert is_managed_by_cuda(parameter.grad), "made by a backward thread"
+            assert is_managed_by_cuda(parameter.grad), "gradients of a backward thread are native"
     for state in optimizer.state.values():
         assert is_managed_by_cuda(state["exp_avg"])
 
@@ -127,7 +128,7 @@ def check_equal(name: str, managed: Callable[[], list[float]], native: Callable[
     assert all(torch.isfinite(torch.tensor(found)))
     if first == second:
         assert found == first
-    else:  # the network itself is not deterministic on this GPU; the differences are a rounding's
+    else:  # the network is not deterministic on this GPU; the differences are rounding errors
         torch.testing.assert_close(torch.tensor(found), torch.tensor(first), rtol=1e-3, atol=1e-4)
 
 
@@ -137,7 +138,7 @@ def test_switch_on_equals_off(name: str) -> None:
     check_equal(name, lambda: train(make, on, all_managed), lambda: train(make, off))
 
 
-def test_plain_runs_are_equal_so_that_the_above_says_something() -> None:
+def test_plain_runs_are_equal() -> None:
     assert train(SCRIPTS["mlp"], off) == train(SCRIPTS["mlp"], off)
 
 
@@ -159,7 +160,7 @@ def test_switched_in_the_middle_of_training(name: str) -> None:
 
 
 def test_a_model_that_moves_to_the_cpu_and_back() -> None:
-    """By name: the bytes are shared, the optimizer goes on."""
+    """The move renames the device only: the bytes are shared, and the optimizer continues."""
 
     def moving() -> list[float]:
         torch.manual_seed(3)

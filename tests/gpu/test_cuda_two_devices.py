@@ -1,11 +1,11 @@
-"""Several GPUs: moves between them and their order, peers, whose memory is freed where, budgets of each."""
+"""Several GPUs: moves between them and their order, peer access, frees, and a budget per device."""
 
 from __future__ import annotations
 
 import gc
 import os
 
-# Read when cuBLAS starts.
+# Read when cuBLAS is initialised.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
@@ -118,7 +118,7 @@ class TestAllocation:
 
 
 class TestPeers:
-    def test_one_reads_what_the_other_has(self) -> None:
+    def test_peers_read_each_others_memory(self) -> None:
         managed = torch_uvm.ones(COUNT, device="cuda:0")
         native = torch.empty(COUNT, device="cuda:1").copy_(managed)
         assert native.sum().item() == COUNT
@@ -154,7 +154,7 @@ class TestPeers:
 
 class TestBudgets:
     def test_training_a_model_split_between_them(self) -> None:
-        """Each device keeps its own budget, and the results are those without any."""
+        """Each device keeps within its own budget, and the results equal those without budgets."""
         count = 6
 
         def program() -> list[torch.Tensor]:
@@ -163,7 +163,8 @@ class TestBudgets:
                 torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(count))).to(f"cuda:{index}")
                 for index in (0, 1)
             ]
-            both = [*halves[0].parameters(), *halves[1].parameters()]  # 24 MiB each, and three times that
+            # 24 MiB each; gradients and moments are three times that.
+            both = [*halves[0].parameters(), *halves[1].parameters()]
             optimizer = torch.optim.AdamW(both, foreach=False)
             losses = []
             for _ in range(5):
