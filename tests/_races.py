@@ -1,5 +1,4 @@
-"""Programs that race evictions and fetches under a budget with delayed work, and check every byte that they
-see.
+"""Programs that race evictions and fetches under a budget with delayed work. They check every byte.
 
     python tests/_races.py [--seeds FIRST:LAST] [--seconds S] [--jobs N] [NAME ...]
 
@@ -377,9 +376,7 @@ def main() -> int:
     parser.add_argument("--seeds", metavar="FIRST:LAST", help="from 0 on, as many as it has, if not said")
     parser.add_argument("--seconds", type=float, metavar="S", help="for each program, instead of LAST")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="races at a time; 1 if not said")
-    parser.add_argument(
-        "--threads", action=argparse.BooleanOptionalAction, help="only those whose threads race"
-    )
+    parser.add_argument("--threads", action=argparse.BooleanOptionalAction, help="those whose threads race")
     options = parser.parse_intermixed_args()
     names = options.names or [name for name, it in RACES.items() if options.threads in (None, it.threads)]
     if len(names) == 1:
