@@ -12,7 +12,7 @@ VENV_PY := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-FLOORS := $(shell find csrc -type d)
+LAYERS := $(shell find csrc -type d)
 EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 TYPED = $(wildcard *.py) scripts torch_uvm tests docs $(wildcard examples benchmarks)
@@ -31,7 +31,7 @@ help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "PYTHON=... is the Python to begin with; if it has a torch, that one is used."
-	@echo "TORCH_UVM_CUDA=0 leaves the CUDA floor out, =1 insists on it; MAX_JOBS=n bounds the compilers."
+	@echo "TORCH_UVM_CUDA=0 leaves the CUDA layer out, =1 insists on it; MAX_JOBS=n bounds the compilers."
 	@echo "TORCH_UVM_TEST_CUDA=0 leaves out what is tested of CUDA without a GPU, and its downloads."
 
 demo: build ## train beyond the memory of an emulated accelerator, and show it
@@ -49,7 +49,7 @@ examples: build ## run all examples on the emulated accelerator, the demo too; d
 	$(VENV_PY) examples/demo.py
 
 # A worker for each core, in the order of the files: what compiles comes early. OpenMP's threads leave a core at once.
-test: build cpp sanitized cuda-wheels ## run all tests, those of the C++ floors included
+test: build cpp sanitized cuda-wheels ## run all tests, those of the C++ layers included
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 venv: $(STAMPS)/installed ## make .venv with what is pinned in requirements/
@@ -69,14 +69,14 @@ $(STAMPS)/flavour: $(STAMPS)/installed FORCE
 	@echo "$(FLAVOUR)" | cmp -s - $@ || echo "$(FLAVOUR)" > $@
 
 # The folders stand for files that are taken away.
-$(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $(FLOORS) $(EXTENSION_FILES)
+$(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $(LAYERS) $(EXTENSION_FILES)
 	@$(VENV_PY) setup.py -q flavour
 	$(WITH_TOOLS) $(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
 	@touch $@
 
-# CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA. The floors' files, each
+# CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA. The layers' files, each
 # by itself, are compiled for the extension.
-cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ floors
+cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ layers
 ifneq ($(TORCH_UVM_TEST_CUDA),0)
 	@$(VENV_PY) scripts/check_cuda_flavour.py headers > $(STAMPS)/cuda-headers
 endif
@@ -85,8 +85,8 @@ endif
 	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
 	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
 
-test-cpp: cpp ## run the tests of the C++ floors alone
-	$(VENV_PY) -m pytest tests/test_cpp_floors.py
+test-cpp: cpp ## run the tests of the C++ layers alone
+	$(VENV_PY) -m pytest tests/test_cpp_layers.py
 
 cuda-wheels: $(STAMPS)/installed
 ifneq ($(TORCH_UVM_TEST_CUDA),0)
@@ -107,14 +107,14 @@ bench-cuda: build ## measure on a real GPU, into benchmarks/results/
 	env -u OUT TORCH_UVM_CONF=limit:8GiB $(VENV_PY) benchmarks/bench_cuda.py --json benchmarks/results/cuda.json
 	env -u OUT $(VENV_PY) benchmarks/bench_residency.py --json benchmarks/results/residency.json
 
-sanitize: $(STAMPS)/installed ## run the tests of the C++ floors under ASAN and UBSAN, then under TSAN
+sanitize: $(STAMPS)/installed ## run the tests of the C++ layers under ASAN and UBSAN, then under TSAN
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-address -G Ninja -DSANITIZE=address,undefined
 	$(WITH_TOOLS) cmake --build build/cpp-address -j $(JOBS)
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-address
+	  $(VENV_PY) -m pytest tests/test_cpp_layers.py --cpp-build build/cpp-address
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-thread -G Ninja -DSANITIZE=thread
 	$(WITH_TOOLS) cmake --build build/cpp-thread -j $(JOBS)
-	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_floors.py --cpp-build build/cpp-thread
+	TSAN_OPTIONS=halt_on_error=1 $(VENV_PY) -m pytest tests/test_cpp_layers.py --cpp-build build/cpp-thread
 
 # All of csrc, with the storages of torch. Python is started with the sanitizer's library; see tests/_sanitized.py.
 SANITIZERS := address thread
@@ -124,7 +124,7 @@ sanitize-extension: $(STAMPS)/installed ## run threads that race on builds of th
 	  $(WITH_TOOLS) TORCH_UVM_SANITIZE=$$kind $(VENV_PY) setup.py -q build --build-lib build/sanitized-$$kind && \
 	  $(VENV_PY) tests/_sanitized.py $$kind --seconds $(or $(SECONDS),60) || exit 1; done
 
-# As much of it as `test` has time for: what tests/test_sanitizers.py names, of floors that are compiled as a few files.
+# As much of it as `test` has time for: what tests/test_sanitizers.py names, of layers that are compiled as a few files.
 SHORT = -G Ninja --log-level=WARNING -DUNITY=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g1"
 FUZZERS := fuzz_options fuzz_replay fuzz_allocator
 sanitized: $(STAMPS)/installed ## build what `test` runs under sanitizers

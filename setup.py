@@ -3,7 +3,7 @@
 Build with ``--no-build-isolation``: pip's isolated environment would fetch a torch of its own, and
 the extension fits only the minor version of torch it was compiled against.
 
-``TORCH_UVM_CUDA=0`` leaves the CUDA floor out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
+``TORCH_UVM_CUDA=0`` leaves the CUDA layer out where it would be compiled in; ``TORCH_UVM_CUDA=1`` fails
 where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
 what would be built, and builds nothing. ``TORCH_UVM_CHECKED=1`` builds one that walks its structures after
 every change (csrc/allocator/invariants.h). ``TORCH_UVM_TEST_BINDINGS=1`` compiles in the test doubles and
@@ -50,8 +50,8 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 
-# The floors, bottom to top; each includes only what is below it (RFC.md, "Floors").
-FLOORS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "python"]
+# The layers, bottom to top; each includes only what is below it (RFC.md, "Layers").
+LAYERS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "python"]
 
 # What only tests use: doubles of the runtime, and bindings of them.
 TEST_SOURCES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
@@ -62,11 +62,11 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def cuda_floor() -> tuple[bool, str]:
-    """Whether the CUDA floor is compiled in, and why, in words."""
+def cuda_layer() -> tuple[bool, str]:
+    """Whether the CUDA layer is compiled in, and why, in words."""
     asked = os.environ.get("TORCH_UVM_CUDA", "")
     if asked not in ("", "0", "1"):
-        sys.exit(f"TORCH_UVM_CUDA is {asked!r}; accepted are 0 (no CUDA floor), 1 (require it) and unset")
+        sys.exit(f"TORCH_UVM_CUDA is {asked!r}; accepted are 0 (no CUDA layer), 1 (require it) and unset")
     if asked == "0":
         return False, "TORCH_UVM_CUDA=0"
     if torch.version.cuda is None:
@@ -76,7 +76,7 @@ def cuda_floor() -> tuple[bool, str]:
     else:
         return True, f"CUDA {torch.version.cuda}, toolkit in {CUDA_TOOLKIT}"
     if asked == "1":
-        sys.exit(f"TORCH_UVM_CUDA=1 asks for the CUDA floor, but {missing}")
+        sys.exit(f"TORCH_UVM_CUDA=1 asks for the CUDA layer, but {missing}")
     return False, missing
 
 
@@ -104,8 +104,8 @@ def sanitizer() -> str | None:
 
 def flavour() -> str:
     """What is built, in one line."""
-    with_cuda, reason = cuda_floor()
-    what = "the emulated runtime and the CUDA floor" if with_cuda else "the emulated runtime only"
+    with_cuda, reason = cuda_layer()
+    what = "the emulated runtime and the CUDA layer" if with_cuda else "the emulated runtime only"
     checked = ", invariants checked" if is_checked() else ""
     tests = ", test bindings" if has_test_bindings() else ""
     sanitized = f", under the {sanitizer()} sanitizer" if sanitizer() else ""
@@ -113,11 +113,11 @@ def flavour() -> str:
 
 
 def extension() -> Extension:
-    with_cuda, _ = cuda_floor()
-    floors = [*FLOORS, "cuda"] if with_cuda else FLOORS
+    with_cuda, _ = cuda_layer()
+    layers = [*LAYERS, "cuda"] if with_cuda else LAYERS
 
     def files(pattern: str) -> list[str]:
-        paths = (path for floor in floors for path in (ROOT / "csrc" / floor).rglob(pattern))
+        paths = (path for layer in layers for path in (ROOT / "csrc" / layer).rglob(pattern))
         found = sorted(path.relative_to(ROOT).as_posix() for path in paths)
         return [path for path in found if has_test_bindings() or not path.startswith(TEST_SOURCES)]
 
@@ -155,9 +155,9 @@ class BuildExt(BuildExtension):
     def finalize_options(self) -> None:
         super().finalize_options()
         # One folder for each torch, Python and flavour: what is compiled for one does not fit another.
-        floor = ("cuda" if cuda_floor()[0] else "emulated") + ("-checked" if is_checked() else "")
-        floor += f"-{sanitizer()}" if sanitizer() else ""
-        build = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{floor}"
+        layer = ("cuda" if cuda_layer()[0] else "emulated") + ("-checked" if is_checked() else "")
+        layer += f"-{sanitizer()}" if sanitizer() else ""
+        build = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{layer}"
         self.build_temp = str(ROOT / "build" / build)
 
     def run(self) -> None:

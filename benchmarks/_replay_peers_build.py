@@ -16,7 +16,7 @@ import torch
 from _environment import ROOT
 
 # The layers that a replay needs. None of them includes a torch header.
-_FLOORS = ("runtime", "allocator", "config")
+_LAYERS = ("runtime", "allocator", "config")
 _CUDA = ("cuda_calls", "cuda_hints", "cuda_runtime", "pool_source")
 _FLAGS = ("-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden")  # the same flags as in setup.py
 # Include by file, for the reason given in setup.py.
@@ -63,7 +63,7 @@ def cuda_toolkit() -> str | None:
 
 def _sources(with_rmm: bool) -> list[Path]:
     csrc, cpp = ROOT / "csrc", ROOT / "benchmarks" / "cpp"
-    found = [path for floor in _FLOORS for path in sorted((csrc / floor).rglob("*.cpp"))]
+    found = [path for layer in _LAYERS for path in sorted((csrc / layer).rglob("*.cpp"))]
     found += [csrc / "cuda" / f"{name}.cpp" for name in _CUDA]
     return [*found, *(cpp / f"replay_{name}.cpp" for name in ("peers", "torch_native", *["rmm"] * with_rmm))]
 

@@ -129,7 +129,7 @@ def main() -> None:
         Path(os.environ["OUT"]) / "cuda.json" if "OUT" in os.environ else RESULTS / "cuda.json"
     )
     if _C.backend() != "cuda" or not torch.cuda.is_available():
-        sys.exit("bench_cuda.py needs a GPU and a torch_uvm with its CUDA floor")
+        sys.exit("bench_cuda.py needs a GPU and a torch_uvm with its CUDA layer")
     try:
         room = check_room(LIMIT)
         guard = Guard(LIMIT).hold()

@@ -69,19 +69,19 @@ PYTHON
   "${CXX:-c++}" --version | head -n 1 || true
 }
 
-# The allocator's contract over the real runtime, and the floors' own tests.
-floors() {
+# The allocator's contract over the real runtime, and the layers' own tests.
+layers() {
   local home=${CUDA_HOME:-/usr/local/cuda} status=0
   cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo || return
   cmake --build build/cpp -j "$MAX_JOBS" || status=$?
   "${CXX:-c++}" -std=c++20 -O2 -g -Wall -Wextra -Icsrc -Itests/cpp -I"$home/include" \
-    tests/gpu/contract_on_gpu.cpp csrc/cuda/{cuda_calls,cuda_hints,cuda_runtime,pinned_memory,pool_source}.cpp build/cpp/libfloors.a \
+    tests/gpu/contract_on_gpu.cpp csrc/cuda/{cuda_calls,cuda_hints,cuda_runtime,pinned_memory,pool_source}.cpp build/cpp/liblayers.a \
     -o build/contract_on_gpu -L"$home/lib64" -Wl,-rpath,"$home/lib64" -lcudart -lpthread &&
     build/contract_on_gpu || status=$?
-  "$PYTHON" -m pytest tests/test_cpp_floors.py || status=$?
+  "$PYTHON" -m pytest tests/test_cpp_layers.py || status=$?
   return "$status"
 }
-export -f floors
+export -f layers
 export PYTHON
 
 for stage in $STAGES; do
@@ -98,7 +98,7 @@ if wanted build; then
   }
 fi
 if wanted cpp; then
-  stage cpp build 150 bash -c floors || true
+  stage cpp build 150 bash -c layers || true
 fi
 
 one_process=()

@@ -176,14 +176,14 @@ def without_common_names(files: Iterable[Path]) -> list[list[Path]]:
     return [together for together, _ in found]
 
 
-def batches(floors: Iterable[str]) -> list[list[Path]]:
+def batches(layers: Iterable[str]) -> list[list[Path]]:
     """Groups of files that are compiled jointly. Reading torch's headers takes most of the time, so the files
     of a layer go together. Files of csrc/cuda are compiled separately, because no other build without CUDA
     compiles them."""
     found: list[list[Path]] = []
-    for floor in floors:
-        files = sorted((ROOT / "csrc" / floor).rglob("*.cpp"))
-        found += [[file] for file in files] if floor == "cuda" else without_common_names(files)
+    for layer in layers:
+        files = sorted((ROOT / "csrc" / layer).rglob("*.cpp"))
+        found += [[file] for file in files] if layer == "cuda" else without_common_names(files)
     return sorted(found, key=len, reverse=True)
 
 
@@ -203,11 +203,11 @@ def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[
     return [result]
 
 
-def compile_floors(floors: Iterable[str], include: Iterable[Path], folder: Path) -> list[Path]:
+def compile_layers(layers: Iterable[str], include: Iterable[Path], folder: Path) -> list[Path]:
     flags = [*FLAGS, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in include)]
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
-        parts = [pool.submit(compile_together, files, flags, folder) for files in batches(floors)]
+        parts = [pool.submit(compile_together, files, flags, folder) for files in batches(layers)]
         return [each for part in parts for each in part.result()]
 
 
@@ -234,11 +234,11 @@ def link(version: str, objects: list[Path], target: Path) -> None:
         raise Failed("\n".join(f"no file has {name}" for name in sorted(lacking)))
 
 
-def fingerprint(floors: Iterable[str], version: str = "") -> str:
+def fingerprint(layers: Iterable[str], version: str = "") -> str:
     """A hash of all inputs of these layers."""
     files = [Path(__file__), PINNED]
-    for floor in floors:
-        files += sorted(path for path in (ROOT / "csrc" / floor).rglob("*") if path.is_file())
+    for layer in layers:
+        files += sorted(path for path in (ROOT / "csrc" / layer).rglob("*") if path.is_file())
     text = version.encode() + b"".join(str(path).encode() + path.read_bytes() for path in files)
     return hashlib.sha256(text).hexdigest()
 
@@ -260,7 +260,7 @@ def is_made(folder: Path, made_from: str) -> bool:
 def objects_below_torch() -> list[Path]:
     folder, made_from = FOLDER / "below-torch", fingerprint(BELOW_TORCH)
     if not is_made(folder, made_from):
-        compile_floors(BELOW_TORCH, [], folder)
+        compile_layers(BELOW_TORCH, [], folder)
         (folder / "stamp").write_text(made_from)
     return sorted(folder.glob("*.o"))
 
@@ -268,14 +268,14 @@ def objects_below_torch() -> list[Path]:
 def build(version: str) -> None:
     folder = build_folder(version)
     target = folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-    floors = sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir())
-    made_from = fingerprint(floors, version)
+    layers = sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir())
+    made_from = fingerprint(layers, version)
     if not is_made(folder, made_from):
         include = torch_include(version)
         system = [include, include / "torch" / "csrc" / "api" / "include", cuda_headers()]
         system.append(Path(sysconfig.get_path("include")))
         below = objects_below_torch()
-        objects = compile_floors([each for each in floors if each not in BELOW_TORCH], system, folder)
+        objects = compile_layers([each for each in layers if each not in BELOW_TORCH], system, folder)
         link(version, below + objects, target)
         make_stand_ins(version)
         (folder / "stamp").write_text(made_from)

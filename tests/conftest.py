@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cpp-build",
         type=Path,
         default=ROOT / "build" / "cpp",
-        help="where the C++ floors' tests were built (test_cpp_floors.py)",
+        help="where the C++ layers' tests were built (test_cpp_layers.py)",
     )
 
 
@@ -33,7 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, name = nodeid.partition("::")
-            if file.endswith("test_cpp_floors.py"):
+            if file.endswith("test_cpp_layers.py"):
                 return name.rpartition("-")[0]
             return "cuda" if Path(file).name.startswith(("test_cuda_control", "test_cuda_flavour")) else file
 

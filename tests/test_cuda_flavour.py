@@ -127,11 +127,11 @@ class TestBuilding:
     }
 
     def compiled(self, folder: Path, files: dict[str, str]) -> list[str]:
-        floor = folder / "floor"
-        floor.mkdir()
+        layer = folder / "layer"
+        layer.mkdir()
         for name, text in files.items():
-            (floor / name).write_text(text)
-        objects = flavour.compile_together(sorted(floor.glob("*.cpp")), ["-fPIC"], folder)
+            (layer / name).write_text(text)
+        objects = flavour.compile_together(sorted(layer.glob("*.cpp")), ["-fPIC"], folder)
         done = subprocess.run(["nm", "-C", *objects], capture_output=True, text=True, check=True)
         return [name for name in ("one", "two", "three") if f" T {name}()" in done.stdout]
 

@@ -18,7 +18,7 @@ import torch_uvm
 from torch_uvm import _C
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ROOT / "csrc"
+LAYERS = ROOT / "csrc"
 MIB = 1 << 20
 
 #: Calls that can make managed memory, and the one file that may contain each; None: no file.
@@ -62,8 +62,8 @@ def callers(name: str, sources: dict[str, str]) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    files = [it for it in FLOORS.rglob("*") if it.suffix in (".cpp", ".h", ".cu", ".cuh")]
-    return {str(it.relative_to(FLOORS)): without_comments(it.read_text()) for it in files}
+    files = [it for it in LAYERS.rglob("*") if it.suffix in (".cpp", ".h", ".cu", ".cuh")]
+    return {str(it.relative_to(LAYERS)): without_comments(it.read_text()) for it in files}
 
 
 class TestSource:

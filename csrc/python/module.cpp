@@ -5,7 +5,7 @@
 #include "tensor/dispatch/watcher.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.doc() = "The C++ floors of torch_uvm.";
+  module.doc() = "The C++ layers of torch_uvm.";
   torch_uvm::register_watcher();
   torch_uvm::register_exceptions(module);
   torch_uvm::bind_allocators(module);

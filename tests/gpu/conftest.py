@@ -41,7 +41,7 @@ def limit() -> int:
 def missing() -> str | None:
     """The reason why the suite cannot run, or None."""
     if not _C.built_with_cuda():
-        return "torch_uvm was built without its CUDA floor"
+        return "torch_uvm was built without its CUDA layer"
     if not torch.cuda.is_available():
         return "there is no GPU"
     if _C.backend() != "cuda":
