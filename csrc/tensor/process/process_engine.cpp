@@ -21,7 +21,8 @@ void watch_while_needed(const Engine& engine) {
   watch(engine.is_awake() || engine.has_open_captures() || the_watch.load()->is_needed());
 }
 
-Engine& engine_made() {
+/// Requires `engine_making`.
+Engine& find_or_make_engine() {
   if (Engine* const engine = the_engine.load(std::memory_order_acquire)) {
     return *engine;
   }
@@ -44,7 +45,7 @@ Engine* engine_in_use() {
 
 Engine& made_engine() {
   const std::lock_guard lock(engine_making);
-  return engine_made();
+  return find_or_make_engine();
 }
 
 void watch_operators() noexcept {
@@ -63,7 +64,7 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
   if (!bytes && engine_in_use() == nullptr) {
     return;
   }
-  Engine& engine = engine_made();
+  Engine& engine = find_or_make_engine();
   watch(true); // before the budget: its cap can be kept only if operators are observed
   engine.set_budget(device, bytes, hard);
   watch_while_needed(engine);
@@ -71,22 +72,22 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
 
 void set_host_limit(std::optional<std::size_t> bytes) {
   const std::lock_guard lock(engine_making);
-  engine_made().set_host_limit(bytes);
+  find_or_make_engine().set_host_limit(bytes);
 }
 
 void set_staging(std::optional<std::size_t> slot_bytes) {
   const std::lock_guard lock(engine_making);
-  engine_made().set_staging(slot_bytes);
+  find_or_make_engine().set_staging(slot_bytes);
 }
 
 void evict_after_operators(bool on) {
   const std::lock_guard lock(engine_making);
-  engine_made().evict_after_operators(on);
+  find_or_make_engine().evict_after_operators(on);
 }
 
 std::uint64_t begin_engine_capture() {
   const std::lock_guard lock(engine_making);
-  const std::uint64_t capture = engine_made().begin_capture();
+  const std::uint64_t capture = find_or_make_engine().begin_capture();
   watch(true);
   return capture;
 }

@@ -178,12 +178,12 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   }
   // Bytes to free for a new segment: the excess over the cap; if the source has refused, the size of the segment
   // itself.
-  const DeviceCap& budget = state.caps[static_cast<std::size_t>(device)];
+  const DeviceCap& cap = state.caps[static_cast<std::size_t>(device)];
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
-  if (budget.cap && !budget.refused) {
+  if (cap.cap && !cap.refused) {
     const std::size_t taken = state.taken(device);
-    wanting = taken + own > *budget.cap ? taken + own - *budget.cap : 0;
+    wanting = taken + own > *cap.cap ? taken + own - *cap.cap : 0;
   }
   std::size_t unused = 0;
   for (const Candidate& candidate : candidates) {
@@ -197,7 +197,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
     add_tags(best->first, best->last, tags);
     return tags;
   }
-  if (budget.cap && own > *budget.cap) {
+  if (cap.cap && own > *cap.cap) {
     return std::nullopt;
   }
   std::vector<Candidate> cover = cheapest_cover(std::move(candidates), wanting);
