@@ -110,7 +110,8 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     for (Record* const record : frame.held) {
       provide(*record);
     }
-    // For a guessed size only operands are moved. Other storages are evicted if the operator does allocate as much.
+    // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
+    // cannot move once the operator runs. Otherwise eviction waits until the operator does allocate as much.
     if (births.empty() && guess != 0 && of(frame.device).hard && !min_cost_range(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }

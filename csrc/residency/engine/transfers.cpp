@@ -100,7 +100,7 @@ void Transfers::collect(ResidencyStatistics& statistics) noexcept {
 }
 
 void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) noexcept {
-  // In order of submission. With two streams per device that is nearly the order of completion.
+  // In order of submission. A copy that is not done yet goes to the back: copies of other streams may be done.
   for (std::size_t left = std::min(most, timed_.size()); left > 0; --left) {
     const Timed timed = timed_.front();
     timed_.pop_front();
