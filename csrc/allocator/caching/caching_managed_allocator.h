@@ -17,11 +17,9 @@
 //   neighbours.
 // - A fresh segment homed on a device is populated by one prefetch. The prefetch is a hint: if it fails, it is counted
 //   and the pages arrive by fault.
-// - When memory runs short: wait for pending frees, release cached segments, merge free neighbours, call the
-//   memory-pressure callback (PressureCallback), retry, and only then raise OutOfMemory with a table of where the bytes
-//   are.
-// - A device may have a cap on its segments. If the cap refuses a request, free neighbours are merged and cached
-//   segments released first; then the memory-pressure callback is called; the host waits last.
+// - A device may have a cap on its segments (`set_cap`).
+// - When memory runs short, the steps in the header comment of pressure/failure_path.cpp are tried. If none helps,
+//   OutOfMemory is raised, with a table of where the bytes are.
 //
 // A stream must outlive the blocks that are filed under it or recorded for it. Before destroying a stream, free these
 // blocks and call empty_cache.

@@ -47,8 +47,8 @@ struct QuietPeriod {
 };
 
 struct Device {
-  std::optional<std::size_t> budget;
-  std::size_t cap = 0; ///< limit on reserved segments: the budget without staging, rounded (cap_within)
+  std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
+  std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
   bool hard = false;
   bool idle = false; ///< idle: operators are not watched
   bool quiescent = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted

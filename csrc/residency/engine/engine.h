@@ -6,11 +6,10 @@
 // - A device's budget is a cap on the allocator's segments. When an allocation does not fit under the cap, the
 //   allocator calls back (PressureCallback) and the engine evicts the cheapest device copies that free a contiguous
 //   range (room.cpp).
-// - Copies are asynchronous. Prefetches and write-backs run on the engine's streams, fetches on demand on the
-//   operator's stream, all ordered by events with the streams that use the storage. The host waits before a pointer
-//   escapes PyTorch (`materialise`), in a graph capture (`captured`), when a budget is set or lifted, when a device
-//   becomes quiescent (`note_quiescent`), when an exceeded budget is reduced (`shrink`), and after a failure of the
-//   runtime.
+// - Copies are asynchronous. Prefetches and write-backs run on the engine's streams, fetches on demand on the stream of
+//   the operator, all ordered by events with the streams that use the storage. The host waits before a pointer escapes
+//   PyTorch (`materialise`), in a graph capture (`captured`), when a budget is set or lifted, when a device becomes
+//   quiescent (`note_quiescent`), when an exceeded budget is reduced (`shrink`), and after a failure of the runtime.
 // - The operands and results of a running operator do not move. Other storages may be evicted while it runs, when it
 //   allocates.
 //

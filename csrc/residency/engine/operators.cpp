@@ -197,7 +197,8 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   if (!op.in_place_ok || record.fetching()) {
     return false;
   }
-  // Not scheduled: a single use does not justify an eviction. Fetch only if there is room.
+  // The schedule has this use on the device, but the storage was not fetched. Fetch it only if there is room: a single
+  // use does not justify an eviction.
   const bool tries = !no_room_ahead_;
   no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
   return no_room_ahead_;

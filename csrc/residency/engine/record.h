@@ -1,12 +1,16 @@
 // The engine's record of one managed storage: where its copies are, and which streams and operators use them.
 //
 // A storage has a device copy (a managed block homed on its device), a host copy (a block of pinned memory, which
-// the device can use in place), or both. Its data pointer points at one of them:
+// the device can use in place), or both. Its data pointer points at one of them, which is always valid:
 //
-//   points_at kDevice   host copy: none, stale (host_valid is false), or valid once `host_ready` fires
-//   points_at kHost     device copy: none, or being fetched
+//   points_at  device_block  host_block        meaning
+//   kDevice    set           none              only on the device
+//   kDevice    set           set, !host_valid  the host copy is stale (dirty)
+//   kDevice    set           set, host_valid   both are valid (clean); if `retiring`, to be evicted
+//   kHost      none          set, host_valid   only on the host
+//   kHost      set           set, host_valid   prefetched (`fetching`): no operator has used the device copy yet
 //
-// While its transfer is queued, a copy is valid for work that waits for the copy's event.
+// Valid means: for work that waits for the copy's event, `device_ready` or `host_ready`.
 #pragma once
 
 #include <algorithm>

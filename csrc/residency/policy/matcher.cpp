@@ -6,7 +6,7 @@ namespace torch_uvm::scheduling {
 
 namespace {
 
-// Tolerate occasional extra operators (logging). After this many consecutive mismatches the schedule is dropped.
+// Tolerate occasional extra operators (logging). After this many consecutive mismatches no schedule is followed.
 constexpr unsigned kMaxMismatches = 24;
 constexpr unsigned kMaxPlaces = 64; // candidates with the same hash to compare when resynchronising
 

@@ -20,7 +20,7 @@ struct StorageState {
   std::uint64_t last_use = 0; ///< operator number
   std::uint32_t operand = 0; ///< its index among the operands of that operator
   std::uint32_t value = kNone; ///< its value in the schedule numbered `schedule`
-  std::uint64_t schedule = 0;
+  std::uint64_t schedule = 0; ///< KnownSchedule::number; 0: none
   bool found = false; ///< it existed before it was first seen
   bool persistent = false; ///< a persistent value of some schedule
   bool pinned = false;

@@ -1,7 +1,18 @@
-// What is tried before OutOfMemory is raised.
-// If the limit, the host or the runtime refused: wait for pending frees, release cached segments, merge free neighbours
-// of other streams and homes. If a cap refused: merge free neighbours, release cached segments, call the
-// memory-pressure callback, wait for pending frees, and exceed the cap if the callback allows it.
+// What is tried before OutOfMemory is raised. The first step that helps ends the list.
+//
+//   refused by the limit, the host or the runtime | refused by the device's cap
+//   1. wait for pending frees                     | 1. merge free neighbours
+//   2. release cached segments                    | 2. release unused segments of the device
+//   3. merge free neighbours                      | 3. memory-pressure callback
+//   4. memory-pressure callback (evicts, if the   | 4. wait for pending frees
+//      device has a budget)                       | 5. exceed the cap, if it is soft or the callback allows it
+//
+// On a device with a cap, both lists begin with a wait for the segments that other threads are making there. The
+// callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
+// frees.
+//
+// If all fail, the caller `with_idle_memory` (tensor/storage/idle_allocators.h) releases the idle memory of user-made
+// allocators (arenas, plans, pools) and, if there was any, tries everything once more.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -20,8 +31,8 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       return block;
     }
   }
-  // If a cap refused, the memory-pressure callback comes before any wait of the host: it costs only a stream dependency
-  // and a copy.
+  // If a cap refused, the memory-pressure callback comes before the host waits for the device: it costs only a stream
+  // dependency and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
                                                             : retry(request, lock, refusal)) {
     return block;

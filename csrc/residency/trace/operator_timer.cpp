@@ -1,0 +1,106 @@
+#include "residency/trace/operator_timer.h"
+
+namespace torch_uvm {
+
+OperatorTimer::OperatorTimer(ManagedRuntime& runtime, AccessRecorder& recorder)
+    : runtime_(runtime), recorder_(recorder), events_(runtime, runtime.device_count(), /*timing=*/true) {}
+
+OperatorTimer::~OperatorTimer() {
+  end_group();
+  report_finished();
+  for (Group& group : ended_) {
+    forget(group);
+  }
+  events_.destroy_all();
+}
+
+void OperatorTimer::begin(Stream stream) noexcept {
+  report_finished();
+  if (group_.operators == kMaxOperators || group_.stream != stream) {
+    end_group();
+  }
+  if (group_.operators == 0) {
+    group_.first = begun_;
+    group_.stream = stream;
+    begin_part();
+  }
+  ++begun_;
+  ++group_.operators;
+}
+
+void OperatorTimer::begin_part() noexcept {
+  try {
+    group_.parts.reserve(group_.parts.size() + 1);
+    group_.parts.emplace_back(events_.record(group_.stream), Event{});
+    group_.running = true;
+  } catch (...) {
+    group_.failed = true;
+  }
+}
+
+bool OperatorTimer::end_part(Stream stream) noexcept {
+  if (!group_.running || group_.stream != stream) {
+    return false;
+  }
+  group_.running = false;
+  try {
+    group_.parts.back().second = events_.record(stream);
+  } catch (...) {
+    group_.failed = true;
+  }
+  return true;
+}
+
+void OperatorTimer::end_group() noexcept {
+  end_part(group_.stream);
+  if (!group_.parts.empty() && !group_.failed) {
+    try {
+      ended_.push_back(group_);
+      group_.parts.clear(); // those of `ended_` are the same events
+    } catch (...) { // no host memory: the group is not timed
+    }
+  }
+  forget(group_);
+  group_ = Group{};
+}
+
+bool OperatorTimer::report(const Group& group) {
+  for (const auto& [begin, end] : group.parts) {
+    if (!runtime_.query_event(end)) {
+      return false;
+    }
+  }
+  double ms = 0;
+  for (const auto& [begin, end] : group.parts) {
+    ms += runtime_.elapsed_ms(begin, end);
+  }
+  recorder_.ran(group.first, group.operators, 1e3 * ms);
+  return true;
+}
+
+void OperatorTimer::report_finished() noexcept {
+  while (!ended_.empty()) {
+    try {
+      if (!report(ended_.front())) {
+        return;
+      }
+    } catch (...) {
+      // The device has failed, or its events cannot be read: the group is not timed.
+    }
+    forget(ended_.front());
+    ended_.pop_front();
+  }
+}
+
+void OperatorTimer::forget(Group& group) noexcept {
+  for (const auto& [begin, end] : group.parts) {
+    for (const Event event : {begin, end}) {
+      if (event) {
+        events_.give(group.stream, event);
+      }
+    }
+  }
+  group.parts.clear();
+}
+
+} // namespace torch_uvm

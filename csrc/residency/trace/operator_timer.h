@@ -1,0 +1,80 @@
+// Times groups of consecutive operators on the device, for a trace.
+//
+// A group begins with an event before its first operator and ends with one before the next group. Its time is what the
+// device spent from one to the other, or what the host took to queue the operators if that was longer. What the engine
+// adds to the operators' stream, such as fetches and waits for operands, is excluded: a group is a list of parts, with a
+// pair of events each. Waits that the allocator adds, for the memory of results, count.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "allocator/events.h"
+#include "residency/trace/access_recorder.h"
+#include "runtime/managed_runtime.h"
+
+namespace torch_uvm {
+
+/// Not thread-safe: the engine's mutex guards it.
+class OperatorTimer {
+ public:
+  /// An event costs the host about a microsecond, so not every operator has one.
+  static constexpr std::uint64_t kMaxOperators = 16;
+
+  /// The recorder must outlive the timer.
+  OperatorTimer(ManagedRuntime& runtime, AccessRecorder& recorder);
+  /// Reports the groups that are done, without waiting for the others.
+  ~OperatorTimer();
+  OperatorTimer(const OperatorTimer&) = delete;
+  OperatorTimer& operator=(const OperatorTimer&) = delete;
+
+  /// An operator that the recorder was told of begins on the stream.
+  void begin(Stream stream) noexcept;
+  /// A step ends: the next operator begins a group.
+  void end_group() noexcept;
+
+  /// A scope in which the engine queues work of its own on the stream. Scopes nest. \param timer may be nullptr
+  class Pause {
+   public:
+    Pause(OperatorTimer* timer, Stream stream) : timer_(timer != nullptr && timer->end_part(stream) ? timer : nullptr) {}
+    ~Pause() {
+      if (timer_ != nullptr) {
+        timer_->begin_part();
+      }
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    OperatorTimer* const timer_; ///< nullptr: another scope has ended the part, or none runs on the stream
+  };
+
+ private:
+  struct Group {
+    std::uint64_t first = 0;
+    std::uint64_t operators = 0;
+    Stream stream;
+    std::vector<std::pair<Event, Event>> parts; ///< begin and end
+    bool running = false; ///< the last part has no end yet
+    bool failed = false; ///< an event could not be recorded: the group is not timed
+  };
+  void begin_part() noexcept;
+  /// Ends the part that runs on the stream. \return whether there was one
+  bool end_part(Stream stream) noexcept;
+  /// Reports a group if it is done. \return whether it was
+  bool report(const Group& group);
+  void report_finished() noexcept;
+  void forget(Group& group) noexcept;
+
+  ManagedRuntime& runtime_;
+  AccessRecorder& recorder_;
+  EventPool events_;
+  std::uint64_t begun_ = 0; ///< operators
+  Group group_; ///< of the latest operator; without operators: none
+  std::deque<Group> ended_;
+};
+
+} // namespace torch_uvm
