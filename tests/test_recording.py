@@ -34,7 +34,10 @@ class TestRecording:
         size = path.stat().st_size
         press()
         assert path.stat().st_size == size > 0
-        assert traces.read_trace(path).operators
+        trace = traces.read_trace(path)
+        assert trace.operators
+        assert sum(group.operators for group in trace.groups) == len(trace.operators)
+        assert all(group.us >= 0 for group in trace.groups)
 
     def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
         with torch_uvm.record_accesses(str(tmp_path / "a")):

@@ -15,7 +15,7 @@ from torch_uvm.cli import plot
 
 HEADER: dict[str, Any] = {
     "format": "torch_uvm accesses",
-    "version": 2,
+    "version": 3,
     "units": {"time": "us", "size": "bytes"},
     "budgets": [1 << 30, None],
 }
@@ -25,6 +25,7 @@ RECORDS: list[dict[str, Any]] = [
     {"transfer": "fetch", "storage": 8, "bytes": 100, "time": 11.5},
     {"operator": "aten::mm", "time": 12.5, "in_place_ok": False, "reads": [7], "writes": [8]},
     {"birth": 9, "device": 0, "bytes": 64},
+    {"ran": 0, "operators": 1, "us": 7.5},
     {"resident": 4260, "device": 0},
     {"step": "end"},
     {"operator": "aten::add_", "time": 20, "in_place_ok": True, "reads": [9], "writes": []},
@@ -57,9 +58,14 @@ class TestRead:
         assert trace.operators[1].deaths == [9] and trace.operators[1].in_place_ok
         assert [it.kind for it in trace.transfers] == ["fetch", "in_place", "drop", "write_back"]
         assert [it.operators for it in trace.transfers] == [0, 2, 2, 2]
+        assert trace.groups == [traces.OperatorGroup(0, 1, 7.5)]
         assert trace.resident[0] == traces.Resident(0, 4260, 1)
         assert trace.steps == [1]
         assert trace.begin_us == 11.5
+
+    def test_an_operator_is_timed_once(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="operator 0 is timed already"):
+            traces.read_trace(_write(tmp_path / "trace", [*RECORDS, {"ran": 0, "operators": 2, "us": 1}]))
 
     def test_unused_storages_may_be_freed(self, tmp_path: Path) -> None:
         trace = traces.read_trace(_write(tmp_path / "trace", [*RECORDS, {"death": 99}]))
@@ -98,6 +104,9 @@ class TestRead:
             ({"resident": 1, "device": None}, "device None"),
             ({"step": "begin"}, "'begin'"),
             ({"took": 0, "us": 1}, "transfer 0 is unknown"),
+            ({"ran": 0, "operators": 1, "us": 1}, "1 operators from number 0; 0 have begun"),
+            ({"ran": 1, "operators": 1, "us": 1}, "ran 1"),
+            ({"ran": 0, "operators": 0, "us": 1}, "0 operators"),
         ],
         ids=repr,
     )
@@ -110,8 +119,8 @@ class TestRead:
 
     def test_time_does_not_run_backwards(self, tmp_path: Path) -> None:
         earlier = {"operator": "x", "time": 1, "in_place_ok": True, "reads": [], "writes": []}
-        with pytest.raises(ValueError, match="line 6: time 1.0 is before"):
-            traces.read_trace(_write(tmp_path / "trace", [*RECORDS[:4], earlier]))
+        with pytest.raises(ValueError, match="line 7: time 1.0 is before"):
+            traces.read_trace(_write(tmp_path / "trace", [*RECORDS[:5], earlier]))
 
     @pytest.mark.parametrize(
         "header",
@@ -120,7 +129,7 @@ class TestRead:
             7,
             {"death": 7},
             {**HEADER, "format": "other"},
-            {**HEADER, "version": 3},
+            {**HEADER, "version": 4},
             {**HEADER, "version": True},
             {**HEADER, "units": {"time": "s", "size": "bytes"}},
             {**HEADER, "budgets": 5},

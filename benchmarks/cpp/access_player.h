@@ -1,7 +1,6 @@
 // Plays an access trace through the residency engine and the caching allocator, in modelled time and without memory.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "access_trace.h"
 #include "allocator/caching/caching_managed_allocator.h"
+#include "operator_durations.h"
 #include "paced_runtime.h"
 #include "residency/engine/engine.h"
 #include "runtime/emulated/cost_profile.h"
@@ -22,10 +22,9 @@ namespace play {
 struct Settings {
   std::size_t budget = 0;
   std::optional<std::size_t> staging; ///< bytes of a slot; nullopt: the engine's default for an H200
-  double flops = 600e12; ///< FLOP/s of matrix products
-  std::size_t item_bytes = 2; ///< size of an element in bytes
-  double scale = 1; ///< factor on the modelled duration of every operator
-  double host_us = 30; ///< host time of one operator
+  Arithmetic arithmetic;
+  double scale = 1; ///< factor on the duration of every operator
+  double host_us = 30; ///< host time of one operator, if the trace has no durations: they include it
   std::size_t ahead = 64; ///< operators by which the host may run ahead of the device
 };
 
@@ -48,7 +47,7 @@ class Player {
       Op op;
       op.name = "made before";
       op.births.push_back(found);
-      run(op);
+      run(op, 0);
     }
     take_figures();
   }
@@ -148,39 +147,13 @@ class Player {
     return storage.record;
   }
 
-  /// The duration of an operator whose operands are all on the device: its arithmetic or its bytes, whichever takes
-  /// longer.
-  double compute_ms(const Op& op) const {
-    std::vector<double> sizes;
-    double bytes = 0;
-    const auto add = [&](std::size_t size) {
-      sizes.push_back(static_cast<double>(size));
-      bytes += sizes.back();
-    };
-    for (const Use& use : op.uses) {
-      add(storages_.at(use.id)->bytes);
-    }
-    for (const Made& made : op.births) {
-      add(made.bytes);
-    }
-    double flops = 0;
-    const auto is = [&](const char* part) { return op.name.find(part) != op.name.npos; };
-    if (sizes.size() >= 3 && (is("mm") || is("linear") || is("conv"))) { // (m k)(k n)(m n) = (m k n)^2
-      std::ranges::sort(sizes, std::greater{});
-      flops = 2 * std::sqrt(sizes[0] * sizes[1] * sizes[2] / std::pow(static_cast<double>(settings_.item_bytes), 3));
-    }
-    const CostProfile& costs = runtime_.costs();
-    const double at_least = costs.launch_us / 1e3;
-    return settings_.scale *
-           std::max({at_least, bytes / costs.device_memory_rate * 1e3, flops / settings_.flops * 1e3});
-  }
-
-  void run(const Op& op) {
-    runtime_.pass_on_host(settings_.host_us / 1e3);
+  /// \param ms its duration if all its operands are on the device
+  void run(const Op& op, double ms) {
+    ms *= settings_.scale;
+    runtime_.pass_on_host(trace_.groups.empty() ? settings_.host_us / 1e3 : 0);
     for (const Made& found : op.found) {
       make(found);
     }
-    double ms = compute_ms(op);
     compute_ms_ += ms;
     Engine::Frame frame;
     frame.key = std::hash<std::string>{}(op.name);
@@ -228,7 +201,7 @@ class Player {
     const double from = runtime_.host_ms();
     memory_.reset_peak_statistics(Location::device(0));
     for (std::size_t at = begin; at < end; ++at) {
-      run(trace_.ops[at]);
+      run(trace_.ops[at], durations_[at]);
     }
     runtime_.synchronize_stream(kStream); // as a program does when it reads the loss
     Figures figures = take_figures();
@@ -278,6 +251,7 @@ class Player {
   const Trace& trace_;
   const Settings settings_;
   PacedRuntime runtime_{CostProfile::named("h200")};
+  const std::vector<double> durations_ = durations_ms(trace_, runtime_.costs(), settings_.arithmetic); ///< by operator
   CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
   Adapter adapter_;
   const std::unique_ptr<Engine> owned_engine_ = Engine::make(runtime_, memory_, adapter_);

@@ -38,10 +38,19 @@ struct Op {
   unsigned marks = 0; ///< step boundaries after the operator
 };
 
+/// Consecutive operators whose device time was measured.
+struct Group {
+  std::size_t first = 0; ///< index of the first one
+  std::size_t ops = 0;
+  double us = 0;
+};
+
 struct Trace {
   std::vector<Made> found; ///< existed before the first operator
   std::vector<Op> ops;
+  std::vector<Group> groups;
   std::vector<std::size_t> ends; ///< for each step, the index behind its last operator
+  std::map<Id, std::size_t> bytes; ///< of every storage
 };
 
 /// Reads the lines that `AccessRecorder` writes for one device.
@@ -78,8 +87,9 @@ class TraceReader {
     return text_.substr(at + quoted.size());
   }
 
-  Id number(std::string_view text) const {
-    Id value = 0;
+  template <typename T = Id>
+  T number(std::string_view text) const {
+    T value = 0;
     require(std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc{},
             "no number where one is due");
     return value;
@@ -87,7 +97,9 @@ class TraceReader {
 
   Made made(std::string_view key) {
     require(number(after("device")) == 0, "of another device than 0; what is played has one");
-    return {number(after(key)), static_cast<std::size_t>(number(after("bytes")))};
+    const Made found{number(after(key)), static_cast<std::size_t>(number(after("bytes")))};
+    trace_.bytes.emplace(found.id, found.bytes);
+    return found;
   }
 
   void use(std::string_view key, bool writes) {
@@ -108,8 +120,8 @@ class TraceReader {
   void line() {
     if (number_ == 1) {
       require(begins_with("format") && after("format").starts_with("\"torch_uvm accesses\"") &&
-                  (number(after("version")) == 1 || number(after("version")) == 2),
-              "this is not a trace of accesses, version 1 or 2");
+                  number(after("version")) >= 1 && number(after("version")) <= 3,
+              "this is not a trace of accesses, version 1 to 3");
     } else if (begins_with("storage")) {
       const Made found = made("storage");
       if (known_.insert(found.id).second) {
@@ -136,6 +148,11 @@ class TraceReader {
       } else if (known_.erase(id) != 0) { // otherwise it was never used
         trace_.ops.back().deaths.push_back(id);
       }
+    } else if (begins_with("ran")) {
+      const Group group{number(after("ran")), number(after("operators")), number<double>(after("us"))};
+      require(group.first <= trace_.ops.size() && group.ops <= trace_.ops.size() - group.first,
+              "operators that have not begun");
+      trace_.groups.push_back(group);
     } else if (begins_with("step")) {
       const std::size_t last = trace_.ends.empty() ? 0 : trace_.ends.back();
       if (trace_.ops.size() > last) {

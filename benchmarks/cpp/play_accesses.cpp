@@ -7,10 +7,10 @@
 // a row.
 //
 // The profile h200 gives the duration of copies, of operators that access host memory and of copies within the device.
-// The duration of an operator follows from its bytes or, for matrix products, from its arithmetic at 600 TFLOP/s in
-// bf16. --step-ms, the measured duration of a step in core, scales these durations. The times in the trace are host
-// times that include waits; they are not used. Not modelled: workspaces (no trace has them), other threads, and pins
-// by bare addresses.
+// Operators take as long as the trace says (`ran`), or else as their bytes take or, for matrix products, their
+// arithmetic at 600 TFLOP/s in bf16. --step-ms, the measured duration of a step in core, scales these durations. The
+// times at which operators were queued are not used, since they include waits. Not modelled: workspaces (no trace has
+// them), other threads, and pins by bare addresses.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>

@@ -7,10 +7,12 @@
 
 namespace torch_uvm {
 
-/// Not thread-safe; guarded by the allocator's mutex.
+/// Not thread-safe: its owner's mutex guards it.
 class EventPool {
  public:
-  EventPool(ManagedRuntime& runtime, int devices) : runtime_(runtime), unused_(static_cast<std::size_t>(devices)) {}
+  /// \param timing whether `elapsed_ms` accepts the events
+  EventPool(ManagedRuntime& runtime, int devices, bool timing = false)
+      : runtime_(runtime), timing_(timing), unused_(static_cast<std::size_t>(devices)) {}
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
@@ -19,7 +21,7 @@ class EventPool {
     std::vector<Event>& unused = unused_[static_cast<std::size_t>(stream.device)];
     Event event;
     if (unused.empty()) {
-      event = runtime_.create_event(stream.device, false);
+      event = runtime_.create_event(stream.device, timing_);
     } else {
       event = unused.back();
       unused.pop_back();
@@ -53,6 +55,7 @@ class EventPool {
 
  private:
   ManagedRuntime& runtime_;
+  const bool timing_;
   std::vector<std::vector<Event>> unused_; ///< by device
 };
 

@@ -1,5 +1,10 @@
 // Access traces played through the engine in modelled time (benchmarks/cpp/play_accesses.cpp), compared with results
 // worked out by hand.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 
 #include "../../benchmarks/cpp/access_player.h"
@@ -58,7 +63,7 @@ class Script {
 };
 
 /// Steps that write to four weights of 8 MiB in turn, each with a temporary of 4 MiB.
-Trace weights_in_turn(int steps) {
+Trace weights_in_turn(int steps, bool temporaries = true) {
   Script script;
   for (Id weight = 1; weight <= 4; ++weight) {
     script.storage(weight, kWeight);
@@ -66,8 +71,11 @@ Trace weights_in_turn(int steps) {
   Id next = 10;
   for (int step = 0; step < steps; ++step) {
     for (Id weight = 1; weight <= 4; ++weight) {
-      script.op("aten::mul_", "", std::to_string(weight)).birth(next, kBatch).death(next);
-      ++next;
+      script.op("aten::mul_", "", std::to_string(weight));
+      if (temporaries) {
+        script.birth(next, kBatch).death(next);
+        ++next;
+      }
     }
     script.end_step();
   }
@@ -158,11 +166,63 @@ TEST(matrix_products_take_the_time_of_their_arithmetic) {
       script.op(name, "1, 2", "").birth(10 + step, 2 * 1024 * 1024).death(10 + step).end_step();
     }
     Settings settings = settings_of(64 * MiB);
-    settings.flops = 1e12; // slow enough that the arithmetic takes longer than the bytes
+    settings.arithmetic.flops = 1e12; // slow enough that the arithmetic takes longer than the bytes
     return Player(script.read(), settings).play(0).back().compute_ms;
   };
   CHECK(std::abs(product("aten::mm") - 2 * 1024.0 * 1024 * 1024 / 1e12 * 1e3) < 1e-9);
   CHECK(product("aten::add") < 0.01);
+}
+
+TEST(operators_of_a_measured_group_share_its_time) {
+  Script script;
+  script.storage(1, 30 * kWeight).storage(2, 10 * kWeight); // larger than what a launch takes
+  for (int step = 0; step < 3; ++step) {
+    script.op("aten::sin_", "", "1").op("aten::sin_", "", "2");
+    script.line(R"({"ran": )" + std::to_string(2 * step) + R"(, "operators": 2, "us": 4000.5})").end_step();
+  }
+  const Trace trace = script.read();
+  const std::vector<double> durations = durations_ms(trace, CostProfile::named("h200"), Arithmetic{});
+  CHECK_EQ(durations.size(), std::size_t{6});
+  CHECK(std::abs(durations[4] - 0.75 * 4.0005) < 1e-9);
+  CHECK(std::abs(durations[5] - 0.25 * 4.0005) < 1e-9);
+  const std::vector<Figures> figures = Player(trace, settings_of(50 * kWeight)).play(3);
+  CHECK(std::abs(figures.back().compute_ms - 4.0005) < 1e-9);
+  CHECK(std::abs(figures.back().ms - 4.0005) < 1e-9);
+}
+
+/// The sum of a step's groups in a trace is the time of its operators, however long they waited for their operands.
+TEST(a_recording_times_operators_without_waits_for_operands) {
+  std::string path = (std::filesystem::temp_directory_path() / "torch_uvm_timed_XXXXXX").string();
+  const int file = ::mkstemp(path.data());
+  CHECK(file >= 0);
+  ::close(file);
+  constexpr int kSteps = 20;
+  double computed = 0;
+  {
+    const Trace trace = weights_in_turn(4, /*temporaries=*/false);
+    Player player(trace, settings_of(24 * MiB));
+    player.engine().start_recording(path);
+    double waited = 0;
+    for (const Figures& step : player.play(kSteps)) {
+      computed += step.compute_ms;
+      waited += step.ms - step.compute_ms;
+    }
+    player.engine().stop_recording();
+    CHECK(waited > computed); // the link is slower than the device's memory
+  }
+  std::ifstream written(path);
+  const Trace timed = TraceReader::read(written);
+  std::filesystem::remove(path);
+  double us = 0;
+  std::size_t operators = 0;
+  for (const Group& group : timed.groups) {
+    CHECK_EQ(group.first, operators);
+    CHECK_EQ(group.ops, std::size_t{4}); // a mark ends a group
+    operators += group.ops;
+    us += group.us;
+  }
+  CHECK_EQ(operators, std::size_t{4} * (kSteps + 3));
+  CHECK(std::abs(us / 1e3 - computed) < 1e-6 * computed);
 }
 
 TEST(invalid_lines_are_named) {
@@ -177,6 +237,7 @@ TEST(invalid_lines_are_named) {
   CHECK(message(Script().op("x", "7", "")).find("line 2") != std::string::npos);
   CHECK(message(Script().line(R"({"storage": 1, "device": 1, "bytes": 5, "resident": true})")).find("device") !=
         std::string::npos);
+  CHECK(message(Script().line(R"({"ran": 0, "operators": 1, "us": 1})")).find("not begun") != std::string::npos);
   CHECK(message(Script().line("nonsense")).find("line 2") != std::string::npos);
   CHECK(message(Script().storage(1, 5).op("x", "1", "")).empty());
   std::istringstream other(R"({"format": "something else", "version": 1})");

@@ -54,6 +54,7 @@ TEST(the_file_is_json_lines_in_order) {
   CHECK_EQ(recorder.transfer(TransferKind::kFetch, 8, 100, 11), 0U);
   CHECK_EQ(recorder.transfer(TransferKind::kWriteBack, 7, 4096, 12), 1U);
   recorder.took(0, 1.8125);
+  recorder.ran(0, 1, 250.5);
   recorder.transfer(TransferKind::kDrop, 9, 1, 12.25);
   recorder.transfer(TransferKind::kInPlace, 9, 1, std::numeric_limits<double>::quiet_NaN());
   recorder.resident(0, 5000);
@@ -65,13 +66,14 @@ TEST(the_file_is_json_lines_in_order) {
   CHECK_EQ(recorder.close(), "");
   CHECK_EQ(
       file.text(),
-      R"({"format": "torch_uvm accesses", "version": 2, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
+      R"({"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
 {"storage": 7, "device": 0, "bytes": 4096, "resident": true}
 {"operator": "aten::mm \"quoted\"\u000a\\", "time": 12.500, "in_place_ok": false, "reads": [7, 9], "writes": [8]}
 {"birth": 10, "device": 1, "bytes": 64}
 {"transfer": "fetch", "storage": 8, "bytes": 100, "time": 11.000}
 {"transfer": "write_back", "storage": 7, "bytes": 4096, "time": 12.000}
 {"took": 0, "us": 1.812}
+{"ran": 0, "operators": 1, "us": 250.500}
 {"transfer": "drop", "storage": 9, "bytes": 1, "time": 12.250}
 {"transfer": "in_place", "storage": 9, "bytes": 1, "time": 0.000}
 {"resident": 5000, "device": 0}

@@ -17,9 +17,9 @@ from typing import Any
 from torch_uvm._util.escaping import excerpt, printable
 
 FORMAT = "torch_uvm accesses"
-VERSION = 2
-#: Version 1 has no `took`.
-READ_VERSIONS = (1, VERSION)
+VERSION = 3
+#: Version 1 has no `took`, version 2 no `ran`.
+READ_VERSIONS = (1, 2, VERSION)
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
 _LONGEST_LINE = 64 << 20  # characters; about 20 for each operand of an operator
@@ -79,17 +79,31 @@ class Resident:
     operators: int
 
 
+@dataclass(frozen=True)
+class OperatorGroup:
+    """Device time of ``operators`` consecutive operators, the first of which is number ``first``, from 0.
+
+    The time is what the device took, or what the host took to queue the operators if that was longer. Transfers
+    of operands are excluded, waits for the memory of results are not.
+    """
+
+    first: int
+    operators: int
+    us: float
+
+
 @dataclass
 class Trace:
     """The records, in order.
 
-    ``budgets`` by device, in bytes; None: no budget. ``steps``: how many operators had begun by the end of
-    each marked step.
+    ``budgets`` by device, in bytes; None: no budget. ``groups``: in order of their operators; operators may
+    be missing. ``steps``: how many operators had begun by the end of each marked step.
     """
 
     budgets: tuple[int | None, ...] = ()
     storages: dict[int, Storage] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
+    groups: list[OperatorGroup] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     resident: list[Resident] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -265,6 +279,17 @@ class _Reader:
         took = _time(record["us"])
         self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=took)
 
+    def _ran(self, record: dict[str, Any]) -> None:
+        begun = len(self.trace.operators)
+        first = _count(record["ran"], "ran", begun)
+        last = self.trace.groups[-1] if self.trace.groups else OperatorGroup(0, 0, 0)
+        if first < last.first + last.operators:
+            raise ValueError(f"operator {first} is timed already")
+        operators = _count(record["operators"], "operators")
+        if not 0 < operators <= begun - first:
+            raise ValueError(f"{operators} operators from number {first}; {begun} have begun")
+        self.trace.groups.append(OperatorGroup(first, operators, _time(record["us"])))
+
     def _resident(self, record: dict[str, Any]) -> None:
         count = _count(record["resident"], "resident")
         device = _count(record["device"], "device", _MOST_DEVICES - 1)
@@ -282,6 +307,7 @@ class _Reader:
         "death": ({"death"}, _death),
         "transfer": ({"transfer", "storage", "bytes", "time"}, _transfer),
         "took": ({"took", "us"}, _took),
+        "ran": ({"ran", "operators", "us"}, _ran),
         "resident": ({"resident", "device"}, _resident),
         "step": ({"step"}, _step),
     }

@@ -63,6 +63,7 @@ void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream tak
       wait(taker, *event);
     }
   }
+  const OperatorTimer::Pause untimed(operator_timer_.get(), taker);
   runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
   const Event moved = events_.record(taker);
   recycle_event(record.device, record.device_ready);

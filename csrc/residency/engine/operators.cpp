@@ -82,6 +82,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       begin_workspace(frame.device);
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
+        operator_timer_->begin(device.last_stream);
       }
     }
     for (std::size_t index = 0; index < frame.held.size(); ++index) {

@@ -87,6 +87,7 @@ Record* ResidencyEngine::find(StorageId id) const {
 }
 
 void ResidencyEngine::wait(Stream stream, Event event) {
+  const OperatorTimer::Pause untimed(operator_timer_.get(), stream);
   runtime_.wait_event(stream, event);
 }
 
@@ -268,6 +269,7 @@ void ResidencyEngine::mark_step() {
   }
   if (recorder_) {
     recorder_->mark_step();
+    operator_timer_->end_group();
   }
 }
 
@@ -284,7 +286,9 @@ void ResidencyEngine::start_recording(const std::string& path) {
   if (!is_awake()) {
     throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
   }
-  recorder_ = std::make_unique<AccessRecorder>(path, budgets);
+  auto recorder = std::make_unique<AccessRecorder>(path, budgets);
+  operator_timer_ = std::make_unique<OperatorTimer>(runtime_, *recorder);
+  recorder_ = std::move(recorder);
   for (const auto& [id, record] : records_) {
     if (record->announced) {
       recorder_->storage(id, record->device, record->bytes, record->points_at == Side::kDevice);
@@ -300,6 +304,7 @@ void ResidencyEngine::stop_recording() {
       return;
     }
     transfers_.end_recording(statistics_);
+    operator_timer_.reset();
     error = recorder_->close();
     recorder_.reset();
   }

@@ -18,6 +18,7 @@
 #include "residency/policy/flat_map.h"
 #include "residency/trace/access_recorder.h"
 #include "residency/trace/allocation_sites.h"
+#include "residency/trace/operator_timer.h"
 
 namespace torch_uvm {
 
@@ -294,6 +295,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   std::optional<std::size_t> staging_;
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
+  std::unique_ptr<OperatorTimer> operator_timer_; ///< while there is a recorder
   FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;

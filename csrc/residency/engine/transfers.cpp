@@ -4,42 +4,13 @@
 
 namespace torch_uvm {
 
-Event Transfers::timed_event(Stream stream) {
-  const auto device = static_cast<std::size_t>(stream.device);
-  if (device >= unused_.size()) {
-    unused_.resize(device + 1);
-  }
-  Event event;
-  if (unused_[device].empty()) {
-    event = runtime_.create_event(stream.device, /*timing=*/true);
-  } else {
-    event = unused_[device].back();
-    unused_[device].pop_back();
-  }
-  try {
-    runtime_.record_event(event, stream);
-  } catch (...) {
-    give(stream.device, event);
-    throw;
-  }
-  return event;
-}
-
-void Transfers::give(int device, Event event) noexcept {
-  try {
-    unused_[static_cast<std::size_t>(device)].push_back(event);
-  } catch (...) {
-    runtime_.destroy_event(event);
-  }
-}
-
 void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
   read_times(kReadAtOnce, counted_);
   ++copies_;
   const bool times = timed_.size() < kMaxTimed;
   const Stream first = staging != nullptr ? staging->begin(stream) : stream;
   const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
-  const Event begin = times ? timed_event(first) : Event{};
+  const Event begin = times ? events_.record(first) : Event{};
   try {
     if (staging != nullptr) {
       staging->copy(dst, src, bytes, stream);
@@ -63,7 +34,7 @@ void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, S
 void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
   Event end;
   try {
-    end = timed_event(stream);
+    end = events_.record(stream);
     timed_.push_back({kind, stream.device, begin, end, copies_});
   } catch (...) { // the copy is queued; it is just not timed
     give(stream.device, begin);

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <vector>
 
+#include "allocator/events.h"
 #include "residency/engine/residency_statistics.h"
 #include "residency/engine/staging.h"
 #include "residency/trace/access_recorder.h"
@@ -16,7 +16,8 @@ namespace torch_uvm {
 /// Not thread-safe: the engine's mutex guards it.
 class Transfers {
  public:
-  explicit Transfers(ManagedRuntime& runtime) : runtime_(runtime) {}
+  explicit Transfers(ManagedRuntime& runtime)
+      : runtime_(runtime), events_(runtime, runtime.device_count(), /*timing=*/true) {}
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
@@ -44,10 +45,11 @@ class Transfers {
     AccessRecorder* recorder = nullptr; ///< receives the duration
     std::uint64_t transfer = 0; ///< the recorder's number of the transfer
   };
-  Event timed_event(Stream stream);
   void time(Kind kind, Event begin, Stream stream) noexcept;
   void read_times(std::size_t most, ResidencyStatistics& statistics) noexcept;
-  void give(int device, Event event) noexcept;
+  void give(int device, Event event) noexcept {
+    events_.give(Stream::default_of(device), event);
+  }
 
   /// Limit on copies that are timed at once. Copies beyond it are counted but not timed.
   static constexpr std::size_t kMaxTimed = 4096;
@@ -57,7 +59,7 @@ class Transfers {
   ResidencyStatistics counted_; ///< since the last `collect`
   std::deque<Timed> timed_;
   std::uint64_t copies_ = 0;
-  std::vector<std::vector<Event>> unused_; ///< event pool, by device
+  EventPool events_;
 };
 
 } // namespace torch_uvm

@@ -64,7 +64,7 @@ AccessRecorder::AccessRecorder(const std::string& path, std::span<const std::siz
   }
   std::setvbuf(file_, nullptr, _IONBF, 0); // `buffer_` does the buffering
   buffer_.reserve(kBlock + kBlock / 4);
-  buffer_ += R"({"format": "torch_uvm accesses", "version": 2, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
+  buffer_ += R"({"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
   for (std::size_t device = 0; device < budgets.size(); ++device) {
     buffer_ += device == 0 ? "" : ", ";
     buffer_ += budgets[device] == 0 ? "null" : std::to_string(budgets[device]);
@@ -137,6 +137,12 @@ void AccessRecorder::operator_begin(std::string_view name, double time_us, std::
       to += ']';
     }
     to += '}';
+  });
+}
+
+void AccessRecorder::ran(std::uint64_t first, std::uint64_t operators, double us) noexcept {
+  line([&](std::string& to) {
+    append_format(to, R"({"ran": %)" PRIu64 R"(, "operators": %)" PRIu64 R"(, "us": %.3f})", first, operators, us);
   });
 }
 

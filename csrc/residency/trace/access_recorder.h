@@ -37,6 +37,8 @@ class AccessRecorder {
   /// An outermost operator begins. \param time_us monotonic time, from any origin
   void operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
                       bool in_place_ok) noexcept;
+  /// The device time of consecutive operators, reported once it is known. \param first their first one, from 0
+  void ran(std::uint64_t first, std::uint64_t operators, double us) noexcept;
   /// A storage created by the latest operator that outlives it.
   void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
