@@ -110,6 +110,30 @@ TEST(an_eviction_waits_for_the_last_launch_of_a_released_graph) {
   rig.runtime.destroy_event(launched);
 }
 
+/// A capture makes operators of all devices known to the engine.
+TEST(an_operator_on_a_device_without_a_budget_runs_beside_a_capture) {
+  RecordingRuntime runtime;
+  CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
+  Adapter adapter{memory};
+  const std::unique_ptr<Engine> engine = Engine::make(runtime, memory, adapter);
+  const std::uint64_t graph = engine->begin_capture();
+  Storage storage;
+  storage.block = memory.allocate(kBytes, Location::device(0), kStream);
+  {
+    const Engine::Lock lock(*engine);
+    storage.record = engine->adopt(storage.block, 0, &storage);
+    Engine::Frame frame;
+    const Engine::Operand operand{storage.record, true};
+    engine->begin(frame, {1, "test", false, false, false}, {&operand, 1}, {kStream});
+    engine->end(frame);
+  }
+  engine->release_capture(graph);
+  engine->destroyed(storage.record);
+  memory.free(storage.block);
+  engine->freed();
+  CHECK(!engine->check());
+}
+
 TEST(a_compiled_graph_may_exceed_the_budget_by_its_intermediates) {
   Rig rig;
   Storage& input = rig.make(1);

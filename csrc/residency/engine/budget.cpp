@@ -190,6 +190,11 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
   for (const auto& [id, record] : records_) {
     if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
       drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
+      if (memory_.stream(record->device_block) == fetches && !record->owners.empty()) {
+        note_owners(*record);
+        memory_.hand_over(record->device_block, record->owners.front()); // so that freeing it takes no event
+        record_owners(*record);
+      }
     }
   }
 }
@@ -264,15 +269,16 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   std::size_t known = 0; // of storages with records
   for (const auto& [id, record] : records_) {
     if (record->device == home.index && record->device_block != nullptr) {
-      known += record->bytes;
+      const std::size_t bytes_of_block = memory_.bytes(record->device_block);
+      known += bytes_of_block;
       if (record->in_use != 0) {
-        used += record->bytes;
+        used += bytes_of_block;
       } else if (address_may_change(*record, Mover::kOperator) && !is_unmovable(*record) && !host_refused_) {
-        evictable += record->bytes;
+        evictable += bytes_of_block;
       }
     }
   }
-  const auto allocated = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+  const std::size_t allocated = allocated_bytes(home.index);
   if (device.regions != 0 || device.running != 0) {
     used += allocated - std::min(allocated, known); // results of running operators have no record yet
   }

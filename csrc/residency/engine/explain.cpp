@@ -30,7 +30,7 @@ ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* 
       found.others += bytes;
     }
   }
-  const auto allocated = static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]);
+  const auto allocated = allocated_bytes(device);
   found.unknown = allocated - std::min(allocated, known);
   return found;
 }
@@ -75,7 +75,7 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
     if (device.hard) {
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
       if (host_refused_) { // without pinned memory nothing can be evicted
-        stays = static_cast<std::size_t>(memory_.levels(home).allocated_bytes[0]);
+        stays = allocated_bytes(home.index);
         for (const Record* const record : op.held) {
           stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
         }

@@ -51,6 +51,10 @@ bool ResidencyEngine::move_aside(std::size_t bytes, int device, Stream taker) {
 
 void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream taker) {
   Record& record = *static_cast<Record*>(move.tag);
+  if (!move.earlier.is_host() && move.earlier != of(record.device).fetches) {
+    add_stream(record.owners, move.earlier);
+    memory_.record_stream(move.to, move.earlier); // the other streams have been recorded for it
+  }
   std::vector<Stream> users = memory_.streams(move.to);
   users.insert(users.end(), record.streams.begin(), record.streams.end());
   users.push_back(move.earlier);

@@ -64,6 +64,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       announce(record);
       record.last_use = operators_;
       accesses_.push_back({record.id, operand.writes}); // same order as frame.held
+      of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
       take(frame, &record);
     }
     frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
@@ -75,7 +76,6 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       frame.region = op.region;
       device.regions += op.region ? 1 : 0;
       frame.planned = true;
-      device.last_stream = streams[static_cast<std::size_t>(frame.device)];
       const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
       births = decision.births;
       guess = decision.guess;
@@ -179,6 +179,10 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
           use_after_failed_preparation(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         }
       } else if (operand.writes) {
+        if (record.fetching()) { // the outer operator only reads it, on the host
+          wait(streams[static_cast<std::size_t>(record.device)], record.device_ready);
+          abandon_fetch(record);
+        }
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
         record.retiring = false;
       }
@@ -259,8 +263,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);
       }
-      recorder_->resident(device,
-                          static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]));
+      recorder_->resident(device, allocated_bytes(device));
     }
     const Decision& decision = of(device).policy->end(frame.births, workspace);
     if (of(device).quiescent) {

@@ -57,6 +57,9 @@ struct Record {
   std::vector<Stream> streams; ///< have used the device copy since its last fetch or write-back
   std::vector<Stream> written_back_after; ///< the streams that the latest write-back waited for
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled
+  /// The stream that the storage was allocated on, and those of `Tensor.record_stream`. A block that the storage is
+  /// moved to is not reused before their work is done, whether or not the engine saw that work.
+  std::vector<Stream> owners;
 
   unsigned in_use = 0; ///< number of running operators that use it
   unsigned pins = 0; ///< by exports, captures, keep_resident

@@ -106,10 +106,25 @@ bool ResidencyEngine::start_write_back(Record& record) {
   return true;
 }
 
+void ResidencyEngine::note_owners(Record& record) {
+  for (const Stream stream : memory_.streams(record.device_block)) {
+    if (stream != of(record.device).fetches && stream != of(record.device).write_backs) {
+      add_stream(record.owners, stream);
+    }
+  }
+}
+
+void ResidencyEngine::record_owners(const Record& record) {
+  for (const Stream stream : record.owners) {
+    memory_.record_stream(record.device_block, stream); // nothing for the stream that the block belongs to
+  }
+}
+
 bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   if (!claim_address(record, Mover::kEngine)) {
     return false;
   }
+  note_owners(record);
   Block* const block = record.device_block;
   const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
     return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
@@ -264,6 +279,7 @@ bool ResidencyEngine::bring_to_device(Record& record, Stream stream, Need need) 
 }
 
 void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) {
+  const bool was_on_host = record.points_at == Side::kHost;
   if (!bring_to_device(record, stream)) {
     use_in_place(record, stream, writes);
     return;
@@ -277,6 +293,9 @@ void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) 
   if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
     memory_.hand_over(record.device_block, stream); // only the fetch has used the block, and `stream` waits for it
     record.streams.clear();
+  }
+  if (was_on_host) {
+    record_owners(record);
   }
   add_stream(record.streams, stream);
 }

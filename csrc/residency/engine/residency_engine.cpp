@@ -68,6 +68,9 @@ Record* ResidencyEngine::record_on(const Block* block) const noexcept {
 }
 
 Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
+  if (!of(device).policy) {
+    of(device).policy = std::make_unique<Policy>(); // a record without a budget: a pin, or a capture on any device
+  }
   auto record = std::make_unique<Record>();
   record->id = next_id_++;
   record->device = device;
@@ -131,7 +134,7 @@ void ResidencyEngine::destroyed(Record* record) noexcept {
 void ResidencyEngine::expired(Block* block) noexcept {
   const Lock lock(*this);
   auto* const record = static_cast<Record*>(memory_.tag(block));
-  if (record != nullptr && storages_.is_going(*record)) {
+  if (record != nullptr && record->pins == 0 && storages_.is_going(*record)) { // a pin through another label stays
     unregister(record);
   }
 }
@@ -209,9 +212,6 @@ void ResidencyEngine::materialise(Record* record) {
 }
 
 void ResidencyEngine::count_pin(Record& record) {
-  if (!of(record.device).policy) {
-    of(record.device).policy = std::make_unique<Policy>(); // without a budget; one may be set before the unpin
-  }
   announce(record);
   if (record.pins == 0) {
     of(record.device).policy->pin(record.id, true);
@@ -251,7 +251,7 @@ OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
 }
 
 void ResidencyEngine::unpin(Record* record) noexcept {
-  if (record->pins != 0 && --record->pins == 0) {
+  if (record->pins > record->captured && --record->pins == 0) { // a graph's pins are released by `release_capture`
     try {
       of(record->device).policy->pin(record->id, false);
     } catch (...) {

@@ -151,6 +151,10 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   }
   /// If the storage shared its bytes and no longer does, marks the device copy dirty: a host copy may be outdated.
   void take_sole_ownership(Record& record);
+  /// Adds the streams that the allocator knows for the device copy to the record's owners.
+  void note_owners(Record& record);
+  /// Tells the allocator that the owners use the device copy, which is in a new block.
+  void record_owners(const Record& record);
   bool start_write_back(Record& record);
   /// Frees the device copy and points the storage at its host copy, which must be valid.
   /// \param taker the stream that will use the memory next; the host's if it is not known

@@ -294,7 +294,8 @@ bool ResidencyEngine::something_goes(int device) const {
     return true;
   }
   for (const auto& [id, record] : records_) {
-    if (record->device == device && record->device_block != nullptr && storages_.is_going(*record)) {
+    if (record->device == device && record->device_block != nullptr && record->pins == 0 &&
+        storages_.is_going(*record)) { // a pinned one's block stays: another label has it
       return true;
     }
   }
@@ -325,6 +326,7 @@ bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream)
     if (!device.budget) {
       return false;
     }
+    host_refused_ = false; // the host may have memory again
     if (device.idle) {
       // Storages created while idle get records as operators use them, so usually nothing can be evicted yet.
       device.idle = false;

@@ -89,7 +89,7 @@ bool ResidencyEngine::make_idle(int index) {
       if (record->points_at == Side::kHost) {
         return false;
       }
-      known += record->bytes;
+      known += memory_.bytes(record->device_block);
     }
   }
   for (const auto& [id, record] : records_) {
@@ -173,7 +173,7 @@ void ResidencyEngine::note_quiescent(int index) {
   const unsigned idle_periods = device.quiet.idle_periods + (device.quiet.alarm != 0 ? 1 : 0);
   std::size_t known = 0;
   for (const auto& [id, record] : records_) {
-    known += record->device == index && record->device_block != nullptr ? record->bytes : 0;
+    known += record->device == index ? memory_.bytes(record->device_block) : 0;
   }
   const std::size_t allocated = allocated_bytes(index);
   const std::size_t other = device.quiet.other;

@@ -70,6 +70,10 @@ class OperatorLog {
   std::uint64_t latest() const {
     return operators_.end() - 1;
   }
+  /// Whether that many latest operators, and their accesses, are still in the log.
+  bool holds(std::uint64_t operators) const {
+    return operators <= latest() && operators_.first() <= latest() - operators + 1;
+  }
   const LoggedOperator& operator[](std::uint64_t number) const {
     return operators_[number];
   }

@@ -54,7 +54,8 @@ void Policy::State::end_marked_step() {
   const std::uint64_t end = log.latest(), operators = end - last_mark;
   const std::uint64_t persistent = std::exchange(mark_before, last_mark);
   last_mark = end;
-  if (operators == 0 || operators > OperatorLog::kLongestStep || matcher.in_a_row() >= operators) {
+  if (operators == 0 || operators > OperatorLog::kLongestStep || !log.holds(operators) ||
+      matcher.in_a_row() >= operators) {
     return;
   }
   std::uint64_t hash = operators;

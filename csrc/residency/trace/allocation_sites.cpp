@@ -85,7 +85,10 @@ void AllocationSites::gone(const void* block) noexcept {
 
 void AllocationSites::gone(AllocationSite site, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = rows_.find({site, bytes});
+  auto found = rows_.find({site, bytes});
+  if (found == rows_.end()) {
+    found = rows_.find({0, 0}); // it was allocated when there were `kMaxRows`
+  }
   if (found != rows_.end() && found->second.alive > 0) {
     --found->second.alive;
   }

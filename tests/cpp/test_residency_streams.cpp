@@ -1,0 +1,97 @@
+// The streams that a storage was allocated on and recorded for stay known to the allocator when the engine moves it:
+// its memory is not reused before their work is done, even if the engine did not see that work.
+#include <algorithm>
+
+#include "residency_rig.h"
+
+namespace {
+
+using namespace residency;
+
+bool knows(const Rig& rig, const Storage& storage, Stream stream) {
+  const std::vector<Stream> streams = rig.memory.streams(storage.block);
+  return std::ranges::find(streams, stream) != streams.end();
+}
+
+/// Uses the storage on a stream.
+void use_on(Rig& rig, Storage& storage, Stream stream) {
+  Engine::Frame frame;
+  frame.key = 90;
+  {
+    const Engine::Lock lock(rig.engine);
+    const std::vector<Engine::Operand> operands{{storage.record, false}};
+    rig.engine.begin(frame, {frame.key, "test", false, false, false}, operands, {stream});
+  }
+  Rig::check(storage);
+  const Engine::Lock lock(rig.engine);
+  rig.engine.end(frame);
+}
+
+/// Evicts the storage by operators on others.
+void evict(Rig& rig, Storage& storage) {
+  train(rig, 8, 0);
+  for (std::size_t index = 1; index < rig.storages.size() && storage.block != nullptr; ++index) {
+    rig.run(40 + index, {rig.storages[index].get()}, true, [] {});
+  }
+  CHECK(storage.block == nullptr);
+}
+
+TEST(a_fetched_storage_belongs_to_its_streams) {
+  Rig rig;
+  const Stream second = rig.runtime.create_stream(0, 0), third = rig.runtime.create_stream(0, 0);
+  Storage& storage = rig.make(1);
+  rig.memory.record_stream(storage.block, third);
+  evict(rig, storage);
+  use_on(rig, storage, second);
+  CHECK(storage.block != nullptr);
+  for (const Stream stream : {kStream, second, third}) {
+    CHECK(knows(rig, storage, stream));
+  }
+  evict(rig, storage);
+  use_on(rig, storage, third);
+  for (const Stream stream : {kStream, second, third}) {
+    CHECK(knows(rig, storage, stream));
+  }
+}
+
+TEST(a_storage_that_is_used_on_one_stream_is_filed_under_it_alone) {
+  Rig rig;
+  Storage& storage = rig.make(1);
+  evict(rig, storage);
+  use_on(rig, storage, kStream);
+  CHECK(rig.memory.streams(storage.block) == std::vector<Stream>{kStream});
+}
+
+TEST(without_a_budget_a_storage_is_filed_under_its_own_stream_again) {
+  Rig rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  Storage& storage = rig.make(1);
+  rig.memory.record_stream(storage.block, second);
+  evict(rig, storage);
+  rig.engine.set_budget(0, std::nullopt, false);
+  CHECK(storage.block != nullptr);
+  CHECK(rig.memory.stream(storage.block) == kStream);
+  CHECK(knows(rig, storage, second));
+  CHECK_EQ(rig.memory.streams(storage.block).size(), std::size_t{2});
+}
+
+TEST(a_storage_moved_within_the_device_belongs_to_its_stream) {
+  Rig rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number);
+  }
+  rig.free(*rig.storages[1]);
+  rig.free(*rig.storages[3]);
+  Block* const large = rig.memory.allocate(2 * kBytes, Location::device(0), second); // half is free, in two pieces
+  CHECK_EQ(rig.engine.statistics().moved.count, 1);
+  for (const std::size_t index : {0, 2}) {
+    CHECK(rig.storages[index]->block != nullptr);
+    CHECK(knows(rig, *rig.storages[index], kStream));
+  }
+  rig.memory.free(large);
+}
+
+} // namespace
+
+HARNESS_MAIN()
