@@ -115,3 +115,35 @@ class TestOtherThreads:
             stop.set()
             thread.join()
         assert failures == []
+
+
+class TestResize:
+    """`resize_` of a storage copies its bytes without an operator."""
+
+    @pytest.mark.parametrize("evicted", [True, False])
+    def test_keeps_the_bytes(self, evicted: bool) -> None:
+        x = torch.arange(2 * MIB, dtype=torch.float32, device="emu")
+        if evicted:
+            other = [large(1), large(2)]
+            other[0].add_(other[1][0])
+            assert not is_on_device(x)
+        storage = x.untyped_storage()
+        storage.resize_(12 * MIB)
+        others = [torch.zeros(MIB, device="emu") for _ in range(8)]
+        for other in others:
+            other.add_(1)
+        assert storage.nbytes() == 12 * MIB
+        assert torch.equal(x.cpu(), torch.arange(2 * MIB, dtype=torch.float32))
+
+    def test_a_pin_ends_whatever_is_relocated_by_then(self) -> None:
+        x = torch.ones(MIB, device="emu")
+        kept = torch_uvm.keep_resident(x)
+        try:
+            torch_uvm._C.set_option("relocation_min", "8MiB")
+            kept.release()
+        finally:
+            torch_uvm._C.set_option("relocation_min", "256KiB")
+        others = [torch.zeros(MIB, device="emu") for _ in range(8)]
+        for other in 2 * others:
+            other.add_(1)
+        assert not is_on_device(x)

@@ -6,6 +6,7 @@ at an address that has been given out:
 - A bare address (`data_ptr()` of a tensor or a storage, numpy) is materialised first: the call waits for
   transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
   as identities.
+- A storage's `resize_` copies its bytes without an operator. It pins them while it runs.
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
   it.
 
@@ -53,6 +54,24 @@ def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
         if _C.label_count(self) > 0:
             _C.materialise_storage(self)
         return plain(self)
+
+    return call
+
+
+def _resizing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `resize_` of storages: no operator, it copies from the storage's address in stream order."""
+
+    @run_as_it_is
+    @functools.wraps(plain)
+    def call(self: torch.UntypedStorage, size: int) -> Any:
+        if min(self.nbytes(), size) == 0 or _C.label_count(self) == 0:
+            return plain(self, size)
+        held = [torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)]
+        _C.keep_resident(held, True)
+        try:
+            return plain(self, size)
+        finally:
+            _C.keep_resident(held, False)
 
     return call
 
@@ -127,6 +146,7 @@ def watch() -> None:
         for name in ("data_ptr", "numpy"):
             replace_once(tensor, name, _materialising)
         replace_once(storage, "data_ptr", _materialising_storage)
+        replace_once(storage, "resize_", _resizing)
         replace_once(tensor, "__cuda_array_interface__", _array_interface)
         for module in (torch, torch.utils.dlpack):
             replace_once(module, "to_dlpack", _exporting)

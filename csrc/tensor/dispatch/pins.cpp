@@ -42,7 +42,8 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     finish_deferred_updates_of(tensor);
   }
   c10::StorageImpl* const storage = accelerators_storage(tensor);
-  if (storage == nullptr || storage->nbytes() < relocation_min() || Context::forked()) {
+  // A pin is undone whatever `relocation_min` is by then.
+  if (storage == nullptr || (keep && storage->nbytes() < relocation_min()) || Context::forked()) {
     return;
   }
   Engine* const engine = keep ? &made_engine() : engine_in_use();
@@ -53,7 +54,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   Engine::Lock lock(*engine);
   for (;;) {
     Record* const record =
-        keep ? record_of(*engine, storage, nullptr, /*pins=*/true) : known_record_of(*engine, storage);
+        keep ? record_of(*engine, storage, nullptr, /*pins=*/true) : pinned_record_of(*engine, storage);
     if (record == nullptr) {
       return;
     }

@@ -183,6 +183,9 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pi
   if (block == nullptr || storage->nbytes() < relocation_min()) {
     return nullptr;
   }
+  if (Record* const other = engine.record_on(block)) { // another label's: a block has one record
+    return pins ? other : nullptr;
+  }
   const int device = data.device().index();
   const bool watched = engine.watches(device) || engine.has_open_captures();
   // A pin needs a record in any case: a budget may be set, or the last other label dropped, while the pin lasts.
@@ -196,6 +199,14 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pi
     *made = true;
   }
   return record;
+}
+
+Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
+  if (Record* const record = known_record_of(engine, storage)) {
+    return record;
+  }
+  Block* const block = own_block(const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks());
+  return block == nullptr ? nullptr : engine.record_on(block);
 }
 
 Record* find_record(Engine& engine, const at::Tensor& tensor) {

@@ -26,7 +26,8 @@ class StorageRecords final : public StorageAdapter {
 
 /// Finds or creates the record of a storage. Requires the engine's lock.
 /// \param made set to true if the record was created
-/// \param pins create it also for a device without a budget, and for a storage with several labels
+/// \param pins create it also for a device without a budget, and for a storage with several labels; if another label
+///        has a record, that one pins the bytes and is returned
 /// \return nullptr if the engine does not track the storage: its bytes are not a managed block of its own, it is
 ///         smaller than relocation_min(), or its device is idle or has no budget. Of storages that share bytes
 ///         (labels), only the one that the record was created for has it.
@@ -34,6 +35,10 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made = nullpt
 
 /// The existing record of a storage, or nullptr. Requires the engine's lock.
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
+
+/// The record that a pin of the storage is in: its own, or that of another label of the same bytes. Requires the
+/// engine's lock.
+Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
 /// As record_of, for a tensor's storage.
 Record* find_record(Engine& engine, const at::Tensor& tensor);
