@@ -251,3 +251,75 @@ assert "create_stream was made to fail" in str(raised), raised
 assert [_C.requested_budget(index) for index in (0, 1)] == ["16MiB", "auto"]
 """
     )
+
+
+def test_a_budget_that_cannot_be_lifted_leaves_the_others(on_two: Run) -> None:
+    """The limit has room for what the first device has on the host, and not for the second one's."""
+    on_two(
+        """
+        torch_uvm.enable(budget="16MiB")
+        first = [torch.ones(MIB, device=FIRST) for _ in range(6)]
+        second = [torch.ones(MIB, device=SECOND) for _ in range(24)]
+        torch_uvm.set_limit("64MiB")
+        try:
+            torch_uvm.set_budget(None)
+            raise SystemExit("it was lifted")
+        except torch.OutOfMemoryError as error:
+            assert "bring back" in str(error), error
+        assert [torch_uvm.get_budget(device) for device in (FIRST, SECOND)] == [16 * MIB, 16 * MIB]
+        for _ in range(2):
+            for each in [*first, *second]:
+                each.add_(1)
+        assert [torch_uvm.memory_reserved(device) <= 16 * MIB for device in (FIRST, SECOND)] == [True, True]
+        torch_uvm.set_limit(None)
+        torch_uvm.set_budget(None)
+        assert [torch_uvm.get_budget(device) for device in (FIRST, SECOND)] == [None, None]
+        assert all((each == 3).all().item() for each in [*first, *second])
+        """
+    )
+
+
+def test_a_pin_through_another_devices_label(on_two: Run) -> None:
+    """One record of the bytes serves all their labels."""
+    on_two(
+        """
+        def press():
+            others = [torch.zeros(MIB, device=device) for device in (FIRST, SECOND) for _ in range(4)]
+            for _ in range(3):
+                for other in others:
+                    other.add_(1)
+
+        torch_uvm.enable(budget="12MiB")
+        press()  # both devices have a budget from their first managed memory on
+        x = torch.ones(MIB, device=FIRST)
+        x.add_(1)  # the engine knows it
+        y = torch_uvm.to(x, SECOND)
+        kept = [torch_uvm.keep_resident(y), torch_uvm.keep_resident(x)]
+        assert _C.check_residency() is None
+        address = y.data_ptr()
+        del x
+        gc.collect()
+        press()
+        assert y.data_ptr() == address and _C.check_residency() is None
+        for each in kept:
+            each.release()
+        del each, kept
+        press()
+        assert y.sum().item() == 2 * MIB and _C.check_residency() is None
+        del y
+        press()
+        """
+    )
+
+
+def test_an_allocator_of_one_device_leaves_the_others(on_two: Run) -> None:
+    on_two(
+        """
+        from torch_uvm import Allocator, use_allocator
+        torch_uvm.enable()
+        pool = Allocator.pool("8MiB", upstream=torch_uvm.arena("8MiB", device=FIRST))
+        with use_allocator(pool):
+            first, second = torch.ones(MIB, device=FIRST), torch.ones(MIB, device=SECOND)
+        assert first.sum().item() == second.sum().item() == MIB
+        """
+    )

@@ -63,6 +63,21 @@ struct Budgets {
     before = request;
   }
 
+  /// After a request that failed: the devices that it may have changed get their earlier budgets, as far as that works.
+  /// \param device nullopt: all
+  void restore(std::optional<int> device) noexcept {
+    for (int each = 0; each < static_cast<int>(kMaxDevices); ++each) {
+      if (device.value_or(each) != each) {
+        continue;
+      }
+      try {
+        apply_started(each, true);
+      } catch (...) {
+        // The error of the request is the one to report.
+      }
+    }
+  }
+
   /// Applies the requests of started devices.
   /// \param device nullopt: all
   /// \param anew also apply a request that is in force already
@@ -127,6 +142,7 @@ void request_budget(std::optional<int> device, const std::optional<BudgetRequest
     budgets.apply_started(device, true);
   } catch (...) {
     context.set_budgets(before.budget, before.device_budgets);
+    budgets.restore(device);
     throw;
   }
 }

@@ -12,13 +12,14 @@ namespace {
 std::atomic<Engine*> the_engine{nullptr};
 std::atomic<OperatorWatch*> the_watch{nullptr};
 std::mutex engine_making; // guards creating the engine and calls of `watch`; only that of budgets.cpp is taken earlier
+int budget_changes = 0; // that are going on; guarded by engine_making
 
 void watch(bool on) {
   the_watch.load()->watch(on);
 }
 
 void watch_while_needed(const Engine& engine) {
-  watch(engine.is_awake() || engine.has_open_captures() || the_watch.load()->is_needed());
+  watch(budget_changes != 0 || engine.is_awake() || engine.has_open_captures() || the_watch.load()->is_needed());
 }
 
 /// Requires `engine_making`.
@@ -44,6 +45,9 @@ Engine* engine_in_use() {
 }
 
 Engine& made_engine() {
+  if (Engine* const engine = engine_in_use()) {
+    return *engine;
+  }
   const std::lock_guard lock(engine_making);
   return find_or_make_engine();
 }
@@ -60,14 +64,27 @@ void watch_operators() noexcept {
 }
 
 void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
-  const std::lock_guard lock(engine_making);
+  std::unique_lock lock(engine_making);
   if (!bytes && engine_in_use() == nullptr) {
     return;
   }
   Engine& engine = find_or_make_engine();
   watch(true); // before the budget: its cap can be kept only if operators are observed
-  engine.set_budget(device, bytes, hard);
-  watch_while_needed(engine);
+  ++budget_changes;
+  const auto finish = [&] {
+    lock.lock();
+    --budget_changes;
+    watch_while_needed(engine);
+  };
+  // Not under the lock: lifting a budget waits for operators, and one of them may wake another device.
+  lock.unlock();
+  try {
+    engine.set_budget(device, bytes, hard);
+  } catch (...) {
+    finish();
+    throw;
+  }
+  finish();
 }
 
 void set_host_limit(std::optional<std::size_t> bytes) {
