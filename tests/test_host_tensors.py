@@ -210,3 +210,14 @@ class TestWhatStaysWhatItIs:
         assert torch_uvm.is_managed(x) and x[-1] == MIB - 1
         with torch_uvm.disabled():
             assert torch.equal(torch._lazy_clone(torch.arange(10)), torch.arange(10))
+
+
+def test_a_chosen_allocator_is_not_theirs() -> None:
+    """Their blocks are their own, so hints reach no other tensor's bytes."""
+    page = 64 << 10
+    with torch_uvm.use_allocator(torch_uvm.Allocator.pool("64MiB")):
+        a, b = torch.full((MIB,), 1.0), torch.full((MIB,), 2.0)
+    assert torch_uvm.is_managed(a) and torch_uvm.is_managed(b)
+    assert sum(size for _, size in torch_uvm._C.page_ranges([a], page)) <= a.nbytes + page
+    torch_uvm.discard(a)
+    assert (b == 2).all().item()

@@ -26,6 +26,9 @@ class CachingAllocator final : public Allocator {
   void free(const Allocation& allocation) noexcept override;
   void record_stream(const Allocation& allocation, Stream stream) override;
   std::size_t release() override;
+  bool serves(Location home) const override {
+    return upstream_ == nullptr || upstream_->serves(home);
+  }
   AllocatorFigures figures() const override;
   std::string description() const override;
 

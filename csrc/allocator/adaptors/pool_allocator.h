@@ -36,6 +36,9 @@ class PoolAllocator final : public Allocator {
   std::size_t release() override {
     return cache_->release();
   }
+  bool serves(Location home) const override {
+    return cache_->serves(home);
+  }
   AllocatorFigures figures() const override {
     return cache_->figures();
   }

@@ -162,8 +162,8 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
   try {
-    auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready);
     FreeList& free_list = state_->heap.free_list(block->free_list->home, stream);
+    auto readiness = std::make_shared<const Readiness>(state_->events, stream, ready); // owns the event; nothing throws
     block->uses.clear();
     block->free_list = &free_list;
     block->ready = std::move(readiness);

@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
@@ -48,6 +50,12 @@ struct HostTensorAllocator final : c10::Allocator {
     }
     c10::DataPtr managed;
     try {
+      // A CPU tensor is recognised by its address, so its block must be its own: a chosen allocator (`use_allocator`)
+      // would make it a part of a larger one.
+      std::optional<ManagedScope> process_allocator;
+      if (current_allocator() != nullptr) {
+        process_allocator.emplace(true, AllocatorChoice(std::shared_ptr<torch_uvm::Allocator>()));
+      }
       managed = allocate_managed(bytes, Location::host(), Stream::host(), cpu());
     } catch (const c10::OutOfMemoryError& error) {
       // Fall back to ordinary memory: without host_tensors the script would have got its CPU tensor.
