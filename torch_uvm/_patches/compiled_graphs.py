@@ -22,7 +22,7 @@ from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._patches.replace import replace_once
 
-#: There where updates of optimizers may be pending: what is looked at is to be up to date.
+#: Runs the pending optimizer updates of a graph's inputs before the call.
 _flush_pending: Callable[[Sequence[Any]], None] | None = getattr(_C, "flush_pending", None)
 
 _keys = itertools.count(1)
