@@ -156,3 +156,55 @@ class TestStreams:
 
     def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn) -> None:
         assert across_seeds(spawn, textwrap.indent(textwrap.dedent(self.STEPS), " " * 4), count=12) == 0
+
+    def test_operators_wait_beside_a_thread_that_waits_for_an_address(self, spawn: Spawn) -> None:
+        done = spawn("""
+import threading
+import torch, torch_uvm
+from torch_uvm import _C
+
+emu = torch.get_device_module("emu")
+torch_uvm.enable(budget="10MiB", optimizer="deferred")
+library = torch.library.Library("aten", "IMPL")
+copied = []
+
+def addcdiv(tensors, left, right, scalars):
+    [tensor], [result] = tensors, torch._foreach_addcdiv(tensors, left, right, scalars)
+    copied.append(result.cpu().pin_memory())
+    _C.emu_hold_device(0)
+    tensor.copy_(copied[-1], non_blocking=True)  # stands for a GPU's kernel that ends after the release
+
+library.impl("_foreach_addcdiv_.ScalarList", addcdiv, "PrivateUse1")
+weight = torch.nn.Parameter(torch.ones(512, 512, device="emu"))
+expected = weight.detach().cpu()
+optimizer, mirror = (torch.optim.AdamW([it], foreach=True) for it in (weight, expected))
+expected.grad = torch.randn_like(expected)
+weight.grad = expected.grad.to("emu")
+mirror.step()
+side, other = emu.Stream(), emu.Stream()
+with other:
+    found = torch.zeros_like(weight)  # the operator below must not allocate: reused memory would make it wait
+side.wait_stream(emu.current_stream())
+with side:
+    optimizer.step()
+assert _C.pending_updates() == 1
+_C.flush_all_pending()
+waits = threading.Thread(target=weight.data_ptr)
+waits.start()
+_C.emu_await_waiter()
+read = threading.Event()
+
+def release():
+    read.wait(2)  # an operator that does not wait has read by then
+    _C.emu_release_device(0)
+
+releases = threading.Thread(target=release)
+releases.start()
+with other:
+    torch.neg(weight.detach(), out=found)
+read.set()
+for thread in (waits, releases):
+    thread.join()
+print(torch.equal(found.cpu(), -expected))
+""")
+        assert done.stdout.split() == ["True"]

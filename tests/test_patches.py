@@ -3,11 +3,18 @@ torch_uvm/_patches/README.md."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from _spawn import Spawn
+
+from torch_uvm._patches.import_hooks import when_imported
 
 README = Path(__file__).resolve().parent.parent / "torch_uvm" / "_patches" / "README.md"
 
@@ -168,3 +175,51 @@ expect("first managed tensor", "first budget", "`optimizer=", then=lambda: torch
 """,
         env={"TORCH_UVM_CONF": "budget:1GiB,optimizer:deferred"},
     )
+
+
+class TestWhenImported:
+    """Patches of modules that wait for their import."""
+
+    @pytest.fixture
+    def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        """The name of a module whose import fails while the file `broken` exists."""
+        name = "imported_later"
+        text = f"import os\nassert not os.path.exists({str(tmp_path / 'broken')!r})\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+        yield name
+        sys.modules.pop(name, None)
+
+    def test_a_search_without_an_import(self, module: str) -> None:
+        finders = [*sys.meta_path]
+        seen: list[ModuleType] = []
+        when_imported(module, seen.append)
+        when_imported(module, seen.append)
+        for _ in range(2):
+            assert importlib.util.find_spec(module) is not None
+        assert seen == []
+        found = importlib.import_module(module)
+        assert seen == [found, found]
+        assert sys.meta_path == finders
+
+    def test_an_import_that_fails_first(self, module: str, tmp_path: Path) -> None:
+        seen: list[ModuleType] = []
+        when_imported(module, seen.append)
+        (tmp_path / "broken").touch()
+        with pytest.raises(AssertionError):
+            importlib.import_module(module)
+        assert seen == []
+        (tmp_path / "broken").unlink()
+        found = importlib.import_module(module)
+        assert seen == [found]
+
+    def test_a_search_by_a_program(self, spawn: Spawn) -> None:
+        spawn("""
+import importlib.util
+import torch, torch_uvm
+importlib.util.find_spec("torch.nn.attention.flex_attention")
+import torch.nn.attention.flex_attention as found
+torch_uvm.enable()
+found._validate_device(*[torch.ones(1, device="emu").requires_grad_()] * 3)
+""")

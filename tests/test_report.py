@@ -309,6 +309,20 @@ class TestRecording:
         found = next(it for it in allocation_sites.storages() if it.bytes == 123 * 4096)
         assert found.function == "work" and str(made[1]) == "'first'"
 
+    @pytest.mark.usefixtures("steps_at_once_afterwards")
+    def test_temporaries_of_a_deferred_update_have_no_line(self, recording: report.Recording) -> None:
+        torch_uvm.enable(budget="10MiB", optimizer="deferred")
+        weight = torch.nn.Parameter(torch.ones(700, 700, device=torch.accelerator.current_accelerator()))
+        weight.grad = torch.ones_like(weight)
+        optimizer = torch.optim.AdamW([weight], foreach=True)
+        optimizer.step()
+        assert _C.pending_updates() == 1
+        line = sys._getframe().f_lineno + 1
+        _C.flush_all_pending()
+        found = [it for it in allocation_sites.storages() if it.bytes == weight.nbytes]
+        assert not [it for it in found if it.line == line]
+        assert [it for it in found if it.file is None]
+
     def test_a_report_changes_neither_results_nor_budgets(self, tmp_path: Path) -> None:
         """Tensors under a budget, so that their storages are moved while the report counts."""
         torch_uvm.enable(budget="8MiB")

@@ -81,14 +81,6 @@ constexpr std::size_t round_up_to_division(std::size_t bytes, std::size_t divisi
   return round_up(bytes, std::bit_floor(bytes) / divisions);
 }
 
-/// Size of the segment for a request, where medium requests do not share segments with large ones.
-constexpr std::size_t segment_bytes(std::size_t requested) {
-  const SizeClass kind = size_class(requested);
-  return kind == SizeClass::kSmall    ? kSmallSegment
-         : kind == SizeClass::kMedium ? kMediumSegment
-                                      : round_up(requested, kLargeGranularity);
-}
-
 /// The pool under which the statistics count a size class.
 constexpr PoolKind pool_kind(SizeClass kind) {
   return kind == SizeClass::kSmall ? PoolKind::kSmall : PoolKind::kLarge;

@@ -109,7 +109,7 @@ constexpr std::array kTable{
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.limit); }},
     Row{"budget",
         [] { return std::string(kBudgetForms); },
-        "device-resident managed memory, for each device; auto: what it has free, none: as the driver has it",
+        "device-resident managed memory of each device; auto: its free memory, none: the driver decides",
         [](const Options& o) { return show_budget(o.budget.value_or(BudgetRequest())); },
         [](Options& o, std::string_view text) {
           o.budget = parse_budget(text);
@@ -118,7 +118,7 @@ constexpr std::array kTable{
         }},
     Row{"host_limit",
         [] { return std::string("bytes such as 64GiB, or none"); },
-        "the most pinned host memory for what is not on its device; none: what the host has available",
+        "the most pinned host memory for evicted storages; none: what the host has available",
         [](const Options& o) { return show(o.host_limit); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
     Row{"staging",
@@ -157,7 +157,7 @@ constexpr std::array kTable{
         }},
     Row{"segment_min",
         [] { return "bytes of at least " + exact_bytes(kLargeGranularity) + ", or none"; },
-        "the least bytes of a segment that requests above 1 MiB share; none: those from 10 MiB on have their own",
+        "minimum size of a segment that requests above 1 MiB share; none: requests from 10 MiB on have their own",
         [](const Options& o) { return show(o.allocator.segment_min_bytes); },
         [](Options& o, std::string_view text) {
           return read_bytes_or_none(text, o.allocator.segment_min_bytes) &&
@@ -165,7 +165,7 @@ constexpr std::array kTable{
         }},
     Row{"segment_max",
         [] { return std::string("bytes such as 128MiB"); },
-        "what it grows to, as an eighth of what is reserved; a larger request has a segment of its own",
+        "maximum of such a segment, which grows to an eighth of the reserved bytes; larger requests have their own",
         [](const Options& o) { return exact_bytes(o.allocator.segment_max_bytes); },
         [](Options& o, std::string_view text) {
           o.allocator.segment_max_bytes = parse_bytes(text);
@@ -173,7 +173,7 @@ constexpr std::array kTable{
         }},
     Row{"roundup_power2_divisions",
         [] { return "0, 1, 2, 4, ... " + std::to_string(kMaxDivisions); },
-        "sizes are rounded up in steps of that part of a power of two, as in PyTorch; 0: they are not",
+        "steps to which sizes between two powers of two are rounded up, as in PyTorch; 0: no such rounding",
         [](const Options& o) { return std::to_string(o.allocator.roundup_power2_divisions); },
         [](Options& o, std::string_view text) {
           std::size_t& divisions = o.allocator.roundup_power2_divisions;
@@ -182,19 +182,19 @@ constexpr std::array kTable{
         }},
     Row{"release_threshold",
         [] { return std::string("bytes such as 1GiB, or none"); },
-        "free segments of a home are given back beyond that many bytes; none: they are kept until they are needed",
+        "release free segments of a home beyond that many bytes; none: keep them until memory is needed",
         [](const Options& o) { return show(o.allocator.release_threshold); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.allocator.release_threshold); }},
     Row{"garbage_collection_threshold",
         [] { return std::string("more than 0 up to 1, or none"); },
-        "beyond that share of the limit or budget, the segments unused for longest are given back first",
+        "above that share of the limit or budget, release the least recently used free segments",
         [](const Options& o) { return show_share(o.allocator.garbage_collection_threshold); },
         [](Options& o, std::string_view text) {
           return read_share_or_none(text, o.allocator.garbage_collection_threshold);
         }},
     Row{"zero_on_alloc",
         [] { return std::string("true, false, 1, 0, on, off"); },
-        "zero the managed memory of every new tensor, so that none sees what another one left",
+        "zero the managed memory of every new tensor, so that it does not contain the data of a freed one",
         [](const Options& o) { return std::string(o.zero_on_alloc ? "true" : "false"); },
         [](Options& o, std::string_view text) { return read_bool(text, o.zero_on_alloc); }},
     Row{"emulated_devices",

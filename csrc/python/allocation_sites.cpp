@@ -12,6 +12,7 @@
 
 #include "python/bindings.h"
 #include "residency/trace/allocation_sites.h"
+#include "tensor/dispatch/deferred_updates.h"
 
 namespace torch_uvm {
 namespace {
@@ -155,8 +156,8 @@ class Places {
 };
 
 AllocationSite where_this_thread_is() noexcept {
-  if (PyGILState_GetThisThreadState() == nullptr) {
-    return 1; // this thread never ran Python
+  if (PyGILState_GetThisThreadState() == nullptr || runs_deferred_update()) {
+    return 1; // this thread never ran Python; or the line is that of the next use, not of the optimizer
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   AllocationSite site = 1;

@@ -47,7 +47,7 @@ void bind_replay(pybind11::module_& module); ///< replay.cpp: recording and repl
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
 void bind_planted_faults(pybind11::module_& module); ///< planted_faults.cpp: sanitizer builds only
 void bind_cuda(pybind11::module_& module); ///< cuda.cpp: CUDA's place in PyTorch
-/// test_bindings.cpp; nullptr where setup.py has left that out, as of wheels: TORCH_UVM_TEST_BINDINGS.
+/// test_bindings.cpp; nullptr unless setup.py compiled that file (TORCH_UVM_TEST_BINDINGS=1; never for wheels).
 [[gnu::weak]] void bind_test_bindings(pybind11::module_& module);
 
 } // namespace torch_uvm

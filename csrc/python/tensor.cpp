@@ -236,7 +236,16 @@ void bind_tensor(py::module_& module) {
       },
       py::arg("index"), no_gil_inside);
 
-  module.def("is_managed", py::overload_cast<const at::Tensor&>(&is_managed), py::arg("tensor"), keeps_gil);
+  module.def(
+      "is_managed",
+      [](const at::Tensor& tensor) {
+        // functorch's wrappers may need an operator. Other tensors need no lock, and this call is frequent.
+        constexpr c10::DispatchKeySet kWrappers(
+            {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+        return tensor.key_set().has_any(kWrappers) ? without_gil([&] { return is_managed(tensor); })
+                                                   : is_managed(tensor);
+      },
+      py::arg("tensor"), no_gil_inside);
   module.def("move_for_module", &move_for_module, py::arg("tensor"), py::arg("device"), py::arg("non_blocking"),
              no_gil);
   module.def("share_bytes", &share_bytes, py::arg("values"), keeps_gil);

@@ -24,8 +24,9 @@ def memory_stats(device: Device | None = None) -> dict[str, int]:
     Levels are "<what>.<pool>.<figure>". "what" is allocation, segment, active, inactive_split (counts),
     allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes or requested_bytes; "pool" is all,
     small_pool or large_pool; "figure" is current, peak, allocated or freed. Counts are num_alloc_retries,
-    num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded and
-    num_host_waits.
+    num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, num_events_recorded, num_host_waits,
+    num_populate_failures (new segments whose prefetch failed) and num_over_cap (segments made beyond their
+    device's budget).
 
     Args:
         device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.

@@ -22,9 +22,6 @@ from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._patches.replace import replace_once
 
-#: There where updates of optimizers may be pending: what is looked at is to be up to date.
-_flush_pending: Callable[[Sequence[Any]], None] | None = getattr(_C, "flush_pending", None)
-
 _keys = itertools.count(1)
 
 
@@ -61,8 +58,7 @@ def _held(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
 
     def __call__(self: Any, inputs: Sequence[Any]) -> Any:
-        if _flush_pending is not None:
-            _flush_pending([each for each in inputs if isinstance(each, torch.Tensor)])
+        _C.flush_pending([each for each in inputs if isinstance(each, torch.Tensor)])
         known = _known(self)
         region = _C.enter_region(known.key, inputs, known.constants, known.written, known.unwritten)
         if region is None:

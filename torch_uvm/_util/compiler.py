@@ -20,9 +20,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _REASON = (
-    "moves, and what is said to the residency engine, run between the parts of a compiled graph; what is "
-    "recorded in one: "
-    "torch.ops.torch_uvm.managed_copy, and Tensor.to(..., managed=True, copy=True)"
+    "moves, hints, pins and steps run outside compiled graphs; a graph can contain "
+    "torch.ops.torch_uvm.managed_copy and Tensor.to(..., managed=True, copy=True)"
 )
 
 

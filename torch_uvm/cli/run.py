@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         help="managed memory resident on each device: such as 20GiB or 80%%, auto, or none for the driver's",
     )
     parser.add_argument(
-        "--host-limit", metavar="BYTES", help="the most pinned memory for what is not on its device, or none"
+        "--host-limit", metavar="BYTES", help="the most pinned memory for evicted storages, or none"
     )
     parser.add_argument(
         "--optimizer",

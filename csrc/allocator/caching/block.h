@@ -115,7 +115,7 @@ struct Use {
 
 enum class BlockState : std::uint8_t {
   kFree, ///< in the free index
-  kReserved, ///< taken out of the free index, for a request that waits for earlier work or for a relocation
+  kReserved, ///< neither free nor owned: for a request that waits for earlier work, or being relocated
   kAllocated, ///< owned by a caller
   kPending, ///< freed, but still waits for `uses`
 };
@@ -123,7 +123,7 @@ enum class BlockState : std::uint8_t {
 struct Block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  std::size_t requested = 0; ///< 0 while free or reserved
+  std::size_t requested = 0; ///< 0 while free, or reserved for a request; a block being relocated keeps it
   Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
   Block* after = nullptr; ///< in BlockPool: the next unused block

@@ -47,11 +47,11 @@ std::string fragmentation_table(const Fragmentation& found) {
     add(std::snprintf(line.data(), line.size(), "%-18s%14s  %s\n", name, format_bytes(bytes).c_str(), what));
   };
   row("reserved", found.reserved, "segments made for it");
-  row("requested", found.requested, "by whoever has it");
-  row("rounding", found.rounding(), "above that, in their blocks");
-  row("pending", found.pending, "freed, and waited for");
+  row("requested", found.requested, "by live allocations");
+  row("rounding", found.rounding(), "added to the requests by rounding up");
+  row("pending", found.pending, "freed, but still in use by a stream");
   row("inactive split", found.inactive_split, "free, in segments partly in use");
-  row("unused segments", found.unused_segments, "free, in segments that empty_cache gives back");
+  row("unused segments", found.unused_segments, "free, in segments that empty_cache releases");
   row("largest piece", found.largest_free, "free");
   for (std::size_t i = 0; i < found.pieces.size(); ++i) {
     const Fragmentation::Pieces& pieces = found.pieces[i];

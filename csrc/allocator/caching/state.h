@@ -1,8 +1,8 @@
 // Internal state, shared by the allocator's source files. The policy is described in caching_managed_allocator.h. The
 // files:
-//   caching_managed_allocator.cpp  the public functions: validation, locking, free
+//   caching_managed_allocator.cpp  the public functions: validation, locking
 //   cache.cpp                      serve a request from the cache or from a new segment
-//   pending.cpp                    freed blocks that other streams' work may still touch
+//   pending.cpp                    free; freed blocks that other streams' work may still touch
 //   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
 //   block.h, heap.h                blocks, segments, free lists

@@ -6,8 +6,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <new>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "tensor/process/switch.h"
 
@@ -20,7 +23,7 @@ std::string what(const std::exception_ptr& error) {
   } catch (const std::exception& known) {
     return known.what();
   } catch (...) {
-    return "for reasons it did not tell";
+    return "unknown error";
   }
 }
 
@@ -115,6 +118,9 @@ at::Tensor DeferredUpdate::keep(const at::Tensor& tensor, bool writes, Patch whe
   } else {
     known->writes |= writes;
   }
+  if (writes) {
+    kept.storage().unsafeGetStorageImpl()->get_extra_meta(); // allocated now, so that `refuse_use` need not
+  }
   return kept;
 }
 
@@ -206,11 +212,16 @@ void DeferredUpdate::run() {
 
 void DeferredUpdate::refuse_use(const std::exception_ptr& error) const noexcept {
   for (const Access& access : accesses_) {
-    if (access.writes) {
-      const_cast<c10::StorageImpl*>(access.storage)
-          ->release_data_and_set_meta_custom_data_ptr_error_msg_(
-              "an update that an optimizer's step had deferred failed: " + what(error));
+    if (!access.writes) {
+      continue;
     }
+    std::optional<std::string> message;
+    try {
+      message = "an update that an optimizer's step had deferred failed: " + what(error);
+    } catch (const std::bad_alloc&) { // access raises PyTorch's own message
+    }
+    const_cast<c10::StorageImpl*>(access.storage)
+        ->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message)); // allocates nothing: see `keep`
   }
 }
 

@@ -29,6 +29,7 @@ using Shared = std::shared_ptr<Pending>;
 struct Written {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage; // so that no other storage gets its address
   c10::Stream stream;
+  std::uint64_t number; ///< of the write
 };
 
 // State of the table below that every operator reads without the mutex.
@@ -41,6 +42,7 @@ struct Table {
   std::unordered_map<const c10::StorageImpl*, std::vector<Shared>> by_storage;
   std::uint64_t numbered = 0;
   std::unordered_map<const c10::StorageImpl*, Written> written;
+  std::uint64_t writes = 0; ///< the number of the last `Written`
   std::size_t most_written = 64; ///< size of `written` at which expired entries are removed
   /// The stream of all updates so far, while there is only one: a thread whose current stream it is never has to wait.
   std::atomic<c10::DeviceType> written_type{c10::DeviceType::CPU};
@@ -86,8 +88,8 @@ void note_written(Table& table, const DeferredUpdate& update, std::vector<Writte
     if (access.writes) {
       const auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
           const_cast<c10::StorageImpl*>(access.storage)); // alive: the update has a strong reference
-      table.written.insert_or_assign(access.storage,
-                                     Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream()});
+      table.written.insert_or_assign(
+          access.storage, Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream(), ++table.writes});
     }
   }
   const c10::Stream stream = update.stream();
@@ -114,10 +116,10 @@ void run(const Shared& pending) {
   }
   std::exception_ptr error;
   running = true;
-  if (std::exchange(pending->failed, false)) {
-    pending->update->accept_use();
-  }
   try {
+    if (std::exchange(pending->failed, false)) {
+      pending->update->accept_use();
+    }
     pending->update->run();
   } catch (...) {
     error = std::current_exception();
@@ -335,16 +337,24 @@ void finish_deferred_updates_of(c10::StorageImpl* storage) {
     return;
   }
   std::optional<c10::Stream> stream;
+  std::uint64_t number = 0;
   {
     const std::lock_guard lock(table.mutex);
     if (const auto found = table.written.find(storage); found != table.written.end()) {
       stream = found->second.stream;
-      table.written.erase(found); // later uses are ordered after the host's wait below
-      any_written.store(!table.written.empty(), std::memory_order_relaxed);
+      number = found->second.number;
     }
   }
-  if (stream) {
-    c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
+  if (!stream) {
+    return;
+  }
+  c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
+  // Erase the entry only now: until the wait ends, operators of other threads must find it. Keep the entry of a newer
+  // write.
+  const std::lock_guard lock(table.mutex);
+  if (const auto found = table.written.find(storage); found != table.written.end() && found->second.number == number) {
+    table.written.erase(found);
+    any_written.store(!table.written.empty(), std::memory_order_relaxed);
   }
 }
 

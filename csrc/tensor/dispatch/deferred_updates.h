@@ -8,7 +8,8 @@
 //   the call that failed.
 //
 // Running or waiting for an update calls no Python and takes no GIL: the tensors that an update owns have no Python
-// object. The table's mutex is a leaf: nothing is called with it held.
+// object, and the allocation-site profiler does not look for a Python line while an update
+// runs. The table's mutex is a leaf: nothing is called with it held.
 #pragma once
 
 #include <ATen/core/Tensor.h>

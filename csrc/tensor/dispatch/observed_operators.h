@@ -62,7 +62,8 @@ class ObservedOperators {
  public:
   /// Looks up by the address of the name, which the schema owns. The names are compared as well: after a
   /// deregistration, another operator may reuse the address.
-  /// \return a reference that is valid until the next call \throws std::bad_alloc
+  /// \return an element of the cache; it does not move, and changes only if its operator is deregistered and another
+  ///         one reuses the address \throws std::bad_alloc
   const ObservedOperator& of(const at::RecordFunction& function);
 
  private:

@@ -105,10 +105,6 @@ void set_managed_enabled(bool on) {
   global_switch.store(on, std::memory_order_relaxed);
 }
 
-bool managed_enabled_globally() {
-  return global_switch.load(std::memory_order_relaxed);
-}
-
 std::shared_ptr<Allocator> current_allocator() {
   if (open_choices.load(std::memory_order_relaxed) != 0) {
     for (const ScopeInfo* info = innermost(); info != nullptr; info = info->outer.get()) {

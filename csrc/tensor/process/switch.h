@@ -15,7 +15,6 @@ bool managed_enabled();
 
 /// Sets the process-wide switch, at any time. Existing tensors are not affected.
 void set_managed_enabled(bool on);
-bool managed_enabled_globally();
 
 /// The calling thread's allocator for managed memory, from its innermost open scope that chooses one; nullptr: the
 /// process's caching allocator.

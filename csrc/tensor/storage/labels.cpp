@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "tensor/process/context.h"
@@ -19,7 +21,7 @@ struct Owner;
 Owner* owner_of(const c10::DataPtr& data);
 
 struct Owner final : c10::intrusive_ptr_target {
-  explicit Owner(c10::DataPtr data, bool resizable) : data(std::move(data)), resizable(resizable) {}
+  explicit Owner(bool resizable) : resizable(resizable) {}
 
   c10::DataPtr data; ///< frees the block
   const bool resizable; ///< whether the first storage was resizable before it was shared
@@ -31,8 +33,11 @@ struct Owner final : c10::intrusive_ptr_target {
   /// \param keep receives strong references, to be released without the mutex: releasing the last reference to a
   ///        storage re-enters release_owner
   /// \param known a storage that is on these bytes; added if it is not listed, as after a swap
+  /// \throws std::bad_alloc with no label lost
   std::vector<c10::StorageImpl*> live(Storages& keep, c10::StorageImpl* known = nullptr) {
     std::vector<c10::StorageImpl*> storages;
+    keep.reserve(labels.size());
+    storages.reserve(labels.size() + 1);
     std::erase_if(labels, [&](const auto& label) {
       keep.push_back(label.lock());
       c10::StorageImpl* storage = keep.back().get();
@@ -63,12 +68,13 @@ Owner* owner_of(const c10::DataPtr& data) {
 void release_owner(void* pointer) {
   auto* owner = static_cast<Owner*>(pointer);
   Storages keep;
-  {
+  try {
     std::lock_guard lock(owner->mutex);
     const auto live = owner->live(keep);
     if (live.size() == 1) {
       live.front()->set_resizable(owner->resizable); // only one storage is left: it may grow again
     }
+  } catch (const std::bad_alloc&) { // the last storage stays of fixed size
   }
   if (is_own_block(owner->data) && c10::raw::intrusive_ptr::use_count(owner) > 1) {
     forget_outlived(static_cast<Block*>(owner->data.get_context()));
@@ -101,8 +107,9 @@ c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
     return c10::intrusive_ptr<Owner>::reclaim_copy(owner);
   }
   const c10::Device device = data.device();
-  auto owner = c10::make_intrusive<Owner>(take_over(data, device), storage->resizable());
+  auto owner = c10::make_intrusive<Owner>(storage->resizable());
   owner->list(storage);
+  owner->data = take_over(data, device); // last: from here on nothing may throw
   storage->set_data_ptr_noswap(labelled(owner.get(), device));
   return owner;
 }
@@ -131,7 +138,10 @@ const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   const c10::intrusive_ptr<Owner> owner = make_owner_for_all(impl);
+  // Declared before the lock: if an allocation below throws, their destructors call release_owner, which locks.
   Storages keep;
+  c10::DataPtr data;
+  c10::intrusive_ptr<c10::StorageImpl> made;
   std::lock_guard lock(owner->mutex);
   const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);
   for (c10::StorageImpl* storage_there : live) {
@@ -139,8 +149,9 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
       return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_there));
     }
   }
-  auto made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
-                                                    labelled(owner.get(), device), allocator, /*resizable=*/false);
+  data = labelled(owner.get(), device);
+  made = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(), std::move(data),
+                                               allocator, /*resizable=*/false);
   owner->list(made.get());
   // Growing one storage would leave the others with the old bytes, or overrun the block.
   for (c10::StorageImpl* storage_there : live) {

@@ -21,7 +21,7 @@
 namespace torch_uvm {
 namespace {
 
-/// Appended to out-of-memory errors of plain memory; the Python package appends the same to CUDA's (out_of_memory.py).
+/// Appended to out-of-memory errors of plain memory. For CUDA's, torch_uvm/_patches/oom_hint.py adds the same text.
 constexpr const char* kPlainHint =
     "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
 

@@ -109,7 +109,7 @@ OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) 
   return OutOfMemory(OutOfMemory::Cause::kBudget, request.bytes,
                      "The budget of " + to_string(request.home) + " is " +
                          format_bytes(cap_of(request.home).value_or(0)) + ", of which segments take " +
-                         format_bytes(taken(request.home.index)) + ", and nothing more could be given up");
+                         format_bytes(taken(request.home.index)) + ", and nothing more could be released or evicted");
 }
 
 bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::size_t bytes) {

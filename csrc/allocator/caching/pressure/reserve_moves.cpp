@@ -100,7 +100,7 @@ class CachingManagedAllocator::State::Places {
     for (Block* const from : leaving) {
       Request request(from->requested, state_.bytes_for(from->requested, home_), home_, stream_);
       request.may_wait = false;
-      request.aligned = false; // give_back could not undo the split that an alignment needs
+      request.aligned = false; // `release` could not undo the split that an alignment needs
       Block* const free = place(request);
       if (free == nullptr) {
         release();
