@@ -32,10 +32,6 @@ class CachingAllocator final : public Allocator {
   AllocatorFigures figures() const override;
   std::string description() const override;
 
-  CachingManagedAllocator& memory() {
-    return memory_;
-  }
-
  private:
   const std::shared_ptr<Allocator> upstream_; // declared first, so that it outlives the members below
   std::unique_ptr<CachingManagedAllocator> own_;

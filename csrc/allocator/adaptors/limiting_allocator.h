@@ -21,9 +21,6 @@ class LimitingAllocator final : public Adaptor {
   void free(const Allocation& allocation) noexcept override;
   std::string description() const override;
 
-  std::size_t limit() const {
-    return limit_;
-  }
   std::size_t used() const {
     return used_.load(std::memory_order_relaxed);
   }
