@@ -25,7 +25,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -212,6 +212,9 @@ format: $(STAMPS)/installed ## let ruff and clang-format rewrite what they can
 
 bench: build cpp ## measure, into benchmarks/results/
 	$(VENV_PY) benchmarks/run.py
+
+bench-schedules: build cpp ## predict steps within budgets from traces of an H200, beside their lower bounds
+	$(VENV_PY) benchmarks/bench_schedules.py
 
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py

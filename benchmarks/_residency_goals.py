@@ -143,7 +143,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         value, where = figure(plain, FIRST, part, "over_in_core")
         found.append(Goal(f"{FIRST}, {part}: step / in core", value, bound, where=where))
     others = [row for row in plain if row["workload"] != FIRST and row["planned_budget"] != "fits"]
-    found.append(worst("every other row: step / floor (the most)", others, "over_floor", 1.10))
+    found.append(worst("every other row: step / bound (the most)", others, "over_bound", 1.10))
     found += against(rows, "FSDP2 offload", 1.5)
     found += against(rows, "save_on_cpu", 2.5)
     found.append(worst("device memory over the budget (the most)", trained, "over_budget", 0.05))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _residency_floor import MOVED, add_floor
+from _residency_bound import add_bound
 from _residency_limits import GIB
 
 Row = MutableMapping[str, Any]
@@ -24,7 +24,7 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
     """Adds derived figures to a row, from it and from its workload's row in core if that was measured.
 
     over_in_core    step / step in core
-    floor_ms, over_floor, floor_kind    of the engine's rows; from `trace`, if the workload has one
+    bound, over_bound    of the engine's rows, if the workload has a `trace`; over_bound: step / bound
     losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
     driver_bytes    peak in use on the device by the driver's figures, minus its use before the process
     outside_bytes   the part of it outside of all allocators: the context, kernels' code, libraries
@@ -43,9 +43,9 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
     elif row is not plain:
         both = min(len(row["losses"]), len(plain["losses"]))
         row["losses_equal"] = row["losses"][:both] == plain["losses"][:both]
-    add_floor(row, plain, trace)
-    if row.get("floor_ms"):
-        row["over_floor"] = row["step_ms"] / row["floor_ms"]
+    add_bound(row, plain, trace)
+    if "bound" in row:
+        row["over_bound"] = row["step_ms"] / row["bound"]["bound_ms"]
     if row.get("budget") and "driver_bytes" in row and "outside_bytes" in plain:
         managed = row["driver_bytes"] - plain["outside_bytes"] - row.get("native_reserved", 0)
         row["over_budget"] = managed / row["budget"] - 1
@@ -82,8 +82,8 @@ HEADINGS = [
     ("step ms", 9),
     ("wall", 8),
     ("/core", 6),
-    ("floor", 8),
-    ("/floor", 7),
+    ("bound", 8),
+    ("/bound", 7),
     ("first s", 8),
     ("driver", 7),
     ("over", 7),
@@ -119,8 +119,8 @@ def line(row: Mapping[str, Any]) -> str:
         number(row["step_ms"]),
         number(row.get("wall_ms")),
         number(row.get("over_in_core"), 2),
-        number(row.get("floor_ms")) + ("*" if row.get("floor_kind") == MOVED else ""),
-        number(row.get("over_floor"), 2),
+        number((row.get("bound") or {}).get("bound_ms")),
+        number(row.get("over_bound"), 2),
         number(row["first_ms"] / 1e3, 2),
         gib(row.get("driver_bytes")),
         share(row.get("over_budget")),

@@ -1,254 +1,340 @@
-"""The least bytes that must cross the link, from a trace of accesses and a budget.
+"""A lower bound of a step's time within a budget, for every policy, as a linear programme.
 
-    python benchmarks/lower_bound.py TRACE --budget 4GiB [--forward-ms 40 --backward-ms 80] [--json FILE]
+    python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--json FILE]
 
-It shares no code with torch_uvm, so that the two can be compared. It reads the trace itself (docs/traces.md)
-and ignores the recorded transfers: only uses, creations and frees count.
+It reads a trace with the operators' durations (docs/traces.md). Recorded transfers do not count. The
+programme is a relaxation of the problem that a schedule solves, so no schedule is faster:
 
-Meaning of the bound: the device has room for the budget, with no reserve and no fragmentation. When room is
-short, the bytes with the farthest next use are evicted (Belady's MIN), byte by byte, so a storage may be
-partly resident. Every schedule makes each operand resident at its operator, or uses it in place where the
-trace allows that. None fetches fewer bytes: MIN is optimal for fetches of equal cost, and moving whole
-storages only costs more. The bytes written back are those of this schedule: evicted bytes that the host does
-not have. A schedule that fetches more could write back less.
-
-A use in place crosses the link once, and back if it writes. An operator that may use operands in place does
-so for those that are absent, unless a resident one has a later next use; the bytes in are the same either
-way. They are counted separately, because they have another rate and overlap only with their own operator.
+- Operators run in the recorded order, and take at least their durations with all operands on the device. The
+  iteration repeats: what is evicted at its end comes back at the beginning of the next one.
+- Bytes are evicted one by one. There are no fragments, no reserve, no latencies, and no blocks to align.
+- Each direction of the link carries at most its rate, as if the other one were idle.
+- The budget is checked at some operators only: of each of N intervals of equal time, at the one with the most
+  live bytes. Between two checks the order of transfers and uses does not count.
+- An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
+  rate of such kernels, in both directions if it writes, and the operator's.
+- A fused optimizer may update each parameter at any later time, as deferred updates do: what is absent when
+  it is called stays absent. Bytes that only optimizers use cross the link at some time, and need no room.
+- Bytes that nothing will read again take no room.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LINK = 52e9  # bytes a second each way, as measured on an H200
-IN_PLACE = 41e9  # the same for a kernel that reads and writes across the link
-NEVER = sys.maxsize
+import numpy as np
+from _timed_iteration import Iteration, read_iteration
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SCALE = 1e6  # bytes in a unit of the programme
+_LITTLE = 1e-7  # ms for a unit evicted: of two fastest solutions, the one that moves less
 
 
-@dataclass
-class Step:
-    """Bytes of one step, in each direction."""
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second: the link to the device and to the host, and kernels that use host memory.
 
-    fetched: int = 0
-    written_back: int = 0
-    in_place_read: int = 0
-    in_place_written: int = 0
-    over: int = 0  #: operators whose operands, outputs included, exceed the budget on their own
-
-
-@dataclass
-class _Operator:
-    reads: list[int]
-    writes: list[int]
-    in_place_ok: bool
-    step: int
-    births: list[int] = field(default_factory=list)
-    deaths: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Storage:
-    bytes: int
-    device: int
-    here: int = 0  #: resident bytes
-    clean: int = 0  #: resident bytes that the host has too
-    next: int = NEVER  #: the next operator that uses it
-
-
-def read(path: Path, device: int = 0) -> tuple[list[_Operator], dict[int, _Storage], int]:
-    """Operators that use storages of ``device``, the storages, and how many steps are complete.
-
-    Raises:
-        ValueError: the file is no trace of version 1 or 2.
+    The highest that an H200 has shown, as in the profile "h200" of the emulated accelerator.
     """
-    operators: list[_Operator] = [_Operator([], [], True, 0)]
-    storages: dict[int, _Storage] = {}
-    steps = 0
-    begun = len(operators)  # operators before the current step
-    with path.open() as file:
-        header = json.loads(next(file, "null"))
-        if not isinstance(header, dict) or header.get("format") != "torch_uvm accesses":
-            raise ValueError(f"{path}: no trace of accesses")
-        if header.get("version") not in (1, 2):
-            raise ValueError(f"{path}: version {header.get('version')}; 1 and 2 are read")
-        for line in file:
-            it = json.loads(line)
-            if "operator" in it:
-                operators.append(_Operator(it["reads"], it["writes"], it["in_place_ok"], steps))
-            elif "birth" in it:
-                storages[it["birth"]] = _Storage(it["bytes"], it["device"])
-                operators[-1].births.append(it["birth"])
-            elif "storage" in it and "transfer" not in it:
-                if it["storage"] not in storages:
-                    there = it["bytes"] if it["resident"] and len(operators) == 1 else 0
-                    storages[it["storage"]] = _Storage(it["bytes"], it["device"], there)
-                    if it["resident"] and not there:
-                        # The trace does not contain its creation; it did not exist at the beginning.
-                        operators.append(_Operator([], [], True, steps, births=[it["storage"]]))
-            elif "death" in it:
-                operators[-1].deaths.append(it["death"])
-            elif "step" in it and len(operators) > begun:  # of two consecutive marks the second ends no step
-                steps += 1
-                begun = len(operators)
-    ours = {name: it for name, it in storages.items() if it.device == device}
-    for op in operators:
-        for names in (op.reads, op.writes, op.births, op.deaths):
-            names[:] = [name for name in names if name in ours]
-    return operators, ours, steps
+
+    into: float = 55.4e9
+    out: float = 55.4e9
+    in_place: float = 51.2e9
 
 
-def least(operators: Sequence[_Operator], storages: dict[int, _Storage], budget: int) -> list[Step]:
-    """The bytes that cross the link in each step, evicting the farthest next use. Modifies the storages."""
-    return _Device(operators, storages, budget).run()
+@dataclass(frozen=True)
+class _Use:
+    """The uses of a value in one segment. ``held``: one of them is the operator at its end."""
+
+    segment: int
+    writes: bool
+    in_place_ok: bool
+    floats: bool  #: only by operators that may run later
+    held: bool
 
 
-class _Device:
-    def __init__(self, operators: Sequence[_Operator], storages: dict[int, _Storage], budget: int) -> None:
-        self.operators = operators
-        self.storages = storages
-        self.budget = budget
-        self.steps = [Step() for _ in range(operators[-1].step + 1)]
-        self.used = 0
-        #: (-next use, storage), farthest first; outdated entries are skipped
-        self.farthest: list[tuple[int, int]] = []
+@dataclass(frozen=True)
+class _Pattern:
+    """Values of one pattern count as one value, of all their bytes."""
 
-    def run(self) -> list[Step]:
-        uses: dict[int, list[int]] = {}
-        for at, op in enumerate(self.operators):
-            for name in {*op.reads, *op.writes}:
-                uses.setdefault(name, []).append(at)
-        for positions in uses.values():
-            positions.reverse()
-        for name, it in self.storages.items():
-            it.next = uses[name][-1] if name in uses else NEVER
-            there, it.here = it.here, 0
-            self._arrive(name, there, clean=False)
-        self._make_room(0, set(), self.steps[0])
-        for op in self.operators:
-            operands = sorted({*op.reads, *op.writes})
-            for name in operands:
-                uses[name].pop()
-                self.storages[name].next = uses[name][-1] if uses[name] else NEVER
-            self._run(op, operands, {*operands, *op.births})
-            for name in op.births:
-                self.storages[name].next = uses[name][-1] if uses.get(name) else NEVER
-            for name in {*operands, *op.births}:
-                heapq.heappush(self.farthest, (-self.storages[name].next, name))
-            for name in op.deaths:
-                self.used -= self.storages[name].here
-                self.storages[name].here = self.storages[name].clean = 0
-        return self.steps
-
-    def _run(self, op: _Operator, operands: Iterable[int], running: set[int]) -> None:
-        step = self.steps[op.step]
-        written = set(op.writes)
-        need = sum(self.storages[name].bytes for name in running) if not op.in_place_ok else 0
-        if need > self.budget:
-            step.over += 1
-        born = sum(self.storages[name].bytes for name in op.births)
-        if not op.in_place_ok:
-            missing = sum(self.storages[name].bytes - self.storages[name].here for name in operands)
-            self._make_room(missing + born, running, step)
-            for name in operands:
-                absent = self.storages[name].bytes - self.storages[name].here
-                step.fetched += absent
-                self._arrive(name, absent, clean=True)
-        else:
-            self._make_room(born, running, step)
-            for name in sorted(operands, key=lambda name: self.storages[name].next):
-                self._use(name, name in written, running, step)
-        for name in written:
-            self.storages[name].clean = 0
-        for name in op.births:
-            self._arrive(name, self.storages[name].bytes, clean=False)
-
-    def _use(self, name: int, written: bool, running: set[int], step: Step) -> None:
-        """Fetches absent bytes if there is room, or if bytes with a later next use can be evicted; else uses
-        them in place."""
-        it = self.storages[name]
-        absent = it.bytes - it.here
-        if it.next != NEVER:
-            self._make_room(absent, running, step, later_than=it.next)
-            coming = min(absent, max(0, self.budget - self.used))
-            step.fetched += coming
-            self._arrive(name, coming, clean=True)
-            absent -= coming
-        step.in_place_read += absent
-        step.in_place_written += absent if written else 0
-
-    def _arrive(self, name: int, count: int, *, clean: bool) -> None:
-        it = self.storages[name]
-        self.used += count
-        it.here += count
-        it.clean += count if clean else 0
-        heapq.heappush(self.farthest, (-it.next, name))
-
-    def _make_room(self, count: int, running: set[int], step: Step, later_than: int = -1) -> None:
-        aside = []
-        while self.used + count > self.budget and self.farthest:
-            key, name = heapq.heappop(self.farthest)
-            it = self.storages[name]
-            if -key != it.next or it.here == 0:
-                continue
-            if -key <= later_than:
-                aside.append((key, name))
-                break
-            if name in running:
-                aside.append((key, name))
-                continue
-            gone = min(it.here, self.used + count - self.budget)
-            step.written_back += max(0, gone - it.clean)
-            it.clean = max(0, it.clean - gone)
-            it.here -= gone
-            self.used -= gone
-            if it.here:
-                aside.append((key, name))
-        for entry in aside:
-            heapq.heappush(self.farthest, entry)
+    uses: tuple[_Use, ...]
+    is_persistent: bool
 
 
-def bound(path: Path, budget: int, device: int = 0) -> dict[str, Any]:
-    """The least bytes of a step: the mean over steps with a step before and after, or over the whole trace.
+class _Segments:
+    """The iteration, cut behind the operators at which the budget is checked. What is behind the last one
+    belongs to the first segment, of the next round."""
+
+    def __init__(self, iteration: Iteration, count: int) -> None:
+        durations = np.array(iteration.durations_ms)
+        ends = np.cumsum(durations)
+        interval = np.minimum((ends - durations / 2) / ends[-1] * count, count - 1).astype(int)
+        self.live = _live(iteration)
+        checks: dict[int, int] = {}
+        for at, number in enumerate(interval):
+            if number not in checks or self.live[at] > self.live[checks[number]]:
+                checks[number] = at
+        self.checks = sorted(checks.values())
+        self.count = len(self.checks)
+        self.of = np.searchsorted(self.checks, np.arange(len(durations))) % self.count
+        floats = np.array(iteration.floats)
+        self.ms = np.bincount(self.of, np.where(floats, 0.0, durations), self.count)
+        self.floating_ms = float(durations[floats].sum())
+
+
+def _live(iteration: Iteration) -> np.ndarray[Any, Any]:
+    """Bytes at each operator if nothing is evicted; temporaries count until their last use."""
+    size = len(iteration.durations_ms)
+    change = np.zeros(size + 1)
+    for value in iteration.values:
+        first, last = value.uses[0].at, value.uses[-1].at
+        if value.is_persistent:
+            first, last = 0, size - 1
+        for begin, end in [(first, last)] if first <= last else [(first, size - 1), (0, last)]:
+            change[begin] += value.bytes
+            change[end + 1] -= value.bytes
+    return np.cumsum(change)[:size]
+
+
+def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
+    found: dict[_Pattern, float] = defaultdict(float)
+    for value in iteration.values:
+        uses: list[_Use] = []
+        for use in value.uses:
+            segment, held = int(cut.of[use.at]), use.at in cut.checks
+            if uses and uses[-1].segment == segment:
+                last = uses.pop()
+                uses.append(
+                    _Use(
+                        segment,
+                        last.writes or use.writes,
+                        last.in_place_ok and use.in_place_ok,
+                        last.floats and use.floats,
+                        last.held or held,
+                    )
+                )
+            else:
+                uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held))
+        found[_Pattern(tuple(uses), value.is_persistent)] += value.bytes / _SCALE
+    return found
+
+
+class _Programme:
+    """Variables, and rows `sum <= limit`."""
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.most: list[float | None] = []
+        self.entries: tuple[list[int], list[int], list[float]] = ([], [], [])
+        self.limits: list[float] = []
+
+    def variable(self, most: float | None = None, cost: float = 0.0) -> int:
+        self.cost.append(cost)
+        self.most.append(most)
+        return len(self.cost) - 1
+
+    def row(self, terms: Sequence[tuple[int, float]], limit: float) -> None:
+        for variable, factor in terms:
+            self.entries[0].append(len(self.limits))
+            self.entries[1].append(variable)
+            self.entries[2].append(factor)
+        self.limits.append(limit)
+
+    def solve(self) -> np.ndarray[Any, Any]:
+        rows, columns, factors = self.entries
+        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.cost))).tocsr()
+        bounds = [(0, most) for most in self.most]
+        solved = linprog(self.cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
+        if solved.status == 2:
+            raise ValueError("the operands and results of an operator alone exceed the budget")
+        if solved.status != 0:
+            raise RuntimeError(f"the linear programme was not solved: {solved.message}")
+        return np.asarray(solved.x)
+
+
+_Terms = list[tuple[int, float]]
+
+
+class _Bound:
+    """Builds the programme. A gap is the time between two uses of a pattern."""
+
+    def __init__(self, iteration: Iteration, budget: float, rates: Rates, intervals: int) -> None:
+        self.cut = _Segments(iteration, intervals)
+        self.rates = rates
+        self.programme = _Programme()
+        segments = range(self.cut.count)
+        self.ms = [self.programme.variable(cost=1.0) for _ in segments]
+        self.floating = [self.programme.variable() for _ in segments]  #: ms of operators that may run later
+        self.into: list[_Terms] = [[] for _ in segments]
+        self.out: list[_Terms] = [[] for _ in segments]
+        self.in_place: list[_Terms] = [[] for _ in segments]
+        self.absent: list[_Terms] = [[] for _ in segments]  #: at the check at the segment's end
+        for pattern, size in _patterns(iteration, self.cut).items():
+            self._add(pattern, size)
+        for at in segments:
+            too_many = (self.cut.live[self.cut.checks[at]] - budget) / _SCALE
+            self.programme.row([(each, -factor) for each, factor in self.absent[at]], -too_many)
+            self._add_time(at)
+        self.programme.row([(each, -1.0) for each in self.floating], -self.cut.floating_ms)
+
+    def _add_time(self, at: int) -> None:
+        ms = self.ms[at]
+        self.programme.row([(ms, -1.0), (self.floating[at], 1.0)], -float(self.cut.ms[at]))
+        for traffic, rate in (
+            (self.into[at], self.rates.into),
+            (self.out[at], self.rates.out),
+            (self.in_place[at], self.rates.in_place),
+        ):
+            if traffic:
+                takes = _SCALE * 1e3 / rate  # ms for one unit
+                self.programme.row([*((each, factor * takes) for each, factor in traffic), (ms, -1.0)], 0.0)
+
+    def _add(self, pattern: _Pattern, size: float) -> None:
+        uses = pattern.uses
+        gaps = list(zip(uses, uses[1:], strict=False))
+        if pattern.is_persistent:
+            gaps.append((uses[-1], uses[0]))
+        always_floats = all(use.floats for use in uses)
+        placed = {}
+        for use in uses:
+            if use.floats:
+                placed[use] = self._use_later(use, size, always_floats)
+            elif use.in_place_ok:
+                placed[use] = self._use_in_place(use, size)
+        if not any(use.writes for use in uses):
+            for begin, end in gaps:
+                self._add_gap(begin, end, size, None, placed)
+            return
+        # The host's copy is good from a use that writes to the next one, as far as it has been written back.
+        first = next(number for number, use in enumerate(uses) if use.writes)
+        written: _Terms = []
+        for begin, end in gaps[first:] + gaps[:first]:
+            if begin.writes:
+                written = [(placed[begin], 1.0)] if begin in placed else []
+            written = self._add_gap(begin, end, size, written, placed)
+
+    def _use_in_place(self, use: _Use, size: float) -> int:
+        part = self.programme.variable(size)
+        self.into[use.segment].append((part, 1.0))
+        self.in_place[use.segment].append((part, 1.0))
+        if use.writes:
+            self.out[use.segment].append((part, 1.0))
+        if use.held:
+            self.absent[use.segment].append((part, 1.0))
+        return part
+
+    def _use_later(self, use: _Use, size: float, crosses: bool) -> int:
+        """What is absent at the use, and stays so. ``crosses``: it comes and goes for this use alone."""
+        part = self.programme.variable(size)
+        if use.held:
+            self.absent[use.segment].append((part, 1.0))
+        for traffic in (self.into, self.out) if crosses and use.writes else (self.into,) if crosses else ():
+            moved = [self.programme.variable(size, cost=_LITTLE) for _ in traffic]
+            self.programme.row([(part, 1.0), *((each, -1.0) for each in moved)], 0.0)
+            for terms, each in zip(traffic, moved, strict=True):
+                terms.append((each, 1.0))
+        return part
+
+    def _add_gap(
+        self, begin: _Use, end: _Use, size: float, written: _Terms | None, placed: dict[_Use, int]
+    ) -> _Terms:
+        """Adds what may be evicted between two uses.
+
+        Args:
+            written: the sum is what the host has at the gap's beginning; None: all of it.
+
+        Returns:
+            The same for its end.
+        """
+        programme, count = self.programme, self.cut.count
+        evicted, arrives = programme.variable(size, cost=_LITTLE), programme.variable(size)
+        fetched = -1  # by the check before
+        host = list(written or [])
+        last = end.segment + (count if end.segment <= begin.segment else 0)
+        for at in range(begin.segment + (1 if begin.held else 0), last):
+            if written is not None:
+                host = self._write_back(at % count, host, size)
+            absent, now = programme.variable(size), programme.variable(size)
+            if fetched >= 0:
+                programme.row([(fetched, 1.0), (now, -1.0)], 0.0)
+                self.into[at % count].extend([(now, 1.0), (fetched, -1.0)])
+            else:
+                programme.row([(now, 1.0)], 0.0)
+            programme.row([(absent, 1.0), (now, 1.0), (evicted, -1.0)], 0.0)
+            if written is not None:
+                programme.row([(absent, 1.0), (now, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+            self.absent[at % count].append((absent, 1.0))
+            fetched = now
+        # What was evicted is fetched for the next use, or used there in place.
+        part = placed.get(end)
+        programme.row([(evicted, 1.0), (arrives, -1.0), *([] if part is None else [(part, -1.0)])], 0.0)
+        if part is not None:
+            programme.row([(part, 1.0), (evicted, -1.0)], 0.0)
+            if written is not None:
+                programme.row([(part, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+        self.into[end.segment].append((arrives, 1.0))
+        if fetched >= 0:
+            programme.row([(fetched, 1.0), (arrives, -1.0)], 0.0)
+            self.into[end.segment].append((fetched, -1.0))
+        if written is not None and not end.writes:
+            host = self._write_back(end.segment, host, size)
+        return host
+
+    def _write_back(self, segment: int, host: _Terms, size: float) -> _Terms:
+        more = self.programme.variable(size, cost=_LITTLE)
+        self.out[segment].append((more, 1.0))
+        found = [*host, (more, 1.0)]
+        if len(found) > 8:  # one variable for the sum, so that rows stay short
+            total = self.programme.variable(size)
+            self.programme.row([(total, 1.0), *((each, -factor) for each, factor in found)], 0.0)
+            found = [(total, 1.0)]
+        return found
+
+
+def bound(
+    path: Path, budget: int, step_ms: float | None = None, rates: Rates = Rates(), intervals: int = 64
+) -> dict[str, float]:
+    """The least time of a step, and what a fastest step of the programme moves.
+
+    Args:
+        path: a trace of one device.
+        budget: device bytes for storages.
+        step_ms: a step in core, which the recorded durations are scaled to. None: they stay as they are.
+        intervals: at how many operators the budget is checked. More give a higher bound and take longer.
 
     Returns:
-        ``fetched``, ``written_back``, ``in_place_read``, ``in_place_written``: bytes per step. ``over``:
-        operators per step that exceed the budget on their own. ``steps``: number of averaged steps; 0: the
-        trace has fewer than three complete steps, and the figures cover all of it, including the cold start.
+        ``bound_ms``; ``in_core_ms``, the sum of the durations; bytes: ``fetched``, ``written_back``,
+        ``in_place``.
 
     Raises:
-        ValueError: the file is no trace of version 1. OSError: it cannot be read.
+        ValueError: no trace, no step that repeats, no durations, or an operator that alone exceeds the
+            budget.
+        OSError: it cannot be read.
     """
-    operators, storages, complete = read(path, device)
-    each = least(operators, storages, budget)
-    middle = each[1 : complete - 1]
-    keys = ("fetched", "written_back", "in_place_read", "in_place_written", "over")
-    chosen = middle or each
-    divisor = len(middle) or 1
+    iteration = read_iteration(path, step_ms)
+    made = _Bound(iteration, budget, rates, intervals)
+    solved = made.programme.solve()
+
+    def total(traffic: list[list[tuple[int, float]]]) -> float:
+        return _SCALE * float(sum(solved[each] * factor for terms in traffic for each, factor in terms))
+
+    in_place = total(made.in_place)
     return {
-        **{key: sum(getattr(step, key) for step in chosen) / divisor for key in keys},
-        "steps": len(middle),
+        "bound_ms": float(solved[made.ms].sum()),
+        "in_core_ms": float(sum(iteration.durations_ms)),
+        "fetched": total(made.into) - in_place,
+        "written_back": total(made.out),
+        "in_place": in_place,
     }
-
-
-def phase_floor(least_bytes: dict[str, Any], forward_ms: float, backward_ms: float) -> float:
-    """Milliseconds: write-backs overlap forward, fetches overlap backward, and nothing overlaps the
-    optimizer.
-
-    forward_ms, backward_ms: in core; backward includes recomputation
-    """
-    out = float(least_bytes["written_back"]) / LINK * 1e3
-    into = float(least_bytes["fetched"]) / LINK * 1e3
-    in_place = float(max(least_bytes["in_place_read"], least_bytes["in_place_written"])) / IN_PLACE * 1e3
-    return max(forward_ms, out) + max(backward_ms, into) + in_place
 
 
 def _bytes(text: str) -> int:
@@ -260,25 +346,20 @@ def _bytes(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="The least bytes that must cross the link.", allow_abbrev=False
+        description="A lower bound of a step's time within a budget.", allow_abbrev=False
     )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--budget", type=_bytes, required=True, help="such as 4GiB")
-    parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--forward-ms", type=float, help="in core")
-    parser.add_argument("--backward-ms", type=float, help="in core, recomputation included")
+    parser.add_argument("--step-ms", type=float, help="a step in core")
+    parser.add_argument("--intervals", type=int, default=64)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
-    if (arguments.forward_ms is None) != (arguments.backward_ms is None):
-        parser.error("--forward-ms and --backward-ms go together")
     try:
-        result = bound(arguments.trace, arguments.budget, arguments.device)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        result = bound(arguments.trace, arguments.budget, arguments.step_ms, intervals=arguments.intervals)
+    except (OSError, ValueError) as error:
         parser.error(f"{arguments.trace}: {error}")
-    if arguments.forward_ms is not None:
-        result["floor_ms"] = phase_floor(result, arguments.forward_ms, arguments.backward_ms)
     for key, value in result.items():
-        print(f"{key:<18}{value:,.0f}" if key != "floor_ms" else f"{key:<18}{value:.1f}")
+        print(f"{key:<14}{value:,.3f}" if key.endswith("ms") else f"{key:<14}{value:,.0f}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result) + "\n")
     return 0

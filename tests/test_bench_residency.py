@@ -89,38 +89,39 @@ class TestTable:
         table.derive(plain, [plain])
         table.derive(managed, [plain, managed])
         assert managed["over_in_core"] == 1.5
-        assert managed["floor_ms"] == pytest.approx(120)  # 6.24 GB fetched at 52 GB/s
-        assert managed["over_floor"] == pytest.approx(1.25)
+        assert "bound" not in managed  # there is no trace
         assert managed["driver_bytes"] == int(4.2 * GIB) - GIB
         assert managed["over_budget"] == pytest.approx(0.1)  # 3.2 GiB less 1 GiB outside, for 2 GiB
         cells = table.line(managed).split()
-        assert cells[2:] == (
-            "2.00 150.0 151.0 1.50 120.0* 1.25 0.90 3.20 +10.0% 5.20 2.60 1.04 2.0 0 equal".split()
-        )
+        assert cells[2:] == ("2.00 150.0 151.0 1.50 - - 0.90 3.20 +10.0% 5.20 2.60 1.04 2.0 0 equal".split())
         assert len(table.heading()) == len(table.line(managed))
 
-    def test_floor_by_a_trace(self, tmp_path: Path) -> None:
-        """Two storages alternate in a budget for one of them: each step fetches both."""
-        storage = {"device": 0, "bytes": 5_200_000_000}
-        lines: list[dict[str, Any]] = [{"format": "torch_uvm accesses", "version": 1}]
-        lines += [storage | {"storage": name, "resident": name == 1} for name in (1, 2)]
-        use = {"operator": "aten::sum", "time": 0.0, "in_place_ok": False, "writes": []}
+    def test_bound_by_a_trace(self, tmp_path: Path) -> None:
+        """Two storages alternate in a budget for one of them. Each step takes the link's time for both."""
+        pytest.importorskip("scipy")
+        storage = {"device": 0, "bytes": 5_540_000_000}
+        header = {"format": "torch_uvm accesses", "version": 3, "budgets": [None]}
+        lines: list[dict[str, Any]] = [header | {"units": {"time": "us", "size": "bytes"}}]
+        lines += [{"storage": name} | storage | {"resident": name == 1} for name in (1, 2)]
+        use = {"operator": "aten::sum", "time": 0.0, "in_place_ok": False}
         for _ in range(4):
-            lines += [use | {"reads": [1]}, use | {"reads": [2]}, {"step": 1}]
+            lines += [use | {"reads": [name], "writes": []} for name in (1, 2)] + [{"step": "end"}]
         trace = tmp_path / "a.trace"
-        trace.write_text("\n".join(map(json.dumps, lines)))
-        managed = engine(budget=5_200_000_000)
+        trace.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        managed = engine(budget=5_540_000_000)
         table.derive(managed, [in_core()], trace)
-        assert managed["floor_kind"] == "least bytes, by phases"
-        assert managed["least"]["fetched"] == 10_400_000_000
-        assert managed["floor_ms"] == pytest.approx(30 + 200)
-        assert "*" not in table.line(managed)
+        assert managed["bound"]["fetched"] == pytest.approx(2 * 5_540_000_000)
+        assert managed["bound"]["bound_ms"] == pytest.approx(200)
+        assert managed["over_bound"] == pytest.approx(0.75)
+        deferred = engine(budget=5_540_000_000) | {"column": "engine, deferred"}
+        table.derive(deferred, [in_core()], trace)
+        assert "bound" not in deferred
 
     def test_a_trace_that_cannot_be_read(self, tmp_path: Path) -> None:
+        pytest.importorskip("scipy")
         managed = engine()
         table.derive(managed, [in_core()], tmp_path / "none.trace")
-        assert managed["floor_kind"] == "bytes moved"
-        assert "FileNotFoundError" in managed["floor_error"]
+        assert "FileNotFoundError" in managed["bound_error"]
 
     @pytest.mark.parametrize(
         ("losses", "repeatable", "said"),
@@ -166,10 +167,7 @@ class TestGoals:
 
     def test_worst_of_rows(self) -> None:
         found = self.of([in_core(), engine(), engine(step_ms=240.0) | {"name": "the slow one"}])
-        floor = found["every other row: step / floor (the most)"]
-        assert floor.value == pytest.approx(2.0)
-        assert floor.reached is False
-        assert floor.where == f"{LITTLE}, the slow one"
+        assert found["every other row: step / bound (the most)"].reached is None  # no trace
         assert found["first step / a planned step (the most)"].value == 6
         assert found["device memory over the budget (the most)"].reached is False
 

@@ -6,6 +6,14 @@ it runs nothing, and a line that does not fit the format raises an error with it
 
 from __future__ import annotations
 
-from torch_uvm._tools.access_traces import Operator, OperatorGroup, Resident, Storage, Trace, Transfer, read_trace
+from torch_uvm._tools.access_traces import (
+    Operator,
+    OperatorGroup,
+    Resident,
+    Storage,
+    Trace,
+    Transfer,
+    read_trace,
+)
 
 __all__ = ["Operator", "OperatorGroup", "Resident", "Storage", "Trace", "Transfer", "read_trace"]

@@ -83,8 +83,8 @@ class Resident:
 class OperatorGroup:
     """Device time of ``operators`` consecutive operators, the first of which is number ``first``, from 0.
 
-    The time is what the device took, or what the host took to queue the operators if that was longer. Transfers
-    of operands are excluded, waits for the memory of results are not.
+    The time is what the device took, or what the host took to queue the operators if that was longer. It
+    excludes transfers of operands, and includes waits for the memory of results.
     """
 
     first: int

@@ -1,0 +1,206 @@
+"""Further workloads: a language model with a large vocabulary, also with an optimizer in backward hooks, a
+vision transformer, a modern CNN, a graph network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from _residency_workloads import Block, Workload, default_dtype, fused_adamw, momentum
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+class SteppedInBackward:
+    """One fused AdamW for each parameter, which runs in a hook once the parameter's gradient is complete."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._optimizers = {each: torch.optim.AdamW([each], fused=True) for each in parameters}
+        for each in self._optimizers:
+            each.register_post_accumulate_grad_hook(self._step)
+
+    def _step(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        self._optimizers[parameter].step()
+        self._optimizers[parameter].zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """The hooks have done it."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The hooks have done it."""
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, depth: int, width: int, heads: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        scores: Tensor = self.head(self.norm(x))
+        return scores
+
+
+def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    scores = model(batch[0])[:, :-1].flatten(0, 1)
+    return F.cross_entropy(scores, batch[0][:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class LanguageModelOf:
+    """0.55 G parameters of bfloat16 with checkpointing. Its peak is the logits, after the forward."""
+
+    sequences: int = 8
+    length: int = 1024
+    depth: int = 12
+    width: int = 1536
+    heads: int = 16
+    vocabulary: int = 65536
+    in_backward: bool = False
+
+    def make(self, device: torch.device) -> Workload:
+        with default_dtype(torch.bfloat16):
+            model = LanguageModel(self.depth, self.width, self.heads, self.vocabulary)
+        tokens = torch.randint(self.vocabulary, (self.sequences, self.length), device=device)
+        optimizer = SteppedInBackward if self.in_backward else fused_adamw
+        return Workload(model, (tokens,), next_token, optimizer)  # type: ignore[arg-type]
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self, depth: int, width: int, heads: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, stride=16)
+        self.places = nn.Parameter(torch.zeros(1, (size // 16) ** 2, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(x.mean(1))
+        return scores
+
+
+def classification(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    images, labels = batch
+    return F.cross_entropy(model(images).float(), labels)
+
+
+@dataclass(frozen=True)
+class VisionTransformerOf:
+    """A ViT-L/16 of bfloat16 without checkpointing."""
+
+    images: int = 48
+    size: int = 224
+    depth: int = 24
+    width: int = 1024
+    heads: int = 16
+    classes: int = 1000
+
+    def make(self, device: torch.device) -> Workload:
+        with default_dtype(torch.bfloat16):
+            model = VisionTransformer(self.depth, self.width, self.heads, self.size, self.classes)
+        images = torch.randn(self.images, 3, self.size, self.size, device=device, dtype=torch.bfloat16)
+        labels = torch.randint(self.classes, (self.images,), device=device)
+        return Workload(model, (images, labels), classification, fused_adamw)
+
+
+class ConvNextBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        result: Tensor = x + self.narrow(F.gelu(self.wide(inner))).permute(0, 3, 1, 2)
+        return result
+
+
+@dataclass(frozen=True)
+class ConvNextOf:
+    """A ConvNeXt-B of bfloat16, images in channels_last, SGD with momentum."""
+
+    images: int = 48
+    size: int = 224
+    depths: tuple[int, ...] = (3, 3, 27, 3)
+    width: int = 128
+    classes: int = 1000
+
+    def make(self, device: torch.device) -> Workload:
+        layers: list[nn.Module] = []
+        channels = 3
+        with default_dtype(torch.bfloat16):
+            for stage, depth in enumerate(self.depths):
+                step = 4 if stage == 0 else 2
+                layers.append(nn.Conv2d(channels, self.width << stage, step, stride=step))
+                channels = self.width << stage
+                layers += [ConvNextBlock(channels) for _ in range(depth)]
+            head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.classes)]
+            model = nn.Sequential(*layers, *head)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images = torch.randn(self.images, 3, self.size, self.size, device=device, dtype=torch.bfloat16)
+        labels = torch.randint(self.classes, (self.images,), device=device)
+        batch = (images.contiguous(memory_format=torch.channels_last), labels)
+        return Workload(model, batch, classification, momentum)
+
+
+class GraphNetwork(nn.Module):
+    """Sums over neighbours, on the whole graph at once."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        for layer in self.layers:
+            nodes = F.relu(layer(torch.zeros_like(nodes).index_add_(0, target, nodes[source])))
+        return nodes
+
+
+def graph_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    scores: Tensor = model(*batch)
+    return scores.square().mean()
+
+
+@dataclass(frozen=True)
+class GraphOf:
+    nodes: int = 400_000
+    edges: int = 3_000_000
+    width: int = 128
+    layers: int = 3
+
+    def make(self, device: torch.device) -> Workload:
+        model = GraphNetwork(self.width, self.layers)
+        nodes = torch.randn(self.nodes, self.width, device=device)
+        edges = torch.randint(self.nodes, (2, self.edges), device=device)
+        return Workload(model, (nodes, edges), graph_loss, fused_adamw)
+
+
+Maker = LanguageModelOf | VisionTransformerOf | ConvNextOf | GraphOf
+
+WORKLOADS: dict[str, Maker] = {
+    "language model": LanguageModelOf(),
+    "language model, optimizer in backward": LanguageModelOf(in_backward=True),
+    "vision transformer": VisionTransformerOf(),
+    "ConvNeXt": ConvNextOf(),
+    "graph network": GraphOf(),
+}
+SMALL: dict[str, Maker] = {
+    "language model": LanguageModelOf(1, 32, 2, 128, 4, 512),
+    "language model, optimizer in backward": LanguageModelOf(1, 32, 2, 128, 4, 512, in_backward=True),
+    "vision transformer": VisionTransformerOf(1, 32, 2, 128, 4, 10),
+    "ConvNeXt": ConvNextOf(1, 32, (1, 1), 16, 10),
+    "graph network": GraphOf(400, 3000, 64, 2),
+}

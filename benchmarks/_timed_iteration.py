@@ -1,0 +1,169 @@
+"""One iteration of a timed trace, in the steady state: its operators' durations, and the values they use.
+
+A value stands for the storages that have one role in every iteration: a parameter, or a temporary that each
+iteration makes anew. Positions are operators of the iteration, and go round: the iteration follows itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_uvm.traces import Trace, read_trace
+
+_FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
+
+
+@dataclass
+class Use:
+    """A use of a value at the operator ``at``; of a temporary, the first one is its creation.
+
+    ``floats``: by an operator that may run later, see `Iteration`.
+    """
+
+    at: int
+    writes: bool
+    in_place_ok: bool
+    floats: bool = False
+
+
+@dataclass
+class Value:
+    """``uses`` are in order; those of a temporary begin with its creation and may go on in the next round."""
+
+    bytes: int
+    uses: list[Use] = field(default_factory=list)
+    is_persistent: bool = True
+
+
+@dataclass
+class Iteration:
+    """``durations_ms``: by operator, with all operands on the device.
+
+    ``floats``: by operator, whether it may run later, in parts. That is a fused optimizer, whose updates can
+    be deferred.
+    """
+
+    durations_ms: list[float]
+    floats: list[bool]
+    values: list[Value]
+
+
+def read_iteration(path: Path, step_ms: float | None = None) -> Iteration:
+    """The last iteration but one of a trace that ends with at least four. The first of them may differ.
+
+    It is recognised by its operators, not by marked steps: optimizers that run in backward hooks mark many.
+
+    Args:
+        path: a trace of one device (docs/traces.md).
+        step_ms: a measured step in core, to which the durations are scaled. None: as recorded.
+
+    Raises:
+        ValueError: no trace; no such iterations; no recorded durations and no `step_ms`. OSError.
+    """
+    trace = read_trace(path)
+    if len({storage.device for storage in trace.storages.values()}) > 1:
+        raise ValueError("the trace has storages of more than one device")
+    size = _period(trace)
+    if size == 0:
+        raise ValueError("the trace does not end with equal iterations; record four or more")
+    end = len(trace.operators) - size
+    floats = [op.name.startswith(_FLOATING) for op in trace.operators[end - size : end]]
+    return Iteration(_durations(trace, end - size, end, step_ms), floats, _values(trace, end - size, end))
+
+
+def _first_uses(trace: Trace) -> dict[int, int]:
+    """By temporary, the operator that creates it, or the first one that uses it.
+
+    The trace does not name every operator that creates one: factory functions are missing.
+    """
+    first: dict[int, int] = {}
+    gone: set[int] = set()
+    for at, op in enumerate(trace.operators):
+        for name in (*op.reads, *op.writes, *op.births):
+            first.setdefault(name, at)
+        gone.update(op.deaths, op.births)
+    return {name: at for name, at in first.items() if name in gone}
+
+
+def _period(trace: Trace) -> int:
+    """The number of operators that repeat at the trace's end, over as many operators as possible; 0: none."""
+    made = _first_uses(trace)
+    latest: dict[int, int] = {}
+    signs = []
+    for at, op in enumerate(trace.operators):
+        operands = (*op.reads, -1, *op.writes)
+        roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
+        signs.append((op.name, roles, tuple(trace.storages[name].bytes for name in op.births)))
+        latest.update(dict.fromkeys((*op.reads, *op.writes, *op.births), at))
+    signs.reverse()
+    count = len(signs)
+    found, covered = 0, 0
+    # The longest common prefix of the sequence and the sequence from each place on (Z-algorithm).
+    common = [0] * count
+    left = right = 0
+    for at in range(1, count):
+        if at < right:
+            common[at] = min(right - at, common[at - left])
+        while at + common[at] < count and signs[common[at]] == signs[at + common[at]]:
+            common[at] += 1
+        if at + common[at] > right:
+            left, right = at, at + common[at]
+        if common[at] >= 2 * at and at + common[at] > covered:
+            found, covered = at, at + common[at]
+    return found
+
+
+def _durations(trace: Trace, middle: int, end: int, step_ms: float | None) -> list[float]:
+    """A timed group's operators share its time in the ratio of the bytes that they use."""
+    weights = []
+    for op in trace.operators[middle:end]:
+        used = sum(trace.storages[name].bytes for name in {*op.reads, *op.writes, *op.births})
+        weights.append(used + (1 << 20))  # small operators take a moment, too
+    found: list[float | None] = [None] * (end - middle)
+    for group in trace.groups:
+        if middle <= group.first and group.first + group.operators <= end:
+            places = range(group.first - middle, group.first - middle + group.operators)
+            total = sum(weights[at] for at in places)
+            for at in places:
+                found[at] = group.us / 1e3 * weights[at] / total
+    known = sum(ms for ms in found if ms is not None)
+    timed = sum(weight for weight, ms in zip(weights, found, strict=True) if ms is not None)
+    if not timed and step_ms is None:
+        raise ValueError("the trace has no durations, and none of a step is given")
+    rate = known / timed if timed else 1.0
+    durations = [ms if ms is not None else rate * weight for weight, ms in zip(weights, found, strict=True)]
+    scale = 1.0 if step_ms is None else step_ms / sum(durations)
+    return [scale * ms for ms in durations]
+
+
+def _values(trace: Trace, middle: int, end: int) -> list[Value]:
+    size = end - middle
+    # A temporary of the iteration before has the role of the one that is made at the same place now.
+    made: dict[int, tuple[int, int]] = {}
+    places: dict[int, int] = {}  # temporaries by operator
+    for name, at in _first_uses(trace).items():
+        if at >= middle - size:
+            made[name] = (at % size, places.setdefault(at, 0))
+            places[at] += 1
+    values: dict[object, Value] = {}
+
+    def value_of(name: int) -> Value:
+        role = made.get(name, name)
+        if role not in values:
+            values[role] = Value(trace.storages[name].bytes, is_persistent=role is name)
+        return values[role]
+
+    for at in range(middle, end):
+        op = trace.operators[at]
+        for name in sorted({*op.reads, *op.writes, *op.births}):
+            is_made = made.get(name) is not None and made[name][0] == at % size
+            writes = is_made or name in op.writes
+            floats = op.name.startswith(_FLOATING) and not is_made
+            value_of(name).uses.append(Use(at - middle, writes, op.in_place_ok and not is_made, floats))
+    for role, value in values.items():
+        if isinstance(role, tuple):
+            # Uses before the creation are of the temporary that the iteration before made.
+            born = next(n for n, each in enumerate(value.uses) if each.at == (role[0] - middle) % size)
+            value.uses = value.uses[born:] + value.uses[:born]
+    return list(values.values())
