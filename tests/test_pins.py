@@ -124,8 +124,8 @@ class TestResize:
     def test_keeps_the_bytes(self, evicted: bool) -> None:
         x = torch.arange(2 * MIB, dtype=torch.float32, device="emu")
         if evicted:
-            other = [large(1), large(2)]
-            other[0].add_(other[1][0])
+            first, second = large(1), large(2)
+            first.add_(second[0])
             assert not is_on_device(x)
         storage = x.untyped_storage()
         storage.resize_(12 * MIB)

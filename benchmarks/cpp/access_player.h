@@ -89,14 +89,14 @@ class Player {
 
   class Adapter final : public StorageAdapter {
    public:
-    bool keep(const Record&, std::vector<void*>&) override {
+    bool lock_if_sole_owner(const Record&, std::vector<void*>&) override {
       return true;
     }
     bool take_sole_ownership(const Record&, std::vector<void*>&) override {
       return false;
     }
-    void let_go(void*) noexcept override {}
-    bool is_going(const Record&) const override {
+    void release(void*) noexcept override {}
+    bool is_expired(const Record&) const override {
       return false;
     }
     void point_at_host(Record& record, void*) noexcept override {

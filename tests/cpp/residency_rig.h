@@ -45,14 +45,14 @@ struct Storage {
 class Adapter final : public StorageAdapter {
  public:
   explicit Adapter(CachingManagedAllocator& memory) : memory_(memory) {}
-  bool keep(const Record& record, std::vector<void*>& /*kept*/) override {
+  bool lock_if_sole_owner(const Record& record, std::vector<void*>& /*kept*/) override {
     return !of(record).gone && !of(record).going && !of(record).shared && !of(record).was_shared;
   }
   bool take_sole_ownership(const Record& record, std::vector<void*>& /*kept*/) override {
     return !of(record).shared && std::exchange(of(record).was_shared, false);
   }
-  void let_go(void* /*kept*/) noexcept override {}
-  bool is_going(const Record& record) const override {
+  void release(void* /*kept*/) noexcept override {}
+  bool is_expired(const Record& record) const override {
     if (of(record).going && on_going) {
       on_going();
     }

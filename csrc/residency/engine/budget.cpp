@@ -260,7 +260,7 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   }
   if (!device.quiescent || !device.hard) {
     device.exceeded =
-        device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (keep_again)
+        device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (retry_budget)
     ++statistics_.over_budget;
     return true;
   }
@@ -295,7 +295,7 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   return true;
 }
 
-void ResidencyEngine::keep_again(int index) {
+void ResidencyEngine::retry_budget(int index) {
   Device& device = of(index);
   if (operators_ < device.next_shrink) {
     return;

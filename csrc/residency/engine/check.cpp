@@ -30,7 +30,7 @@ const char* what_is_wrong_with(const Record& record) {
     return "a host copy that is not there is waited for";
   }
   if (record.captured > record.pins) {
-    return "graphs hold it more often than it is held";
+    return "graphs have pinned it more often than it is pinned";
   }
   return nullptr;
 }

@@ -90,7 +90,7 @@ class Engine {
   }
 
   /// Holds the engine's mutex, which guards the records. On release it drops the storage references collected in
-  /// `kept_`, after unlocking.
+  /// `locked_`, after unlocking.
   class Lock {
    public:
     explicit Lock(Engine& engine);
@@ -120,7 +120,7 @@ class Engine {
   };
   /// The records that an operator locks while it runs. The caller owns the frame from `begin` to `end`.
   struct Frame {
-    std::vector<Record*> held;
+    std::vector<Record*> operands;
     std::vector<std::pair<StorageId, std::size_t>> births;
     OperatorKey key = 0;
     const char* name = "";
@@ -129,13 +129,13 @@ class Engine {
     bool region = false; ///< see Operator
     bool counted = false; ///< included in Device::running
 
-    bool holds(const Record& record) const {
-      const bool by_place = record.operand < held.size() && held[record.operand] == &record;
-      return by_place || std::ranges::find(held, &record) != held.end(); // `operand` may be another thread's
+    bool uses(const Record& record) const {
+      const bool by_place = record.operand < operands.size() && operands[record.operand] == &record;
+      return by_place || std::ranges::find(operands, &record) != operands.end(); // `operand` may be another thread's
     }
     /// Prepares the frame for another operator; keeps the vectors' capacity.
     void reset() {
-      held.clear();
+      operands.clear();
       births.clear();
       key = 0;
       name = "";

@@ -12,14 +12,14 @@ constexpr std::size_t kSegmentStep = 2 * MiB;
 
 } // namespace
 
-ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* const> held) const {
+ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* const> operands) const {
   Staying found;
   std::size_t known = 0;
   for (const auto& [id, record] : records_) {
     if (record->device != device) {
       continue;
     }
-    const bool is_operand = std::ranges::find(held, record) != held.end();
+    const bool is_operand = std::ranges::find(operands, record) != operands.end();
     const std::size_t bytes = record->device_block == nullptr ? 0 : memory_.bytes(record->device_block);
     known += bytes;
     if (record->pins != 0) {
@@ -57,7 +57,7 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
       return {};
     }
     const StorageAdapter::RunningOperator op = storages_.running();
-    const Staying now = staying(home.index, op.held);
+    const Staying now = staying(home.index, op.operands);
     std::string said;
     if (op.name != nullptr) {
       said +=
@@ -76,7 +76,7 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
       if (host_refused_) { // without pinned memory nothing can be evicted
         stays = allocated_bytes(home.index);
-        for (const Record* const record : op.held) {
+        for (const Record* const record : op.operands) {
           stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
         }
       }

@@ -17,18 +17,18 @@ void ResidencyEngine::announce(Record& record) {
   }
 }
 
-void ResidencyEngine::take(Frame& frame, Record* record) {
-  record->operand = frame.held.size();
-  frame.held.push_back(record);
+void ResidencyEngine::add_operand(Frame& frame, Record* record) {
+  record->operand = frame.operands.size();
+  frame.operands.push_back(record);
   ++record->in_use;
 }
 
 std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& frame) {
-  if (std::ranges::all_of(frame.held, [device](const Record* record) { return record->device == device; })) {
+  if (std::ranges::all_of(frame.operands, [device](const Record* record) { return record->device == device; })) {
     return accesses_;
   }
   told_.clear();
-  for (const Record* const record : frame.held) {
+  for (const Record* const record : frame.operands) {
     if (record->device == device) {
       told_.push_back(accesses_[record->operand]);
     }
@@ -63,11 +63,11 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       }
       announce(record);
       record.last_use = operators_;
-      accesses_.push_back({record.id, operand.writes}); // same order as frame.held
+      accesses_.push_back({record.id, operand.writes}); // same order as frame.operands
       of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
-      take(frame, &record);
+      add_operand(frame, &record);
     }
-    frame.device = frame.held.empty() ? -1 : frame.held.front()->device;
+    frame.device = frame.operands.empty() ? -1 : frame.operands.front()->device;
     note_begin(frame, op);
     std::span<const std::size_t> births;
     std::size_t guess = 0;
@@ -85,10 +85,10 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
         operator_timer_->begin(device.last_stream);
       }
     }
-    for (std::size_t index = 0; index < frame.held.size(); ++index) {
-      mark_use(*frame.held[index], accesses_[index].writes);
+    for (std::size_t index = 0; index < frame.operands.size(); ++index) {
+      mark_use(*frame.operands[index], accesses_[index].writes);
       // A storage that a collective used last must not move while this operator is prepared either.
-      frame.held[index]->collective = frame.held[index]->collective || op.collective;
+      frame.operands[index]->collective = frame.operands[index]->collective || op.collective;
     }
     no_room_ahead_ = false;
     const std::int64_t in_place_before = statistics_.used_in_place.count;
@@ -108,7 +108,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       }
     };
     beginning_ = &frame;
-    for (Record* const record : frame.held) {
+    for (Record* const record : frame.operands) {
       provide(*record);
     }
     // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
@@ -124,7 +124,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       }
     }
     beginning_ = nullptr;
-    for (Record* const record : frame.held) {
+    for (Record* const record : frame.operands) {
       record->collective = op.collective;
     }
     if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
@@ -169,9 +169,9 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
   try {
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
-      if (!frame.holds(record)) { // it may be in use by another thread's operator, which may end first
+      if (!frame.uses(record)) { // it may be in use by another thread's operator, which may end first
         announce(record);
-        take(frame, &record);
+        add_operand(frame, &record);
         mark_use(record, operand.writes);
         try {
           use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
@@ -219,7 +219,7 @@ void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes
 
 void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
   try {
-    take(frame, record);
+    add_operand(frame, record);
     record->last_use = operators_;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
     record->announced = true; // `end` tells the policy, as created
@@ -238,7 +238,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
     if (frame.region) {
       --of(frame.device).regions;
     }
-    let_go(frame);
+    release_operands(frame);
     std::erase_if(frame.births, [this](const auto& birth) { return find(birth.first) == nullptr; });
     const int device = frame.device >= 0      ? frame.device
                        : frame.births.empty() ? -1
@@ -277,7 +277,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       release_excess(frame, device);
     }
     if (of(device).excess && of(device).quiescent) {
-      keep_again(device);
+      retry_budget(device);
     }
     if (frame.planned) {
       become_idle_if_quiet(device);
@@ -309,12 +309,12 @@ void ResidencyEngine::used_unseen(Record& record, Stream stream) noexcept {
   use_untracked(record, stream, /*writes=*/true); // it may write
 }
 
-void ResidencyEngine::let_go(Frame& frame) noexcept {
-  for (Record* const record : frame.held) {
+void ResidencyEngine::release_operands(Frame& frame) noexcept {
+  for (Record* const record : frame.operands) {
     --record->in_use;
     try {
       if (!record->dead) {
-        storages_.watch_for_writes(*record, kept_);
+        storages_.watch_for_writes(*record, locked_);
       }
     } catch (...) { // writes cannot be watched: assume one, so that the other copy is not taken for up to date
       ++failures_;
@@ -326,7 +326,7 @@ void ResidencyEngine::let_go(Frame& frame) noexcept {
     }
     free_if_dead(record);
   }
-  frame.held.clear();
+  frame.operands.clear();
 }
 
 // An operator's workspace: its peak of allocated bytes beyond operands and results, without the engine's fetches and

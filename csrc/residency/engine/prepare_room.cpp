@@ -21,7 +21,7 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
     all += bytes;
     any = any || bytes >= device.cap / kPreparedShare;
   }
-  for (const Record* const record : frame.held) {
+  for (const Record* const record : frame.operands) {
     all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
   }
   if (!any || all > device.cap || !device.quiescent) {
@@ -58,7 +58,7 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
 bool ResidencyEngine::evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream,
                                         std::vector<Record*>& left) {
   Record* largest = nullptr;
-  for (Record* const record : frame.held) {
+  for (Record* const record : frame.operands) {
     if (record->points_at == Side::kDevice && record->device == frame.device &&
         address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
       largest = record;

@@ -16,15 +16,15 @@ Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
 } // namespace
 
 bool ResidencyEngine::is_unread(const Record& record) const {
-  return beginning_ != nullptr && record.operand < beginning_->held.size() &&
-         beginning_->held[record.operand] == &record;
+  return beginning_ != nullptr && record.operand < beginning_->operands.size() &&
+         beginning_->operands[record.operand] == &record;
 }
 
 bool ResidencyEngine::claim_address(Record& record, Mover mover) {
   if (!address_may_change(record, mover)) {
     return false;
   }
-  if (!storages_.keep(record, kept_)) {
+  if (!storages_.lock_if_sole_owner(record, locked_)) {
     mark_unmovable(record); // other storages share its bytes, or it is being destroyed
     return false;
   }
@@ -164,7 +164,7 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
 }
 
 void ResidencyEngine::take_sole_ownership(Record& record) {
-  if (storages_.take_sole_ownership(record, kept_)) {
+  if (storages_.take_sole_ownership(record, locked_)) {
     record.host_valid = false;
     record.retiring = false;
   }

@@ -28,20 +28,20 @@ Engine::Lock::~Lock() {
 }
 
 void Engine::Lock::release() {
-  if (engine_.kept_.empty()) {
+  if (engine_.locked_.empty()) {
     lock_.unlock();
     return;
   }
-  std::vector<void*> kept;
-  kept.swap(engine_.kept_);
+  std::vector<void*> locked;
+  locked.swap(engine_.locked_);
   lock_.unlock();
-  for (void* const storage : kept) {
-    engine_.storages_.let_go(storage); // may drop the last reference, which calls `destroyed`
+  for (void* const storage : locked) {
+    engine_.storages_.release(storage); // may drop the last reference, which calls `destroyed`
   }
 }
 
 void Engine::Lock::wait_for_a_block() {
-  release(); // the block waited for may belong to a storage in `kept_`
+  release(); // the block waited for may belong to a storage in `locked_`
   lock_.lock();
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
 }
@@ -126,7 +126,7 @@ void ResidencyEngine::free_if_dead(Record* record) noexcept {
 void ResidencyEngine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
-    leaving_.fetch_add(1, std::memory_order_relaxed);
+    blocks_being_freed_.fetch_add(1, std::memory_order_relaxed);
   }
   unregister(record);
 }
@@ -134,7 +134,7 @@ void ResidencyEngine::destroyed(Record* record) noexcept {
 void ResidencyEngine::expired(Block* block) noexcept {
   const Lock lock(*this);
   auto* const record = static_cast<Record*>(memory_.tag(block));
-  if (record != nullptr && record->pins == 0 && storages_.is_going(*record)) { // a pin through another label stays
+  if (record != nullptr && record->pins == 0 && storages_.is_expired(*record)) { // a pin through another label stays
     unregister(record);
   }
 }
@@ -170,7 +170,7 @@ void ResidencyEngine::unregister(Record* record) noexcept {
 }
 
 void ResidencyEngine::freed() noexcept {
-  leaving_.fetch_sub(1, std::memory_order_relaxed);
+  blocks_being_freed_.fetch_sub(1, std::memory_order_relaxed);
   freed_.notify_all();
 }
 

@@ -101,7 +101,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// Updates the atomics that `is_awake`, `has_idle_devices` and `may_run_unwatched` read.
   void note_awake();
   /// Tries to return to an exceeded budget, at ever longer intervals.
-  void keep_again(int device);
+  void retry_budget(int device);
   /// After an operator that exceeded a hard budget: evicts its results, and more if needed, to return to the budget.
   void release_excess(const Frame& frame, int device);
 
@@ -113,7 +113,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
     std::size_t others = 0; ///< used by other threads' operators, or shared by several storages
     std::size_t unknown = 0; ///< without a record: too small to be moved, or allocated by running operators
   };
-  Staying staying(int device, std::span<Record* const> held) const;
+  Staying staying(int device, std::span<Record* const> operands) const;
   /// The smallest budget whose cap holds that many bytes.
   std::size_t budget_for(int device, std::size_t bytes) const;
 
@@ -207,7 +207,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// The allocator's min-cost eviction range of `bytes`.
   std::optional<std::vector<Record*>> min_cost_range(std::size_t bytes, int device, Need need);
   /// Whether another thread is about to free a storage's block on the device.
-  bool something_goes(int device) const;
+  bool is_block_being_freed(int device) const;
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
   /// Free bytes for large blocks within the cap, possibly fragmented.
   std::size_t unused(int device) const;
@@ -249,12 +249,12 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void announce(Record& record);
   /// The accesses of the frame's operands on one device: each device has its own policy.
   std::span<const Access> accesses_on(int device, const Frame& frame);
-  void take(Frame& frame, Record* record);
+  void add_operand(Frame& frame, Record* record);
   /// Fallback if preparing an operand failed: blocks until the copy that the storage points at is complete.
   void use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept;
   /// The same for an operand that may not be in the frame: it counts as unmovable for a while.
   void use_untracked(Record& record, Stream stream, bool writes) noexcept;
-  void let_go(Frame& frame) noexcept;
+  void release_operands(Frame& frame) noexcept;
   bool choose_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
 
@@ -290,7 +290,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   StorageAdapter& storages_;
   mutable std::mutex mutex_;
   std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
-  std::atomic<int> leaving_{0}; ///< blocks of destroyed storages that are not freed yet
+  std::atomic<int> blocks_being_freed_{0}; ///< blocks of destroyed storages that are not freed yet
   std::vector<Device> devices_;
   std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned
   PinnedSegmentSource* host_source_ = nullptr;
@@ -315,7 +315,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   const Frame* beginning_ = nullptr; ///< of the operator whose operands `begin` is placing
   bool no_room_ahead_ = false; ///< a prefetch for the operator being begun found no room
   bool host_refused_ = false; ///< the latest write-back found no pinned memory
-  std::vector<void*> kept_; ///< storages whose references are dropped after the mutex is released
+  std::vector<void*> locked_; ///< storages whose references are dropped after the mutex is released
 };
 
 } // namespace torch_uvm

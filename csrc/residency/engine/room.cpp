@@ -289,13 +289,13 @@ std::optional<std::vector<Record*>> ResidencyEngine::min_cost_range(std::size_t 
   return run;
 }
 
-bool ResidencyEngine::something_goes(int device) const {
-  if (leaving_.load(std::memory_order_relaxed) != 0) {
+bool ResidencyEngine::is_block_being_freed(int device) const {
+  if (blocks_being_freed_.load(std::memory_order_relaxed) != 0) {
     return true;
   }
   for (const auto& [id, record] : records_) {
     if (record->device == device && record->device_block != nullptr && record->pins == 0 &&
-        storages_.is_going(*record)) { // a pinned one's block stays: another label has it
+        storages_.is_expired(*record)) { // a pinned one's block stays: another label has it
       return true;
     }
   }
@@ -336,7 +336,7 @@ bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream)
     }
     const double began = now_us();
     made = evict_range(bytes, home.index, Need::kNow, stream);
-    for (int moment = 0; !made && moment < kMoments && device.budget && something_goes(home.index); ++moment) {
+    for (int moment = 0; !made && moment < kMoments && device.budget && is_block_being_freed(home.index); ++moment) {
       lock.wait_for_a_block();
       made = evict_range(bytes, home.index, Need::kNow, stream);
     }

@@ -17,19 +17,19 @@ class StorageAdapter {
   /// Locks the weak reference to keep the storage alive while its pointer changes. Appends the strong reference to
   /// `kept`; the engine passes it to `let_go` later.
   /// \return false if the storage is being destroyed or shares its bytes with other storages
-  virtual bool keep(const Record& record, std::vector<void*>& kept) = 0;
-  virtual void let_go(void* kept) noexcept = 0;
+  virtual bool lock_if_sole_owner(const Record& record, std::vector<void*>& locked) = 0;
+  virtual void release(void* locked) noexcept = 0;
   /// Takes sole ownership of the bytes again if the storage shared them and all the other storages are gone.
   /// \return whether that was so; the bytes may then have been written through the other storages
-  virtual bool take_sole_ownership(const Record& record, std::vector<void*>& kept) = 0;
+  virtual bool take_sole_ownership(const Record& record, std::vector<void*>& locked) = 0;
   /// Whether the storage has no owner left: another thread is about to report its destruction.
-  virtual bool is_going(const Record& record) const = 0;
+  virtual bool is_expired(const Record& record) const = 0;
   /// Sets the storage's data pointer to its host or device copy. Frees nothing.
   virtual void point_at_host(Record& record, void* ptr) noexcept = 0;
   virtual void point_at_device(Record& record, Block* block) noexcept = 0;
   /// Arranges for Engine::materialise to be called before code outside watched operators may write to the storage. One
   /// call covers one such access; effective only where PyTorch supports it.
-  virtual void watch_for_writes(Record& record, std::vector<void*>& kept) = 0;
+  virtual void watch_for_writes(Record& record, std::vector<void*>& locked) = 0;
   /// Starts watching operators. Called with no lock held.
   virtual void wake() noexcept = 0;
   /// Number of kernels that run now; nullopt if they are not counted. A kernel that begins after this call sees the
@@ -38,7 +38,7 @@ class StorageAdapter {
   /// The outermost operator that the calling thread runs, and the storages that it holds.
   struct RunningOperator {
     const char* name = nullptr; ///< nullptr if the thread runs no operator
-    std::span<Record* const> held;
+    std::span<Record* const> operands;
   };
   virtual RunningOperator running() const noexcept {
     return {};

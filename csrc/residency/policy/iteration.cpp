@@ -41,7 +41,7 @@ class IterationBuilder {
     std::vector<std::uint32_t> here;
     for (std::uint32_t op = 0; op < size_; ++op) {
       here.clear();
-      log_.births_of(first_ + op, [&](const LoggedBirth& creation) {
+      log_.creations_of(first_ + op, [&](const LoggedCreation& creation) {
         here.push_back(add_value({creation.bytes, kNoStorage, op, kNone, creation.storage, false}));
         temporaries_[creation.storage] = here.back();
         births_.push(here.back());
@@ -51,7 +51,7 @@ class IterationBuilder {
         continue;
       }
       std::size_t place = 0;
-      log_.births_of(first_ + op - size_, [&](const LoggedBirth& creation) {
+      log_.creations_of(first_ + op - size_, [&](const LoggedCreation& creation) {
         if (place < here.size()) {
           temporaries_[creation.storage] = here[place];
         }
@@ -72,7 +72,7 @@ class IterationBuilder {
       iteration_.uses.push_back({value, op, kNone, kNone, true, true});
     }
     iteration_.ops.push_back({logged.key, logged.workspace, operands, logged.in_place_ok});
-    log_.deaths_of(first_ + op, [&](StorageId storage) {
+    log_.frees_of(first_ + op, [&](StorageId storage) {
       const std::uint32_t* value = temporaries_.find(storage);
       if (value != nullptr && iteration_.values[*value].freed_at == kNone) {
         iteration_.values[*value].freed_at = op;

@@ -76,10 +76,10 @@ void Matcher::add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& s
   current_ = &known;
   position_ = iteration.size() - 1;
   matched_ = true;
-  strayed_ = 0;
+  mismatches_ = 0;
 }
 
-unsigned Matcher::unproved() const {
+unsigned Matcher::unproven() const {
   return static_cast<unsigned>(std::count_if(schedules_.begin(), schedules_.end(), [](const auto& known) {
     return known->followed < known->schedule.iteration.size();
   }));
@@ -127,7 +127,7 @@ void Matcher::bind(KnownSchedule& known, std::uint32_t op, std::span<const SeenO
   }
 }
 
-bool Matcher::find_again(OperatorKey key, std::span<const SeenOperand> operands) {
+bool Matcher::resynchronise(OperatorKey key, std::span<const SeenOperand> operands) {
   const std::uint64_t hash = window(window_[0], window_[1], window_[2]);
   KnownSchedule* best = nullptr;
   std::uint32_t place = 0;
@@ -183,7 +183,7 @@ Matcher::Match Matcher::begin(OperatorKey key, std::span<const SeenOperand> oper
   for (const SeenOperand& operand : operands) {
     window_[2] = with_operand(window_[2], operand.state->persistent ? operand.storage : kNoStorage);
   }
-  Match step = Match::kAsPlanned;
+  Match step = Match::kMatched;
   if (current_ != nullptr && matches(*current_, current_->schedule.iteration.after(position_), key, operands)) {
     position_ = current_->schedule.iteration.after(position_);
     bind(*current_, position_, operands);
@@ -194,11 +194,11 @@ Matcher::Match Matcher::begin(OperatorKey key, std::span<const SeenOperand> oper
     }
   } else {
     in_a_row_ = 0;
-    if (find_again(key, operands)) {
-      step = Match::kFoundAgain;
+    if (resynchronise(key, operands)) {
+      step = Match::kResynchronised;
     } else {
       matched_ = false;
-      if (current_ == nullptr || ++strayed_ < kMaxMismatches) {
+      if (current_ == nullptr || ++mismatches_ < kMaxMismatches) {
         return Match::kMissed;
       }
       current_ = nullptr;
@@ -206,7 +206,7 @@ Matcher::Match Matcher::begin(OperatorKey key, std::span<const SeenOperand> oper
     }
   }
   matched_ = true;
-  strayed_ = 0;
+  mismatches_ = 0;
   ++current_->followed;
   current_->last_followed = now;
   return step;

@@ -71,9 +71,9 @@ class Matcher {
   /// least recently followed schedule if there are too many.
   void add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages);
   /// Number of unproven schedules: those that fewer operators than one iteration have matched.
-  unsigned unproved() const;
+  unsigned unproven() const;
 
-  enum class Match { kAsPlanned, kFoundAgain, kMissed, kLost };
+  enum class Match { kMatched, kResynchronised, kMissed, kLost };
   Match begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
   /// A storage was created in or after the latest operator, as number `place` (from 0) since the operator began.
   void created(StorageId storage, StorageState& state, std::size_t place);
@@ -85,14 +85,14 @@ class Matcher {
  private:
   bool matches(KnownSchedule& known, std::uint32_t op, OperatorKey key, std::span<const SeenOperand> operands) const;
   void bind(KnownSchedule& known, std::uint32_t op, std::span<const SeenOperand> operands);
-  bool find_again(OperatorKey key, std::span<const SeenOperand> operands);
+  bool resynchronise(OperatorKey key, std::span<const SeenOperand> operands);
   void go_to(KnownSchedule* known, std::uint32_t op, std::span<const SeenOperand> operands);
 
   std::vector<std::unique_ptr<KnownSchedule>> schedules_;
   KnownSchedule* current_ = nullptr;
   std::uint32_t position_ = 0;
   bool matched_ = false;
-  unsigned strayed_ = 0; ///< number of mismatches since the latest match
+  unsigned mismatches_ = 0; ///< number of mismatches since the latest match
   std::uint64_t in_a_row_ = 0;
   std::uint64_t schedules_made_ = 0;
   std::uint64_t window_[3] = {}; ///< hashes of the latest three operators

@@ -42,8 +42,8 @@ void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool
     accesses_.push(operand.access);
   }
   const LoggedOperator& before = operators_[number - 1];
-  operators_.push({key, before.order * kBase + signature, before.sizes * kBase + sizes, first_access, births_.end(),
-                   deaths_.end(), 0, in_place_ok});
+  operators_.push({key, before.order * kBase + signature, before.sizes * kBase + sizes, first_access, creations_.end(),
+                   frees_.end(), 0, in_place_ok});
 
   if (seen_.size() < kLargestSeen && number - operators_.first() > seen_.size()) {
     std::vector<Seen> larger(2 * seen_.size());
@@ -67,8 +67,8 @@ void OperatorLog::forget_the_oldest() {
     const std::uint64_t first = operators_.first() + 1;
     operators_.drop_before(first);
     accesses_.drop_before(operators_[first].accesses);
-    births_.drop_before(operators_[first].births);
-    deaths_.drop_before(operators_[first].frees);
+    creations_.drop_before(operators_[first].births);
+    frees_.drop_before(operators_[first].frees);
   }
 }
 

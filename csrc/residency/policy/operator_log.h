@@ -20,7 +20,7 @@ struct LoggedAccess {
   bool found = false; ///< it existed before it was first seen
 };
 
-struct LoggedBirth {
+struct LoggedCreation {
   StorageId storage = 0;
   std::size_t bytes = 0;
 };
@@ -57,11 +57,11 @@ class OperatorLog {
 
   /// Logs an operator. Operators are numbered from 1; this one gets the number `latest() + 1`.
   void begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok);
-  void log_creation(const LoggedBirth& creation) {
-    births_.push(creation);
+  void log_creation(const LoggedCreation& creation) {
+    creations_.push(creation);
   }
   void log_free(StorageId storage) {
-    deaths_.push(storage);
+    frees_.push(storage);
   }
   void workspace(std::size_t bytes) {
     operators_[latest()].workspace = bytes;
@@ -88,15 +88,15 @@ class OperatorLog {
     }
   }
   template <typename F>
-  void births_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].births; at < after(number, &LoggedOperator::births, births_); ++at) {
-      visit(births_[at]);
+  void creations_of(std::uint64_t number, F&& visit) const {
+    for (std::uint64_t at = operators_[number].births; at < after(number, &LoggedOperator::births, creations_); ++at) {
+      visit(creations_[at]);
     }
   }
   template <typename F>
-  void deaths_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].frees; at < after(number, &LoggedOperator::frees, deaths_); ++at) {
-      visit(deaths_[at]);
+  void frees_of(std::uint64_t number, F&& visit) const {
+    for (std::uint64_t at = operators_[number].frees; at < after(number, &LoggedOperator::frees, frees_); ++at) {
+      visit(frees_[at]);
     }
   }
 
@@ -125,8 +125,8 @@ class OperatorLog {
 
   Ring<LoggedOperator> operators_;
   Ring<LoggedAccess> accesses_;
-  Ring<LoggedBirth> births_;
-  Ring<StorageId> deaths_;
+  Ring<LoggedCreation> creations_;
+  Ring<StorageId> frees_;
   std::vector<Seen> seen_; ///< latest operator by signature; a collision replaces the entry
   std::uint64_t since_same_ = 0; ///< number of operators since the latest one's signature was last seen
   std::uint64_t since_operand_ = 0; ///< its largest reuse distance

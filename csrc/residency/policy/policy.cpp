@@ -24,7 +24,7 @@ Policy::~Policy() = default;
 void Policy::set_options(const PolicyOptions& options) {
   state_->options = options;
   ++state_->options_version;
-  state_->next_planning = 0; // do not delay: unproven schedules were made for other options
+  state_->next_scheduling = 0; // do not delay: unproven schedules were made for other options
 }
 
 void Policy::created(StorageId storage, std::size_t bytes) {
@@ -92,7 +92,7 @@ void Policy::State::expect_results(OperatorKey key) {
 
 const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok) {
   State& it = *state_;
-  it.consider_planning();
+  it.consider_scheduling();
   it.see(accesses);
   it.log.begin(key, it.operands, in_place_ok);
   it.in_place_ok = in_place_ok;
@@ -100,7 +100,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   const Matcher::Match match = it.matcher.begin(key, it.seen, it.log.latest());
   it.counters.following = it.matcher.matched();
   ++(it.counters.following ? it.counters.plan_hits : it.counters.plan_misses);
-  if (match == Matcher::Match::kFoundAgain) {
+  if (match == Matcher::Match::kResynchronised) {
     ++it.counters.resynchronised;
     it.catch_up = it.forget = true;
   } else if (match == Matcher::Match::kLost) {

@@ -24,7 +24,7 @@ class Policy {
   struct Counters {
     std::uint64_t plan_hits = 0; ///< operators that matched the schedule
     std::uint64_t plan_misses = 0; ///< operators that did not match, or for which there was no schedule
-    std::uint64_t plans_made = 0;
+    std::uint64_t schedules_made = 0;
     std::uint64_t resynchronised = 0; ///< how often the position in a schedule was found again after a mismatch
     bool following = false; ///< the latest operator matched the schedule
   };

@@ -15,9 +15,9 @@ constexpr unsigned kLongestWait = 6; // at most 2^6 iterations between schedules
 
 } // namespace
 
-void Policy::State::consider_planning() {
+void Policy::State::consider_scheduling() {
   const KnownSchedule* current = matcher.current();
-  if (log.latest() < next_planning ||
+  if (log.latest() < next_scheduling ||
       (current != nullptr && !current->stale && matcher.in_a_row() >= 2 * current->schedule.iteration.size())) {
     return;
   }
@@ -39,12 +39,12 @@ bool Policy::State::repeats(std::uint64_t operators) {
 }
 
 void Policy::State::schedule_last(std::uint64_t operators, bool repeated) {
-  next_planning = log.latest() + (operators << std::min(matcher.unproved(), kLongestWait));
+  next_scheduling = log.latest() + (operators << std::min(matcher.unproven(), kLongestWait));
   Schedule schedule;
   schedule.iteration = make_iteration(log, operators, repeated);
   matcher.add(std::move(schedule), log.latest(), storages);
   solve(*matcher.current());
-  ++counters.plans_made;
+  ++counters.schedules_made;
   catch_up = forget = true;
 }
 
@@ -68,7 +68,7 @@ void Policy::State::end_marked_step() {
   const bool known = std::find(marked.begin(), marked.end(), hash) != marked.end();
   if (!known) {
     marked[next_marked++ % kMarkedSteps] = hash;
-  } else if (end >= next_planning) {
+  } else if (end >= next_scheduling) {
     // Storages that one step passes to the next (gradients, with deferred updates) can be matched only if the previous
     // step was the same.
     schedule_last(operators, log.may_repeat(operators) && repeats(operators));

@@ -36,7 +36,7 @@ struct Policy::State {
   bool in_place_ok = false;
   bool catch_up = false; ///< the position has jumped: issue the fetches that are already due
   bool forget = false;
-  std::uint64_t next_planning = 0; ///< the earliest operator at which to make another schedule
+  std::uint64_t next_scheduling = 0; ///< the earliest operator at which to make another schedule
   std::uint64_t last_mark = 0; ///< the operator at the latest step mark
   std::uint64_t mark_before = 0; ///< the operator at the step mark before that
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
@@ -66,7 +66,7 @@ struct Policy::State {
   /// Predicts the operator's results from an earlier operator of the same name and operand sizes.
   void expect_results(OperatorKey key);
   /// Makes a schedule if the latest operators repeat those before them and it is time for one.
-  void consider_planning();
+  void consider_scheduling();
   bool repeats(std::uint64_t operators);
   /// Makes a schedule from the last `operators`. \param repeated see make_iteration
   void schedule_last(std::uint64_t operators, bool repeated);

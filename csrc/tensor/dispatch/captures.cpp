@@ -27,7 +27,7 @@ std::uint64_t begin_capture() {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     mine.operands.clear();
-    for (Record* const record : mine.running->held) {
+    for (Record* const record : mine.running->operands) {
       mine.operands.push_back({record, false}); // its writes were reported when the operator began
     }
     engine.captured(mine.operands);

@@ -21,7 +21,7 @@ Kernel::~Kernel() {
   if (!counted_) {
     return;
   }
-  if (!frame_.held.empty()) {
+  if (!frame_.operands.empty()) {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     engine.end(frame_);
@@ -38,7 +38,7 @@ void Kernel::use(c10::StorageImpl* storage, bool writes) {
   Record* const record = record_of(engine, storage);
   ThreadState& mine = this_thread();
   // The thread's operator pins it already, unless the engine was asleep when a nested operator began.
-  if (record != nullptr && (mine.running == nullptr || !mine.running->holds(*record))) {
+  if (record != nullptr && (mine.running == nullptr || !mine.running->uses(*record))) {
     const Engine::Operand operand{record, writes};
     engine.begin_nested(frame_, {&operand, 1}, mine.stream_for(*record, *storage));
   }

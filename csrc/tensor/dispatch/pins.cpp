@@ -67,7 +67,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
       return;
     }
     const Engine::Frame* const own = this_thread().running;
-    const bool waits_for_itself = own != nullptr && own->holds(*record);
+    const bool waits_for_itself = own != nullptr && own->uses(*record);
     if (waits_for_itself || std::chrono::steady_clock::now() - began > kLongestWait) {
       throw OutOfMemory(OutOfMemory::Cause::kBudget, record->bytes,
                         "no room to keep " + format_bytes(record->bytes) + " on " +

@@ -101,18 +101,18 @@ WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
   if (engine == nullptr || !engine->is_awake() || Context::forked()) {
     return;
   }
-  frame_.held.reserve(tensors.size());
+  frame_.operands.reserve(tensors.size());
   const Engine::Lock lock(*engine);
   for (const at::Tensor& tensor : tensors) {
     if (Record* const record = find_record(*engine, tensor)) {
-      frame_.held.push_back(record);
+      frame_.operands.push_back(record);
       ++record->in_use;
     }
   }
 }
 
 WorkUnderWay::~WorkUnderWay() {
-  if (!frame_.held.empty() && !Context::forked()) {
+  if (!frame_.operands.empty() && !Context::forked()) {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     engine.end(frame_);

@@ -86,8 +86,8 @@ Block* own_block(const c10::DataPtr& data) {
 
 } // namespace
 
-bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
-  kept.reserve(kept.size() + 1);
+bool StorageRecords::lock_if_sole_owner(const Record& record, std::vector<void*>& locked) {
+  locked.reserve(locked.size() + 1);
   Strong storage = lock(record);
   if (!storage) {
     return false;
@@ -98,26 +98,26 @@ bool StorageRecords::keep(const Record& record, std::vector<void*>& kept) {
       record.points_at == Side::kHost
           ? is_on_host(data) && data.get_context() == &record
           : is_own_block(data) && data.get_context() == record.device_block && !has_advice(record.device_block);
-  kept.push_back(storage.release()); // even if false: this may be the last owner, which must not go under the mutex
+  locked.push_back(storage.release()); // even if false: this may be the last owner, which must not go under the mutex
   return its_own;
 }
 
-void StorageRecords::let_go(void* kept) noexcept {
-  Strong::reclaim(static_cast<c10::StorageImpl*>(kept));
+void StorageRecords::release(void* locked) noexcept {
+  Strong::reclaim(static_cast<c10::StorageImpl*>(locked));
 }
 
-bool StorageRecords::take_sole_ownership(const Record& record, std::vector<void*>& kept) {
-  kept.reserve(kept.size() + 1);
+bool StorageRecords::take_sole_ownership(const Record& record, std::vector<void*>& locked) {
+  locked.reserve(locked.size() + 1);
   Strong storage = lock(record);
   if (!storage) {
     return false;
   }
   const bool reclaimed = has_owner(storage->_mutable_data_ptr_no_checks()) && take_off_labels(storage.get());
-  kept.push_back(storage.release());
+  locked.push_back(storage.release());
   return reclaimed;
 }
 
-bool StorageRecords::is_going(const Record& record) const {
+bool StorageRecords::is_expired(const Record& record) const {
   return c10::raw::weak_intrusive_ptr::use_count(storage_of(record)) == 0;
 }
 
@@ -135,9 +135,10 @@ void StorageRecords::point_at_device(Record& record, Block* block) noexcept {
   replace(record, managed_data(block, label));
 }
 
-void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& kept) {
+void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& locked) {
   // Only needed while there is a host copy: an unobserved write to the device copy would make it stale unnoticed.
-  if (kTellsOfWrites && record.host_block != nullptr && !is_armed(storage_of(record)) && keep(record, kept)) {
+  if (kTellsOfWrites && record.host_block != nullptr && !is_armed(storage_of(record)) &&
+      lock_if_sole_owner(record, locked)) {
     arm(storage_of(record));
   }
 }
@@ -152,7 +153,7 @@ std::optional<int> StorageRecords::running_kernels() const noexcept {
 
 StorageAdapter::RunningOperator StorageRecords::running() const noexcept {
   const Engine::Frame* const frame = this_thread().running;
-  return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->held};
+  return frame == nullptr ? RunningOperator{} : RunningOperator{frame->name, frame->operands};
 }
 
 void StorageRecords::forget(Record& record) noexcept {

@@ -11,13 +11,13 @@ namespace torch_uvm {
 /// The storage interface of the process's engine.
 class StorageRecords final : public StorageAdapter {
  public:
-  bool keep(const Record& record, std::vector<void*>& kept) override;
-  void let_go(void* kept) noexcept override;
-  bool take_sole_ownership(const Record& record, std::vector<void*>& kept) override;
-  bool is_going(const Record& record) const override;
+  bool lock_if_sole_owner(const Record& record, std::vector<void*>& locked) override;
+  void release(void* locked) noexcept override;
+  bool take_sole_ownership(const Record& record, std::vector<void*>& locked) override;
+  bool is_expired(const Record& record) const override;
   void point_at_host(Record& record, void* ptr) noexcept override;
   void point_at_device(Record& record, Block* block) noexcept override;
-  void watch_for_writes(Record& record, std::vector<void*>& kept) override;
+  void watch_for_writes(Record& record, std::vector<void*>& locked) override;
   void wake() noexcept override;
   std::optional<int> running_kernels() const noexcept override;
   RunningOperator running() const noexcept override;

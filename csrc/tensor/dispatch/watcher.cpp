@@ -193,7 +193,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
     } catch (...) {
       // Out of host memory: the storage is registered at its first use as an operand.
     }
-    if (is_outermost && (!frame->held.empty() || !frame->births.empty())) {
+    if (is_outermost && (!frame->operands.empty() || !frame->births.empty())) {
       if (!lock) {
         lock.emplace(*engine);
       }
