@@ -2,8 +2,8 @@
 //
 // A group begins with an event before its first operator and ends with one before the next group. Its time is what the
 // device spent from one to the other, or what the host took to queue the operators if that was longer. What the engine
-// adds to the operators' stream, such as fetches and waits for operands, is excluded: a group is a list of parts, with a
-// pair of events each. Waits that the allocator adds, for the memory of results, count.
+// adds to the operators' stream, such as fetches and waits for operands, is excluded: a group is a list of parts, with
+// a pair of events each. Waits that the allocator adds, for the memory of results, count.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,8 @@ class OperatorTimer {
   /// A scope in which the engine queues work of its own on the stream. Scopes nest. \param timer may be nullptr
   class Pause {
    public:
-    Pause(OperatorTimer* timer, Stream stream) : timer_(timer != nullptr && timer->end_part(stream) ? timer : nullptr) {}
+    Pause(OperatorTimer* timer, Stream stream)
+        : timer_(timer != nullptr && timer->end_part(stream) ? timer : nullptr) {}
     ~Pause() {
       if (timer_ != nullptr) {
         timer_->begin_part();
