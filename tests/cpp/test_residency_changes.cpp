@@ -85,7 +85,7 @@ TEST(shapes_that_change_each_step_do_not_replan_without_end) {
     simulator.run(model.step());
   }
   const Policy::Counters counters = simulator.policy().counters();
-  CHECK(counters.plans_made <= 6);
+  CHECK(counters.schedules_made <= 6);
   // The order is the same for all sizes, so next uses are known.
   CHECK(counters.plan_hits > counters.plan_misses);
 }
@@ -98,12 +98,12 @@ TEST(lasting_new_sizes_get_a_new_schedule) {
   for (int at = 0; at < 6; ++at) {
     simulator.run(model.step());
   }
-  const std::uint64_t plans = simulator.policy().counters().plans_made;
+  const std::uint64_t plans = simulator.policy().counters().schedules_made;
   model.tokens *= 2;
   for (int at = 0; at < 6; ++at) {
     simulator.run(model.step());
   }
-  CHECK_EQ(simulator.policy().counters().plans_made, plans + 1);
+  CHECK_EQ(simulator.policy().counters().schedules_made, plans + 1);
   simulator.take_counts();
   simulator.run(model.step());
   CHECK_EQ(simulator.take_counts().on_demand, 0U);

@@ -136,12 +136,12 @@ TEST(gradient_accumulation_is_one_step) {
   }
   hits.take();
   simulator.take_counts();
-  const std::uint64_t plans = simulator.policy().counters().plans_made;
+  const std::uint64_t plans = simulator.policy().counters().schedules_made;
   for (int at = 0; at < 3; ++at) {
     simulator.run(step);
   }
   CHECK_EQ(hits.take().misses, 0U);
-  CHECK_EQ(simulator.policy().counters().plans_made, plans);
+  CHECK_EQ(simulator.policy().counters().schedules_made, plans);
   CHECK(plans <= 4);
   CHECK_EQ(simulator.take_counts().on_demand, 0U);
 }
