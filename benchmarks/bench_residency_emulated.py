@@ -24,11 +24,10 @@ from typing import Any
 from _environment import RESULTS, describe
 from _residency_processes import environment
 from _results import write_results
-from lower_bound import bound
+from lower_bound import least_traffic
 
 MIB = 1024**2
 AMPLE = 2048 * MIB
-SLOW_STEP_MS = 1e6  # the link has time for everything, so the bound is that of the fewest bytes
 PARTS = ("1/1.5", "1/2", "1/4")
 WARM_UP, STEPS, RECORDED = 4, 2, 4
 DRIVER, ENGINE, AUTO = "driver's faults", "engine", "engine, auto"
@@ -192,9 +191,7 @@ def rows(parts: Sequence[str] = PARTS, *, engine: bool = True, folder: str | Non
     for row in found:
         row.equal = row.losses == plain.losses
         if row.trace is not None:
-            least = bound(Path(row.trace), row.memory, step_ms=SLOW_STEP_MS)
-            row.least_in = least["fetched"] + least["in_place"]
-            row.least_out = least["written_back"]
+            row.least_in, row.least_out = least_traffic(Path(row.trace), row.memory)
     return found
 
 

@@ -24,7 +24,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from scipy.sparse import coo_array
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SCALE = 1e6  # bytes in a unit of the programme
-_LITTLE = 1e-7  # ms for a unit evicted: of two fastest solutions, the one that moves less
 
 
 @dataclass(frozen=True)
@@ -132,15 +131,13 @@ class _Programme:
     """Variables, and rows `sum <= limit`."""
 
     def __init__(self) -> None:
-        self.cost: list[float] = []
         self.most: list[float | None] = []
         self.entries: tuple[list[int], list[int], list[float]] = ([], [], [])
         self.limits: list[float] = []
 
-    def variable(self, most: float | None = None, cost: float = 0.0) -> int:
-        self.cost.append(cost)
+    def variable(self, most: float | None = None) -> int:
         self.most.append(most)
-        return len(self.cost) - 1
+        return len(self.most) - 1
 
     def row(self, terms: Sequence[tuple[int, float]], limit: float) -> None:
         for variable, factor in terms:
@@ -149,11 +146,15 @@ class _Programme:
             self.entries[2].append(factor)
         self.limits.append(limit)
 
-    def solve(self) -> np.ndarray[Any, Any]:
+    def minimise(self, terms: Iterable[tuple[int, float]]) -> np.ndarray[Any, Any]:
+        """The values of the variables at which the sum of the terms is least."""
         rows, columns, factors = self.entries
-        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.cost))).tocsr()
+        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.most))).tocsr()
+        cost = np.zeros(len(self.most))
+        for variable, factor in terms:
+            cost[variable] += factor
         bounds = [(0, most) for most in self.most]
-        solved = linprog(self.cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
+        solved = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
         if solved.status == 2:
             raise ValueError("the operands and results of an operator alone exceed the budget")
         if solved.status != 0:
@@ -172,7 +173,7 @@ class _Bound:
         self.rates = rates
         self.programme = _Programme()
         segments = range(self.cut.count)
-        self.ms = [self.programme.variable(cost=1.0) for _ in segments]
+        self.ms = [self.programme.variable() for _ in segments]
         self.floating = [self.programme.variable() for _ in segments]  #: ms of operators that may run later
         self.into: list[_Terms] = [[] for _ in segments]
         self.out: list[_Terms] = [[] for _ in segments]
@@ -238,7 +239,7 @@ class _Bound:
         if use.held:
             self.absent[use.segment].append((part, 1.0))
         for traffic in (self.into, self.out) if crosses and use.writes else (self.into,) if crosses else ():
-            moved = [self.programme.variable(size, cost=_LITTLE) for _ in traffic]
+            moved = [self.programme.variable(size) for _ in traffic]
             self.programme.row([(part, 1.0), *((each, -1.0) for each in moved)], 0.0)
             for terms, each in zip(traffic, moved, strict=True):
                 terms.append((each, 1.0))
@@ -256,7 +257,7 @@ class _Bound:
             The same for its end.
         """
         programme, count = self.programme, self.cut.count
-        evicted, arrives = programme.variable(size, cost=_LITTLE), programme.variable(size)
+        evicted, arrives = programme.variable(size), programme.variable(size)
         fetched = -1  # by the check before
         host = list(written or [])
         last = end.segment + (count if end.segment <= begin.segment else 0)
@@ -290,7 +291,7 @@ class _Bound:
         return host
 
     def _write_back(self, segment: int, host: _Terms, size: float) -> _Terms:
-        more = self.programme.variable(size, cost=_LITTLE)
+        more = self.programme.variable(size)
         self.out[segment].append((more, 1.0))
         found = [*host, (more, 1.0)]
         if len(found) > 8:  # one variable for the sum, so that rows stay short
@@ -312,8 +313,7 @@ def bound(
         intervals: at how many operators the budget is checked. More give a higher bound and take longer.
 
     Returns:
-        ``bound_ms``; ``in_core_ms``, the sum of the durations; bytes: ``fetched``, ``written_back``,
-        ``in_place``.
+        ``bound_ms``; ``in_core_ms``, the sum of the durations; ``in_place``: bytes of a fastest step.
 
     Raises:
         ValueError: no trace, no step that repeats, no durations, or an operator that alone exceeds the
@@ -322,19 +322,27 @@ def bound(
     """
     iteration = read_iteration(path, step_ms)
     made = _Bound(iteration, budget, rates, intervals)
-    solved = made.programme.solve()
-
-    def total(traffic: list[list[tuple[int, float]]]) -> float:
-        return _SCALE * float(sum(solved[each] * factor for terms in traffic for each, factor in terms))
-
-    in_place = total(made.in_place)
+    solved = made.programme.minimise((each, 1.0) for each in made.ms)
     return {
         "bound_ms": float(solved[made.ms].sum()),
         "in_core_ms": float(sum(iteration.durations_ms)),
-        "fetched": total(made.into) - in_place,
-        "written_back": total(made.out),
-        "in_place": in_place,
+        "in_place": _total(solved, made.in_place),
     }
+
+
+def least_traffic(path: Path, budget: int, intervals: int = 64) -> tuple[float, float]:
+    """Bytes to the device and to the host in a step that moves the fewest in all, uses in place included.
+
+    Raises:
+        ValueError, OSError: as `bound`.
+    """
+    made = _Bound(read_iteration(path, 1.0), budget, Rates(), intervals)
+    solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
+    return _total(solved, made.into), _total(solved, made.out)
+
+
+def _total(solved: np.ndarray[Any, Any], traffic: list[_Terms]) -> float:
+    return _SCALE * float(sum(solved[each] * factor for terms in traffic for each, factor in terms))
 
 
 def _bytes(text: str) -> int:
