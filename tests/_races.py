@@ -307,6 +307,8 @@ def see(name: str, seed: int) -> tuple[str, dict[str, int]]:
     it = RACES[name]
     emulated.configure(seed=seed, devices=it.devices, **({"memory": it.memory} if it.memory else {}))
     torch_uvm.enable(budget=None)
+    # PyTorch sets its autograd engine up in the first backward pass; two threads' first ones race there.
+    torch.ones((), device="emu", requires_grad=True).backward()
     seen = it.program(random.Random(seed))
     torch.accelerator.synchronize()
     stats = torch_uvm.residency_stats()
