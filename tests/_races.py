@@ -301,14 +301,12 @@ FIGURES = ["fetched", "written_back", "used_in_place", "moved", "made_room"]
 
 
 def see(name: str, seed: int) -> tuple[str, dict[str, int]]:
-    """Runs a program in this process, which has not used the accelerator yet. Returns its error and
-    figures."""
+    """Runs a program in this process, which has not used the accelerator yet: its error, and figures."""
     torch.set_num_threads(1)
     it = RACES[name]
     emulated.configure(seed=seed, devices=it.devices, **({"memory": it.memory} if it.memory else {}))
     torch_uvm.enable(budget=None)
-    # PyTorch sets its autograd engine up in the first backward pass; two threads' first ones race there.
-    torch.ones((), device="emu", requires_grad=True).backward()
+    torch.ones((), device="emu", requires_grad=True).backward()  # two threads' first ones race in PyTorch
     seen = it.program(random.Random(seed))
     torch.accelerator.synchronize()
     stats = torch_uvm.residency_stats()
