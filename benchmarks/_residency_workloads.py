@@ -167,6 +167,15 @@ def classification(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(scores.float(), labels)
 
 
+def labelled_images(
+    count: int, size: int, classes: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Images of (count, 3, size, size) in channels_last, and a label for each."""
+    images = torch.randn(count, 3, size, size, device=device, dtype=dtype)
+    labels = torch.randint(classes, (count,), device=device)
+    return images.contiguous(memory_format=torch.channels_last), labels
+
+
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
@@ -184,9 +193,7 @@ class CnnOf:
     def make(self, device: torch.device) -> Workload:
         model = ResNet(self.depths, self.width, self.classes)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = torch.randn(self.images, 3, self.size, self.size, device=device)
-        labels = torch.randint(self.classes, (self.images,), device=device)
-        batch = (images.contiguous(memory_format=torch.channels_last), labels)
+        batch = labelled_images(self.images, self.size, self.classes, device, torch.float32)
         return Workload(model, batch, classification, momentum)
 
 

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from _residency_workloads import Block, Workload, default_dtype, fused_adamw, momentum
+from _residency_workloads import (
+    Block,
+    Workload,
+    default_dtype,
+    fused_adamw,
+    labelled_images,
+    momentum,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -109,9 +116,8 @@ class VisionTransformerOf:
     def make(self, device: torch.device) -> Workload:
         with default_dtype(torch.bfloat16):
             model = VisionTransformer(self.depth, self.width, self.heads, self.size, self.classes)
-        images = torch.randn(self.images, 3, self.size, self.size, device=device, dtype=torch.bfloat16)
-        labels = torch.randint(self.classes, (self.images,), device=device)
-        return Workload(model, (images, labels), classification, fused_adamw)
+        batch = labelled_images(self.images, self.size, self.classes, device, torch.bfloat16)
+        return Workload(model, batch, classification, fused_adamw)
 
 
 class ConvNextBlock(nn.Module):
@@ -149,9 +155,7 @@ class ConvNextOf:
             head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.classes)]
             model = nn.Sequential(*layers, *head)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = torch.randn(self.images, 3, self.size, self.size, device=device, dtype=torch.bfloat16)
-        labels = torch.randint(self.classes, (self.images,), device=device)
-        batch = (images.contiguous(memory_format=torch.channels_last), labels)
+        batch = labelled_images(self.images, self.size, self.classes, device, torch.bfloat16)
         return Workload(model, batch, classification, momentum)
 
 

@@ -9,13 +9,13 @@
 
 namespace torch_uvm {
 
-/// Called with the engine's mutex held, except `let_go` and `wake`. Implementations must not take the engine's mutex or
-/// a lock that is ordered before it.
+/// Called with the engine's mutex held, except `release` and `wake`. Implementations must not take the engine's mutex
+/// or a lock that is ordered before it.
 class StorageAdapter {
  public:
   virtual ~StorageAdapter() = default;
   /// Locks the weak reference to keep the storage alive while its pointer changes. Appends the strong reference to
-  /// `kept`; the engine passes it to `let_go` later.
+  /// `locked`; the engine passes it to `release` later.
   /// \return false if the storage is being destroyed or shares its bytes with other storages
   virtual bool lock_if_sole_owner(const Record& record, std::vector<void*>& locked) = 0;
   virtual void release(void* locked) noexcept = 0;

@@ -67,7 +67,7 @@ void OperatorLog::forget_the_oldest() {
     const std::uint64_t first = operators_.first() + 1;
     operators_.drop_before(first);
     accesses_.drop_before(operators_[first].accesses);
-    creations_.drop_before(operators_[first].births);
+    creations_.drop_before(operators_[first].creations);
     frees_.drop_before(operators_[first].frees);
   }
 }

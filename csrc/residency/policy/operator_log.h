@@ -30,7 +30,7 @@ struct LoggedOperator {
   std::uint64_t order = 0; ///< rolling hash of all signatures up to this one (see OperatorLog)
   std::uint64_t sizes = 0; ///< rolling hash of all operands' bytes up to this one
   std::uint64_t accesses = 0; ///< index of its first one in the log; likewise below
-  std::uint64_t births = 0;
+  std::uint64_t creations = 0;
   std::uint64_t frees = 0;
   std::size_t workspace = 0;
   bool in_place_ok = false;
@@ -89,7 +89,8 @@ class OperatorLog {
   }
   template <typename F>
   void creations_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].births; at < after(number, &LoggedOperator::births, creations_); ++at) {
+    for (std::uint64_t at = operators_[number].creations; at < after(number, &LoggedOperator::creations, creations_);
+         ++at) {
       visit(creations_[at]);
     }
   }
