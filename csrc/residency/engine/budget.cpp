@@ -221,16 +221,16 @@ bool ResidencyEngine::is_brought_back(int device, Lock& lock) {
   }
 }
 
+bool ResidencyEngine::is_over_cap(int device) {
+  return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
+}
+
 void ResidencyEngine::shrink(int device) {
-  const auto over = [&] {
-    return static_cast<std::size_t>(memory_.statistics(Location::device(device)).reserved_bytes[0].current) >
-           of(device).cap;
-  };
-  if (!over()) {
+  if (!is_over_cap(device)) {
     return;
   }
   memory_.empty_cache();
-  if (!over()) {
+  if (!is_over_cap(device)) {
     return;
   }
   evict_all(device, Stream::host());
@@ -303,19 +303,15 @@ void ResidencyEngine::retry_budget(int index) {
   // Storages from before the wake-up or before the budget can be evicted only once operators have used them. So retry,
   // at growing intervals, since shrinking evicts everything and synchronises with the device.
   shrink(index);
-  const Levels now = memory_.levels(Location::device(index));
-  device.excess = static_cast<std::size_t>(now.reserved_bytes[0]) > device.cap;
+  device.excess = is_over_cap(index);
   device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
   device.next_shrink = operators_ + device.shrink_pause;
 }
 
 void ResidencyEngine::release_excess(const Frame& frame, int device) {
-  const auto over = [&] {
-    return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
-  };
   const auto again = [&] { memory_.set_cap(device, of(device).cap, of(device).hard); };
   again();
-  if (!over()) {
+  if (!is_over_cap(device)) {
     return;
   }
   for (const auto& [id, bytes] : frame.births) {
@@ -324,7 +320,7 @@ void ResidencyEngine::release_excess(const Frame& frame, int device) {
     }
   }
   again();
-  if (over()) {
+  if (is_over_cap(device)) {
     shrink(device);
   }
 }

@@ -1,7 +1,6 @@
 // Prepares operands before an operator and releases them after it. fetches_ahead.cpp carries out the policy's
 // decisions; copies are in relocation.cpp.
 #include <algorithm>
-#include <cmath>
 
 #include "residency/engine/residency_engine.h"
 
@@ -270,7 +269,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       follow(decision, device);
     }
     if (evicts_after_operators_) {
-      evict_everything(device);
+      evict_all(device, of(device).last_stream);
     }
     if (of(device).exceeded) {
       of(device).exceeded = false;
@@ -294,14 +293,6 @@ void ResidencyEngine::evict_after_operators(bool on) {
   }
   if (on) {
     wake_idle_devices();
-  }
-}
-
-void ResidencyEngine::evict_everything(int device) {
-  for (const auto& [id, record] : records_) {
-    if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
-      evict(*record, of(device).last_stream);
-    }
   }
 }
 

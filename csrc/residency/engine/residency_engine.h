@@ -96,6 +96,8 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void bring_back(int device, Lock& lock);
   /// The same, if everything fits into the budget and no storage is in use on the host. \return whether it was done
   bool is_brought_back(int device, Lock& lock);
+  /// Whether the managed memory reserved on the device exceeds the budget.
+  bool is_over_cap(int device);
   /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
   void shrink(int device);
   /// Updates the atomics that `is_awake`, `has_idle_devices` and `may_run_unwatched` read.
@@ -257,9 +259,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void release_operands(Frame& frame) noexcept;
   bool choose_in_place(Record& record, const Operator& op);
   void use_where_it_is(Record& record, Stream stream, bool writes);
-
-  /// See evict_after_operators.
-  void evict_everything(int device);
 
   // captures.cpp
   void pin_address(Record& record);

@@ -66,10 +66,6 @@ class FlatMap {
   std::size_t size() const {
     return count_;
   }
-  void clear() {
-    slots_.clear();
-    count_ = 0;
-  }
   /// Iterates over the pairs, unordered.
   class Iterator {
    public:

@@ -32,9 +32,6 @@ class Lists {
     const std::uint32_t begin = index == 0 ? 0 : ends_[index - 1];
     return {values_.data() + begin, ends_[index] - begin};
   }
-  std::uint32_t begin_of(std::size_t index) const {
-    return index == 0 ? 0 : ends_[index - 1];
-  }
 
  private:
   std::vector<std::uint32_t> values_;

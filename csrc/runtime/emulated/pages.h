@@ -137,9 +137,6 @@ class PageTable {
   std::size_t managed_bytes() const {
     return managed_bytes_;
   }
-  std::size_t device_bytes() const {
-    return device_bytes_;
-  }
 
  private:
   // Allocated individually, because the list nodes point to `ends`.
