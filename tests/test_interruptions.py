@@ -197,6 +197,7 @@ assert same(state, wanted)
 while interrupted == 0:  # the step that measured `long` may have been slow
     long /= 2
     interrupted_step(0)
+    training.load(state)  # runs the updates that the step has deferred
 check()
 assert _C.pending_updates() == 0
 """
