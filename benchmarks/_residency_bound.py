@@ -10,13 +10,13 @@ from typing import Any
 def add_bound(row: MutableMapping[str, Any], plain: Mapping[str, Any], trace: Path | None) -> None:
     """Adds `bound`, what `lower_bound.bound` returns, or `bound_error`.
 
-    Deferred updates run in another order than the trace's, so their rows have no bound.
+    Deferred updates run in another order than the trace's, so rows that have them, or may, have no bound.
 
     Args:
         plain: the workload's row in core; the trace's durations are scaled to its step.
         trace: recorded at any budget: the order of uses does not depend on it.
     """
-    if trace is None or not row.get("budget") or "deferred" in row["column"]:
+    if trace is None or not row.get("budget") or row["column"] != "engine":
         return
     try:
         from lower_bound import bound  # needs scipy

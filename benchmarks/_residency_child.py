@@ -195,12 +195,14 @@ def train(spec: dict[str, Any], report: Report) -> None:
     warm_up = [training.alone()]
     report.found["first_ms"] = warm_up[0]
     report.moment("first step")
-    warm_up += [training.alone() for _ in range(spec["warm_up"] - 1 + column.settles)]
+    warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]
+    if column.settles:
+        training.steady(column.settles)
     report.found["warm_up_ms"] = warm_up
     before = column.statistics()
     if before:
         found = report.found["setup_statistics"]
-        report.found["warm_up_statistics"] = difference(found, before, len(warm_up))
+        report.found["warm_up_statistics"] = difference(found, before, len(warm_up) + column.settles)
     report.moment("warm")
     report.found |= training.steady(spec["steps"])
     report.moment("done")

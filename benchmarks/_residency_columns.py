@@ -28,7 +28,7 @@ class Column:
     """Plain PyTorch: everything stays on the device. Subclasses override what differs."""
 
     back_to_back = True  # steady steps run with no synchronisation between them
-    settles = 0  # additional warm-up steps before the measured ones
+    settles = 0  # further steps between the warm-up and the measured ones, in a row like those
     imports_torch_uvm = False
 
     def __init__(self, device: torch.device, budget: int | None, trace: str | None) -> None:
@@ -216,10 +216,18 @@ class EngineDeferred(Engine):
     settles = 2  # the first step has no pending updates, so steps repeat, and are scheduled, one step later
 
 
+class EngineAuto(Engine):
+    """The same with `optimizer="auto"`, measured once it has decided."""
+
+    optimizer = "auto"
+    settles = 32  # a trial takes 28 steps once bytes move, the warm-up's among them
+
+
 COLUMNS: dict[str, type[Column]] = {
     "in core": InCore,
     "engine": Engine,
     "engine, deferred": EngineDeferred,
+    "engine, auto": EngineAuto,
     "save_on_cpu": SaveOnCpu,
     "FSDP2 offload": Fsdp2,
     "PagedAdamW": PagedAdamW,

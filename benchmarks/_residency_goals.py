@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-ENGINE, DEFERRED = "engine", "engine, deferred"
+ENGINE = "engine"
+ENGINES = (ENGINE, "engine, deferred", "engine, auto")
 PARTS = {"1/1.5": 1.05, "1/2": 1.10, "1/4": 1.25}
 FIRST = "16k tokens, checkpointing"
 
@@ -41,7 +42,7 @@ def engines(rows: Sequence[Row], workload: str | None = None) -> list[Row]:
     return [
         row
         for row in rows
-        if row["column"] in (ENGINE, DEFERRED)
+        if row["column"] in ENGINES
         and row["status"] == "ok"
         and "step_ms" in row
         and workload in (None, row["workload"])
@@ -49,7 +50,7 @@ def engines(rows: Sequence[Row], workload: str | None = None) -> list[Row]:
 
 
 def better(rows: Sequence[Row]) -> list[Row]:
-    """The faster of `in_place` and `deferred` at each budget where both were run."""
+    """The fastest of the engine's columns at each budget."""
 
     def beaten(row: Row) -> bool:
         return any(
@@ -155,9 +156,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             found.append(Goal("steps after a batch four times the usual / before", ratio, 1.05))
     first = [row | {"cold": row["first_ms"] / row["step_ms"]} for row in map(dict, plain)]
     found.append(worst("first step / a planned step (the most)", first, "cold", 10))
-    unequal = [
-        row for row in rows if row.get("losses_equal") is False and row["column"] in (ENGINE, DEFERRED)
-    ]
+    unequal = [row for row in rows if row.get("losses_equal") is False and row["column"] in ENGINES]
     compared = [row for row in trained if row.get("losses_equal") is not None]
     found.append(Goal("rows of the engine with other losses", len(unequal) if compared else None, 0))
     return found + of_calls(rows)

@@ -9,7 +9,7 @@ from typing import Any
 from _residency_limits import GIB, MOST_BUDGET
 
 MIB = 1024**2
-IN_CORE, ENGINE, DEFERRED = "in core", "engine", "engine, deferred"
+IN_CORE, ENGINE, DEFERRED, AUTO = "in core", "engine", "engine, deferred", "engine, auto"
 CALLS = ("rates", "launches", "operators")
 FITS = 1.3  # multiple of the peak in core
 # A peer's reserved peak divided by this is a budget at which the engine should need no more than the peer.
@@ -56,13 +56,18 @@ def _plan() -> list[Planned]:
     def deferred(workload: str, *budgets: str) -> list[Planned]:
         return [Planned(workload, DEFERRED, budget) for budget in budgets]
 
+    def auto(workload: str, *budgets: str) -> list[Planned]:
+        return [Planned(workload, AUTO, budget) for budget in budgets]
+
     return [
         Planned(checkpointing, IN_CORE),
         *engines(checkpointing, *parts),
         *deferred(checkpointing, *parts),
+        *auto(checkpointing, *parts),
         Planned(little, IN_CORE),
         *engines(little, *parts, "fits"),
         *deferred(little, *parts),
+        *auto(little, *parts),
         Planned("rates", ENGINE),
         Planned("operators", ENGINE),
         Planned(little, "save_on_cpu"),

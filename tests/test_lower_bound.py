@@ -217,7 +217,7 @@ def test_no_played_schedule_is_faster(
     player = pytestconfig.getoption("--cpp-build").resolve() / "play_accesses"
     if not player.exists():
         pytest.skip("play_accesses is not built")
-    row = json.loads((BENCHMARKS / "traces" / "index.json").read_text())[workload]
+    row = json.loads((BENCHMARKS / "traces" / "index.json").read_text())[workload]["in_place"]
     trace = tmp_path / "trace"
     trace.write_bytes(lzma.decompress((BENCHMARKS / "traces" / row["file"]).read_bytes()))
     budget = int(row["peak_bytes"] / part)

@@ -135,12 +135,13 @@ constexpr std::array kTable{
           return o.relocation_min > 0;
         }},
     Row{"optimizer",
-        [] { return std::string("in_place, deferred"); },
-        "when an optimizer's step updates large parameters that have a budget: at once, or each at its next use",
-        [](const Options& o) { return std::string(o.deferred_optimizers ? "deferred" : "in_place"); },
+        [] { return std::string("in_place, deferred, auto"); },
+        "when an optimizer's step updates large parameters that have a budget: at once, each at its next use, or what "
+        "turns out to be faster",
+        [](const Options& o) { return o.optimizer; },
         [](Options& o, std::string_view text) {
-          o.deferred_optimizers = lower(text) == "deferred";
-          return o.deferred_optimizers || lower(text) == "in_place";
+          o.optimizer = lower(text);
+          return o.optimizer == "in_place" || o.optimizer == "deferred" || o.optimizer == "auto";
         }},
     Row{"populate",
         [] { return std::string("true, false, 1, 0, on, off"); },

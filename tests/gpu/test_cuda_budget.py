@@ -11,6 +11,10 @@ from _cuda_budget import check, mlp, training, vectors
 from _spawn import Spawn
 from torch import nn
 
+import torch_uvm
+from torch_uvm._patches import deferred_updates
+from torch_uvm._patches.update_trial import MEASURED, SETTLING
+
 pytestmark = pytest.mark.usefixtures("to_the_last_bit")
 
 
@@ -62,6 +66,16 @@ class TestTraining:
     @pytest.mark.parametrize("checkpointed", [False, True])
     def test_transformer(self, checkpointed: bool) -> None:
         check(training(lambda: Transformer(checkpointed), tokens, fused=True))
+
+    def test_a_trial_of_deferred_updates(self) -> None:
+        """optimizer="auto" times steps by events of the device's stream, and changes no bit."""
+        torch_uvm.enable(budget=None, optimizer="auto")
+        try:
+            check(training(mlp, vectors, steps=2 * (SETTLING + MEASURED) + 8, fused=True))
+            assert deferred_updates._trial is not None and deferred_updates._trial._decided
+        finally:
+            torch_uvm.enable(budget=None, optimizer="in_place")
+            torch_uvm.disable()
 
     def test_repeated_steps_match_the_schedule(self) -> None:
         figures = check(training(mlp, vectors, steps=12, foreach=True)).figures

@@ -33,9 +33,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
 from torch_uvm._patches.replace import replace_once
+from torch_uvm._patches.update_trial import Trial
 from torch_uvm._util.arguments import show
 
-ACCEPTED = '"in_place" or "deferred"'
+ACCEPTED = '"in_place", "deferred" or "auto"'
 
 #: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
 _FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
@@ -45,6 +46,7 @@ _NUMBERS = ("state_steps", "mu_products")
 _lock = threading.Lock()
 _watching = False
 _on = False
+_trial: Trial | None = None  # of "auto"
 
 
 class _Step(threading.local):
@@ -63,18 +65,26 @@ def check(optimizer: object) -> None:
     """
     if not isinstance(optimizer, str):
         raise TypeError(f"optimizer is {show(optimizer)}; accepted: {ACCEPTED}")
-    if optimizer not in ("in_place", "deferred"):
+    if optimizer not in ("in_place", "deferred", "auto"):
         raise ValueError(f"optimizer={optimizer!r}; accepted: {ACCEPTED}")
 
 
 def choose(optimizer: str) -> None:
     """Sets when later steps update parameters, and runs the pending updates."""
-    global _on
+    global _on, _trial
     _C.set_option("optimizer", optimizer)
-    if optimizer == "deferred":
+    if optimizer != "in_place":
         _watch()
+    _trial = Trial() if optimizer == "auto" else None
     _on = optimizer == "deferred"
     _C.flush_all_pending()
+
+
+def try_again() -> None:
+    """The budget has changed: what "auto" has found may no longer hold."""
+    global _trial
+    if _trial is not None:
+        _trial = Trial()
 
 
 def chosen() -> str:
@@ -208,7 +218,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
         optimizer = None if _step.optimizer is None else _step.optimizer()
-        if not _on or optimizer is None or not _C.is_enabled():
+        if not _defers() or optimizer is None or not _C.is_enabled():
             return plain(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -253,9 +263,17 @@ def _choose_kernels(arguments: dict[str, Any]) -> None:
             arguments["fused"] = False
 
 
+def _defers() -> bool:
+    trial = _trial
+    return _on if trial is None else trial.defers
+
+
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
         _step.optimizer = weakref.ref(optimizer)
+        trial = _trial
+        if trial is not None and _C.is_enabled():
+            trial.before_step(optimizer)
 
 
 def _watch() -> None:

@@ -34,8 +34,8 @@ def for_managed_tensors() -> None:
         watch_graphs()
         if _C.requested_budget(0) not in (None, "none"):
             for_budgets()
-        if deferred_updates.chosen() == "deferred":
-            deferred_updates.choose("deferred")
+        if deferred_updates.chosen() != "in_place":
+            deferred_updates.choose(deferred_updates.chosen())
         _installed = True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._patches import install
+from torch_uvm._patches import deferred_updates, install
 from torch_uvm._util.arguments import (
     BYTE_FORMS,
     Device,
@@ -90,6 +90,7 @@ def request(text: str, device: int | None = None) -> None:
         install.for_budgets()
     _C.flush_all_pending()  # before their budget is replaced
     _C.request_budget(device, text)
+    deferred_updates.try_again()
     warn_if_cut()
     if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
         _C.make_known(_managed_tensors())

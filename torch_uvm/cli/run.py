@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimizer",
         metavar="WHEN",
-        help="in_place, or deferred: an optimizer's step updates large parameters at their next use",
+        help="when an optimizer's step updates large parameters: in_place, deferred (each at its next use), "
+        "or auto (what is faster)",
     )
     parser.add_argument(
         "--stats", metavar="FILE", type=_output_file, help="write memory statistics there at exit, as JSON"

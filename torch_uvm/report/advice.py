@@ -201,15 +201,15 @@ def _plan(facts: Facts) -> Advice | None:
 
 def _deferred(facts: Facts) -> Advice | None:
     able = sorted(DEFERRABLE & set(facts.optimizers))
-    if facts.optimizer == "deferred" or not able or not facts.total("fetched.bytes"):
+    if facts.optimizer != "in_place" or not able or not facts.total("fetched.bytes"):
         return None
     return Advice(
         "act",
         "deferred",
-        'optimizer="deferred" may help',
-        f"{', '.join(able)} updated parameters while tensors crossed the link. With `run --optimizer "
-        "deferred` an update runs right before the parameter's next use, where its transfers overlap the "
-        "forward; its bits are the same.",
+        'optimizer="auto" may help',
+        f"{', '.join(able)} updated parameters while tensors crossed the link. A deferred update runs right "
+        "before the parameter's next use, where its transfers overlap the forward; its bits are the same. "
+        "`run --optimizer auto` tries both, and keeps what is faster.",
     )
 
 

@@ -21,7 +21,7 @@ class Facts:
         peaks: the most managed bytes, by device; most_reserved: in total.
         budgets: in bytes, by device, of devices with a budget; asked: the request, in words.
         limit, host_limit: bytes, or None.
-        optimizer: "in_place" or "deferred"; optimizers: names of the classes that made steps.
+        optimizer: "in_place", "deferred" or "auto"; optimizers: names of the classes that made steps.
         foreach: of these, those that update all parameters by the same operators.
         over_in_steps: of the operators over the budget, those within optimizers' steps.
         storages: the most traffic first.
