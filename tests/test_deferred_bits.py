@@ -250,6 +250,6 @@ class TestOptions:
     )
     def test_invalid_arguments_are_refused(self, wrong: Any, error: type[Exception]) -> None:
         torch_uvm.enable(optimizer="deferred")
-        with pytest.raises(error, match=r'optimizer.*accepted: "in_place" or "deferred"'):
+        with pytest.raises(error, match=r'optimizer.*accepted: "in_place", "deferred" or "auto"'):
             torch_uvm.enable(optimizer=wrong)
         assert torch_uvm._patches.deferred_updates.chosen() == "deferred"
