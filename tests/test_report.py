@@ -123,7 +123,7 @@ class TestAPage:
 
     def test_gives_advice(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
-        assert "AdamW" in seen.advice["deferred"] and "--optimizer deferred" in seen.advice["deferred"]
+        assert "AdamW" in seen.advice["deferred"] and "--optimizer auto" in seen.advice["deferred"]
         assert "few-steps" in seen.advice and "modelled" in seen.advice
         assert "fits" not in seen.advice and "no-budget" not in seen.advice
 
