@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _timed_iteration import read_iteration
 from lower_bound import bound
 
 FOLDER = Path(__file__).resolve().parent
@@ -29,12 +30,14 @@ PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
 
 
 def played_ms(trace: Path, budget: int, step_ms: float) -> float:
-    """The mean of the last of thirty steps.
+    """The mean of the last of thirty steps. Steps are what the trace repeats, not what it marks.
 
     Raises:
         RuntimeError: it cannot be played under this budget.
     """
+    operators = len(read_iteration(trace, step_ms).floats)
     command = [str(PLAYER), str(trace), "--budget", str(budget), "--step-ms", str(step_ms)]
+    command += ["--iteration", str(operators)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -100,6 +101,17 @@ class TestPlayAccesses:
         assert roomy["fetched"] == roomy["written"] == 0
         assert tight["peak"] <= 16
         assert tight["ms"] > roomy["ms"] >= roomy["compute"] == 0.2  # 16 MiB take 0.3 ms
+
+    def test_marks_do_not_matter_where_the_iteration_is_given(
+        self, pytestconfig: pytest.Config, trace: Path, tmp_path: Path
+    ) -> None:
+        folder = pytestconfig.getoption("--cpp-build").resolve()
+        often = tmp_path / "often.trace"
+        often.write_text(re.sub(r'(?<="writes": \[[02]]})', '\n{"step": "end"}', trace.read_text()))
+        assert often.read_text().count("step") == 4 + 8
+        budget = ("--budget", "16MiB", "--staging", "0", "--step-ms", "0.2")
+        rows = [self.run(folder, each, *budget, "--iteration", 4).stdout for each in (trace, often)]
+        assert rows[0] == rows[1] != self.run(folder, often, *budget).stdout
 
     def test_errors_are_reported(self, pytestconfig: pytest.Config, trace: Path) -> None:
         folder = pytestconfig.getoption("--cpp-build").resolve()

@@ -173,6 +173,17 @@ class TraceReader {
   std::vector<Made> found_; ///< created since the latest operator
 };
 
+/// Cuts the trace into steps of this many operators, the last one at its end, whatever its marks say: an optimizer for
+/// each parameter marks many.
+inline void cut_evenly(Trace& trace, std::size_t operators) {
+  trace.ends.clear();
+  for (std::size_t end = trace.ops.size() % operators; end <= trace.ops.size(); end += operators) {
+    if (end > 0) {
+      trace.ends.push_back(end);
+    }
+  }
+}
+
 /// A step that can be repeated: each storage that it inherits from the previous step is the corresponding one that it
 /// created itself.
 struct Loop {

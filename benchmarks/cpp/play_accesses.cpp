@@ -60,7 +60,8 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
 
 int run(const std::vector<std::string>& arguments) {
   const std::string usage =
-      "TRACE --budget BYTES,... [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] [--steps yes]";
+      "TRACE --budget BYTES,... [--iteration OPERATORS] [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] "
+      "[--steps yes]";
   if (arguments.empty()) {
     throw InvalidArgument("no trace is named; " + usage);
   }
@@ -73,6 +74,7 @@ int run(const std::vector<std::string>& arguments) {
   int repeat = 20;
   std::size_t counted = 10;
   double step_ms = 0;
+  std::size_t iteration = 0;
   bool each_step = false;
   for (std::size_t i = 1; i < arguments.size(); i += 2) {
     const std::string& name = arguments[i];
@@ -85,6 +87,8 @@ int run(const std::vector<std::string>& arguments) {
       counted = std::stoul(value);
     } else if (name == "--step-ms") {
       step_ms = std::stod(value);
+    } else if (name == "--iteration") {
+      iteration = std::stoul(value);
     } else if (name == "--staging") {
       settings.staging = parse_bytes(value);
     } else if (name == "--steps") {
@@ -96,7 +100,10 @@ int run(const std::vector<std::string>& arguments) {
   if (budgets.empty() || repeat < 0 || counted == 0) {
     throw InvalidArgument("a budget and at least one step to count are needed; " + usage);
   }
-  const Trace trace = TraceReader::read(file);
+  Trace trace = TraceReader::read(file);
+  if (iteration > 0) {
+    cut_evenly(trace, iteration);
+  }
   if (step_ms > 0) {
     settings.budget = std::size_t{1} << 50;
     settings.scale = step_ms / Player(trace, settings).play(0).back().compute_ms;

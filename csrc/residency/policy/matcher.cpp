@@ -79,9 +79,9 @@ void Matcher::add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& s
   mismatches_ = 0;
 }
 
-unsigned Matcher::unproven() const {
-  return static_cast<unsigned>(std::count_if(schedules_.begin(), schedules_.end(), [](const auto& known) {
-    return known->followed < known->schedule.iteration.size();
+unsigned Matcher::unproven(std::uint64_t options) const {
+  return static_cast<unsigned>(std::count_if(schedules_.begin(), schedules_.end(), [options](const auto& known) {
+    return known->options == options && known->followed < known->schedule.iteration.size();
   }));
 }
 

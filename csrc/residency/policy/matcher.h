@@ -70,8 +70,9 @@ class Matcher {
   /// Adds the schedule of the latest iteration, whose last operator is the latest one, and follows it. Replaces the
   /// least recently followed schedule if there are too many.
   void add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages);
-  /// Number of unproven schedules: those that fewer operators than one iteration have matched.
-  unsigned unproven() const;
+  /// Number of unproven schedules: those for this version of the options that fewer operators than one iteration have
+  /// matched.
+  unsigned unproven(std::uint64_t options) const;
 
   enum class Match { kMatched, kResynchronised, kMissed, kLost };
   Match begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);

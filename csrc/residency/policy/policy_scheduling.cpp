@@ -28,7 +28,7 @@ void Policy::State::consider_scheduling() {
       return;
     }
     if (repeats(operators)) {
-      schedule_last(operators, true);
+      schedule_last(operators, true, next_scheduling);
       return;
     }
   }
@@ -38,8 +38,8 @@ bool Policy::State::repeats(std::uint64_t operators) {
   return log.repeats(operators, [this](StorageId storage) { return storages.find(storage) != nullptr; });
 }
 
-void Policy::State::schedule_last(std::uint64_t operators, bool repeated) {
-  next_scheduling = log.latest() + (operators << std::min(matcher.unproven(), kLongestWait));
+void Policy::State::schedule_last(std::uint64_t operators, bool repeated, std::uint64_t& next) {
+  next = log.latest() + (operators << std::min(matcher.unproven(options_version), kLongestWait));
   Schedule schedule;
   schedule.iteration = make_iteration(log, operators, repeated);
   matcher.add(std::move(schedule), log.latest(), storages);
@@ -68,10 +68,10 @@ void Policy::State::end_marked_step() {
   const bool known = std::find(marked.begin(), marked.end(), hash) != marked.end();
   if (!known) {
     marked[next_marked++ % kMarkedSteps] = hash;
-  } else if (end >= next_scheduling) {
+  } else if (end >= next_marked_scheduling) {
     // Storages that one step passes to the next (gradients, with deferred updates) can be matched only if the previous
     // step was the same.
-    schedule_last(operators, log.may_repeat(operators) && repeats(operators));
+    schedule_last(operators, log.may_repeat(operators) && repeats(operators), next_marked_scheduling);
   }
 }
 

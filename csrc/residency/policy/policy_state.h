@@ -36,7 +36,8 @@ struct Policy::State {
   bool in_place_ok = false;
   bool catch_up = false; ///< the position has jumped: issue the fetches that are already due
   bool forget = false;
-  std::uint64_t next_scheduling = 0; ///< the earliest operator at which to make another schedule
+  std::uint64_t next_scheduling = 0; ///< the earliest operator at which to make another schedule of repeated operators
+  std::uint64_t next_marked_scheduling = 0; ///< likewise, of a marked step
   std::uint64_t last_mark = 0; ///< the operator at the latest step mark
   std::uint64_t mark_before = 0; ///< the operator at the step mark before that
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
@@ -68,8 +69,8 @@ struct Policy::State {
   /// Makes a schedule if the latest operators repeat those before them and it is time for one.
   void consider_scheduling();
   bool repeats(std::uint64_t operators);
-  /// Makes a schedule from the last `operators`. \param repeated see make_iteration
-  void schedule_last(std::uint64_t operators, bool repeated);
+  /// Makes a schedule from the last `operators`. \param repeated see make_iteration \param next when to make another
+  void schedule_last(std::uint64_t operators, bool repeated, std::uint64_t& next);
   void end_marked_step();
   /// (Re)computes a schedule for the current options and pins.
   void solve(scheduling::KnownSchedule& known);
