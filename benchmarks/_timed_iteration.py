@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch_uvm._tools.operator_times import operator_times
 from torch_uvm.traces import Trace, read_trace
 
 _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
@@ -69,7 +70,7 @@ def read_iteration(path: Path, step_ms: float | None = None) -> Iteration:
         raise ValueError("the trace does not end with equal iterations; record four or more")
     end = len(trace.operators) - size
     floats = [op.name.startswith(_FLOATING) for op in trace.operators[end - size : end]]
-    return Iteration(_durations(trace, end - size, end, step_ms), floats, _values(trace, end - size, end))
+    return Iteration(operator_times(trace, end - size, end, step_ms), floats, _values(trace, end - size, end))
 
 
 def _first_uses(trace: Trace) -> dict[int, int]:
@@ -112,29 +113,6 @@ def _period(trace: Trace) -> int:
         if common[at] >= 2 * at and at + common[at] > covered:
             found, covered = at, at + common[at]
     return found
-
-
-def _durations(trace: Trace, middle: int, end: int, step_ms: float | None) -> list[float]:
-    """A timed group's operators share its time in the ratio of the bytes that they use."""
-    weights = []
-    for op in trace.operators[middle:end]:
-        used = sum(trace.storages[name].bytes for name in {*op.reads, *op.writes, *op.births})
-        weights.append(used + (1 << 20))  # small operators take a moment, too
-    found: list[float | None] = [None] * (end - middle)
-    for group in trace.groups:
-        if middle <= group.first and group.first + group.operators <= end:
-            places = range(group.first - middle, group.first - middle + group.operators)
-            total = sum(weights[at] for at in places)
-            for at in places:
-                found[at] = group.us / 1e3 * weights[at] / total
-    known = sum(ms for ms in found if ms is not None)
-    timed = sum(weight for weight, ms in zip(weights, found, strict=True) if ms is not None)
-    if not timed and step_ms is None:
-        raise ValueError("the trace has no durations, and none of a step is given")
-    rate = known / timed if timed else 1.0
-    durations = [ms if ms is not None else rate * weight for weight, ms in zip(weights, found, strict=True)]
-    scale = 1.0 if step_ms is None else step_ms / sum(durations)
-    return [scale * ms for ms in durations]
 
 
 def _values(trace: Trace, middle: int, end: int) -> list[Value]:

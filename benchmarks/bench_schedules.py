@@ -6,7 +6,8 @@ Each workload's traces (benchmarks/traces, timed on an H200 by record_traces.py)
 and the allocator in modelled time: one with updates in place, one with deferred updates. The bound is
 lower_bound.py's: for every policy, with updates whenever that is best. The budget is the peak in place /
 PART. The durations of both traces are scaled to the step in core in place, and times are in multiples of it.
-`ratio` is that of the faster prediction and the bound.
+`ratio` is that of the faster prediction and the bound. `planned` is what the schedule itself predicts
+(docs/schedules.md), without fragments, for the faster kind; `cpu ms` is the time to make one schedule.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from _timed_iteration import read_iteration
 from lower_bound import bound
+
+from torch_uvm.schedules import predict, schedule_of
+from torch_uvm.traces import Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parent
 PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
@@ -44,6 +49,20 @@ def played_ms(trace: Path, budget: int, step_ms: float) -> float:
     return float(done.stdout.splitlines()[-1].split()[-1])
 
 
+def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[float, float] | None:
+    """What the faster schedule predicts, and the CPU time that a schedule takes; None: there is none."""
+    found, took = [], []
+    for trace in traces:
+        begin = time.process_time()
+        try:
+            schedule = schedule_of(trace, budget, step_ms)
+            took.append((time.process_time() - begin) * 1e3)
+            found.append(predict(schedule).step_ms)
+        except ValueError:  # an operator exceeds the budget
+            continue
+    return (min(found), statistics.mean(took)) if found else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Predicted steps and their bounds.", allow_abbrev=False)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
@@ -52,7 +71,9 @@ def main() -> int:
     if not PLAYER.exists():
         parser.error(f"{PLAYER} is not there; make cpp builds it")
     parts = [float(part) for part in arguments.parts.split(",")]
-    columns = "".join(f"{name:>10}" for name in ("in core", "in place", "deferred", "bound", "ratio"))
+    columns = "".join(
+        f"{name:>10}" for name in ("in core", "in place", "deferred", "bound", "ratio", "planned", "cpu ms")
+    )
     print(f"{'workload':40}{'part':>6}{columns}")
     ratios = []
     for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items():
@@ -72,6 +93,7 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
         for optimizer, path in paths.items():
             packed = FOLDER / "traces" / traces[optimizer]["file"]
             path.write_bytes(lzma.decompress(packed.read_bytes()))
+        recorded = [read_trace(path) for path in paths.values()]
         for part in parts:
             budget = int(peak / part)
             print(f"{workload:40}{part:>6g}{step_ms:>10.1f}", end="", flush=True)
@@ -90,6 +112,8 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
                     print(f"{ratios[-1]:>10.2f}", end="")
             except (RuntimeError, ValueError) as reason:
                 print(f"  {reason}", end="")
+            if planned := planned_ms(recorded, budget, step_ms):
+                print(f"{planned[0] / step_ms:>10.2f}{planned[1]:>10.0f}", end="")
             print(flush=True)
     return ratios
 

@@ -34,20 +34,10 @@ from _timed_iteration import Iteration, read_iteration
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
+from torch_uvm.schedules import LinkRates
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SCALE = 1e6  # bytes in a unit of the programme
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Bytes a second: the link to the device and to the host, and kernels that use host memory.
-
-    The highest that an H200 has shown, as in the profile "h200" of the emulated accelerator.
-    """
-
-    into: float = 55.4e9
-    out: float = 55.4e9
-    in_place: float = 51.2e9
 
 
 @dataclass(frozen=True)
@@ -168,7 +158,7 @@ _Terms = list[tuple[int, float]]
 class _Bound:
     """Builds the programme. A gap is the time between two uses of a pattern."""
 
-    def __init__(self, iteration: Iteration, budget: float, rates: Rates, intervals: int) -> None:
+    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, intervals: int) -> None:
         self.cut = _Segments(iteration, intervals)
         self.rates = rates
         self.programme = _Programme()
@@ -302,7 +292,7 @@ class _Bound:
 
 
 def bound(
-    path: Path, budget: int, step_ms: float | None = None, rates: Rates = Rates(), intervals: int = 64
+    path: Path, budget: int, step_ms: float | None = None, rates: LinkRates | None = None, intervals: int = 64
 ) -> dict[str, float]:
     """The least time of a step, and what a fastest step of the programme moves.
 
@@ -321,7 +311,7 @@ def bound(
         OSError: it cannot be read.
     """
     iteration = read_iteration(path, step_ms)
-    made = _Bound(iteration, budget, rates, intervals)
+    made = _Bound(iteration, budget, rates or LinkRates(), intervals)
     solved = made.programme.minimise((each, 1.0) for each in made.ms)
     return {
         "bound_ms": float(solved[made.ms].sum()),
@@ -336,7 +326,7 @@ def least_traffic(path: Path, budget: int, intervals: int = 64) -> tuple[float, 
     Raises:
         ValueError, OSError: as `bound`.
     """
-    made = _Bound(read_iteration(path, 1.0), budget, Rates(), intervals)
+    made = _Bound(read_iteration(path, 1.0), budget, LinkRates(), intervals)
     solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
     return _total(solved, made.into), _total(solved, made.out)
 

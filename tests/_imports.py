@@ -24,7 +24,7 @@ LAYERS = [
     ["_environment"],
     # the public names
     ["accesses", "allocation_iterations", "allocation_logs", "allocations", "allocators", "arenas", "keep"]
-    + ["plans", "replays", "traces"],
+    + ["plans", "replays", "schedules", "traces"],
     [PACKAGE],
     ["cli"],
     ["__main__"],

@@ -29,7 +29,7 @@ def lower_bound() -> Any:
 @pytest.fixture(scope="module")
 def rates(lower_bound: ModuleType) -> Any:
     """50 MB a ms each way, 40 in place."""
-    return lower_bound.Rates(into=50e9, out=50e9, in_place=40e9)
+    return lower_bound.LinkRates(into=50e9, out=50e9, in_place=40e9)
 
 
 class Script:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch_uvm import report
 from torch_uvm._util.arguments import did_you_mean
-from torch_uvm.cli import info, plot, replay, run
+from torch_uvm.cli import info, plot, replay, run, schedule
 
 
 class _Command(Protocol):
@@ -18,11 +18,17 @@ class _Command(Protocol):
     def main(self, argv: Sequence[str]) -> int: ...
 
 
-_COMMANDS: dict[str, _Command] = {"info": info, "run": run, "plot": plot, "replay": replay}
+_COMMANDS: dict[str, _Command] = {
+    "info": info,
+    "run": run,
+    "plot": plot,
+    "schedule": schedule,
+    "replay": replay,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<8}{module.SUMMARY}" for name, module in _COMMANDS.items())
+    commands = "\n".join(f"  {name:<10}{module.SUMMARY}" for name, module in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm",
         usage="python -m torch_uvm COMMAND ...",

@@ -4,14 +4,12 @@
 #include <cmath>
 
 #include "residency/engine/residency_engine.h"
+#include "residency/engine/shares.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 
 namespace torch_uvm {
 namespace {
-
-/// Schedules leave 1/64 of the cap free for fragmentation.
-constexpr std::size_t kReserveShare = 64;
 
 /// Number of operators between the first two attempts to return to an exceeded budget. It doubles after each attempt.
 constexpr std::uint64_t kFirstShrinkPause = 512;
@@ -21,12 +19,6 @@ constexpr std::chrono::seconds kLongestWait{30};
 
 constexpr int kMaxUrgent = -1; ///< priority of the engine's streams
 
-// Staging slots. On an H200, two slots per direction of 8 to 32 MiB hide 90 to 97 % of the copies behind kernels; slots
-// of 4 MiB hide 40 to 80 % (benchmarks/copy_overlap.py).
-constexpr std::size_t kSlotShare = 256; ///< each of the four slots gets 1/256 of the budget
-constexpr std::size_t kLargestSlot = 16 * MiB;
-constexpr std::size_t kSlotGranularity = 64 * KiB;
-constexpr std::size_t kSmallestSlot = 1 * MiB; ///< below this there is no staging
 constexpr std::size_t kMaxStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
 
 // The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
@@ -45,10 +37,9 @@ std::size_t ResidencyEngine::cap_within(int device, std::size_t budget, std::siz
 
 std::size_t ResidencyEngine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
-    return round_down(std::min(*staging_, budget / kMaxStagedShare / (2 * Staging::kSlots)), kSlotGranularity);
+    return round_down(std::min(*staging_, budget / kMaxStagedShare / kStagingSlots), kSlotGranularity);
   }
-  const std::size_t slot = round_down(std::min(budget / kSlotShare, kLargestSlot), kSlotGranularity);
-  return slot < kSmallestSlot || runtime_.device_properties(device).managed_copies_overlap ? 0 : slot;
+  return runtime_.device_properties(device).managed_copies_overlap ? 0 : default_slot_bytes(budget);
 }
 
 void ResidencyEngine::make_streams(int index, bool stages) {
@@ -80,7 +71,7 @@ std::size_t ResidencyEngine::stage(Device& device, std::size_t slot_bytes) noexc
     device.incoming->resize(slot_bytes);
     device.outgoing->resize(slot_bytes);
   }
-  return 2 * Staging::kSlots * slot_bytes;
+  return kStagingSlots * slot_bytes;
 }
 
 void ResidencyEngine::set_staging(std::optional<std::size_t> slot_bytes) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "residency/engine/residency_engine.h"
+#include "residency/engine/shares.h"
 #include "runtime/bytes.h"
 
 namespace torch_uvm {
@@ -38,7 +39,7 @@ ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* 
 std::size_t ResidencyEngine::budget_for(int device, std::size_t bytes) const {
   std::size_t budget = round_up(bytes, kSegmentStep);
   for (;;) {
-    const std::size_t cap = cap_within(device, budget, 2 * Staging::kSlots * slot_bytes(device, budget));
+    const std::size_t cap = cap_within(device, budget, kStagingSlots * slot_bytes(device, budget));
     if (cap >= bytes) {
       return budget;
     }

@@ -208,6 +208,11 @@ Policy::Counters Policy::counters() const {
   return state_->counters;
 }
 
+std::pair<const Schedule*, std::uint32_t> Policy::schedule() const {
+  const Matcher& matcher = state_->matcher;
+  return {matcher.matched() ? &matcher.current()->schedule : nullptr, matcher.position()};
+}
+
 std::uint64_t Policy::step_length() const {
   return state_->matcher.matched() ? state_->matcher.current()->schedule.iteration.size() : 0;
 }

@@ -19,6 +19,10 @@
 
 namespace torch_uvm {
 
+namespace scheduling {
+struct Schedule;
+}
+
 class Policy {
  public:
   struct Counters {
@@ -68,6 +72,9 @@ class Policy {
   Counters counters() const;
   /// Number of operators in the current schedule; 0 if the latest operator did not match one.
   std::uint64_t step_length() const;
+  /// The current schedule, and the place of the latest operator in it. nullptr if that did not match one. Valid until
+  /// the next call.
+  std::pair<const scheduling::Schedule*, std::uint32_t> schedule() const;
 
  private:
   struct State;

@@ -1,0 +1,117 @@
+// Binding of the residency policy, to make schedules from recorded traces.
+#include <pybind11/stl.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "python/bindings.h"
+#include "residency/engine/shares.h"
+#include "residency/policy/policy.h"
+#include "residency/policy/schedule.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+using namespace scheduling;
+
+using Made = std::pair<StorageId, std::size_t>;
+/// Name, whether operands may be used in place, storages found before it, reads, writes, births, deaths, steps that end
+/// after it.
+using TracedOperator = std::tuple<std::string, bool, std::vector<Made>, std::vector<StorageId>, std::vector<StorageId>,
+                                  std::vector<Made>, std::vector<StorageId>, unsigned>;
+
+struct Followed {
+  Schedule schedule;
+  std::size_t first = 0; ///< the traced operator that comes first in the schedule
+};
+
+/// The schedule that the trace's operators match last.
+std::optional<Followed> follow(const std::vector<TracedOperator>& operators, const PolicyOptions& options) {
+  Policy policy(options);
+  std::optional<Followed> followed;
+  std::vector<Access> accesses;
+  for (std::size_t at = 0; at < operators.size(); ++at) {
+    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps] = operators[at];
+    for (const auto& [storage, bytes] : found) {
+      policy.created(storage, bytes);
+    }
+    accesses.clear();
+    for (const StorageId storage : reads) {
+      accesses.push_back({storage, false});
+    }
+    for (const StorageId storage : writes) {
+      accesses.push_back({storage, true});
+    }
+    policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
+    policy.end(births, 0);
+    const auto [schedule, position] = policy.schedule();
+    const bool is_last = schedule != nullptr && position + 1 == schedule->iteration.size();
+    if (is_last && at + 1 >= schedule->iteration.size()) {
+      followed = Followed{*schedule, at + 1 - schedule->iteration.size()};
+    }
+    for (const StorageId storage : deaths) {
+      policy.freed(storage);
+    }
+    for (unsigned step = 0; step < steps; ++step) {
+      policy.mark_step();
+    }
+  }
+  return followed;
+}
+
+std::vector<std::vector<std::uint32_t>> nested(const Lists& lists, std::uint32_t operators) {
+  std::vector<std::vector<std::uint32_t>> all;
+  for (std::uint32_t op = 0; op < operators; ++op) {
+    all.emplace_back(lists[op].begin(), lists[op].end());
+  }
+  return all;
+}
+
+py::dict as_dict(const Followed& followed, std::size_t capacity) {
+  const Schedule& schedule = followed.schedule;
+  const Iteration& iteration = schedule.iteration;
+  py::dict dict;
+  dict["first"] = followed.first;
+  dict["operators"] = iteration.size();
+  dict["capacity"] = capacity;
+  py::list values;
+  for (const Value& value : iteration.values) {
+    values.append(py::make_tuple(value.bytes, value.created_at == kNone));
+  }
+  dict["values"] = values;
+  py::list uses;
+  for (std::size_t use = 0; use < iteration.uses.size(); ++use) {
+    const Use& it = iteration.uses[use];
+    uses.append(py::make_tuple(it.value, it.op, it.writes, it.is_creation, static_cast<bool>(schedule.in_place[use])));
+  }
+  dict["uses"] = uses;
+  dict["frees"] = nested(iteration.frees, iteration.size());
+  dict["evictions"] = nested(schedule.retire, iteration.size());
+  py::list fetches;
+  for (const Fetch& fetch : schedule.fetches) {
+    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
+  }
+  dict["fetches"] = fetches;
+  return dict;
+}
+
+py::object schedule_of(const std::vector<TracedOperator>& operators, std::size_t budget) {
+  PolicyOptions options;
+  options.budget = budget - kStagingSlots * default_slot_bytes(budget);
+  options.reserve = options.budget / kReserveShare;
+  const std::optional<Followed> followed = without_gil([&] { return follow(operators, options); });
+  return followed ? py::object(as_dict(*followed, options.budget - options.reserve)) : py::none();
+}
+
+} // namespace
+
+void bind_schedules(pybind11::module_& module) {
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("budget"), no_gil_inside);
+}
+
+} // namespace torch_uvm

@@ -1,0 +1,190 @@
+"""How long an iteration takes that follows a schedule: operators, and both directions of the link, over time.
+
+The model: operators run one after the other. Each direction of the link carries one transfer at a time, in
+order of their triggers. A fetch begins once there is room for it. An operator begins once its operands are
+there and there is room for its results. A use in place takes at least the link's time. Memory has no
+fragments.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from torch_uvm._tools.schedules import Schedule, Transfer
+
+_ROUNDS = 4  #: the last one is the steady state
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Bytes a second: the link to the device and to the host, and kernels that use host memory.
+
+    The highest that an H200 has shown, as in the profile "h200" of the emulated accelerator.
+    """
+
+    into: float = 55.4e9
+    out: float = 55.4e9
+    in_place: float = 51.2e9
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that takes from ``begin_ms`` to ``end_ms``. ``number``: of the operator or transfer."""
+
+    begin_ms: float
+    end_ms: float
+    number: int
+
+
+@dataclass
+class Prediction:
+    """One iteration in the steady state; times count from its beginning.
+
+    Args:
+        step_ms: its duration.
+        wait_ms: how long operators wait for operands, and for room.
+        memory: times in ms, and the bytes on the device from each time on.
+    """
+
+    step_ms: float = 0.0
+    wait_ms: dict[str, float] = field(default_factory=lambda: {"operands": 0.0, "room": 0.0})
+    compute: list[Span] = field(default_factory=list)
+    into: list[Span] = field(default_factory=list)
+    out: list[Span] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes on the device."""
+        return max(level for _, level in self.memory)
+
+
+def predict(schedule: Schedule, rates: LinkRates | None = None) -> Prediction:
+    """Raises:
+    ValueError: an operator needs more room than its schedule leaves.
+    """
+    return _Model(schedule, rates or LinkRates()).run()
+
+
+class _Model:
+    def __init__(self, schedule: Schedule, rates: LinkRates) -> None:
+        self.schedule = schedule
+        self.rates = rates
+        self.after: list[list[int]] = [[] for _ in schedule.operators]
+        for number, it in enumerate(schedule.transfers):
+            self.after[it.after].append(number)
+        self.sizes = [it.bytes for it in schedule.values]
+        self.ready: dict[int, float] = {}  # resident values, and when their bytes are there
+        self.pending: deque[tuple[int, float]] = deque()  # fetches, and when they were triggered
+        self.frees: list[tuple[float, int]] = []  # bytes to be freed, by time
+        self.used = 0
+        self.freed_until = 0.0  # all that was freed by then is in `used`
+        self.into_free = self.out_free = self.now = 0.0
+        self.into: list[Span] = []
+        self.out: list[Span] = []
+        self.changes: list[tuple[float, int]] = []  # of the bytes on the device
+
+    def run(self) -> Prediction:
+        begin = 0.0
+        found = Prediction()
+        for _ in range(_ROUNDS):
+            begin, found = self.now, Prediction()
+            for number in range(len(self.schedule.operators)):
+                self.operator(number, begin, found)
+        found.step_ms = self.now - begin
+        for spans, lane in ((self.into, found.into), (self.out, found.out)):
+            lane += [
+                Span(it.begin_ms - begin, it.end_ms - begin, it.number) for it in spans if it.end_ms > begin
+            ]
+        level = 0
+        for time, change in sorted(self.changes):
+            level += change
+            if time <= begin:
+                found.memory = [(0.0, level)]
+            else:
+                found.memory.append((time - begin, level))
+        return found
+
+    def operator(self, number: int, begin: float, found: Prediction) -> None:
+        op = self.schedule.operators[number]
+        self.start_fetches(until=self.now)
+        start = self.now
+        across = made = 0
+        for use in op.uses:
+            if use.in_place:
+                across += self.sizes[use.value]
+            elif use.creates or (use.value not in self.ready and not self.is_on_its_way(use.value)):
+                # New, or in the first round not there yet. What is made again takes its own place.
+                made += 0 if use.value in self.ready else self.sizes[use.value]
+            else:
+                while use.value not in self.ready:
+                    self.start_fetches(until=None)
+                start = max(start, self.ready[use.value])
+        found.wait_ms["operands"] += start - self.now
+        room = self.take(made, start, until=None)
+        if room is None:
+            raise ValueError(f"operator {number}, {op.name}, finds no room")
+        found.wait_ms["room"] += room - start
+        self.now = room + max(op.ms, across / self.rates.in_place * 1e3)
+        found.compute.append(Span(room - begin, self.now - begin, number))
+        for use in op.uses:
+            if not use.in_place:
+                self.ready.setdefault(use.value, room)
+        for value in op.frees:
+            self.leave(value, self.now)
+        for transfer in self.after[number]:
+            self.trigger(transfer, self.schedule.transfers[transfer])
+
+    def trigger(self, number: int, transfer: Transfer) -> None:
+        if transfer.kind == "fetch":
+            self.pending.append((number, self.now))
+        elif transfer.value in self.ready:
+            end = self.now
+            if transfer.kind == "write_back":
+                begin = max(self.now, self.out_free)
+                end = self.out_free = begin + self.sizes[transfer.value] / self.rates.out * 1e3
+                self.out.append(Span(begin, end, number))
+            self.leave(transfer.value, end)
+
+    def is_on_its_way(self, value: int) -> bool:
+        return any(self.schedule.transfers[number].value == value for number, _ in self.pending)
+
+    def start_fetches(self, until: float | None) -> None:
+        """Starts the pending fetches that find room by then. None: the first of them, whenever that is."""
+        while self.pending:
+            number, triggered = self.pending[0]
+            value = self.schedule.transfers[number].value
+            if value not in self.ready:
+                room = self.take(self.sizes[value], max(triggered, self.into_free), until)
+                if room is None:
+                    if until is None:
+                        raise ValueError(f"transfer {number} finds no room")
+                    return
+                end = self.into_free = room + self.sizes[value] / self.rates.into * 1e3
+                self.into.append(Span(room, end, number))
+                self.ready[value] = end
+            self.pending.popleft()
+            if until is None:
+                return
+
+    def take(self, amount: int, at: float, until: float | None) -> float | None:
+        """When there is room, from ``at`` on; None: not by ``until``."""
+        while self.frees and self.used + amount > self.schedule.capacity:
+            if until is not None and self.frees[0][0] > until:
+                break
+            self.freed_until, freed = heapq.heappop(self.frees)
+            self.used -= freed
+        at = max(at, self.freed_until)
+        if self.used + amount > self.schedule.capacity:
+            return None
+        self.used += amount
+        self.changes.append((at, amount))
+        return at
+
+    def leave(self, value: int, time: float) -> None:
+        if value in self.ready:
+            del self.ready[value]
+            heapq.heappush(self.frees, (time, self.sizes[value]))
+            self.changes.append((time, -self.sizes[value]))

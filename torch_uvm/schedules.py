@@ -1,0 +1,32 @@
+"""The schedule that the residency engine follows in a loop: made from a trace, predicted, checked.
+
+A schedule has the operators of one iteration, and each transfer with the operator that triggers it and the
+operator that needs it. ``docs/schedules.md`` describes it.
+
+>>> from torch_uvm import schedules, traces
+>>> trace = traces.read_trace("run.trace")  # doctest: +SKIP
+>>> schedule = schedules.schedule_of(trace, budget=4 << 30)  # doctest: +SKIP
+>>> schedules.predict(schedule).step_ms  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from torch_uvm._tools.predictions import LinkRates, Prediction, Span, predict
+from torch_uvm._tools.schedule_check import check_prediction, check_schedule
+from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, load_schedule, schedule_of
+
+__all__ = [
+    "LinkRates",
+    "Operator",
+    "Prediction",
+    "Schedule",
+    "Span",
+    "Transfer",
+    "Use",
+    "Value",
+    "check_prediction",
+    "check_schedule",
+    "load_schedule",
+    "predict",
+    "schedule_of",
+]
