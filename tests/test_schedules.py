@@ -235,6 +235,8 @@ class TestFiles:
             (("operators", "with uses", "uses", 0, "value"), 99),
             (("operators", "with uses", "uses", 0, "writes"), 1),
             (("operators",), None),
+            (("operators",), []),
+            (("budget",), 0),
         ],
     )
     def test_what_does_not_fit_is_refused(

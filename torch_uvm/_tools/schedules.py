@@ -21,6 +21,8 @@ FORMAT = "torch_uvm schedule"
 VERSION = 1
 KINDS = ("fetch", "write_back", "drop")
 
+_LONGEST = 64 << 20  # characters; about 400 for each operator
+
 
 @dataclass(frozen=True)
 class Value:
@@ -126,8 +128,12 @@ def load_schedule(path: str | Path) -> Schedule:
     Raises:
         ValueError: it is no schedule, or does not fit the format. OSError: it cannot be read.
     """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{printable(path)}, line 1: longer than {_LONGEST} characters")
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{printable(path)}: no schedule: {error}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
@@ -148,6 +154,8 @@ def load_schedule(path: str | Path) -> Schedule:
         named += [use.value for use in op.uses] + list(op.frees)
     if max(named, default=-1) >= len(schedule.values) or max(ends, default=-1) >= len(schedule.operators):
         raise ValueError(f"{printable(path)}: a value or an operator that the schedule does not have")
+    if schedule.budget == 0 or schedule.in_core_ms <= 0:
+        raise ValueError(f"{printable(path)}: a schedule without budget, or without time")
     return schedule
 
 
