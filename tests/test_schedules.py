@@ -183,9 +183,9 @@ class TestBesideTheEngine:
         def train(steps: int) -> list[tuple[int, int]]:
             """Bytes copied, and used in place, by step."""
             torch.manual_seed(0)
-            model = mlp(1024, 8).to("emu")
+            model = mlp(512, 30).to("emu")  # storages of 1 MiB, a hundredth of the budget
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-            batch, label = torch.randn(64, 1024).to("emu"), torch.zeros(64, dtype=torch.long, device="emu")
+            batch, label = torch.randn(64, 512).to("emu"), torch.zeros(64, dtype=torch.long, device="emu")
             moved = []
             for _ in range(steps):
                 before = torch_uvm.residency_stats()
@@ -198,6 +198,8 @@ class TestBesideTheEngine:
                 moved.append((fetched + written, in_place))
             return moved
 
+        gc.collect()
+        torch_uvm.empty_cache()
         torch_uvm.reset_peak_memory_stats()
         torch_uvm.enable(budget="256MiB")  # roomy: operators are watched, and nothing moves
         with torch_uvm.record_accesses(tmp_path / "run.trace"):
@@ -209,8 +211,9 @@ class TestBesideTheEngine:
         torch_uvm.set_budget(budget)
         moved = train(12)[4:]
         link, in_place = (sum(each[at] for each in moved) / len(moved) for at in range(2))
-        assert in_place == pytest.approx(made.bytes_in_place(), rel=0.15)
-        # Blocks of 1/20 of the budget and more leave fragments, so some are evicted that the schedule keeps.
+        # The engine's schedule allows for what operators allocate while they run, which is in no trace.
+        assert made.bytes_in_place() <= in_place <= made.bytes_in_place() + 8 * MIB
+        # Fragments: some storages are evicted that the schedule keeps.
         assert link >= 0.95 * (made.bytes_of("fetch") + made.bytes_of("write_back"))
 
 
