@@ -62,8 +62,13 @@ class Prediction:
 
 
 def predict(schedule: Schedule, rates: LinkRates | None = None) -> Prediction:
-    """Raises:
-    ValueError: an operator needs more room than its schedule leaves.
+    """The time of an iteration that follows the schedule, in the steady state.
+
+    Args:
+        rates: of the link. None: an H200's.
+
+    Raises:
+        ValueError: an operator needs more room than its schedule leaves.
     """
     return _Model(schedule, rates or LinkRates()).run()
 

@@ -24,8 +24,8 @@ Policy::~Policy() = default;
 void Policy::set_options(const PolicyOptions& options) {
   state_->options = options;
   ++state_->options_version;
-  state_->next_scheduling = state_->next_marked_scheduling =
-      0; // do not delay: unproven schedules were made for other options
+  // Do not delay: unproven schedules were made for other options.
+  state_->next_scheduling = state_->next_marked_scheduling = 0;
 }
 
 void Policy::created(StorageId storage, std::size_t bytes) {
