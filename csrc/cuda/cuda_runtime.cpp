@@ -35,6 +35,7 @@ DeviceProperties properties_of(int device) {
   properties.pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
   // On an H200, copies of managed memory do not overlap with kernels, whatever the advice. They do if host and device
   // share page tables, where nothing migrates.
+  properties.kernels_take_time = true;
   properties.managed_copies_overlap = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0;
   properties.page_bytes = CudaRuntime::kMigrationPage;
   properties.managed_step = properties.managed_copies_overlap ? 1 : kManagedStep;

@@ -21,9 +21,9 @@ using namespace scheduling;
 
 using Made = std::pair<StorageId, std::size_t>;
 /// Name, whether operands may be used in place, storages found before it, reads, writes, births, deaths, steps that end
-/// after it.
+/// after it, duration in ms (0: unknown).
 using TracedOperator = std::tuple<std::string, bool, std::vector<Made>, std::vector<StorageId>, std::vector<StorageId>,
-                                  std::vector<Made>, std::vector<StorageId>, unsigned>;
+                                  std::vector<Made>, std::vector<StorageId>, unsigned, double>;
 
 struct Followed {
   Schedule schedule;
@@ -36,7 +36,7 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
   std::optional<Followed> followed;
   std::vector<Access> accesses;
   for (std::size_t at = 0; at < operators.size(); ++at) {
-    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps] = operators[at];
+    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps, ms] = operators[at];
     for (const auto& [storage, bytes] : found) {
       policy.created(storage, bytes);
     }
@@ -49,6 +49,7 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
     }
     policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
     policy.end(births, 0);
+    policy.ran(policy.operators(), policy.operators(), ms);
     const auto [schedule, position] = policy.schedule();
     const bool is_last = schedule != nullptr && position + 1 == schedule->iteration.size();
     if (is_last && at + 1 >= schedule->iteration.size()) {
@@ -104,6 +105,7 @@ py::object schedule_of(const std::vector<TracedOperator>& operators, std::size_t
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
+  options.timed = true;
   const std::optional<Followed> followed = without_gil([&] { return follow(operators, options); });
   return followed ? py::object(as_dict(*followed, options.budget - options.reserve)) : py::none();
 }

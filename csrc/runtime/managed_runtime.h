@@ -32,6 +32,7 @@ struct DeviceProperties {
   bool managed_memory = true;
   bool concurrent_managed_access = true; ///< host and device may access managed memory concurrently
   bool pageable_memory_access = false; ///< the device can access ordinary host memory
+  bool kernels_take_time = false; ///< events time kernels: the clock is real, or models arithmetic
   bool managed_copies_overlap = true; ///< copies of managed memory run concurrently with kernels
   std::size_t page_bytes = 0; ///< granularity of migration
   std::size_t managed_step = 1; ///< device memory is taken for managed memory in multiples of this many bytes

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "residency/engine/durations.h"
 #include "residency/engine/record.h"
 #include "residency/engine/staging.h"
 #include "residency/policy/policy.h"
@@ -55,6 +56,8 @@ struct Device {
   QuietPeriod quiet;
   int running = 0; ///< running operators whose first operand is on this device
   std::unique_ptr<Policy> policy; ///< created with the first budget or capture
+  std::unique_ptr<Durations> durations; ///< nullptr if events do not time kernels
+  LinkRates rates; ///< measured if there are `durations`
   Stream fetches;
   Stream write_backs;
   std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed

@@ -67,7 +67,7 @@ void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream tak
       wait(taker, *event);
     }
   }
-  const OperatorTimer::Pause untimed(operator_timer_.get(), taker);
+  const Untimed untimed(*this, taker);
   runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
   const Event moved = events_.record(taker);
   recycle_event(record.device, record.device_ready);

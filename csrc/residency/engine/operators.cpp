@@ -79,6 +79,9 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       births = decision.births;
       guess = decision.guess;
       begin_workspace(frame.device);
+      if (device.durations) {
+        device.durations->begin(decision, device.last_stream);
+      }
       if (recorder_) {
         recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
         operator_timer_->begin(device.last_stream);
@@ -255,7 +258,10 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       return;
     }
     if (!frame.planned) { // results but no operands: a factory function
-      of(device).policy->begin(frame.key, {}, false);
+      const Decision& decision = of(device).policy->begin(frame.key, {}, false);
+      if (of(device).durations) {
+        of(device).durations->begin(decision, of(device).last_stream);
+      }
     }
     const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // a factory's begin was not recorded
     if (recorder_) {

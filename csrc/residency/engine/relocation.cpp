@@ -197,7 +197,7 @@ bool ResidencyEngine::evict(Record& record, Stream taker) {
 }
 
 bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
-  const OperatorTimer::Pause untimed(operator_timer_.get(), stream);
+  const Untimed untimed(*this, stream);
   Block* const block = room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;

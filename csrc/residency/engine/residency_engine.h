@@ -299,6 +299,21 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
   std::unique_ptr<OperatorTimer> operator_timer_; ///< while there is a recorder
+
+  /// A scope in which the engine queues work of its own on an operator's stream.
+  class Untimed {
+   public:
+    Untimed(ResidencyEngine& engine, Stream stream)
+        : recording_(engine.operator_timer_.get(), stream), scheduling_(engine.timer_of(stream.device), stream) {}
+
+   private:
+    OperatorTimer::Pause recording_;
+    OperatorTimer::Pause scheduling_;
+  };
+  OperatorTimer* timer_of(int device) {
+    const Device& it = of(device);
+    return it.durations ? it.durations->timer() : nullptr;
+  }
   FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;
