@@ -21,9 +21,9 @@ using namespace scheduling;
 
 using Made = std::pair<StorageId, std::size_t>;
 /// Name, whether operands may be used in place, storages found before it, reads, writes, births, deaths, steps that end
-/// after it, duration in ms (0: unknown).
+/// after it.
 using TracedOperator = std::tuple<std::string, bool, std::vector<Made>, std::vector<StorageId>, std::vector<StorageId>,
-                                  std::vector<Made>, std::vector<StorageId>, unsigned, double>;
+                                  std::vector<Made>, std::vector<StorageId>, unsigned>;
 
 struct Followed {
   Schedule schedule;
@@ -36,7 +36,7 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
   std::optional<Followed> followed;
   std::vector<Access> accesses;
   for (std::size_t at = 0; at < operators.size(); ++at) {
-    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps, ms] = operators[at];
+    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps] = operators[at];
     for (const auto& [storage, bytes] : found) {
       policy.created(storage, bytes);
     }
@@ -49,7 +49,6 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
     }
     policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
     policy.end(births, 0);
-    policy.ran(policy.operators(), policy.operators(), ms);
     const auto [schedule, position] = policy.schedule();
     const bool is_last = schedule != nullptr && position + 1 == schedule->iteration.size();
     if (is_last && at + 1 >= schedule->iteration.size()) {
@@ -101,19 +100,34 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   return dict;
 }
 
-py::object schedule_of(const std::vector<TracedOperator>& operators, std::size_t budget) {
+/// The followed iteration, with the decisions of the candidate that is predicted to be fastest.
+std::optional<Followed> fastest(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                                const PolicyOptions& options) {
+  std::optional<Followed> followed = follow(operators, options);
+  if (followed) {
+    Schedule& schedule = followed->schedule;
+    for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
+      schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
+    }
+    static_cast<Decisions&>(schedule) = make_candidates(schedule, options).front();
+  }
+  return followed;
+}
+
+/// \param ms durations of the operators
+py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                       std::size_t budget) {
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  options.timed = true;
-  const std::optional<Followed> followed = without_gil([&] { return follow(operators, options); });
+  const std::optional<Followed> followed = without_gil([&] { return fastest(operators, ms, options); });
   return followed ? py::object(as_dict(*followed, options.budget - options.reserve)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("budget"), no_gil_inside);
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
 }
 
 } // namespace torch_uvm

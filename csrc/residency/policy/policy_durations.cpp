@@ -53,7 +53,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
   Iteration& iteration = known->schedule.iteration;
   const std::uint32_t size = iteration.size();
   const std::uint64_t back = it.log.latest() - first;
-  if (back > it.matcher.in_a_row() || last - first >= size) {
+  if (back > it.matcher.in_a_row()) {
     return;
   }
   if (known->untimed == kNone) {
