@@ -340,6 +340,12 @@ ResidencyStatistics ResidencyEngine::statistics() {
   return now;
 }
 
+bool ResidencyEngine::schedules_are_settled() {
+  const Lock lock(*this);
+  return std::ranges::all_of(devices_,
+                             [](const Device& device) { return !device.budget || device.policy->is_settled(); });
+}
+
 void ResidencyEngine::reset_statistics() {
   const ResidencyStatistics now = statistics();
   const Lock lock(*this);

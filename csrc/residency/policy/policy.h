@@ -77,6 +77,9 @@ class Policy {
   bool use_in_place(StorageId storage) const;
 
   Counters counters() const;
+  /// Whether the latest operator matched a schedule that is final: durations are known and its trial has ended. True if
+  /// the caller reports no durations.
+  bool is_settled() const;
   /// Number of operators that have begun.
   std::uint64_t operators() const;
   /// Number of operators in the current schedule; 0 if the latest operator did not match one.

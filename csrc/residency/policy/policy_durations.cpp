@@ -80,6 +80,12 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
   }
 }
 
+bool Policy::is_settled() const {
+  const State& it = *state_;
+  const KnownSchedule* const known = it.matcher.matched() ? it.matcher.current() : nullptr;
+  return !it.options.timed || (known != nullptr && known->untimed == 0 && !known->trial.is_running());
+}
+
 void Policy::took(std::uint64_t mark, double ms) {
   State& it = *state_;
   KnownSchedule* const known = it.matcher.current();
