@@ -24,6 +24,9 @@ class Card:
         host_us: the least time that the host needs to run an eager operator.
         into, out, in_place: bytes/s of the link: copies to the device, copies to the host, and kernels
             that use host memory.
+        both: bytes/s in all while copies go both ways; None: ``into`` and ``out`` together.
+        in_place_written: bytes/s each way of kernels that read host memory and write to it; None: as
+            ``in_place``.
         efficiency: the part of a rate that is reached, by "matmul", "convolution", "attention", "memory";
             missing: 1.
         sources: by field, where a figure comes from.
@@ -40,3 +43,5 @@ class Card:
     in_place: float
     efficiency: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    both: float | None = None
+    in_place_written: float | None = None
