@@ -16,8 +16,13 @@ from torch_uvm._tools.cards import Card
 
 @dataclass(frozen=True)
 class Work:
-    """What an operator does. ``kind``: "matmul", "convolution", "grouped_convolution", "attention", or "" for
-    all that has no formula; ``dtype``: the name of a rate of `Card.flops`."""
+    """What an operator does.
+
+    Args:
+        kind: "matmul", "convolution", "grouped_convolution", "attention", "attention_backward", or "" for all
+            that has no formula.
+        dtype: the name of a rate of `Card.flops`.
+    """
 
     kind: str
     dtype: str
@@ -30,8 +35,18 @@ _KINDS = (("attention", "attention"), ("convolution", "convolution"), ("conv", "
 _ROWS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
 #: Arguments that are written and not read.
 _ONLY_WRITTEN = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_")
-#: How often an operator reads its operands, where that is more than once.
-_PASSES: Mapping[str, float] = {}
+#: How often an operator moves its bytes, where that is more than once: it reads its operands twice, adds into
+#: float32, or adds atomically. Fits the H200's traces in benchmarks/traces.
+_PASSES = (
+    ("_scaled_dot_product", "backward", 3.0),
+    ("_norm", "", 2.0),
+    ("convolution", "", 1.3),
+    ("aten::index_add_", "", 3.6),
+    ("aten::index", "", 1.3),
+)
+#: Parts of the efficiency of the same kind, where an operator reaches less.
+_GROUPED = 0.1
+_ATTENTION_BACKWARD = 0.5
 
 
 def used_bytes(tensor: Tensor) -> int:
@@ -62,10 +77,13 @@ def work_of(
     kind = next((kind for part, kind in _KINDS if part in name), "matmul") if flops else ""
     if kind == "convolution" and _groups(name, args) > 1:
         kind = "grouped_convolution"
+    if kind == "attention" and "backward" in name:
+        kind = "attention_backward"
     operands = list(tensors_of(args, kwargs))
     seen = {id(it) for it in operands}
     fresh = sum(used_bytes(it) for it in tensors_of(results) if id(it) not in seen)
     updated = sum(used_bytes(it) for it in written)
+    moved: float
     if name in _ROWS:
         moved = 2 * fresh + sum(used_bytes(it) for it in operands[1:])
     elif name == "aten::index_add_":
@@ -74,8 +92,9 @@ def work_of(
     elif name in _ONLY_WRITTEN:
         moved = sum(used_bytes(it) for it in operands)
     else:
-        moved = int(_PASSES.get(name, 1) * sum(used_bytes(it) for it in operands)) + updated + fresh
-    return Work(kind, _rate_of(kind, operands), flops, moved)
+        moved = sum(used_bytes(it) for it in operands) + updated + fresh
+    passes = next((it for part, other, it in _PASSES if part in name and other in name), 1.0)
+    return Work(kind, _rate_of(kind, operands), flops, int(passes * moved))
 
 
 def device_us(work: Work, card: Card) -> float:
@@ -83,7 +102,11 @@ def device_us(work: Work, card: Card) -> float:
     seconds = work.bytes / (card.memory_rate * card.efficiency.get("memory", 1.0))
     if work.flops:
         rate = card.flops.get(work.dtype) or card.flops["float32"]
-        seconds = max(seconds, work.flops / (rate * card.efficiency.get(work.kind, 1.0)))
+        part = {"grouped_convolution": _GROUPED, "attention_backward": _ATTENTION_BACKWARD}.get(
+            work.kind, 1.0
+        )
+        kind = "convolution" if "convolution" in work.kind else work.kind.removesuffix("_backward")
+        seconds = max(seconds, work.flops / (rate * part * card.efficiency.get(kind, 1.0)))
     return seconds * 1e6 + card.launch_us
 
 
@@ -109,8 +132,18 @@ def _flops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str
     name = op.name()
     if "_scaled_dot_product_" in name:
         return _attention(name, args, kwargs)
+    if name.startswith("aten::convolution_backward"):
+        return _convolution_backward(args)
     count = flop_counter.flop_registry.get(op.overloadpacket)
     return int(count(*args, **kwargs, out_val=results)) if count is not None else 0
+
+
+def _convolution_backward(args: tuple[Any, ...]) -> int:
+    """The forward's, for each of the two gradients. The library's formula takes groups for one."""
+    gradient, given, weight = (it.shape for it in args[:3])
+    transposed = bool(args[7])
+    forward = flop_counter.conv_flop_count(given, weight, gradient, transposed=transposed)
+    return int(forward) * sum(map(bool, args[10][:2]))
 
 
 def _attention(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

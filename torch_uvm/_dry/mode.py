@@ -91,7 +91,14 @@ class DryMode(TorchDispatchMode):
             if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
                 link = self.card.out if to_host else self.card.into
                 us = work.bytes / 2 / link * 1e6 + self.card.launch_us
-            self.timeline.kernel(began, us, waits=to_host)
+            listed = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 0
+            self.timeline.kernel(
+                us,
+                waits=to_host,
+                began_ns=began,
+                is_convolution="convolution" in work.kind,
+                listed=listed,
+            )
             if to_host and not all(map(is_computed, tensors)):
                 self.stand_ins.note("copy to the host", "no values")
         return returned
@@ -180,7 +187,7 @@ class DryMode(TorchDispatchMode):
         if name not in ("aten::_local_scalar_dense", "aten::equal"):
             return func(*args, **kwargs)
         if on_device:
-            self.timeline.kernel(time.monotonic_ns(), self.card.launch_us, waits=True)
+            self.timeline.kernel(self.card.launch_us, waits=True, began_ns=time.monotonic_ns())
         dtype = tensors[0].dtype if name != "aten::equal" else torch.bool
         value = nominal(name, dtype) if virtual else func(*args, **kwargs)
         if not all(map(is_computed, tensors)):

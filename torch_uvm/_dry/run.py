@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
 from torch_uvm._dry.mode import DryMode
 from torch_uvm._dry.saves import leave_out_saves
-from torch_uvm._dry.timeline import durations_us
+from torch_uvm._dry.timeline import Timeline, durations_us
 from torch_uvm._tools.access_recording import AccessRecording, record_accesses
 from torch_uvm._tools.cards import Card
 from torch_uvm.report import allocation_sites
@@ -47,12 +49,14 @@ class Run:
         self._done = 0
         self._before = 0  # the peak of the first step
         self._recording: AccessRecording | None = None
+        self._ends_us: list[float] = []  # of the steps, by the clock of traces
 
     def begin(self) -> None:
         """From here on the thread's operators do not compute."""
         leave_out_saves(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
+        _note_waits(self.mode.timeline)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -61,6 +65,7 @@ class Run:
         if optimizer is not self._first:
             return
         self._done += 1
+        self._ends_us.append(time.monotonic_ns() / 1e3)
         self._progress(self._done)
         if self._done == 1:
             self._before = _peak()
@@ -109,14 +114,8 @@ class Run:
 
     def _time_trace(self) -> float | None:
         """Replaces the recorded times by the card's. Returns those of the last step, in ms."""
-        begins: list[float] = []
-        steps = [0]
         with open(self._raw, encoding="utf-8") as file:
-            for line in file:
-                if line.startswith('{"operator"'):
-                    begins.append(json.loads(line)["time"])
-                elif line.startswith('{"step"'):
-                    steps.append(len(begins))
+            begins = [json.loads(line)["time"] for line in file if line.startswith('{"operator"')]
         durations = durations_us(self.mode.timeline.kernels, begins, self._card.host_us)
         with (
             open(self._raw, encoding="utf-8") as file,
@@ -126,7 +125,20 @@ class Run:
             for number, us in enumerate(durations):
                 out.write(f'{{"ran": {number}, "operators": 1, "us": {us:.3f}}}\n')
         os.unlink(self._raw)
-        return sum(durations[steps[-2] : steps[-1]]) / 1e3 if len(steps) > 1 else None
+        if self._done < 2:
+            return None
+        first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
+        return sum(durations[first:end]) / 1e3
+
+
+def _note_waits(timeline: Timeline) -> None:
+    synchronize = torch.accelerator.synchronize
+
+    def noted(*args: Any, **kwargs: Any) -> None:
+        synchronize(*args, **kwargs)
+        timeline.wait()
+
+    torch.accelerator.synchronize = noted
 
 
 def _devices() -> list[torch.device]:
