@@ -36,10 +36,10 @@ class Run:
         folder: for the trace and the result.
         steps: to record after the first.
         card: whose times the trace gets.
-        progress: called with the steps done.
+        progress: called with the steps done, and with how many there will be.
     """
 
-    def __init__(self, folder: Path, steps: int, card: Card, progress: Callable[[int], object]) -> None:
+    def __init__(self, folder: Path, steps: int, card: Card, progress: Callable[[int, int], object]) -> None:
         self.mode = DryMode(card)
         self._folder = folder
         self._steps = steps
@@ -47,7 +47,8 @@ class Run:
         self._card = card
         self._first: torch.optim.Optimizer | None = None
         self._done = 0
-        self._before = 0  # the peak of the first step
+        self._warm = 1  # steps before those that are recorded
+        self._before = 0  # the peak until then
         self._recording: AccessRecording | None = None
         self._ends_us: list[float] = []  # of the steps, by the clock of traces
 
@@ -63,15 +64,18 @@ class Run:
         if self._first is None:
             self._first = optimizer
         if optimizer is not self._first:
+            self._warm = 2  # others end their first step only now, in the steps that are counted
             return
         self._done += 1
         self._ends_us.append(time.monotonic_ns() / 1e3)
-        self._progress(self._done)
-        if self._done == 1:
-            self._before = _peak()
+        self._progress(self._done, self._warm + self._steps)
+        if self._done <= self._warm:
+            self._before = max(self._before, _peak())
             _reset_peaks()
+            if self._recording is not None:
+                self._recording.stop()
             self._recording = record_accesses(self._raw)
-        elif self._done == 1 + self._steps:
+        elif self._done == self._warm + self._steps:
             self.finish(ended=False)
             leave()
 
@@ -89,7 +93,7 @@ class Run:
             last_ms = self._time_trace()
         sites = sorted(allocation_sites.storages(), key=lambda it: -it.most_bytes)[:_MOST_SITES]
         found = {
-            "steps": max(self._done - 1, 0),
+            "steps": max(self._done - self._warm, 0),
             "peak_bytes": max(self._before, peak),
             "step_peak_bytes": peak,
             "step_ms": last_ms,

@@ -83,7 +83,7 @@ class Timeline:
 
 
 def _issue() -> float:
-    """What an operator that this thread runs costs the host. Python may call those of a backward pass, too."""
+    """What an operator of this thread costs the host. Python may call those of a backward pass, too."""
     if torch._C._current_graph_task_id() == -1:
         return PYTHON
     frame: FrameType | None = sys._getframe()

@@ -99,7 +99,8 @@ def dry_run(
 ) -> DryRun:
     """Runs a script for some steps in a process of its own, without computing.
 
-    The process ends after ``1 + steps`` optimizer steps. It inherits the environment, and writes
+    The process ends after ``1 + steps`` optimizer steps, or ``2 + steps`` where several optimizers take turns:
+    those of the one that steps first count. It inherits the environment, and writes
     ``run.trace``, ``run.json`` (the result, without paths) and ``output.txt`` into ``folder``.
 
     Args:
@@ -137,7 +138,7 @@ def dry_run(
         with open(read_end, encoding="utf-8") as told:
             for line in told:
                 if progress is not None:
-                    progress(int(line), 1 + steps)
+                    progress(*map(int, line.split()))
         code = child.wait()
     finally:
         if child.poll() is None:

@@ -18,7 +18,11 @@ def main(text: str) -> None:
     request = json.loads(text)
     folder = Path(request["folder"])
     report = os.fdopen(request["progress"], "w", buffering=1)
-    run = Run(folder, request["steps"], card_of(request["card"]), lambda done: report.write(f"{done}\n"))
+
+    def progress(done: int, steps: int) -> None:
+        report.write(f"{done} {steps}\n")
+
+    run = Run(folder, request["steps"], card_of(request["card"]), progress)
     argv = request["argv"]
     run.begin()
     try:
