@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import unknown_shapes
 from torch_uvm._dry.costs import device_us, work_of
+from torch_uvm._dry.host_memory import reserved
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, new_bytes, tensors_of
 from torch_uvm._dry.timeline import Timeline
 from torch_uvm._dry.values import (
@@ -20,7 +21,6 @@ from torch_uvm._dry.values import (
     is_computed,
     is_virtual,
     mark_nominal,
-    mark_virtual,
     nominal,
 )
 from torch_uvm._tools.cards import Card
@@ -133,11 +133,11 @@ class DryMode(TorchDispatchMode):
         is_nominal = not all(map(is_computed, tensors))
 
         def make(new: New) -> Tensor:
-            tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
             number = next(numbers)
-            if device.type == "cpu" and (new.bytes > SMALL or tensors == []):
-                mark_virtual(tensor)
-            elif new.bytes <= SMALL:
+            if device.type == "cpu" and new.bytes > SMALL:
+                return reserved(new.size, new.stride, new.dtype, new.bytes)
+            tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
+            if new.bytes <= SMALL:
                 tensor.fill_(nominal(name, new.dtype, number))
                 if is_nominal or virtual:
                     mark_nominal(tensor)
@@ -167,11 +167,12 @@ class DryMode(TorchDispatchMode):
         kwargs: dict[str, Any],
         device: torch.device,
     ) -> Any:
-        returned = func(*args, **kwargs)
-        if isinstance(returned, Tensor) and device.type == "cpu":
-            if returned.untyped_storage().nbytes() >= LARGE_ON_HOST:
-                mark_virtual(returned)
-        return returned
+        creates = not any(isinstance(it, Tensor) for it in args)
+        if device.type == "cpu" and creates and not kwargs.get("pin_memory"):
+            result = self._results.of(func, args, kwargs)
+            if isinstance(result, New) and result.bytes > LARGE_ON_HOST:
+                return reserved(result.size, result.stride, result.dtype, result.bytes)
+        return func(*args, **kwargs)
 
     def _value(
         self,

@@ -109,8 +109,8 @@ class Run:
                 for it in sites
             ],
             "stand_ins": [
-                {"what": what, "place": place, "count": count, "value": value}
-                for (what, place, value), count in self.mode.stand_ins.counts.most_common()
+                {"what": it[0], "place": it[1], "count": count, "value": self.mode.stand_ins.values[it]}
+                for it, count in self.mode.stand_ins.counts.most_common()
             ],
             "ended": ended,
         }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 #: Bytes of the largest storage with values.
 SMALL = 64 << 10
-#: Bytes from which memory of the host that a factory makes has no values.
+#: Bytes beyond which memory of the host that a factory makes has no values.
 LARGE_ON_HOST = 1 << 20
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -76,11 +76,15 @@ class StandIns:
     """Counts what a script got in place of values."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()  #: by what and place
+        self.values: dict[tuple[str, str], str] = {}
 
     def note(self, what: str, value: object) -> None:
         """The line of the script that runs now got ``value``."""
-        self.counts[what, place_here(), str(value)] += 1
+        key = what, place_here()
+        self.counts[key] += 1
+        if self.values.setdefault(key, str(value)) != str(value):
+            self.values[key] = "various"
 
 
 def place_here() -> str:

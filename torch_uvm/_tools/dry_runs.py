@@ -44,7 +44,7 @@ class StandIn:
         what: such as "item", "nonzero", "save".
         place: file:line of the script; "" if unknown.
         count: how often.
-        value: what it got, as text.
+        value: what it got, as text; "various" if not always the same.
     """
 
     what: str
@@ -63,7 +63,7 @@ class DryRun:
         steps: how many steps the trace has, by optimizers. A schedule needs four.
         peak_bytes: the most bytes that were allocated on the device at once, since the script began.
         step_peak_bytes: the same of the steps after the first.
-        step_ms: the device's time of the trace's last whole step; None: fewer than one.
+        step_ms: the device's time of the trace's last step.
         sites: the largest first.
         stand_ins: the most frequent first.
         ended: the script ended by itself, before all steps were run.
@@ -74,7 +74,7 @@ class DryRun:
     steps: int
     peak_bytes: int
     step_peak_bytes: int
-    step_ms: float | None
+    step_ms: float
     sites: tuple[Site, ...]
     stand_ins: tuple[StandIn, ...]
     ended: bool
@@ -99,9 +99,9 @@ def dry_run(
 ) -> DryRun:
     """Runs a script for some steps in a process of its own, without computing.
 
-    The process ends after ``1 + steps`` optimizer steps, or ``2 + steps`` where several optimizers take turns:
-    those of the one that steps first count. It inherits the environment, and writes
-    ``run.trace``, ``run.json`` (the result, without paths) and ``output.txt`` into ``folder``.
+    The process ends after ``1 + steps`` optimizer steps, or ``2 + steps`` where several optimizers take
+    turns: those of the one that steps first count. It inherits the environment, and writes ``run.trace``,
+    ``run.json`` (the result, without paths) and ``output.txt`` into ``folder``.
 
     Args:
         argv: the script and its arguments, or "-m", a module and its arguments.
@@ -167,6 +167,16 @@ def _result(folder: Path, output: Path, code: int) -> DryRun:
     if not (folder / "run.json").exists():
         raise DryRunError(f"the process of the dry run ended with {code} and no result", output)
     found = json.loads((folder / "run.json").read_text())
+    if found["peak_bytes"] == 0:
+        raise DryRunError(
+            "the script used no accelerator; it should ask torch.accelerator.current_accelerator() for one",
+            output,
+        )
+    if found["step_ms"] is None:
+        raise DryRunError(
+            "the script ended before its second optimizer step; a dry run records the steps after the first",
+            output,
+        )
     sites = tuple(Site(**it) for it in found.pop("sites"))
     stand_ins = tuple(StandIn(**it) for it in found.pop("stand_ins"))
     return DryRun(folder / "run.trace", sites=sites, stand_ins=stand_ins, output=output, **found)

@@ -42,11 +42,12 @@ def main(text: str) -> None:
 def _tell(error: BaseException, folder: Path) -> None:
     shown = _without_our_frames(error.__traceback__)
     traceback.print_exception(type(error), error, shown)
-    found = {
-        "kind": "no result" if isinstance(error, NoResult) else "raised",
-        "message": "".join(traceback.format_exception_only(error)).strip(),
-    }
-    (folder / "error.json").write_text(json.dumps(found))
+    message = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, NoResult):
+        message = str(error)
+    elif isinstance(error, SystemExit):
+        message = f"the script exited with status {error.code}"
+    (folder / "error.json").write_text(json.dumps({"message": message}))
 
 
 if __name__ == "__main__":
