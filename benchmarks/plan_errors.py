@@ -127,7 +127,7 @@ def summary(rows: Sequence[Row | Peak], most: float, middle: float | None) -> st
     """How many rows are within the goal ``most``, and the median of the errors beside its goal."""
     errors = [abs(row.error) for row in rows]
     within = sum(error <= most for error in errors)
-    text = f"{within} of {len(rows)} rows are within the goal of {most:.0%}. The worst error is {max(errors):.0%}"
+    text = f"{within} of {len(rows)} rows are within the goal of {most:.0%}. The worst is {max(errors):.0%}"
     if middle is not None:
         text += f". The median of the errors is {statistics.median(errors):.1%}, the goal {middle:.0%}"
     return text + "."

@@ -103,7 +103,7 @@ class Run:
                     "line": it.line,
                     "function": it.function,
                     "node": it.node,
-                    "bytes": it.bytes,
+                    "bytes": it.most_bytes,
                     "storages": it.most_alive,
                 }
                 for it in sites

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.schedules import Schedule, schedule_of
 from torch_uvm._tools.shared_links import predict_on
 from torch_uvm._tools.trace_memory import TraceMemory, host_ms, memory_of
@@ -97,9 +98,9 @@ class Loop:
     """
 
     def __init__(self, trace: Trace, card: Card, step_ms: float | None = None, on_gpu: bool = True) -> None:
-        self.trace, self.card, self.step_ms = trace, card, step_ms
-        self.whole: Schedule = schedule_of(trace, _EVERYTHING, step_ms)
-        self.memory = memory_of(trace, self.whole)
+        self.trace, self.card, self.step_ms = freed_before_replaced(trace), card, step_ms
+        self.whole: Schedule = schedule_of(self.trace, _EVERYTHING, step_ms)
+        self.memory = memory_of(self.trace, self.whole)
         count = len(self.whole.operators)
         self.host_ms = host_ms(trace, self.whole) if on_gpu else count * card.host_us / 1e3
 
@@ -123,7 +124,7 @@ class Loop:
             schedule = schedule_of(self.trace, room, self.step_ms)
             step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
         except ValueError as error:
-            return Point(budget, None, note=str(error))
+            return Point(budget, None, note=f"too little: {error}")
         into, out = schedule.bytes_of("fetch"), schedule.bytes_of("write_back")
         return Point(budget, step_ms, None, optimizer, into, out, schedule.bytes_in_place())
 
@@ -183,6 +184,8 @@ def make_plan(
 
     for budget in asked:
         add(budget)
+        if budgets is None and points[budget].step_ms is None:
+            break  # smaller ones do not suffice either
     for _ in range(refined):
         middle = _below_the_knee(list(points.values()), loop.in_core_ms)
         if middle is None or middle in points:

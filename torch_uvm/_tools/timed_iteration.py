@@ -90,10 +90,14 @@ def _period(trace: Trace) -> int:
     made = _first_uses(trace)
     latest: dict[int, int] = {}
     signs = []
+    born: tuple[
+        int, ...
+    ] = ()  # with the operator behind them: the trace may end before the last one's are made
     for at, op in enumerate(trace.operators):
         operands = (*op.reads, -1, *op.writes)
         roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
-        signs.append((op.name, roles, tuple(trace.storages[name].bytes for name in op.births)))
+        signs.append((op.name, roles, born))
+        born = tuple(trace.storages[name].bytes for name in op.births)
         latest.update(dict.fromkeys((*op.reads, *op.writes, *op.births), at))
     signs.reverse()
     count = len(signs)

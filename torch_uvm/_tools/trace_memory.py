@@ -29,7 +29,7 @@ class TraceMemory:
         added_bytes: what blocks add at the peak: alignment, and storages that no operator uses.
         peak_at: the operator at the peak.
         largest_operator: bytes of the operands and results of the operator that has most of them, and its
-            name. Operators that may use operands on the host do not count.
+            name. Operands that it may use on the host do not count.
         activations: bytes at the peak that the iteration makes and the backward uses later. Gradients, and
             what the operator at the peak uses itself, do not count.
         activations_made: bytes at the peak that the iteration makes, other than gradients.
@@ -133,9 +133,8 @@ def _optimizer_values(whole: Schedule) -> set[int]:
 def _largest_operator(trace: Trace, whole: Schedule, first: int | None) -> tuple[int, str]:
     most = (0, "")
     for number, op in enumerate(whole.operators):
-        if first is not None and trace.operators[first + number].in_place_ok:
-            continue
-        values = {use.value for use in op.uses}
+        in_place_ok = first is not None and trace.operators[first + number].in_place_ok
+        values = {use.value for use in op.uses if use.creates or not in_place_ok}
         most = max(most, (sum(whole.values[value].bytes for value in values), op.name))
     return most
 

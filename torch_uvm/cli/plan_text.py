@@ -58,9 +58,8 @@ def record_of(
 
 def _place(site: Site) -> str:
     if not site.file:
-        return "made by no line of the script"
-    node = f", in the backward of {site.node}" if site.node else ""
-    return f"{site.file}:{site.line} in {site.function}{node}"
+        return f"the backward, {site.node}" if site.node else "made by no line of the script"
+    return f"{site.file}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
 
 
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
