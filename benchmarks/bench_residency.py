@@ -2,7 +2,7 @@
 
 Runs each column in a fresh process, the most important first, for at most --seconds. Prints one table, and
 writes JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing
-starts unless the card has sixteen times that free: managed memory beyond a card's free memory can hang it.
+starts unless the card has eight times that free: managed memory beyond a card's free memory can hang it.
 
     python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE] [--resume FILE]
 
@@ -50,7 +50,7 @@ def check_room(read: Reader) -> int:
     """Bytes free on the card.
 
     Raises:
-        Refused: less than sixteen times the limit.
+        Refused: less than eight times the limit.
     """
     free = read().free
     if free < ROOM * LIMIT:
