@@ -38,7 +38,7 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     import _residency_child as child
     import torch
     from _residency_columns import COLUMNS
-    from _residency_workloads import make
+    from _workloads import make
     from torch.profiler import ProfilerActivity
 
     device = torch.device("cuda")

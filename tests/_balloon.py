@@ -7,8 +7,8 @@ again as the budget. The third is the first again. The engine is idle during the
 second, and becomes idle in the third. Losses and parameters equal, bit for bit, those of the same program in
 plain memory, which runs last. Prints a table.
 
-On a GPU the balloon leaves 8 GiB. The limit of managed memory is at most 4 GiB, and half of what is free beside
-the balloon (_gpu_guard.py).
+On a GPU the balloon leaves 8 GiB. The limit of managed memory is at most 4 GiB, and half of what is free
+beside the balloon (_gpu_guard.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EMULATED = 512 * MIB  # of memory; the balloon leaves half of it
 LAYERS = 32
 STATES = 0.4  # of the budget: parameters, gradients and moments
 ACTIVATIONS = 1.1  # of the budget, in the loop that exceeds it
-STEPS = {"fits": 6, "exceeds": 6, "fits again": 24}
+STEPS = {"fits": 4, "exceeds": 4, "fits again": 16}
 
 
 @dataclass
@@ -85,7 +85,9 @@ def batches(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, torch.Ten
 def train(sizes: Sizes, device: torch.device) -> tuple[list[torch.Tensor], list[Loop]]:
     """Returns the losses and the final parameters, on the CPU, and what the engine did."""
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(sizes.width, sizes.width, bias=False), nn.GELU()) for _ in range(LAYERS)]
+    layers = [
+        nn.Sequential(nn.Linear(sizes.width, sizes.width, bias=False), nn.GELU()) for _ in range(LAYERS)
+    ]
     model = nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     losses: list[torch.Tensor] = []

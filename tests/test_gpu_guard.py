@@ -68,7 +68,6 @@ class TestRoom:
         with pytest.raises(Refused, match="before the free memory"):
             check_room(GIB, {"a": lambda: [140 * GIB]})
 
-
     def test_benchmarks_have_the_same_rule(self) -> None:
         """Those that must not import torch_uvm have it from a module of their own."""
         assert _residency_limits.ROOM == ROOM
@@ -102,6 +101,7 @@ class TestBalloon:
     def test_takes_all_but_what_it_is_to_leave(self) -> None:
         device = torch.device("emu", 0)
         module = torch.get_device_module(device)
+        module.empty_cache()
         before = module.mem_get_info(device)[0]
         held = balloon(16 * MIB, device)
         assert module.mem_get_info(device)[0] == 16 * MIB
@@ -109,6 +109,7 @@ class TestBalloon:
         with pytest.raises(Refused, match=r"0.02 GiB free; the balloon is to leave 0.02 GiB"):
             balloon(16 * MIB, device)
         del held
+        module.empty_cache()
         assert module.mem_get_info(device)[0] == before
 
     def test_managed_memory_is_no_balloon(self) -> None:
