@@ -131,7 +131,7 @@ def test_segments_come_from(over_fake: Run, segments: str) -> None:
 
 
 def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
-    """The limit beside it is half of what the runtime reports free, and the automatic budget is below that."""
+    """The limit beside it is half of what the runtime reports free; the automatic budget is below that."""
     over_fake(
         f"""
         import sys
