@@ -138,13 +138,15 @@ def allocation_site_figures() -> list[dict[str, Any]]: ...  # AllocationSiteFigu
 
 class Region: ...  # a call of a compiled graph
 
-def enter_region(
-    key: int,
-    inputs: Sequence[Any],
-    constants: Sequence[Any],
-    written: frozenset[int] | None,  # indices of inputs; None: all
-    unwritten: type | None,  # inputs of other types count as written, too; None: they do not
-) -> Region | None: ...
+class CompiledGraph:
+    def __init__(
+        self,
+        constants: Sequence[Any],
+        written: frozenset[int] | None,  # indices of inputs; None: all
+        unwritten: type | None,  # inputs of other types count as written, too; None: they do not
+    ) -> None: ...
+    def enter(self, inputs: Sequence[Any]) -> Region | None: ...  # None: nothing to leave
+
 def leave_region(region: Region, outputs: Any) -> None: ...  # on the thread that entered
 def begin_capture() -> int: ...  # 0: there is no managed memory
 def end_capture(capture: int) -> None: ...
