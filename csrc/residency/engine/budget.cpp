@@ -129,6 +129,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
   }
   changed.idle = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = QuietPeriod{};
+  changed.quiet.still_since = operators_;
   take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;

@@ -33,6 +33,7 @@ struct Allocated {
 /// Whether a device may become idle, and its state when it did (sleep.cpp).
 struct QuietPeriod {
   std::uint64_t since = 0; ///< the operator that last restarted the quiet period
+  std::uint64_t still_since = 0; ///< the same, except for operators that missed the schedule
   std::uint64_t next_look = 0;
   std::uint64_t misses = 0; ///< the policy's misses at that operator
   std::uint64_t overlap = 0; ///< the latest operator that began while another one ran

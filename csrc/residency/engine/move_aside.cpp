@@ -72,6 +72,7 @@ void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream tak
   const Event moved = events_.record(taker);
   recycle_event(record.device, record.device_ready);
   record.device_ready = moved;
+  record.ready_on = taker;
   record.streams.assign(1, taker);
   record.device_block = move.to;
   memory_.set_tag(move.to, &record);
