@@ -306,6 +306,26 @@ TEST(a_policy_asks_for_each_operators_duration_twice) {
   CHECK_EQ(loop.ms_of(1), 20.0F); // the shorter one
 }
 
+TEST(an_operator_that_used_operands_in_place_counts_as_fast_as_the_others) {
+  Policy policy(options(16 << 20));
+  policy.created(1, 8 << 20);
+  policy.created(2, 24 << 20);
+  for (int iteration = 0; iteration < 30; ++iteration) {
+    const Access reads{1, false};
+    policy.begin(10, {&reads, 1}, false);
+    policy.end({}, 0);
+    policy.ran(policy.operators(), policy.operators(), 9);
+    const Access both[] = {{1, true}, {2, true}};
+    policy.begin(11, both, /*in_place_ok=*/true);
+    policy.end({}, 0);
+    policy.ran(policy.operators(), policy.operators(), 1000);
+  }
+  const Schedule& schedule = *policy.schedule().first;
+  for (const Iteration::Op& op : schedule.iteration.ops) {
+    CHECK_EQ(op.ms, op.in_place_ok ? 33.0F : 9.0F); // by bytes, and 1 MiB for each operator
+  }
+}
+
 TEST(a_policy_without_durations_asks_for_none) {
   PolicyOptions untimed = options(16);
   untimed.timed = false;

@@ -1,6 +1,7 @@
 // How a policy learns the durations of operators and iterations, and what it does with them.
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "residency/policy/policy_state.h"
 
@@ -20,6 +21,29 @@ double weight_of(const Iteration& iteration, std::uint32_t op) {
     bytes += static_cast<double>(iteration.values[use.value].bytes);
   }
   return bytes;
+}
+
+/// Operators that used operands in place took the link's time. Gives them the mean rate of the others, if that is less.
+void estimate_resident(Schedule& schedule) {
+  Iteration& iteration = schedule.iteration;
+  std::vector<bool> slowed(iteration.size(), false);
+  for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
+    if (schedule.in_place[use]) {
+      slowed[iteration.uses[use].op] = true;
+    }
+  }
+  double ms = 0, weight = 0;
+  for (std::uint32_t op = 0; op < iteration.size(); ++op) {
+    if (!slowed[op]) {
+      ms += static_cast<double>(iteration.ops[op].ms);
+      weight += weight_of(iteration, op);
+    }
+  }
+  for (std::uint32_t op = 0; weight > 0 && op < iteration.size(); ++op) {
+    if (slowed[op]) {
+      iteration.ops[op].ms = std::min(iteration.ops[op].ms, static_cast<float>(ms / weight * weight_of(iteration, op)));
+    }
+  }
 }
 
 } // namespace
@@ -74,6 +98,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
     float& known_ms = iteration.ops[op].ms;
     known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
     if (++known->timed[op] == kReports && --known->untimed == 0) {
+      estimate_resident(known->schedule);
       it.solve(*known);
       return;
     }
