@@ -117,9 +117,17 @@ def operators(device: torch.device, rounds: int, count: int) -> dict[str, dict[s
 # --- the driver calls of a transfer
 
 
-def driver_calls(device: torch.device) -> dict[str, Any]:
+def calls_in(profiled: torch.profiler.profile, trace: Path) -> Counter[str]:
+    """The driver calls of a profile, by name, without the launches of kernels. Leaves its trace there."""
+    profiled.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = (event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver"))
+    return Counter(name for name in names if "Launch" not in name)
+
+
+def driver_calls(device: torch.device, piece: int, out: Path) -> dict[str, Any]:
     """Calls of a loop over twice as many storages as the budget holds, per transfer."""
-    pieces, piece = 128, 4 * MIB
+    pieces = 128
     found: dict[str, Any] = {}
     kind = "CUDA" if device.type == "cuda" else "CPU"  # a rehearsal finds no calls
     for name, writes in (("read: fetch, drop", False), ("written: fetch, write-back", True)):
@@ -144,10 +152,7 @@ def driver_calls(device: torch.device) -> dict[str, Any]:
                 step()
             synchronise(device)
         after = torch_uvm.residency_stats()
-        calls: Counter[str] = Counter()
-        for event in profiled.events() or []:
-            if event.name.startswith("cuda") and "Launch" not in event.name:
-                calls[event.name] += 1
+        calls = calls_in(profiled, out / f"calls_{'written' if writes else 'read'}.json")
         moved = {key: after[key]["count"] - before[key]["count"] for key in ("fetched", "written_back")}
         moved["dropped"] = after["dropped_clean"]["count"] - before["dropped_clean"]["count"]
         transfers = max(moved["fetched"] + moved["written_back"], 1)
@@ -240,10 +245,11 @@ def main() -> None:
         check_room(LIMIT)
     guard = Guard(LIMIT).hold()
     torch_uvm.enable()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"environment": describe(sys.argv)}
     with torch.no_grad():
         found["operators"] = operators(device, 1 if small else 3, 100 if small else 1000)
-        found["driver_calls"] = driver_calls(device)
+        found["driver_calls"] = driver_calls(device, MIB // 4 if small else 4 * MIB, arguments.out)
     shapes = {
         "12 blocks of 512, 512 tokens": (TransformerOf(1, 512, width=512, heads=8), GIB),
         "6 blocks of 2048, 2 048 tokens": (TransformerOf(2, 1024, depth=6), 7 * GIB // 2),
@@ -255,7 +261,6 @@ def main() -> None:
         name: fits(device, shape, budget, rounds, block) for name, (shape, budget) in shapes.items()
     }
     guard.check()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "operator_costs.json").write_text(json.dumps(found, indent=1))
 
     modes = ("native", "off", "idle", "awake")

@@ -1,10 +1,12 @@
 // Copies through slots of plain device memory: the bytes are correct for every order of work, and failures are
 // reported.
+#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "harness.h"
 #include "residency/engine/staging.h"
+#include "residency/engine/transfers.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/error.h"
@@ -148,6 +150,43 @@ TEST(no_copies_follow_one_that_failed_half_way) {
       CHECK(std::memcmp(memory.managed, memory.source, kBytes) == 0);
     }
   }
+}
+
+TEST(one_copy_in_64_mib_is_timed) {
+  RecordingRuntime runtime;
+  Memory memory(runtime);
+  const Stream stream = runtime.create_stream(0, 0);
+  Transfers transfers(runtime);
+  for (int copy = 0; copy < 48; ++copy) { // 192 MiB
+    transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, false);
+  }
+  CHECK_EQ(runtime.count("record_event"), std::size_t{2 * 3}); // the first copy, and two more
+  transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, true);
+  transfers.copy(Transfers::Kind::kWriteBack, memory.result, memory.managed, kBytes, stream, nullptr, false);
+  CHECK_EQ(runtime.count("record_event"), std::size_t{2 * 5}); // asked for; the first of its direction
+}
+
+TEST(untimed_copies_count_by_their_bytes) {
+  EmulatedRuntime runtime(EmulatedConfig{});
+  Memory memory(runtime);
+  const Stream stream = runtime.create_stream(0, 0);
+  const auto ms_of = [&](bool timed) {
+    Transfers transfers(runtime);
+    ResidencyStatistics statistics;
+    for (int copy = 0; copy < 15; ++copy) {
+      transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, timed);
+    }
+    runtime.synchronize_stream(stream);
+    transfers.collect(statistics);
+    CHECK_EQ(statistics.fetched.count, 15);
+    CHECK_EQ(statistics.fetched.bytes, 15 * static_cast<std::int64_t>(kBytes));
+    CHECK_EQ(statistics.written_back.ms, 0);
+    return statistics.fetched.ms;
+  };
+  ms_of(true); // the first copy moves the pages
+  const double each = ms_of(true);
+  CHECK(each > 0);
+  CHECK(std::abs(ms_of(false) - each) < 0.1 * each); // the timed one is the first, which also waits for its launch
 }
 
 } // namespace

@@ -143,6 +143,9 @@ void ResidencyEngine::note_awake() {
   awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.idle; }),
                std::memory_order_release);
   const auto is_idle = [](const Device& each) { return each.budget && each.idle && each.quiet.alarm != 0; };
+  for (Device& each : devices_) {
+    each.alarm.store(is_idle(each) ? each.quiet.alarm : Device::kNever, std::memory_order_relaxed);
+  }
   idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, is_idle)), std::memory_order_relaxed);
   may_run_unwatched_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.quiescent; }),
                            std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // The engine's state of one device and of one captured graph.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -49,12 +50,15 @@ struct QuietPeriod {
 };
 
 struct Device {
+  static constexpr std::size_t kNever = ~std::size_t{0};
+
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
   bool hard = false;
   bool idle = false; ///< idle: operators are not watched
   bool quiescent = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
   QuietPeriod quiet;
+  std::atomic<std::size_t> alarm{kNever}; ///< quiet.alarm while idle because its steps fit, else kNever; any thread's
   int running = 0; ///< running operators whose first operand is on this device
   std::unique_ptr<Policy> policy; ///< created with the first budget or capture
   std::unique_ptr<Durations> durations; ///< nullptr if events do not time kernels

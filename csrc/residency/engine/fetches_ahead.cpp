@@ -27,6 +27,10 @@ void ResidencyEngine::follow(const Decision& decision, int index) {
   if (decision.forget) {
     forget_fetches(device);
   }
+  if (decision.retire.empty() && decision.fetch.empty() && device.retired.empty() && device.pending.empty() &&
+      device.unforeseen.empty()) {
+    return; // most operators
+  }
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
   retire_and_release(decision.retire, index);
   queue_unforeseen_fetches(index);
@@ -61,8 +65,6 @@ void ResidencyEngine::retire_and_release(std::span<const StorageId> storages, in
 
 void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
   Device& device = of(index);
-  auto next = device.pending.begin();
-  std::size_t ahead = 0;
   while (!device.retired.empty()) {
     Record* const record = retiring(device.retired.front());
     if (record != nullptr && record->in_use == 0) {
@@ -70,17 +72,7 @@ void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
         return;
       }
       if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        // If a fetch of the same size takes the block next, it need not wait for all that the operators' stream has
-        // queued.
-        const Record* const fetched = next == device.pending.end() ? nullptr : find(*next);
-        const bool is_taken = fetched != nullptr && fetched->bytes == record->bytes && is_wanted(*fetched) &&
-                              fetched->in_use == 0 && may_fetch_ahead(device, ahead + fetched->bytes);
-        if (is_taken) {
-          ahead += fetched->bytes;
-          ++next;
-          device.pause = 0;
-        }
-        release_device_copy(*record, is_taken ? device.fetches : device.last_stream);
+        release_device_copy(*record, device.last_stream);
       }
     }
     device.retired.pop_front();

@@ -145,9 +145,8 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
     return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
   });
-  const bool after_its_copy =
-      record.block_ready && !used_since && (!is_read(record) || taker == of(record.device).fetches);
-  if (!after_its_copy) {
+  const bool only_copied = record.block_ready && !used_since; // since the write-back began
+  if (!only_copied) {
     const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
     if (!is_read(record) && next != of(record.device).write_backs) {
       wait(next, was_read(record));
@@ -170,10 +169,12 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   recycle_event(record.device, record.device_ready);
   storages_.point_at_host(record, host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
-  if (after_its_copy) { // the block's next user waits for the write-back only, not for all queued work
-    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
-  } else {
+  if (!only_copied) {
     memory_.free(block);
+  } else if (is_read(record)) { // the write-back waited for all other work on the block
+    memory_.free_idle(block, taker.is_host() ? of(record.device).write_backs : taker);
+  } else { // the block's next user waits for the write-back only, not for all queued work
+    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
   }
   note_workspace(record.device, -bytes);
   return true;

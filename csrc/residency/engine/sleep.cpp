@@ -132,16 +132,10 @@ std::size_t ResidencyEngine::allocated_bytes(int device) const {
 }
 
 void ResidencyEngine::note_allocation(int device) {
-  if (!has_idle_devices()) {
-    return;
+  // Without the engine's lock: each allocation of an idle device comes here.
+  if (has_idle_devices() && allocated_bytes(device) > of(device).alarm.load(std::memory_order_relaxed)) {
+    wake(device);
   }
-  {
-    const Lock lock(*this);
-    if (!of(device).idle || of(device).quiet.alarm == 0 || allocated_bytes(device) <= of(device).quiet.alarm) {
-      return;
-    }
-  }
-  wake(device);
 }
 
 void ResidencyEngine::wake(int device) {
