@@ -112,8 +112,9 @@ torch.save(torch.arange(4096.0), "one.pt")
 x = torch.load("one.pt", mmap=True)
 y = torch_uvm.to(x, "emu", managed=True)
 assert y._base is x and y._version == x._version
+before = x._version
 y.add_(1)
-assert x.tolist() == torch.arange(1.0, 4097).tolist() and x._version == y._version == 1
+assert x.tolist() == torch.arange(1.0, 4097).tolist() and x._version == y._version == before + 1
 back = torch_uvm.to(y, "cpu")
 assert back.data_ptr() == x.data_ptr()
 w = torch.load("one.pt", mmap=True).requires_grad_()
