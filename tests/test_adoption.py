@@ -103,6 +103,28 @@ assert managed_bytes() == (0, 0, 0)
 """,
         )
 
+    def test_a_model_of_transformers(self, spawn: Spawn, profile: str) -> None:
+        pytest.importorskip("transformers")
+        run(
+            spawn,
+            profile,
+            """
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+size = dict(n_layer=2, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=2)
+GPT2LMHeadModel(GPT2Config(**size)).save_pretrained("model")
+model = AutoModelForCausalLM.from_pretrained("model").eval()
+tokens = torch.arange(5)[None]
+with torch.no_grad():
+    expected = model(tokens).logits
+    torch_uvm.enable()
+    addresses = [each.data_ptr() for each in model.parameters()]
+    torch_uvm.to(model, "emu")
+    assert [each.data_ptr() for each in model.parameters()] == addresses
+    assert managed_bytes()[0] == sum(each.nbytes for each in model.buffers())
+    assert torch.equal(model(tokens.to("emu")).logits.cpu(), expected)
+""",
+        )
+
     def test_both_labels_share_the_bytes(self, spawn: Spawn, profile: str) -> None:
         run(
             spawn,
