@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _timed_iteration import read_iteration
 from lower_bound import bound
 
+from torch_uvm._tools.timed_iteration import iteration_of
 from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
 
@@ -42,7 +42,7 @@ def played_ms(trace: Path, budget: int, step_ms: float) -> float:
     Raises:
         RuntimeError: it cannot be played under this budget.
     """
-    operators = len(read_iteration(trace, step_ms).floats)
+    operators = len(iteration_of(read_trace(trace), step_ms).floats)
     command = [str(PLAYER), str(trace), "--budget", str(budget), "--step-ms", str(step_ms)]
     command += ["--iteration", str(operators)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -114,8 +114,10 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
                 try:
                     predicted.append(played_ms(path, budget, step_ms))
                     print(f"{predicted[-1] / step_ms:>10.2f}", end="")
-                except RuntimeError:
+                except (RuntimeError, ValueError):
                     print(f"{'-':>10}", end="")
+            if "deferred" not in paths:
+                print(f"{'-':>10}", end="")
             try:
                 least = bound(paths["in_place"], budget, step_ms)["bound_ms"]
                 print(f"{least / step_ms:>10.2f}", end="")

@@ -21,6 +21,7 @@ LAYERS = [
     ["_tensors"],
     ["_tools"],
     ["emulated", "report"],
+    ["_dry"],
     ["_environment"],
     # the public names
     ["accesses", "allocation_iterations", "allocation_logs", "allocations", "allocators", "arenas", "keep"]

@@ -49,7 +49,7 @@ class TestPlan:
             assert {(planned.workload, column) for column in planned.needs()} <= before
 
     def test_selecting_includes_needed_columns(self) -> None:
-        found = plan.select(plan.PLAN, "2k tokens: engine, as FSDP2")
+        found = plan.select(plan.PLAN, ["2k tokens: engine, as FSDP2"])
         assert [planned.name for planned in found] == ["in core", "FSDP2 offload", "engine, as FSDP2 offload"]
 
     @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ DeviceProperties properties_of(int device) {
   // On an H200, copies of managed memory do not overlap with kernels, whatever the advice. They do if host and device
   // share page tables, where nothing migrates.
   properties.managed_copies_overlap = properties.host_page_tables;
+  properties.kernels_take_time = true;
   properties.page_bytes = CudaRuntime::kMigrationPage;
   properties.managed_step = properties.managed_copies_overlap ? 1 : kManagedStep;
   return properties;

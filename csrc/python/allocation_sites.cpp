@@ -46,7 +46,8 @@ class Places {
     return all_[site < all_.size() ? site : kUnknown];
   }
 
-  /// This thread's innermost frame that is not skipped, or its innermost frame if all are.
+  /// This thread's innermost frame that is not skipped. If all are: the node of the backward graph that runs, or the
+  /// innermost frame.
   AllocationSite here() {
     PyFrameObject* frame = PyEval_GetFrame();
     if (frame == nullptr) {
@@ -60,7 +61,10 @@ class Places {
       Py_DECREF(frame);
       frame = outer;
     }
-    const AllocationSite site = at(frame != nullptr ? frame : innermost);
+    AllocationSite site = frame != nullptr ? at(frame) : in_backward();
+    if (frame == nullptr && site == kUnknown) {
+      site = at(innermost);
+    }
     Py_XDECREF(frame);
     Py_DECREF(innermost);
     return site;

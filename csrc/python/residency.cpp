@@ -69,6 +69,9 @@ void bind_residency(py::module_& module) {
       py::arg("device"), no_gil);
   module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
   module.def("residency_stats", &statistics_dict, no_gil_inside);
+  module.def(
+      "schedules_are_settled", [] { return engine_in_use() == nullptr || engine_in_use()->schedules_are_settled(); },
+      no_gil);
   module.def("evict_after_operators", &evict_after_operators, py::arg("on"), no_gil);
   module.def("written_arguments", &written_arguments, py::arg("name"), py::arg("overload") = "", no_gil);
   module.def(

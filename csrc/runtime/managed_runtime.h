@@ -32,6 +32,7 @@ struct DeviceProperties {
   bool managed_memory = true;
   bool concurrent_managed_access = true; ///< host and device may access managed memory concurrently
   bool pageable_memory_access = false; ///< the device can access ordinary host memory
+  bool kernels_take_time = false; ///< events time kernels: the clock is real, or models arithmetic
   bool managed_copies_overlap = true; ///< copies of managed memory run concurrently with kernels
   bool integrated = false; ///< the device has no memory of its own and uses the host's
   bool host_page_tables = false; ///< the device uses the host's page tables: hardware coherence

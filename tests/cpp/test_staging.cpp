@@ -63,10 +63,10 @@ TEST(the_bytes_are_right_under_delayed_schedules) {
     CHECK(in.is_ready() && out.is_ready());
     for (std::size_t at = 0; at < kBytes;) { // some slots get a single byte, and no slot waits for another
       const std::size_t bytes = std::min<std::size_t>(1 + random() % (5 * kSlot), kBytes - at);
-      in.begin(fetches);
+      in.begin(bytes, fetches);
       in.copy(memory.managed + at, memory.source + at, bytes, fetches);
       after(runtime, fetches, write_backs);
-      out.begin(write_backs);
+      out.begin(bytes, write_backs);
       out.copy(memory.result + at, memory.managed + at, bytes, write_backs);
       at += bytes;
     }
@@ -83,7 +83,7 @@ TEST(the_managed_side_follows_the_order_of_its_stream) {
   Staging in(runtime, Staging::Direction::kToDevice, runtime.create_stream(0, 0));
   in.resize(kSlot);
   CHECK(in.is_ready());
-  CHECK(in.begin(stream) == in.link());
+  CHECK(in.begin(kBytes, stream) == in.link());
   in.copy(memory.managed, memory.source, kBytes, stream);
   runtime.synchronize_stream(stream); // synchronises no other stream
   CHECK(std::memcmp(memory.managed, memory.source, kBytes) == 0);
@@ -91,7 +91,7 @@ TEST(the_managed_side_follows_the_order_of_its_stream) {
   Staging out(runtime, Staging::Direction::kToHost, runtime.create_stream(0, 0));
   out.resize(kSlot);
   CHECK(out.is_ready());
-  CHECK(out.begin(stream) == stream);
+  CHECK(out.begin(kBytes, stream) == stream);
   out.copy(memory.result, memory.managed, kBytes, stream);
   runtime.synchronize_stream(out.link());
   CHECK(std::memcmp(memory.result, memory.source, kBytes) == 0);

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
-from torch_uvm._util.arguments import did_you_mean
 from torch_uvm._util.files import output_file
+from torch_uvm.cli.script_words import split
 from torch_uvm.cli.stats import write_stats
 
 SUMMARY = "run a script or module with managed memory on"
@@ -78,38 +78,6 @@ def _output_file(text: str) -> Path:
         return output_file(text)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of `run`, and the rest: from the script on, or after the module's name.
-
-    An option and its value become one word, so that a value may begin with a minus sign. An unknown option
-    ends the command: the word after it could be its value, or the script.
-    """
-    ours: list[str] = []
-    index = 0
-    while index < len(argv):
-        word = argv[index]
-        if word.startswith("-m"):
-            end = index + (2 if word == "-m" else 1)
-            return [*ours, *argv[index:end]], list(argv[end:])
-        if word == "--":
-            return ours, list(argv[index + 1 :])
-        if not word.startswith("-") or word == "-":
-            return ours, list(argv[index:])
-        name, given, _ = word.partition("=")
-        if name not in (*_WITH_A_VALUE, "-h", "--help"):
-            accepted = (*_WITH_A_VALUE, "-m")
-            parser.error(
-                f"unknown option {name!r}{did_you_mean(name, _WITH_A_VALUE)}; accepted: {', '.join(accepted)}"
-            )
-        if given or name not in _WITH_A_VALUE or index + 1 == len(argv):
-            ours.append(word)
-            index += 1
-        else:
-            ours.append(f"{word}={argv[index + 1]}")
-            index += 2
-    return ours, []
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -246,7 +214,7 @@ def _hide_our_frames(error: BaseException) -> None:
 def main(argv: Sequence[str]) -> int:
     """Turns the switch on and becomes the program; its exceptions, SystemExit included, pass through."""
     parser = _parser()
-    head, rest = _split(parser, argv)
+    head, rest = split(parser, argv, _WITH_A_VALUE)
     arguments = parser.parse_args(head)
     if arguments.module is None and not rest:
         parser.error("a SCRIPT or -m MODULE is needed")

@@ -178,10 +178,10 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
   state_->free(block);
 }
 
-Event CachingManagedAllocator::record_event(Stream stream) {
+Event CachingManagedAllocator::take_event(Stream stream) {
   state_->check_stream(stream);
   const std::lock_guard lock(state_->mutex);
-  return state_->events.record(stream);
+  return state_->events.take(stream);
 }
 
 void CachingManagedAllocator::recycle_event(Stream stream, Event event) noexcept {

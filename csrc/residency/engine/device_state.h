@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "residency/engine/durations.h"
 #include "residency/engine/record.h"
 #include "residency/engine/staging.h"
 #include "residency/policy/policy.h"
@@ -32,6 +33,7 @@ struct Allocated {
 /// Whether a device may become idle, and its state when it did (sleep.cpp).
 struct QuietPeriod {
   std::uint64_t since = 0; ///< the operator that last restarted the quiet period
+  std::uint64_t still_since = 0; ///< the same, except for operators that missed the schedule
   std::uint64_t next_look = 0;
   std::uint64_t misses = 0; ///< the policy's misses at that operator
   std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
@@ -55,6 +57,8 @@ struct Device {
   QuietPeriod quiet;
   int running = 0; ///< running operators whose first operand is on this device
   std::unique_ptr<Policy> policy; ///< created with the first budget or capture
+  std::unique_ptr<Durations> durations; ///< nullptr if events do not time kernels
+  LinkRates rates; ///< measured if there are `durations`
   Stream fetches;
   Stream write_backs;
   std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed

@@ -33,7 +33,11 @@ bool ResidencyEngine::claim_address(Record& record, Mover mover) {
 
 void ResidencyEngine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
-    if (stream != later && !runtime_.query_stream(stream)) {
+    const bool just_used = stream == just_used_;
+    if (stream == later || (just_used && std::ranges::find(behind_, later) != behind_.end())) {
+      continue;
+    }
+    if (just_used || !runtime_.query_stream(stream)) {
       Event event = events_.record(stream);
       try {
         wait(later, event);
@@ -43,7 +47,18 @@ void ResidencyEngine::order(const std::vector<Stream>& earlier, Stream later) {
       }
       recycle_event(stream.device, event);
     }
+    if (just_used) {
+      behind_.push_back(later);
+    }
   }
+}
+
+bool ResidencyEngine::is_host_copy_ready(Record& record) {
+  if (!reached(record.host_ready)) {
+    return false;
+  }
+  recycle_event(record.device, record.host_ready); // each query is a driver call: do not repeat it
+  return true;
 }
 
 Block* ResidencyEngine::host_block(std::size_t bytes, Stream stream) {
@@ -79,7 +94,7 @@ bool ResidencyEngine::start_write_back(Record& record) {
     }
   }
   host_memory_->record_stream(record.host_block, link);
-  if (!reached(record.host_ready)) {
+  if (!is_host_copy_ready(record)) {
     wait(link, record.host_ready); // an earlier copy may have used another stream (staged or direct)
   }
   for (const Stream used : memory_.streams(record.device_block)) {
@@ -87,17 +102,18 @@ bool ResidencyEngine::start_write_back(Record& record) {
   }
   order(record.streams, stream);
   record.written_back_after = record.streams;
+  recycle_block_ready(record);
+  record.block_ready = memory_.take_event(stream); // to free the block with
   try {
     transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block),
-                    memory_.data(record.device_block), record.bytes, stream, staging);
+                    memory_.data(record.device_block), record.bytes, stream, staging, recorder_ != nullptr,
+                    record.block_ready);
     recycle_event(record.device, record.host_ready);
     record.host_ready = events_.record(link);
   } catch (...) {
     drop_host_copy(record); // part of the copy may be queued, and the next one may use another stream
     throw;
   }
-  recycle_block_ready(record);
-  record.block_ready = memory_.record_event(stream); // to free the block with
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
@@ -197,7 +213,7 @@ bool ResidencyEngine::evict(Record& record, Stream taker) {
 }
 
 bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
-  const OperatorTimer::Pause untimed(operator_timer_.get(), stream);
+  const Untimed untimed(*this, stream);
   Block* const block = room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
@@ -208,13 +224,14 @@ bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
     host_memory_->record_stream(record.host_block, link);
-    if (!reached(record.host_ready)) {
+    if (!is_host_copy_ready(record)) {
       wait(link, record.host_ready);
     }
     order(record.in_place_streams, link);
     transfers_.copy(Transfers::Kind::kFetch, memory_.data(block), host_memory_->data(record.host_block), record.bytes,
-                    stream, staging);
+                    stream, staging, recorder_ != nullptr);
     record.device_ready = events_.record(stream);
+    record.ready_on = stream;
   } catch (...) {
     memory_.free(block);
     throw;
@@ -285,10 +302,13 @@ void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) 
     return;
   }
   mark_use(record, writes); // before anything that may throw: an unnoticed write would be lost
-  if (reached(record.device_ready)) {
-    recycle_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
-  } else {
-    wait(stream, record.device_ready);
+  if (record.device_ready && record.ready_on != stream) {
+    if (reached(record.device_ready)) {
+      recycle_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
+    } else {
+      wait(stream, record.device_ready);
+      record.ready_on = stream;
+    }
   }
   if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
     memory_.hand_over(record.device_block, stream); // only the fetch has used the block, and `stream` waits for it
@@ -313,7 +333,7 @@ void ResidencyEngine::use_in_place(Record& record, Stream stream, bool writes) {
       abandon_fetch(record);
     }
   }
-  if (!reached(record.host_ready)) {
+  if (!is_host_copy_ready(record)) {
     wait(stream, record.host_ready);
   }
   host_memory_->record_stream(record.host_block, stream);

@@ -19,6 +19,11 @@ namespace {
 
 constexpr std::size_t kMaxDevices = 128; // the range of c10::DeviceIndex
 
+/// "auto" leaves 1/8 of the limit of managed memory free. The engine is idle until memory runs short, and storages that
+/// were created unwatched stay on the device until they are used again. Until then the budget is exceeded; the limit
+/// cannot be.
+constexpr std::size_t kWakingShare = 8;
+
 /// A device's memory, with our reserved managed memory counted as free: a budget includes it.
 MemoryInfo memory_of(int device) {
   Context& context = Context::get();
@@ -26,6 +31,15 @@ MemoryInfo memory_of(int device) {
   const Levels ours = context.managed_allocator().levels(Location::device(device));
   memory.free = std::min(memory.total, memory.free + static_cast<std::size_t>(ours.reserved_bytes[0]));
   return memory;
+}
+
+std::optional<Budget> budget_for(const BudgetRequest& request, int device) {
+  std::optional<Budget> budget = resolve_budget(request, memory_of(device));
+  const std::optional<std::size_t> limit = Context::get().runtime().limit();
+  if (limit && request.kind == BudgetRequest::Kind::kAuto) {
+    budget->bytes = std::min(budget->bytes, *limit - *limit / kWakingShare);
+  }
+  return budget;
 }
 
 struct Budgets {
@@ -63,7 +77,7 @@ struct Budgets {
       return;
     }
     apply_engine_options();
-    const Budget budget = resolve_budget(*request, memory_of(device)).value();
+    const Budget budget = budget_for(*request, device).value();
     set_budget(device, budget.bytes, budget.hard);
     before = request;
   }
@@ -138,7 +152,7 @@ std::optional<std::size_t> budget_of(int device) {
   if (device < Context::get().runtime().device_count() && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
     return std::nullopt;
   }
-  return resolve_budget(*request, memory_of(device)).value().bytes;
+  return budget_for(*request, device).value().bytes;
 }
 
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request) {

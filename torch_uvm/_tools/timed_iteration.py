@@ -6,11 +6,11 @@ iteration makes anew. Positions are operators of the iteration, and go round: th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.operator_times import operator_times
-from torch_uvm.traces import Trace, read_trace
 
 _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
 
@@ -50,19 +50,18 @@ class Iteration:
     values: list[Value]
 
 
-def read_iteration(path: Path, step_ms: float | None = None) -> Iteration:
+def iteration_of(trace: Trace, step_ms: float | None = None) -> Iteration:
     """The last iteration but one of a trace that ends with at least four. The first of them may differ.
 
     It is recognised by its operators, not by marked steps: optimizers that run in backward hooks mark many.
 
     Args:
-        path: a trace of one device (docs/traces.md).
+        trace: of one device.
         step_ms: a measured step in core, to which the durations are scaled. None: as recorded.
 
     Raises:
-        ValueError: no trace; no such iterations; no recorded durations and no `step_ms`. OSError.
+        ValueError: storages of several devices; no such iterations; no recorded durations and no `step_ms`.
     """
-    trace = read_trace(path)
     if len({storage.device for storage in trace.storages.values()}) > 1:
         raise ValueError("the trace has storages of more than one device")
     size = _period(trace)
@@ -87,15 +86,24 @@ def _first_uses(trace: Trace) -> dict[int, int]:
     return {name: at for name, at in first.items() if name in gone}
 
 
+def _about(size: int) -> int:
+    """Sizes that are close, as those of a growing cache in two iterations: an eighth of an octave."""
+    return int(8 * math.log2(size)) if size else -1
+
+
 def _period(trace: Trace) -> int:
     """The number of operators that repeat at the trace's end, over as many operators as possible; 0: none."""
     made = _first_uses(trace)
     latest: dict[int, int] = {}
     signs = []
+    born: tuple[
+        int, ...
+    ] = ()  # with the operator behind them: the trace may end before the last one's are made
     for at, op in enumerate(trace.operators):
         operands = (*op.reads, -1, *op.writes)
         roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
-        signs.append((op.name, roles, tuple(trace.storages[name].bytes for name in op.births)))
+        signs.append((op.name, roles, born))
+        born = tuple(_about(trace.storages[name].bytes) for name in op.births)
         latest.update(dict.fromkeys((*op.reads, *op.writes, *op.births), at))
     signs.reverse()
     count = len(signs)

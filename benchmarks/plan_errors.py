@@ -1,0 +1,195 @@
+"""Predicted against measured: what `python -m torch_uvm plan` says of the benchmark's rows on an H200.
+
+    python benchmarks/plan_errors.py [--only TEXT] [--write docs/plan.md]
+
+A row is a workload, a budget and a way to update of results/residency.json, for which traces/ has a trace of
+a run in core. The prediction takes nothing but the trace, with the durations that it has, and the card
+profile "h200". Peaks are compared with those of the runs that the traces are of (traces/index.json), and
+with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write puts both tables into the
+page, between its marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch_uvm import _C
+from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop
+from torch_uvm.traces import read_trace
+
+MIB = 1 << 20
+FOLDER = Path(__file__).resolve().parent
+COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
+MARK = "<!-- benchmarks/plan_errors.py: {} -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """``predicted`` and ``measured`` in ms. ``in_core``: a step in core, in the trace and measured."""
+
+    workload: str
+    what: str
+    budget: int
+    predicted: float
+    measured: float
+    in_core: tuple[float, float]
+
+    @property
+    def error(self) -> float:
+        """The part by which the prediction is too high."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes without a budget. ``plain``: without torch_uvm; None: not measured."""
+
+    workload: str
+    predicted: int
+    measured: int
+    plain: int | None
+
+    @property
+    def error(self) -> float:
+        """The part by which the prediction is too high."""
+        return self.predicted / self.measured - 1
+
+
+def measured_rows() -> list[dict[str, Any]]:
+    """Rows of results/residency.json that ended well, of workloads with a trace."""
+    stored = json.loads((FOLDER / "results" / "residency.json").read_text())["rows"]
+    return [row for row in stored if row["status"] == "ok" and row["workload"] in index()]
+
+
+@cache
+def index() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "traces" / "index.json").read_text())
+    return found
+
+
+@cache
+def loop_of(workload: str, optimizer: str) -> Loop:
+    """The loop of a workload's trace."""
+    kind = "deferred" if optimizer == DEFERRED else "in_place"
+    packed = (FOLDER / "traces" / index()[workload][kind]["file"]).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        path.write_bytes(lzma.decompress(packed))
+        return Loop(read_trace(path), load_card("h200"))
+
+
+def step_rows(only: str = "") -> Iterator[Row]:
+    """Steps within budgets.
+
+    Raises:
+        ValueError: the schedule has no prediction.
+    """
+    rows = measured_rows()
+    in_core = {row["workload"]: row["step_ms"] for row in rows if row["column"] == "in core"}
+    for row in rows:
+        optimizer = COLUMNS.get(row["column"])
+        if optimizer is None or row["spike"] or only not in row["workload"]:
+            continue
+        loop = loop_of(row["workload"], optimizer)
+        point = loop.point(row["budget"], optimizer)
+        if point.step_ms is None:
+            raise ValueError(f"{row['workload']}, {row['name']}: {point.note}")
+        both = (loop.in_core_ms, in_core[row["workload"]])
+        yield Row(row["workload"], optimizer, row["budget"], point.step_ms, row["step_ms"], both)
+
+
+def peak_rows(only: str = "") -> Iterator[Peak]:
+    """Peaks without a budget, of every workload that has a trace."""
+    rows = measured_rows()
+    for workload, traces in index().items():
+        if only not in workload:
+            continue
+        ours = [row for row in rows if row["workload"] == workload]
+        workspaces = [row["native_reserved"] for row in ours if row["column"] in COLUMNS]
+        in_core = [row["max_allocated"] for row in ours if row["column"] == "in core"]
+        plain = in_core[0] - workspaces[0] if in_core else None
+        peak = loop_of(workload, IN_PLACE).memory.peak_bytes
+        yield Peak(workload, peak, traces["in_place"]["peak_bytes"], plain)
+
+
+def summary(rows: Sequence[Row | Peak], most: float, middle: float | None) -> str:
+    """How many rows are within the goal ``most``, and the median of the errors beside its goal."""
+    errors = [abs(row.error) for row in rows]
+    within = sum(error <= most for error in errors)
+    text = f"{within} of {len(rows)} rows are within the goal of {most:.0%}. The worst is {max(errors):.0%}"
+    if middle is not None:
+        text += f". The median of the errors is {statistics.median(errors):.1%}, the goal {middle:.0%}"
+    return text + "."
+
+
+def step_table(rows: list[Row]) -> str:
+    lines = [
+        "| workload | optimizer | budget | in core, ms: trace / measured | predicted | measured | error |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row.workload} | {row.what} | {_C.format_bytes(row.budget)} "
+        f"| {row.in_core[0]:.1f} / {row.in_core[1]:.1f} "
+        f"| {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.0%} |"
+        for row in rows
+    ]
+    return "\n".join([*lines, "", summary(rows, 0.10, 0.05)])
+
+
+def peak_table(rows: list[Peak]) -> str:
+    lines = [
+        "| workload | predicted peak, MiB | measured | error | without torch_uvm |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row.workload} | {row.predicted / MIB:.0f} | {row.measured / MIB:.0f} | {row.error:+.1%} "
+        f"| {'-' if row.plain is None else format(row.plain / MIB, '.0f')} |"
+        for row in rows
+    ]
+    return "\n".join([*lines, "", summary(rows, 0.01, None)])
+
+
+def written(page: str, tables: dict[str, str]) -> str:
+    """The page with these tables between its marks.
+
+    Raises:
+        ValueError: it lacks a mark.
+    """
+    for name, table in tables.items():
+        begin, end = MARK.format(name), MARK.format(f"end of {name}")
+        if begin not in page or end not in page:
+            raise ValueError(f"the page lacks {begin} or {end}")
+        head, _, rest = page.partition(begin)
+        page = f"{head}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Predicted against measured.", allow_abbrev=False)
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="such as docs/plan.md")
+    arguments = parser.parse_args()
+    if arguments.only and arguments.write:
+        parser.error("--write needs all rows: leave --only out")
+    steps, peaks = list(step_rows(arguments.only)), list(peak_rows(arguments.only))
+    tables = {"steps": step_table(steps), "peaks": peak_table(peaks)}
+    print("\n\n".join(tables.values()))
+    if arguments.write is not None:
+        page = written(arguments.write.read_text(encoding="utf-8"), tables)
+        arguments.write.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

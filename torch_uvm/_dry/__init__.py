@@ -1,0 +1,1 @@
+"""Dry runs inside the process that runs the script: operators allocate, and do not compute."""

@@ -1,0 +1,161 @@
+"""How long an operator takes on a card: a roofline of its arithmetic and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import flop_counter
+
+from torch_uvm._dry.results import tensors_of
+from torch_uvm._tools.cards import Card
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operator does.
+
+    Args:
+        kind: "matmul", "convolution", "grouped_convolution", "attention", "attention_backward", or "" for all
+            that has no formula.
+        dtype: the name of a rate of `Card.flops`.
+    """
+
+    kind: str
+    dtype: str
+    flops: int
+    bytes: int
+
+
+_KINDS = (("attention", "attention"), ("convolution", "convolution"), ("conv", "convolution"))
+#: Operators that use as many rows of their first tensor as they return, or are given.
+_ROWS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
+#: Arguments that are written and not read.
+_ONLY_WRITTEN = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_")
+#: How often an operator moves its bytes, where that is more than once: it reads its operands twice, adds into
+#: float32, or adds atomically. Fits the H200's traces in benchmarks/traces.
+_PASSES = (
+    ("_scaled_dot_product", "backward", 3.0),
+    ("_norm", "", 2.0),
+    ("convolution", "", 1.3),
+    ("aten::index_add_", "", 3.6),
+    ("aten::index", "", 1.3),
+)
+#: Parts of the efficiency of the same kind, where an operator reaches less.
+_GROUPED = 0.1
+_ATTENTION_BACKWARD = 0.5
+
+
+def used_bytes(tensor: Tensor) -> int:
+    """Bytes that the tensor's elements have in memory: expanded dimensions count once."""
+    count = 1
+    for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
+        count *= size if stride != 0 else min(size, 1)
+    return count * tensor.itemsize
+
+
+def work_of(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    results: Any,
+    written: Iterable[Tensor],
+) -> Work:
+    """The arithmetic and the traffic of one operator.
+
+    FLOPs are those of `torch.utils.flop_counter`, half of them for causal attention; 0 where it has no
+    formula. Bytes are those of the operands and results, each once; what is updated counts twice.
+
+    Args:
+        written: the operands that the operator writes to.
+    """
+    name = op.name().partition(".")[0]
+    flops = _flops(op, args, kwargs, results)
+    kind = next((kind for part, kind in _KINDS if part in name), "matmul") if flops else ""
+    if kind == "convolution" and _groups(name, args) > 1:
+        kind = "grouped_convolution"
+    if kind == "attention" and "backward" in name:
+        kind = "attention_backward"
+    operands = list(tensors_of(args, kwargs))
+    seen = {id(it) for it in operands}
+    fresh = sum(used_bytes(it) for it in tensors_of(results) if id(it) not in seen)
+    updated = sum(used_bytes(it) for it in written)
+    moved: float
+    if name in _ROWS:
+        moved = 2 * fresh + sum(used_bytes(it) for it in operands[1:])
+    elif name == "aten::index_add_":
+        # Of the target, the rows that are added to: as many as the source has.
+        moved = 3 * used_bytes(operands[-1])
+    elif name in _ONLY_WRITTEN:
+        moved = sum(used_bytes(it) for it in operands)
+    else:
+        moved = sum(used_bytes(it) for it in operands) + updated + fresh
+    passes = next((it for part, other, it in _PASSES if part in name and other in name), 1.0)
+    return Work(kind, _rate_of(kind, operands), flops, int(passes * moved))
+
+
+def device_us(work: Work, card: Card) -> float:
+    """Microseconds on the device."""
+    seconds = work.bytes / (card.memory_rate * card.efficiency.get("memory", 1.0))
+    if work.flops:
+        rate = card.flops.get(work.dtype) or card.flops["float32"]
+        part = {"grouped_convolution": _GROUPED, "attention_backward": _ATTENTION_BACKWARD}.get(
+            work.kind, 1.0
+        )
+        kind = "convolution" if "convolution" in work.kind else work.kind.removesuffix("_backward")
+        seconds = max(seconds, work.flops / (rate * part * card.efficiency.get(kind, 1.0)))
+    return seconds * 1e6 + card.launch_us
+
+
+def _groups(name: str, args: tuple[Any, ...]) -> int:
+    if name == "aten::convolution_backward":
+        return int(args[9]) if len(args) > 9 else 1
+    return int(args[8]) if len(args) > 8 else 1
+
+
+def _rate_of(kind: str, operands: list[Tensor]) -> str:
+    dtype = next((it.dtype for it in operands if it.dtype.is_floating_point), torch.float32)
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith("float8"):
+        return "float8"
+    if name != "float32" or not kind:
+        return name
+    if "convolution" in kind:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else name
+    return name if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _flops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Any) -> int:
+    name = op.name()
+    if "_scaled_dot_product_" in name:
+        return _attention(name, args, kwargs)
+    if name.startswith("aten::convolution_backward"):
+        return _convolution_backward(args)
+    count = flop_counter.flop_registry.get(op.overloadpacket)
+    return int(count(*args, **kwargs, out_val=results)) if count is not None else 0
+
+
+def _convolution_backward(args: tuple[Any, ...]) -> int:
+    """The forward's, for each of the two gradients. The library's formula takes groups for one."""
+    gradient, given, weight = (it.shape for it in args[:3])
+    transposed = bool(args[7])
+    forward = flop_counter.conv_flop_count(given, weight, gradient, transposed=transposed)
+    return int(forward) * sum(map(bool, args[10][:2]))
+
+
+def _attention(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    backward = "backward" in name
+    tensors = args[:4] if backward else args[:3]
+    shapes = [it.shape for it in tensors]
+    query, key, value = shapes[-3:]
+    if key[1] != query[1]:  # grouped queries
+        key, value = (torch.Size((it[0], query[1], *it[2:])) for it in (key, value))
+    if backward:
+        flops = flop_counter.sdpa_backward_flop_count(shapes[0], query, key, value)
+    else:
+        flops = flop_counter.sdpa_flop_count(query, key, value)
+    is_causal = any(it is True for it in (*args, *kwargs.values()))
+    return int(flops) // (2 if is_causal else 1)

@@ -1,0 +1,216 @@
+"""What an operator returns, without running it: from its schema, or from its meta kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+_MOST_RESULTS = 1 << 15  # cached
+
+
+class NoResult(RuntimeError):
+    """An operator's results cannot be known without running it. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """The result is the operator's tensor number ``number``, in the order of `tensors_of`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class New:
+    """The result is a new tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of its storage."""
+        if 0 in self.size:
+            return 0
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return int(extent * self.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The result is no tensor."""
+
+    value: object
+
+
+#: A list or tuple of results, or one of the above.
+Result = Any
+
+
+class OperatorInfo:
+    """What an operator's schema says.
+
+    Args:
+        is_view: returns a view of an argument, and touches no bytes.
+        returns_arguments: all that it returns are arguments that it has written; no meta kernel is needed.
+    """
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        schema = op._schema
+        aliases = [it.alias_info for it in schema.returns]
+        self.name = op.name()
+        self.is_view = any(it is not None and not it.is_write for it in aliases)
+        self.returns_arguments = all(it is not None and it.is_write for it in aliases)
+        self.written = [it.alias_info is not None and it.alias_info.is_write for it in schema.arguments]
+        self.names = [it.name for it in schema.arguments]
+        self.writes_out = any(
+            it.alias_info is not None and it.alias_info.is_write and it.kwarg_only for it in schema.arguments
+        )
+        # An alias set is a letter: by returned value, the argument with the same one.
+        sets = [set(it.alias_info.before_set) if it.alias_info else set() for it in schema.arguments]
+        self.returned = [
+            next(
+                (at for at, names in enumerate(sets) if alias is not None and names & alias.before_set), None
+            )
+            for alias in aliases
+        ]
+        self.returns_tensors = any("Tensor" in str(it.type) for it in schema.returns)
+
+    def argument(self, at: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The value of argument number ``at``; None if it is not given."""
+        return args[at] if at < len(args) else kwargs.get(self.names[at])
+
+    def written_values(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+        """The tensors that the operator writes to."""
+        for at, is_written in enumerate(self.written):
+            if is_written:
+                yield from tensors_of(self.argument(at, args, kwargs))
+
+
+def tensors_of(*values: Any) -> Iterator[Tensor]:
+    """The tensors among values, lists, tuples and dictionaries, in order."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(*value)
+        elif isinstance(value, dict):
+            yield from tensors_of(*value.values())
+
+
+def meta_of(tensor: Tensor) -> Tensor:
+    """A meta tensor of the same size, stride and dtype."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class Results:
+    """Finds results, and remembers them by operator and by the arguments' shapes."""
+
+    def __init__(self) -> None:
+        self._infos: dict[torch._ops.OpOverload, OperatorInfo] = {}
+        self._known: dict[object, Result] = {}
+
+    def info(self, op: torch._ops.OpOverload) -> OperatorInfo:
+        """What the schema says."""
+        found = self._infos.get(op)
+        if found is None:
+            found = self._infos[op] = OperatorInfo(op)
+        return found
+
+    def of(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+        """The results of an operator that returns new tensors.
+
+        Raises:
+            NoResult: it has no meta kernel, or its results depend on values.
+        """
+        tensors = list(tensors_of(args, kwargs))
+        key: object
+        try:
+            key = (op, _key(args, not tensors), _key(kwargs, not tensors))
+            found = self._known.get(key)
+        except TypeError:  # an argument that cannot be hashed
+            key, found = None, None
+        if found is None:
+            found = self._ask(op, args, kwargs)
+            if len(self._known) >= _MOST_RESULTS:
+                self._known.clear()
+            if key is not None:
+                self._known[key] = found
+        return found
+
+    def _ask(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+        metas: list[Tensor] = []
+
+        def to_meta(tensor: Tensor) -> Tensor:
+            metas.append(meta_of(tensor))
+            return metas[-1]
+
+        meta_args, meta_kwargs = tree_map_only(Tensor, to_meta, (tuple(args), dict(kwargs)))
+        if "device" in self.info(op).names:
+            meta_kwargs["device"] = torch.device("meta")
+        meta_kwargs.pop("pin_memory", None)
+        if isinstance(meta_kwargs.get("generator"), torch.Generator):
+            meta_kwargs["generator"] = None
+        meta_args = tuple(None if isinstance(it, torch.Generator) else it for it in meta_args)
+        try:
+            returned = op(*meta_args, **meta_kwargs)
+        except NotImplementedError as error:
+            raise NoResult(
+                f"operator {op} has no meta kernel, so a dry run cannot know the shapes of its results; "
+                f"register one with torch.library.register_fake({op.name().partition('.')[0]!r}), or leave "
+                f"the operator out ({str(error).splitlines()[0]})"
+            ) from None
+        except torch._subclasses.fake_tensor.UnsupportedOperatorException as error:
+            raise NoResult(f"operator {op} has results that a dry run cannot know: {error}") from None
+        numbers = {id(it): number for number, it in enumerate(metas)}
+        return _described(returned, numbers)
+
+
+def _described(value: Any, numbers: dict[int, int]) -> Result:
+    if isinstance(value, Tensor):
+        if id(value) in numbers:
+            return Alias(numbers[id(value)])
+        return New(tuple(value.size()), tuple(value.stride()), value.dtype)
+    if isinstance(value, (list, tuple)):
+        described = [_described(it, numbers) for it in value]
+        return described if isinstance(value, list) else tuple(described)
+    return Constant(value)
+
+
+def _key(value: Any, with_floats: bool) -> object:
+    """What a result depends on. Values of floats change no shapes, but for operators that create tensors."""
+    if isinstance(value, Tensor):
+        return (value.size(), value.stride(), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(it, with_floats) for it in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(it, with_floats)) for name, it in value.items())
+    if isinstance(value, torch.Generator):
+        return None
+    if isinstance(value, float) and not with_floats:
+        return float
+    return (type(value), value)
+
+
+def made(result: Result, make: Callable[[New], Tensor], tensors: Sequence[Tensor]) -> Any:
+    """The results as values: new tensors are made by ``make``, aliases are taken from ``tensors``."""
+    if isinstance(result, New):
+        return make(result)
+    if isinstance(result, Alias):
+        return tensors[result.number]
+    if isinstance(result, Constant):
+        return result.value
+    values = [made(it, make, tensors) for it in result]
+    return values if isinstance(result, list) else tuple(values)
+
+
+def new_bytes(result: Result) -> int:
+    """Bytes of the new tensors among the results."""
+    if isinstance(result, New):
+        return result.bytes
+    return sum(new_bytes(it) for it in result) if isinstance(result, (list, tuple)) else 0

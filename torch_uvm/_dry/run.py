@@ -1,0 +1,170 @@
+"""A dry run in this process: from the first operator to the last step that is asked for."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
+from torch_uvm._dry.mode import DryMode
+from torch_uvm._dry.saves import leave_out_saves
+from torch_uvm._dry.timeline import Timeline, durations_us
+from torch_uvm._tools.access_recording import AccessRecording, record_accesses
+from torch_uvm._tools.cards import Card
+from torch_uvm.report import allocation_sites
+
+_MOST_SITES = 64
+
+
+class Run:
+    """Counts steps, records, and writes the result.
+
+    The optimizer that steps first counts the steps. Others may step more often, as where each parameter has
+    one of its own.
+
+    Args:
+        folder: for the trace and the result.
+        steps: to record after the first.
+        card: whose times the trace gets.
+        progress: called with the steps done, and with how many there will be.
+    """
+
+    def __init__(self, folder: Path, steps: int, card: Card, progress: Callable[[int, int], object]) -> None:
+        self.mode = DryMode(card)
+        self._folder = folder
+        self._steps = steps
+        self._progress = progress
+        self._card = card
+        self._first: torch.optim.Optimizer | None = None
+        self._done = 0
+        self._warm = 1  # steps before those that are recorded
+        self._before = 0  # the peak until then
+        self._recording: AccessRecording | None = None
+        self._ends_us: list[float] = []  # of the steps, by the clock of traces
+
+    def begin(self) -> None:
+        """From here on the thread's operators do not compute."""
+        leave_out_saves(self.mode.stand_ins)
+        allocation_sites.start()
+        register_optimizer_step_post_hook(self._stepped)
+        _note_waits(self.mode.timeline)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._first is None:
+            self._first = optimizer
+        if optimizer is not self._first:
+            self._warm = 2  # others end their first step only now, in the steps that are counted
+            return
+        self._done += 1
+        self._ends_us.append(time.monotonic_ns() / 1e3)
+        self._progress(self._done, self._warm + self._steps)
+        if self._done <= self._warm:
+            self._before = max(self._before, _peak())
+            _reset_peaks()
+            if self._recording is not None:
+                self._recording.stop()
+            self._recording = record_accesses(self._raw)
+        elif self._done == self._warm + self._steps:
+            self.finish(ended=False)
+            leave()
+
+    @property
+    def _raw(self) -> Path:
+        return self._folder / "raw.trace"
+
+    def finish(self, *, ended: bool) -> None:
+        """Writes the trace with the card's times, and the result."""
+        peak = _peak()
+        allocation_sites.stop()
+        last_ms = None
+        if self._recording is not None:
+            self._recording.stop()
+            last_ms = self._time_trace()
+        sites = sorted(allocation_sites.storages(), key=lambda it: -it.most_bytes)[:_MOST_SITES]
+        found = {
+            "steps": max(self._done - self._warm, 0),
+            "peak_bytes": max(self._before, peak),
+            "step_peak_bytes": peak,
+            "step_ms": last_ms,
+            "sites": [
+                {
+                    "file": it.file or "",
+                    "line": it.line,
+                    "function": it.function,
+                    "node": it.node,
+                    "bytes": it.most_bytes,
+                    "storages": it.most_alive,
+                }
+                for it in sites
+            ],
+            "stand_ins": [
+                {"what": it[0], "place": it[1], "count": count, "value": self.mode.stand_ins.values[it]}
+                for it, count in self.mode.stand_ins.counts.most_common()
+            ],
+            "ended": ended,
+        }
+        (self._folder / "run.json").write_text(json.dumps(found))
+
+    def _time_trace(self) -> float | None:
+        """Replaces the recorded times by the card's. Returns those of the last step, in ms."""
+        with open(self._raw, encoding="utf-8") as file:
+            begins = [json.loads(line)["time"] for line in file if line.startswith('{"operator"')]
+        durations = durations_us(self.mode.timeline.kernels, begins, self._card.host_us)
+        with (
+            open(self._raw, encoding="utf-8") as file,
+            open(self._folder / "run.trace", "w", encoding="utf-8") as out,
+        ):
+            out.writelines(line for line in file if not line.startswith('{"ran"'))
+            for number, us in enumerate(durations):
+                out.write(f'{{"ran": {number}, "operators": 1, "us": {us:.3f}}}\n')
+        os.unlink(self._raw)
+        if self._done < 2:
+            return None
+        first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
+        return sum(durations[first:end]) / 1e3
+
+
+def _note_waits(timeline: Timeline) -> None:
+    synchronize = torch.accelerator.synchronize
+
+    def noted(*args: Any, **kwargs: Any) -> None:
+        synchronize(*args, **kwargs)
+        timeline.wait()
+
+    torch.accelerator.synchronize = noted
+
+
+def _devices() -> list[torch.device]:
+    return [torch.device("emu", index) for index in range(torch.accelerator.device_count())]
+
+
+def _peak() -> int:
+    return max(max_memory_allocated(it) for it in _devices())
+
+
+def _reset_peaks() -> None:
+    for it in _devices():
+        reset_peak_memory_stats(it)
+
+
+def leave() -> NoReturn:
+    """Ends the process without handlers: they could write files from tensors that have no values."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def card_of(fields: dict[str, Any]) -> Card:
+    """The inverse of `dataclasses.asdict`."""
+    return Card(**{it.name: fields[it.name] for it in dataclasses.fields(Card)})

@@ -1,0 +1,122 @@
+"""When a card would have run the operators of a dry run, and when the host would have queued them.
+
+The host's costs are in units of `Card.host_us`. They fit the steps in core of benchmarks/traces/index.json,
+whose host is the only one that was measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+#: An operator that Python calls in training: its module, its dispatch, its node of the backward graph.
+PYTHON = 2.9
+#: An operator that the backward graph calls.
+BACKWARD = 2.3
+#: A view, in units of the operator that would be in its place.
+VIEW = 0.3
+#: A convolution, likewise: its algorithm is looked up.
+CONVOLUTION = 3.4
+#: What hooks on saved tensors add, such as those of activation checkpointing.
+HOOKS = 7.4
+#: What each tensor of a list adds: an optimizer's Python handles every parameter.
+LISTED = 0.17
+
+_FOLDER = __file__.rpartition("/")[0] + "/"
+_BETWEEN = (_FOLDER, "/torch/_compile.py", "/torch/_dynamo/eval_frame.py", "/torch/utils/_python_dispatch.py")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operator that the host queued.
+
+    Args:
+        began_us: when it ran dry, by the clock of traces.
+        device_us: what it takes on the device.
+        host: what it takes on the host, in units of `Card.host_us`.
+        waits: the host waits for its end.
+    """
+
+    began_us: float
+    device_us: float
+    host: float
+    waits: bool
+
+
+class Timeline:
+    """The operators of a run, in order."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self._host = 0.0
+
+    def view(self) -> None:
+        """The host makes a view."""
+        self._host += VIEW * _issue()
+
+    def kernel(
+        self, device_us: float, *, waits: bool, began_ns: int, is_convolution: bool = False, listed: int = 0
+    ) -> None:
+        """The host queues an operator.
+
+        Args:
+            device_us: what it takes on the device.
+            waits: the host waits for its end.
+            began_ns: when it began, dry, by the monotonic clock.
+            listed: how many tensors its first list has.
+        """
+        host = self._host + _issue() * (CONVOLUTION if is_convolution else 1) + LISTED * listed
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            host += HOOKS
+        self.kernels.append(Kernel(began_ns / 1e3, device_us, host, waits))
+        self._host = 0.0
+
+    def wait(self) -> None:
+        """The host waits for the device."""
+        self.kernels.append(Kernel(time.monotonic_ns() / 1e3, 0.0, self._host, waits=True))
+        self._host = 0.0
+
+
+def _issue() -> float:
+    """What an operator of this thread costs the host. Python may call those of a backward pass, too."""
+    if torch._C._current_graph_task_id() == -1:
+        return PYTHON
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_FOLDER) and not file.endswith(_BETWEEN):
+            return PYTHON
+        frame = frame.f_back
+    return BACKWARD
+
+
+def durations_us(kernels: Sequence[Kernel], begins_us: Sequence[float], host_us: float) -> list[float]:
+    """By operator of a trace, how long the device is busy with it or waits for the host to queue it.
+
+    The host queues operators one after the other; the device runs them in order, each once it is queued.
+
+    Args:
+        kernels: those of the run, in order; the ones before the first operator count for nothing.
+        begins_us: when each operator began, in order.
+        host_us: the unit of the kernels' ``host``.
+    """
+    found = [0.0] * len(begins_us)
+    at = -1
+    host = device = 0.0
+    for kernel in kernels:
+        while at + 1 < len(begins_us) and begins_us[at + 1] <= kernel.began_us:
+            at += 1
+        if at < 0:
+            continue
+        host += kernel.host * host_us
+        end = max(host, device) + kernel.device_us
+        found[at] += end - device
+        device = end
+        if kernel.waits:
+            host = max(host, device)
+    return found

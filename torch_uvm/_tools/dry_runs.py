@@ -1,0 +1,182 @@
+"""Dry runs: a script on the emulated accelerator that allocates and records, and does not compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_uvm._tools.cards import Card
+
+_MEMORY = "64TiB"  # of the emulated device: a dry run asks what a script needs, not whether it fits
+
+
+@dataclass(frozen=True)
+class Site:
+    """Storages of one size that one line of the script made.
+
+    Args:
+        file, line, function: of the script, or of a library that it calls. ``file`` is "" if no line made
+            them.
+        node: of the backward graph that made them; "": a line did, or it is unknown.
+        bytes: of one of them; 0: of various sizes.
+        storages: the most that lived at once.
+    """
+
+    file: str
+    line: int
+    function: str
+    node: str
+    bytes: int
+    storages: int
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Something that the script got in place of a computed value.
+
+    Args:
+        what: such as "item", "nonzero", "save".
+        place: file:line of the script; "" if unknown.
+        count: how often.
+        value: what it got, as text; "various" if not always the same.
+    """
+
+    what: str
+    place: str
+    count: int
+    value: str
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run found.
+
+    Args:
+        trace: a timed trace (docs/traces.md) of the steps after the first one, without transfers. Each
+            operator is a group of its own, whose time is the card's.
+        steps: how many steps the trace has, by optimizers. A schedule needs four.
+        peak_bytes: the most bytes that were allocated on the device at once, since the script began.
+        step_peak_bytes: the same of the steps after the first.
+        step_ms: the device's time of the trace's last step.
+        sites: the largest first.
+        stand_ins: the most frequent first.
+        ended: the script ended by itself, before all steps were run.
+        output: what the script printed.
+    """
+
+    trace: Path
+    steps: int
+    peak_bytes: int
+    step_peak_bytes: int
+    step_ms: float
+    sites: tuple[Site, ...]
+    stand_ins: tuple[StandIn, ...]
+    ended: bool
+    output: Path
+
+
+class DryRunError(RuntimeError):
+    """The script could not be run dry. The message says why and what to do; ``output`` is what it printed."""
+
+    def __init__(self, message: str, output: Path) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+def dry_run(
+    argv: Sequence[str],
+    *,
+    card: Card,
+    folder: Path,
+    steps: int = 4,
+    progress: Callable[[int, int], object] | None = None,
+) -> DryRun:
+    """Runs a script for some steps in a process of its own, without computing.
+
+    The process ends after ``1 + steps`` optimizer steps, or ``2 + steps`` where several optimizers take
+    turns: those of the one that steps first count. It inherits the environment, and writes ``run.trace``,
+    ``run.json`` (the result, without paths) and ``output.txt`` into ``folder``.
+
+    Args:
+        argv: the script and its arguments, or "-m", a module and its arguments.
+        card: whose times the trace has.
+        folder: an existing one.
+        steps: to record after the first.
+        progress: called with the steps done, and all of them, as the script goes on.
+
+    Raises:
+        DryRunError: the script raised, ran no step, or uses what a dry run cannot give.
+    """
+    read_end, write_end = os.pipe()
+    request = {
+        "argv": list(argv),
+        "card": dataclasses.asdict(card),
+        "folder": str(folder.absolute()),
+        "steps": steps,
+        "progress": write_end,
+    }
+    output = folder / "output.txt"
+    for stale in ("run.json", "run.trace", "error.json"):
+        (folder / stale).unlink(missing_ok=True)
+    with open(output, "wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "torch_uvm.cli.dry_child", json.dumps(request)],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            pass_fds=[write_end],
+        )
+    os.close(write_end)
+    try:
+        with open(read_end, encoding="utf-8") as told:
+            for line in told:
+                if progress is not None:
+                    progress(*map(int, line.split()))
+        code = child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return _result(folder, output, code)
+
+
+def _environment() -> dict[str, str]:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    options = f"limit:{_MEMORY},budget:{_MEMORY},emulated_memory:{_MEMORY},emulated_devices:{ranks}"
+    compiler = {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    return {
+        **os.environ,
+        **compiler,
+        "TORCH_UVM": "1",
+        "TORCH_UVM_DEVICE": "emu",
+        "TORCH_UVM_CONF": options,
+    }
+
+
+def _result(folder: Path, output: Path, code: int) -> DryRun:
+    if (folder / "error.json").exists():
+        error = json.loads((folder / "error.json").read_text())
+        raise DryRunError(error["message"], output)
+    if not (folder / "run.json").exists():
+        raise DryRunError(f"the process of the dry run ended with {code} and no result", output)
+    found = json.loads((folder / "run.json").read_text())
+    if found["peak_bytes"] == 0:
+        raise DryRunError(
+            "the script used no accelerator; it should ask torch.accelerator.current_accelerator() for one",
+            output,
+        )
+    if found["step_ms"] is None:
+        raise DryRunError(
+            "the script ended before its second optimizer step; a dry run records the steps after the first",
+            output,
+        )
+    sites = tuple(Site(**it) for it in found.pop("sites"))
+    stand_ins = tuple(StandIn(**it) for it in found.pop("stand_ins"))
+    return DryRun(folder / "run.trace", sites=sites, stand_ins=stand_ins, output=output, **found)

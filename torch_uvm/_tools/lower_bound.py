@@ -1,0 +1,292 @@
+"""A lower bound of a step's time within a budget, for every policy, as a linear programme (needs scipy).
+
+It takes a trace with the operators' durations (docs/traces.md). Recorded transfers do not count. The
+programme is a relaxation of the problem that a schedule solves, so no schedule is faster:
+
+- Operators run in the recorded order, and take at least their durations with all operands on the device. The
+  iteration repeats: what is evicted at its end comes back at the beginning of the next one.
+- Bytes are evicted one by one. There are no fragments, no reserve, no latencies, and no blocks to align.
+- Each direction of the link carries at most its rate, as if the other one were idle.
+- The budget is checked at some operators only: of each of N intervals of equal time, at the one with the most
+  live bytes. Between two checks the order of transfers and uses does not count.
+- An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
+  rate of such kernels, in both directions if it writes, and the operator's.
+- A fused optimizer may update each parameter at any later time, as deferred updates do: what is absent when
+  it is called stays absent. Bytes that only optimizers use cross the link at some time, and need no room.
+- Bytes that nothing will read again take no room.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torch_uvm._tools.access_traces import Trace
+from torch_uvm._tools.linear_programme import LinearProgramme, Terms
+from torch_uvm._tools.predictions import LinkRates
+from torch_uvm._tools.timed_iteration import Iteration, iteration_of
+
+_SCALE = 1e6  # bytes in a unit of the programme
+
+
+@dataclass(frozen=True)
+class _Use:
+    """The uses of a value in one segment. ``held``: one of them is the operator at its end."""
+
+    segment: int
+    writes: bool
+    in_place_ok: bool
+    floats: bool  #: only by operators that may run later
+    held: bool
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """Values of one pattern count as one value, of all their bytes."""
+
+    uses: tuple[_Use, ...]
+    is_persistent: bool
+
+
+class _Segments:
+    """The iteration, cut behind the operators at which the budget is checked. What is behind the last one
+    belongs to the first segment, of the next round."""
+
+    def __init__(self, iteration: Iteration, count: int) -> None:
+        durations = np.array(iteration.durations_ms)
+        ends = np.cumsum(durations)
+        interval = np.minimum((ends - durations / 2) / ends[-1] * count, count - 1).astype(int)
+        self.live = _live(iteration)
+        checks: dict[int, int] = {}
+        for at, number in enumerate(interval):
+            if number not in checks or self.live[at] > self.live[checks[number]]:
+                checks[number] = at
+        self.checks = sorted(checks.values())
+        self.count = len(self.checks)
+        self.of = np.searchsorted(self.checks, np.arange(len(durations))) % self.count
+        floats = np.array(iteration.floats)
+        self.ms = np.bincount(self.of, np.where(floats, 0.0, durations), self.count)
+        self.floating_ms = float(durations[floats].sum())
+
+
+def _live(iteration: Iteration) -> np.ndarray[Any, Any]:
+    """Bytes at each operator if nothing is evicted; temporaries count until their last use."""
+    size = len(iteration.durations_ms)
+    change = np.zeros(size + 1)
+    for value in iteration.values:
+        first, last = value.uses[0].at, value.uses[-1].at
+        if value.is_persistent:
+            first, last = 0, size - 1
+        for begin, end in [(first, last)] if first <= last else [(first, size - 1), (0, last)]:
+            change[begin] += value.bytes
+            change[end + 1] -= value.bytes
+    return np.cumsum(change)[:size]
+
+
+def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
+    found: dict[_Pattern, float] = defaultdict(float)
+    for value in iteration.values:
+        uses: list[_Use] = []
+        for use in value.uses:
+            segment, held = int(cut.of[use.at]), use.at in cut.checks
+            if uses and uses[-1].segment == segment:
+                last = uses.pop()
+                uses.append(
+                    _Use(
+                        segment,
+                        last.writes or use.writes,
+                        last.in_place_ok and use.in_place_ok,
+                        last.floats and use.floats,
+                        last.held or held,
+                    )
+                )
+            else:
+                uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held))
+        found[_Pattern(tuple(uses), value.is_persistent)] += value.bytes / _SCALE
+    return found
+
+
+class _Bound:
+    """Builds the programme. A gap is the time between two uses of a pattern."""
+
+    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, intervals: int) -> None:
+        self.cut = _Segments(iteration, intervals)
+        self.rates = rates
+        self.programme = LinearProgramme()
+        segments = range(self.cut.count)
+        self.ms = [self.programme.variable() for _ in segments]
+        self.floating = [self.programme.variable() for _ in segments]  #: ms of operators that may run later
+        self.into: list[Terms] = [[] for _ in segments]
+        self.out: list[Terms] = [[] for _ in segments]
+        self.in_place: list[Terms] = [[] for _ in segments]
+        self.absent: list[Terms] = [[] for _ in segments]  #: at the check at the segment's end
+        for pattern, size in _patterns(iteration, self.cut).items():
+            self._add(pattern, size)
+        for at in segments:
+            too_many = (self.cut.live[self.cut.checks[at]] - budget) / _SCALE
+            self.programme.row([(each, -factor) for each, factor in self.absent[at]], -too_many)
+            self._add_time(at)
+        self.programme.row([(each, -1.0) for each in self.floating], -self.cut.floating_ms)
+
+    def _add_time(self, at: int) -> None:
+        ms = self.ms[at]
+        self.programme.row([(ms, -1.0), (self.floating[at], 1.0)], -float(self.cut.ms[at]))
+        for traffic, rate in (
+            (self.into[at], self.rates.into),
+            (self.out[at], self.rates.out),
+            (self.in_place[at], self.rates.in_place),
+        ):
+            if traffic:
+                takes = _SCALE * 1e3 / rate  # ms for one unit
+                self.programme.row([*((each, factor * takes) for each, factor in traffic), (ms, -1.0)], 0.0)
+
+    def _add(self, pattern: _Pattern, size: float) -> None:
+        uses = pattern.uses
+        gaps = list(zip(uses, uses[1:], strict=False))
+        if pattern.is_persistent:
+            gaps.append((uses[-1], uses[0]))
+        always_floats = all(use.floats for use in uses)
+        placed = {}
+        for use in uses:
+            if use.floats:
+                placed[use] = self._use_later(use, size, always_floats)
+            elif use.in_place_ok:
+                placed[use] = self._use_in_place(use, size)
+        if not any(use.writes for use in uses):
+            for begin, end in gaps:
+                self._add_gap(begin, end, size, None, placed)
+            return
+        # The host's copy is good from a use that writes to the next one, as far as it has been written back.
+        first = next(number for number, use in enumerate(uses) if use.writes)
+        written: Terms = []
+        for begin, end in gaps[first:] + gaps[:first]:
+            if begin.writes:
+                written = [(placed[begin], 1.0)] if begin in placed else []
+            written = self._add_gap(begin, end, size, written, placed)
+
+    def _use_in_place(self, use: _Use, size: float) -> int:
+        part = self.programme.variable(size)
+        self.into[use.segment].append((part, 1.0))
+        self.in_place[use.segment].append((part, 1.0))
+        if use.writes:
+            self.out[use.segment].append((part, 1.0))
+        if use.held:
+            self.absent[use.segment].append((part, 1.0))
+        return part
+
+    def _use_later(self, use: _Use, size: float, crosses: bool) -> int:
+        """What is absent at the use, and stays so. ``crosses``: it comes and goes for this use alone."""
+        part = self.programme.variable(size)
+        if use.held:
+            self.absent[use.segment].append((part, 1.0))
+        for traffic in (self.into, self.out) if crosses and use.writes else (self.into,) if crosses else ():
+            moved = [self.programme.variable(size) for _ in traffic]
+            self.programme.row([(part, 1.0), *((each, -1.0) for each in moved)], 0.0)
+            for terms, each in zip(traffic, moved, strict=True):
+                terms.append((each, 1.0))
+        return part
+
+    def _add_gap(
+        self, begin: _Use, end: _Use, size: float, written: Terms | None, placed: dict[_Use, int]
+    ) -> Terms:
+        """Adds what may be evicted between two uses.
+
+        Args:
+            written: the sum is what the host has at the gap's beginning; None: all of it.
+
+        Returns:
+            The same for its end.
+        """
+        programme, count = self.programme, self.cut.count
+        evicted, arrives = programme.variable(size), programme.variable(size)
+        fetched = -1  # by the check before
+        host = list(written or [])
+        last = end.segment + (count if end.segment <= begin.segment else 0)
+        for at in range(begin.segment + (1 if begin.held else 0), last):
+            if written is not None:
+                host = self._write_back(at % count, host, size)
+            absent, now = programme.variable(size), programme.variable(size)
+            if fetched >= 0:
+                programme.row([(fetched, 1.0), (now, -1.0)], 0.0)
+                self.into[at % count].extend([(now, 1.0), (fetched, -1.0)])
+            else:
+                programme.row([(now, 1.0)], 0.0)
+            programme.row([(absent, 1.0), (now, 1.0), (evicted, -1.0)], 0.0)
+            if written is not None:
+                programme.row([(absent, 1.0), (now, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+            self.absent[at % count].append((absent, 1.0))
+            fetched = now
+        # What was evicted is fetched for the next use, or used there in place.
+        part = placed.get(end)
+        programme.row([(evicted, 1.0), (arrives, -1.0), *([] if part is None else [(part, -1.0)])], 0.0)
+        if part is not None:
+            programme.row([(part, 1.0), (evicted, -1.0)], 0.0)
+            if written is not None:
+                programme.row([(part, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+        self.into[end.segment].append((arrives, 1.0))
+        if fetched >= 0:
+            programme.row([(fetched, 1.0), (arrives, -1.0)], 0.0)
+            self.into[end.segment].append((fetched, -1.0))
+        if written is not None and not end.writes:
+            host = self._write_back(end.segment, host, size)
+        return host
+
+    def _write_back(self, segment: int, host: Terms, size: float) -> Terms:
+        more = self.programme.variable(size)
+        self.out[segment].append((more, 1.0))
+        found = [*host, (more, 1.0)]
+        if len(found) > 8:  # one variable for the sum, so that rows stay short
+            total = self.programme.variable(size)
+            self.programme.row([(total, 1.0), *((each, -factor) for each, factor in found)], 0.0)
+            found = [(total, 1.0)]
+        return found
+
+
+def bound(
+    trace: Trace,
+    budget: int,
+    step_ms: float | None = None,
+    rates: LinkRates | None = None,
+    intervals: int = 64,
+) -> dict[str, float]:
+    """The least time of a step, and what a fastest step of the programme moves.
+
+    Args:
+        trace: of one device.
+        budget: device bytes for storages.
+        step_ms: a step in core, which the recorded durations are scaled to. None: they stay as they are.
+        intervals: at how many operators the budget is checked. More give a higher bound and take longer.
+
+    Returns:
+        ``bound_ms``; ``in_core_ms``, the sum of the durations; ``in_place``: bytes of a fastest step.
+
+    Raises:
+        ValueError: no step that repeats, no durations, or an operator that alone exceeds the budget.
+        RuntimeError: the programme was not solved.
+    """
+    iteration = iteration_of(trace, step_ms)
+    made = _Bound(iteration, budget, rates or LinkRates(), intervals)
+    solved = made.programme.minimise((each, 1.0) for each in made.ms)
+    return {
+        "bound_ms": float(solved[made.ms].sum()),
+        "in_core_ms": float(sum(iteration.durations_ms)),
+        "in_place": _total(solved, made.in_place),
+    }
+
+
+def least_traffic(trace: Trace, budget: int, intervals: int = 64) -> tuple[float, float]:
+    """Bytes to the device and to the host in a step that moves the fewest in all, uses in place included.
+
+    Raises:
+        ValueError, RuntimeError: as `bound`.
+    """
+    made = _Bound(iteration_of(trace, 1.0), budget, LinkRates(), intervals)
+    solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
+    return _total(solved, made.into), _total(solved, made.out)
+
+
+def _total(solved: np.ndarray[Any, Any], traffic: list[Terms]) -> float:
+    return _SCALE * float(sum(solved[each] * factor for terms in traffic for each, factor in terms))

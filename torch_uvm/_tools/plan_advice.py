@@ -1,0 +1,79 @@
+"""Advice from a plan: what would lower the peak, or the step, by how much, and what is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_uvm import _C
+from torch_uvm._tools.plans import DEFERRED, Plan
+
+_WORTH = 0.1  # of the peak: less is not worth a line
+
+
+def advice(plan: Plan, knows_deferred: bool) -> list[str]:
+    """Sentences, the most useful first."""
+    return [*_budget(plan), *_optimizer(plan, knows_deferred), *_checkpointing(plan), *_batch(plan)]
+
+
+def _budget(plan: Plan) -> Iterator[str]:
+    size = _C.format_bytes
+    if plan.fits:
+        yield "It fits: no budget is needed."
+        return
+    point = plan.at_room()
+    if point is not None and point.step_ms is not None:
+        yield (
+            f"On this card: python -m torch_uvm run SCRIPT. Its budget would be {size(plan.room_bytes)}, "
+            f"and a step {point.step_ms:.1f} ms, {point.step_ms / plan.in_core_ms:.2f} times in core."
+        )
+    elif plan.least_bytes > plan.room_bytes:
+        name = plan.memory.largest_operator[1]
+        yield (
+            f"It cannot run on this card: one operator, {name}, needs {size(plan.least_bytes)}. "
+            f"Make its operands smaller: a smaller batch, or the work in pieces."
+        )
+
+
+def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
+    moving = [it for it in plan.points if it.step_ms is not None and it.in_place > 0]
+    if knows_deferred:
+        deferred = [it for it in plan.points if it.step_ms is not None and it.optimizer == DEFERRED]
+        if deferred:
+            sizes = ", ".join(_C.format_bytes(it.budget) for it in deferred)
+            yield f'optimizer="deferred" is faster at {sizes}; "auto" finds out by itself.'
+    elif moving and plan.memory.updated_in_place:
+        point = moving[0]
+        each_way = point.in_place / (plan.card.in_place_written or plan.card.in_place) * 1e3
+        yield (
+            f"At {_C.format_bytes(point.budget)} the optimizer uses {_C.format_bytes(point.in_place)} on the "
+            f'host, {each_way:.1f} ms of the step. optimizer="deferred" overlaps such updates with the '
+            f"forward. To compare, record a trace with it, and add it with --deferred."
+        )
+
+
+def _checkpointing(plan: Plan) -> Iterator[str]:
+    kept = plan.memory.activations
+    if kept > _WORTH * plan.peak_bytes:
+        yield (
+            f"At the peak, {_C.format_bytes(kept)} are kept for the backward. Activation checkpointing saves "
+            f"most of it (all but the inputs of its blocks), and runs the forward twice."
+        )
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    """The part of a batch that fits, if all that a step makes grows with the batch, and nothing else does."""
+    grows = plan.memory.activations_made
+    fixed = plan.peak_bytes - grows
+    if grows < _WORTH * plan.peak_bytes or fixed >= plan.room_bytes:
+        return
+    part = (plan.room_bytes - fixed) / grows
+    if part < 1:
+        yield (
+            f"A batch {part:.2f} times as large would fit without a budget, if the "
+            f"{_C.format_bytes(grows)} that a step makes beside gradients grow with the batch."
+        )
+    elif part > 1.5:
+        yield (
+            f"A batch {part:.2g} times as large would still fit, if the {_C.format_bytes(grows)} that a step "
+            f"makes beside gradients grow with the batch."
+        )

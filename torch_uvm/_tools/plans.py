@@ -1,0 +1,212 @@
+"""Plans: what a recorded or dry-run loop would need and take on a card, within budgets (docs/plan.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch_uvm._tools.access_traces import Trace
+from torch_uvm._tools.cards import Card
+from torch_uvm._tools.replaced_storages import freed_before_replaced
+from torch_uvm._tools.schedules import Schedule, schedule_of
+from torch_uvm._tools.shared_links import predict_on
+from torch_uvm._tools.trace_memory import TraceMemory, host_ms, memory_of
+
+MIB = 1 << 20
+KNEE = 1.1  #: multiple of the step in core
+
+_EVERYTHING = 1 << 52  # a budget that everything fits in
+_PARTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # of the peak, for budgets "auto"
+_SPARE = 32 / 31  # a 64th of a budget is for staging, and another one is a reserve (docs/schedules.md)
+_REFINED = 3  # budgets more, to find the knee
+
+IN_PLACE, DEFERRED = "in place", "deferred"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A budget's prediction; times in ms, sizes in bytes of one step.
+
+    ``step_ms``: None if the budget does not suffice; ``note`` says why. ``bound_ms``: None if not known.
+    ``optimizer``: `IN_PLACE` or `DEFERRED`, the faster one of those that are known.
+    """
+
+    budget: int
+    step_ms: float | None
+    bound_ms: float | None = None
+    optimizer: str = IN_PLACE
+    into: int = 0
+    out: int = 0
+    in_place: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a loop needs and takes on a card.
+
+    Args:
+        room_bytes: the card's memory, less the reserve of the budget "auto".
+        peak_bytes: without a budget.
+        least_bytes: the smallest budget that can hold the largest operator.
+        points: from the largest budget to the smallest.
+        bound_note: why bounds are missing; "" if they are not.
+    """
+
+    card: Card
+    room_bytes: int
+    in_core_ms: float
+    peak_bytes: int
+    least_bytes: int
+    memory: TraceMemory
+    points: tuple[Point, ...]
+    bound_note: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits the card's room."""
+        return self.peak_bytes <= self.room_bytes
+
+    @property
+    def knee(self) -> Point | None:
+        """The smallest budget whose step takes at most `KNEE` times the step in core."""
+        found = [it for it in self.points if it.step_ms and it.step_ms <= KNEE * self.in_core_ms]
+        return min(found, key=lambda it: it.budget, default=None)
+
+    def at_room(self) -> Point | None:
+        """The point of the card's room."""
+        return next((it for it in self.points if it.budget == self.room_bytes), None)
+
+
+def room_of(card: Card) -> int:
+    """What the budget "auto" would be on a card that nobody else uses (docs/residency.md)."""
+    memory = card.memory_bytes
+    reserve = memory // 16 if memory < 8 << 30 else max(memory // 20, 512 * MIB)
+    return memory - reserve
+
+
+class Loop:
+    """A trace's loop, for predictions within any budget.
+
+    Args:
+        on_gpu: the trace was recorded on a GPU, so that its operators' times are of the host's clock.
+        step_ms: a measured step in core, to which durations are scaled. None: as recorded.
+
+    Raises:
+        ValueError: the trace has no iteration that repeats, no durations, or several devices.
+    """
+
+    def __init__(self, trace: Trace, card: Card, step_ms: float | None = None, on_gpu: bool = True) -> None:
+        self.trace, self.card, self.step_ms = freed_before_replaced(trace), card, step_ms
+        self.whole: Schedule = schedule_of(self.trace, _EVERYTHING, step_ms)
+        self.memory = memory_of(self.trace, self.whole)
+        count = len(self.whole.operators)
+        self.host_ms = host_ms(trace, self.whole) if on_gpu else count * card.host_us / 1e3
+
+    @property
+    def in_core_ms(self) -> float:
+        """A step with everything on the device."""
+        return self.whole.in_core_ms
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget, in MiB, that holds the largest operator beside staging and the reserve."""
+        needed = self.memory.largest_operator[0] + self.memory.added_bytes
+        return math.ceil(needed * _SPARE / MIB) * MIB
+
+    def point(self, budget: int, optimizer: str = IN_PLACE) -> Point:
+        """The prediction within a budget."""
+        room = budget - self.memory.added_bytes  # a schedule counts storages, an allocator blocks
+        if room <= 0:
+            return Point(budget, None, note="too small")
+        try:
+            schedule = schedule_of(self.trace, room, self.step_ms)
+            step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
+        except ValueError as error:
+            return Point(budget, None, note=f"too little: {error}")
+        into, out = schedule.bytes_of("fetch"), schedule.bytes_of("write_back")
+        return Point(budget, step_ms, None, optimizer, into, out, schedule.bytes_in_place())
+
+
+def faster(points: Sequence[Point]) -> Point:
+    """The one whose step is shortest; one that has no step, if none has."""
+    return min(points, key=lambda it: math.inf if it.step_ms is None else it.step_ms)
+
+
+def automatic_budgets(loop: Loop, room: int) -> list[int]:
+    """Budgets from the peak down to the least that holds the largest operator, and the card's room."""
+    peak, least = loop.memory.peak_bytes, loop.least_bytes
+    found = {math.ceil(peak / part * _SPARE / MIB) * MIB for part in _PARTS}
+    found = {it for it in found if it >= least} | {least}
+    if least <= room < peak:
+        found.add(room)
+    return sorted(found, reverse=True)
+
+
+def make_plan(
+    loops: Sequence[Loop],
+    budgets: Sequence[int] | None,
+    bound: Callable[[Trace, int], float] | None = None,
+    bound_note: str = "",
+    peak_bytes: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Plan:
+    """Predicts a loop within budgets.
+
+    Args:
+        loops: the loop with updates in place; and with deferred ones, if that is known.
+        budgets: in bytes. None: `automatic_budgets`, and some more around the knee.
+        bound: the lower bound of a step in ms; raises ValueError or RuntimeError if there is none. None: not
+            known.
+        bound_note: why there is no bound.
+        peak_bytes: None: the trace's.
+        progress: called with the predictions done, and all of them.
+    """
+    loop = loops[0]
+    room = room_of(loop.card)
+    asked = automatic_budgets(loop, room) if budgets is None else sorted(set(budgets), reverse=True)
+    refined = _REFINED if budgets is None else 0
+    points: dict[int, Point] = {}
+    kinds = (IN_PLACE, DEFERRED)
+
+    def add(budget: int) -> None:
+        found = faster([it.point(budget, kind) for it, kind in zip(loops, kinds, strict=False)])
+        bound_ms, note = None, found.note
+        if bound is not None and found.step_ms is not None:
+            try:
+                bound_ms = bound(loop.trace, budget - loop.memory.added_bytes)
+            except (ValueError, RuntimeError) as error:
+                note = note or f"no bound: {error}"
+        points[budget] = replace(found, bound_ms=bound_ms, note=note)
+        if progress is not None:
+            progress(len(points), len(asked) + refined)
+
+    for budget in asked:
+        add(budget)
+        if budgets is None and points[budget].step_ms is None:
+            break  # smaller ones do not suffice either
+    for _ in range(refined):
+        middle = _below_the_knee(list(points.values()), loop.in_core_ms)
+        if middle is None or middle in points:
+            break
+        add(middle)
+    return Plan(
+        loop.card,
+        room,
+        loop.in_core_ms,
+        loop.memory.peak_bytes if peak_bytes is None else peak_bytes,
+        loop.least_bytes,
+        loop.memory,
+        tuple(sorted(points.values(), key=lambda it: -it.budget)),
+        bound_note,
+    )
+
+
+def _below_the_knee(points: Sequence[Point], in_core_ms: float) -> int | None:
+    """A budget halfway between the smallest that is fast enough, and the largest below it that is not."""
+    fast = [it.budget for it in points if it.step_ms is not None and it.step_ms <= KNEE * in_core_ms]
+    if not fast:
+        return None
+    slow = [it.budget for it in points if it.budget < min(fast)]
+    return (min(fast) + max(slow)) // 2 // MIB * MIB if slow else None

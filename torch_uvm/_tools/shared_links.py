@@ -1,0 +1,170 @@
+"""Predictions on a card: what `predict` gives, with copies and operators that slow each other down.
+
+`predict` takes the rates of an idle link. Beside other work a card reaches less of them:
+
+- Copies of both directions share ``Card.both``.
+- Copies go through slots of device memory, which the residency engine needs (docs/residency.md).
+- Operators and copies that run at the same time compete for the device's memory and for its copy engines.
+- Kernels that write host memory take ``Card.in_place_written``.
+- The host runs the engine's code for each operator, and makes the driver's calls for each transfer.
+
+The figures below were measured on an H200, apart from the workloads that predictions are compared with.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch_uvm._tools.cards import Card
+from torch_uvm._tools.predictions import LinkRates, Prediction, Span, predict
+from torch_uvm._tools.schedules import Schedule
+
+#: The part of the link's rate that the engine's copies reach: 51 and 52.5 of 55.3 GB/s, the means of one copy
+#: of 1 GiB and of copies of 32 pieces ("rates" in benchmarks/results/residency.json).
+_INTO, _OUT = 0.92, 0.95
+#: What a copy and operators that run for as long take together, beyond one of them, as a part of it: with
+#: copies into the device, out of it, and both. 1 - hidden, the mean of products and sums ("staged" in
+#: benchmarks/results/copy_overlap.json).
+_LONGER_INTO, _LONGER_OUT, _LONGER_BOTH = 0.17, 0.21, 0.34
+#: The host's time for the engine at an operator ("operators" in benchmarks/results/residency.json), and for a
+#: piece of a transfer: two copies and five events (docs/performance.md).
+_OPERATOR_MS, _PIECE_MS = 1.8e-3, 15e-3
+_PIECE = 16 << 20  #: bytes of a slot at most
+
+_ROUNDS = 4  #: the durations change by less than a percent after that
+
+_Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class CardPrediction:
+    """``step_ms``: the device's time, or ``host_ms`` if that is longer."""
+
+    step_ms: float
+    host_ms: float
+    device: Prediction
+
+
+def link_rates(card: Card) -> LinkRates:
+    """The rates of an idle link."""
+    return LinkRates(card.into, card.out, card.in_place)
+
+
+def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPrediction:
+    """The time of an iteration on a card, in the steady state.
+
+    Args:
+        host_ms: the host's time to queue the operators without the engine.
+
+    Raises:
+        ValueError: an operator needs more room than its schedule leaves.
+    """
+    rates = replace(link_rates(card), in_place=_in_place_rate(schedule, card))
+    rates = replace(rates, into=card.into * _INTO, out=card.out * _OUT)
+    found, slowed = predict(schedule, rates), rates
+    for _ in range(_ROUNDS if schedule.transfers else 0):
+        use = _LinkUse(found)
+        slowed = use.rates(rates, card)
+        found = predict(use.stretched(schedule), slowed)
+    moved = [schedule.values[it.value].bytes for it in schedule.transfers if it.kind != "drop"]
+    host_ms += len(schedule.operators) * _OPERATOR_MS + sum(-(-size // _PIECE) for size in moved) * _PIECE_MS
+    if not moved and not schedule.bytes_in_place():
+        host_ms = 0.0  # nothing moves: the engine is idle, and the durations have the host's time
+    return CardPrediction(max(found.step_ms, host_ms), host_ms, found)
+
+
+def _in_place_rate(schedule: Schedule, card: Card) -> float:
+    """Bytes/s of all uses in place together: those that write take longer."""
+    read = written = 0
+    for op in schedule.operators:
+        for use in op.uses:
+            if use.in_place and use.writes:
+                written += schedule.values[use.value].bytes
+            elif use.in_place:
+                read += schedule.values[use.value].bytes
+    if not read + written:
+        return card.in_place
+    return (read + written) / (read / card.in_place + written / (card.in_place_written or card.in_place))
+
+
+class _LinkUse:
+    """When the link was used in a prediction, alone and beside operators."""
+
+    def __init__(self, found: Prediction) -> None:
+        self.compute = found.compute
+        self.into, self.out = _intervals(found.into), _intervals(found.out)
+        self.both = _overlap(self.into, self.out)
+        self.beside = _intervals(found.compute)
+
+    def rates(self, alone: LinkRates, card: Card) -> LinkRates:
+        """The mean rates of the copies."""
+        half = (card.both or card.into + card.out) / 2
+        return replace(
+            alone,
+            into=self._mean(self.into, alone.into, min(alone.into, half), _LONGER_INTO),
+            out=self._mean(self.out, alone.out, min(alone.out, half), _LONGER_OUT),
+        )
+
+    def _mean(self, copies: Sequence[_Interval], alone: float, shared: float, longer: float) -> float:
+        total = _length(copies)
+        if not total:
+            return alone
+        two_ways, beside = _length(self.both), _length(_overlap(copies, self.beside))
+        all_three = _length(_overlap(self.both, self.beside))
+        moved = (total - two_ways - beside + all_three) * alone + (two_ways - all_three) * shared
+        moved += (beside - all_three) * alone / (1 + longer) + all_three * shared / (1 + _LONGER_BOTH)
+        return moved / total
+
+    def stretched(self, schedule: Schedule) -> Schedule:
+        """The schedule with operators that take longer where copies run beside them."""
+        both = _within(self.compute, self.both)
+        into, out = _within(self.compute, self.into), _within(self.compute, self.out)
+        operators = []
+        for op, one, other, two in zip(schedule.operators, into, out, both, strict=True):
+            more = (one - two) * _part(_LONGER_INTO) + (other - two) * _part(_LONGER_OUT)
+            operators.append(replace(op, ms=op.ms + more + two * _part(_LONGER_BOTH)))
+        return replace(schedule, operators=tuple(operators))
+
+
+def _part(longer: float) -> float:
+    return longer / (1 + longer)
+
+
+def _intervals(spans: Sequence[Span]) -> list[_Interval]:
+    return [(max(it.begin_ms, 0.0), it.end_ms) for it in spans if it.end_ms > max(it.begin_ms, 0.0)]
+
+
+def _length(intervals: Sequence[_Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
+
+def _overlap(some: Sequence[_Interval], others: Sequence[_Interval]) -> list[_Interval]:
+    """Of two lists of intervals that are in order."""
+    found = []
+    at = beside = 0
+    while at < len(some) and beside < len(others):
+        begin = max(some[at][0], others[beside][0])
+        end = min(some[at][1], others[beside][1])
+        if end > begin:
+            found.append((begin, end))
+        if some[at][1] < others[beside][1]:
+            at += 1
+        else:
+            beside += 1
+    return found
+
+
+def _within(spans: Sequence[Span], intervals: Sequence[_Interval]) -> list[float]:
+    """By span, the time of it that the intervals cover."""
+    ends = [end for _, end in intervals]
+    found = []
+    for it in spans:
+        covered = 0.0
+        for begin, end in intervals[bisect_left(ends, it.begin_ms) :]:
+            if begin >= it.end_ms:
+                break
+            covered += max(0.0, min(end, it.end_ms) - max(begin, it.begin_ms))
+        found.append(covered)
+    return found

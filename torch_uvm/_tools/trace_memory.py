@@ -1,0 +1,158 @@
+"""Device memory over the iteration of a trace that fits: its peak, what is there then, what blocks add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch_uvm._tools.access_traces import Trace
+from torch_uvm._tools.schedules import Schedule
+
+_OPTIMIZERS = ("aten::_fused_", "aten::_foreach_")  #: updates of lists of tensors
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Storages at the peak that are alike. ``what``: their role, or the operator that makes them."""
+
+    what: str
+    bytes: int
+    storages: int
+
+
+@dataclass(frozen=True)
+class TraceMemory:
+    """Bytes of one iteration with everything on the device.
+
+    Args:
+        peak_bytes: as the allocator counted it, with what blocks add to storages.
+        added_bytes: what blocks add at the peak: alignment, and storages that no operator uses.
+        peak_at: the operator at the peak.
+        largest_operator: bytes of the operands and results of the operator that has most of them, and its
+            name. Operands that it may use on the host do not count.
+        activations: bytes at the peak that the iteration makes and the backward uses later. Gradients, and
+            what the operator at the peak uses itself, do not count.
+        activations_made: bytes at the peak that the iteration makes, other than gradients.
+        updated_in_place: bytes that optimizers may use on the host.
+        largest: at the peak, the largest first.
+    """
+
+    peak_bytes: int
+    added_bytes: int
+    peak_at: str
+    largest_operator: tuple[int, str]
+    activations: int
+    activations_made: int
+    updated_in_place: int
+    largest: tuple[Largest, ...]
+
+
+def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
+    """The memory of a trace's last iteration.
+
+    Args:
+        whole: the trace's schedule within a budget that everything fits in.
+    """
+    first = _first(trace, whole)
+    alive = {number for number, it in enumerate(whole.values) if it.is_persistent}
+    makers: dict[int, str] = {}
+    levels: list[int] = []
+    at_peak: set[int] = set()
+    peak = 0
+    for iteration in range(2):  # temporaries may live into the next iteration
+        levels = []
+        for number, op in enumerate(whole.operators):
+            for use in op.uses:
+                if use.value not in alive or use.creates:
+                    makers[use.value] = op.name
+                alive.add(use.value)
+            levels.append(sum(whole.values[it].bytes for it in alive))
+            if iteration and levels[-1] > levels[peak]:
+                peak = number
+            if iteration and peak == number:
+                at_peak = set(alive)
+            alive.difference_update(op.frees)
+    recorded = _recorded(trace, whole, first)
+    added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
+    updated = _optimizer_values(whole)
+    operands = {use.value for use in whole.operators[peak].uses}
+    made = {it for it in at_peak if not whole.values[it].is_persistent and it not in updated}
+    return TraceMemory(
+        max([levels[peak] + added, *recorded.values()]),
+        added,
+        whole.operators[peak].name,
+        _largest_operator(trace, whole, first),
+        sum(whole.values[it].bytes for it in made - operands),
+        sum(whole.values[it].bytes for it in made),
+        sum(whole.values[it].bytes for it in updated if whole.values[it].is_persistent),
+        _largest(whole, at_peak, makers, updated),
+    )
+
+
+def host_ms(trace: Trace, whole: Schedule) -> float:
+    """The host's time to queue the iteration's operators, scaled as the schedule's durations are.
+
+    The longest time between two operators does not count: the host may wait for the device there.
+    """
+    first = _first(trace, whole)
+    if first is None:
+        return 0.0
+    end = first + len(whole.operators)
+    times = [op.time_us for op in trace.operators[first : end + 1]]
+    gaps = sorted(after - before for before, after in pairwise(times))
+    timed = sum(it.us for it in trace.groups if first <= it.first and it.first + it.operators <= end)
+    return sum(gaps[:-1]) * whole.in_core_ms / timed if timed else 0.0
+
+
+def _first(trace: Trace, whole: Schedule) -> int | None:
+    """The first operator of the last iteration like the schedule's."""
+    names = [op.name for op in whole.operators]
+    for first in range(len(trace.operators) - len(names), -1, -1):
+        if all(trace.operators[first + at].name == name for at, name in enumerate(names)):
+            return first
+    return None
+
+
+def _recorded(trace: Trace, whole: Schedule, first: int | None) -> dict[int, int]:
+    """Bytes that the allocator had on the device, by operator of the iteration."""
+    if first is None:
+        return {}
+    found: dict[int, int] = {}
+    for it in trace.resident:
+        at = it.operators - 1 - first
+        if 0 <= at < len(whole.operators):
+            found[at] = max(it.bytes, found.get(at, 0))
+    return found
+
+
+def _optimizer_values(whole: Schedule) -> set[int]:
+    """Parameters, their gradients and state."""
+    return {use.value for op in whole.operators if op.name.startswith(_OPTIMIZERS) for use in op.uses}
+
+
+def _largest_operator(trace: Trace, whole: Schedule, first: int | None) -> tuple[int, str]:
+    most = (0, "")
+    for number, op in enumerate(whole.operators):
+        in_place_ok = first is not None and trace.operators[first + number].in_place_ok
+        values = {use.value for use in op.uses if use.creates or not in_place_ok}
+        most = max(most, (sum(whole.values[value].bytes for value in values), op.name))
+    return most
+
+
+def _largest(
+    whole: Schedule, at_peak: set[int], makers: dict[int, str], updated: set[int]
+) -> tuple[Largest, ...]:
+    elsewhere = {
+        use.value for op in whole.operators if not op.name.startswith(_OPTIMIZERS) for use in op.uses
+    }
+    found: dict[str, list[int]] = {}
+    for value in at_peak:
+        if not whole.values[value].is_persistent:
+            what = "gradients" if value in updated else f"made by {makers.get(value, 'no operator')}"
+        elif value in updated:
+            what = "parameters" if value in elsewhere else "optimizer state"
+        else:
+            what = "frozen parameters, inputs, buffers"
+        found.setdefault(what, []).append(whole.values[value].bytes)
+    rows = [Largest(what, sum(sizes), len(sizes)) for what, sizes in found.items()]
+    return tuple(sorted(rows, key=lambda it: -it.bytes))

@@ -1,0 +1,299 @@
+"""`python -m torch_uvm plan`: would a script fit a card, and how long would a step take within budgets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_uvm import _C
+from torch_uvm._tools.access_traces import Trace, read_trace
+from torch_uvm._tools.card_files import card_names, load_card
+from torch_uvm._tools.cards import Card
+from torch_uvm._tools.dry_runs import DryRunError, dry_run
+from torch_uvm._tools.plans import Loop, make_plan
+from torch_uvm._tools.shared_links import link_rates
+from torch_uvm._util.escaping import excerpt, printable
+from torch_uvm._util.files import output_file
+from torch_uvm.cli import plan_picture, plan_ranks
+from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
+from torch_uvm.cli.progress import Progress
+from torch_uvm.cli.script_words import split
+
+SUMMARY = "predict whether a script fits a card, and its step within budgets"
+
+_WITH_A_VALUE = (
+    "--card",
+    "--budgets",
+    "--steps",
+    "--json",
+    "--from",
+    "--deferred",
+    "--step-ms",
+    "-o",
+    "--output",
+)
+_INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
+_NO_SCIPY = "it needs scipy, which is not installed: pip install scipy"
+
+
+class _Wrong(Exception):
+    """Something that the user can change; the message says what."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_uvm plan",
+        usage="python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
+        "         [--steps N] (SCRIPT | -m MODULE) [ARG ...]\n"
+        "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
+        "         --from TRACE [--deferred TRACE] [--step-ms MS]",
+        description="Predicts whether a training script fits a card, and how long a step takes within "
+        "budgets. Runs the script dry, without a device and without computing, or reads a trace that was "
+        "recorded on a GPU. docs/plan.md says how far to trust it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--card",
+        metavar="CARD",
+        default="h200",
+        help=f"{', '.join(card_names())}, or a file.json; h200 unless told",
+    )
+    parser.add_argument(
+        "--budgets",
+        metavar="BYTES,...",
+        default="auto",
+        help="such as 8GiB,12GiB; auto, unless told, chooses some",
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        default=4,
+        help="steps to run dry after the first one; 4 unless told",
+    )
+    parser.add_argument("--json", metavar="FILE", type=_output, help="write the plan there, for tools")
+    parser.add_argument(
+        "-o", "--output", metavar="PICTURE", type=_output, help="draw it there, such as curve.png"
+    )
+    parser.add_argument(
+        "--from",
+        dest="traces",
+        metavar="TRACE",
+        type=Path,
+        action="append",
+        help="a trace of torch_uvm.record_accesses, recorded where everything fits; once for each rank",
+    )
+    parser.add_argument(
+        "--deferred", metavar="TRACE", type=Path, action="append", help='the same with optimizer="deferred"'
+    )
+    parser.add_argument(
+        "--step-ms", metavar="MS", type=float, help="a measured step in core, to which the trace is scaled"
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="plan a module")
+    return parser
+
+
+def _output(text: str) -> Path:
+    try:
+        return output_file(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budgets(text: str) -> list[int] | None:
+    if text == "auto":
+        return None
+    try:
+        found = [_C.parse_bytes(word) for word in text.split(",")]
+    except ValueError as error:
+        raise _Wrong(
+            f"--budgets {excerpt(text)}: {error}; accepted: auto, or sizes such as 8GiB,12GiB"
+        ) from None
+    if not all(found):
+        raise _Wrong(
+            f"--budgets {excerpt(text)}: a budget of 0 bytes; accepted: auto, or sizes such as 8GiB,12GiB"
+        )
+    return found
+
+
+def _read(path: Path, step_ms: float | None) -> Trace:
+    reading = Progress(f"reading {printable(path.name)}")
+    try:
+        trace = read_trace(path, reading)
+    finally:
+        reading.close()
+    if not trace.groups and step_ms is None:
+        raise _Wrong(
+            f"{printable(path)}: the trace has no durations of operators. Record it on a GPU under a budget "
+            f"in which everything fits (docs/traces.md), or give a measured step in core with --step-ms"
+        )
+    return trace
+
+
+def _loop(trace: Trace, what: str, card: Card, step_ms: float | None, on_gpu: bool) -> Loop:
+    try:
+        return Loop(trace, card, step_ms, on_gpu)
+    except ValueError as error:
+        raise _Wrong(f"{printable(what)}: {error}") from None
+
+
+def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
+    """The lower bound of a step; None: scipy is not installed."""
+    try:
+        from torch_uvm._tools.lower_bound import bound
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("numpy", "scipy"):
+            raise
+        return None
+    rates = link_rates(loop.card)
+    return lambda trace, budget: bound(trace, budget, loop.in_core_ms, rates, _INTERVALS)["bound_ms"]
+
+
+def _planned(
+    loops: Sequence[Loop], budgets: Sequence[int] | None, of: str, peak_bytes: int | None = None, **found: Any
+) -> dict[str, Any]:
+    """The record of a plan.
+
+    Args:
+        found: the dry run's sites and stand-ins.
+    """
+    loop = loops[0]
+    for budget in budgets or ():
+        if budget < loop.least_bytes and loop.point(budget).step_ms is None:
+            size, name = _C.format_bytes, loop.memory.largest_operator[1]
+            raise _Wrong(
+                f"--budgets: {size(budget)} is too little for {printable(name)}, whose operands and results "
+                f"need {size(loop.least_bytes)}. Give that or more, or make them smaller: a smaller batch"
+            )
+    bound = _bound(loop)
+    planning = Progress("planning")
+    try:
+        note = "" if bound is not None else _NO_SCIPY
+        plan = make_plan(loops, budgets, bound, note, peak_bytes, planning)
+    finally:
+        planning.close()
+    return record_of(plan, of, len(loops) > 1, **found)
+
+
+def _from_traces(
+    arguments: argparse.Namespace, card: Card, budgets: list[int] | None
+) -> list[dict[str, Any]]:
+    deferred = arguments.deferred or []
+    if deferred and len(deferred) != len(arguments.traces):
+        raise _Wrong(
+            f"{len(arguments.traces)} traces --from, {len(deferred)} --deferred; give one for each, or none"
+        )
+    records = []
+    for at, path in enumerate(arguments.traces):
+        paths = [path, *deferred[at : at + 1]]
+        traces = [_read(each, arguments.step_ms) for each in paths]
+        loops = [
+            _loop(trace, str(each), card, arguments.step_ms, on_gpu=True)
+            for trace, each in zip(traces, paths, strict=True)
+        ]
+        records.append(_planned(loops, budgets, str(path)))
+    return records
+
+
+def _from_script(
+    arguments: argparse.Namespace, words: list[str], card: Card, budgets: list[int] | None
+) -> dict[str, Any]:
+    argv = words if arguments.module is None else ["-m", arguments.module, *words]
+    if arguments.module is None and not Path(words[0]).exists():
+        raise _Wrong(f"there is no script {excerpt(words[0])}")
+    with tempfile.TemporaryDirectory(prefix="torch_uvm-plan-") as folder:
+        running = Progress("dry run")
+        try:
+            found = dry_run(argv, card=card, folder=Path(folder), steps=arguments.steps, progress=running)
+        except DryRunError as error:
+            running.close()
+            sys.stderr.write(_last_lines(error.output))
+            raise _Wrong(f"{printable(' '.join(argv))}: {error}") from None
+        finally:
+            running.close()
+        of = " ".join(argv)
+        loop = _loop(read_trace(found.trace), of, card, None, on_gpu=False)
+        return _planned([loop], budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
+
+
+def _last_lines(output: Path, count: int = 20) -> str:
+    """The end of what the script printed."""
+    try:
+        text = output.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "".join(f"{printable(line)}\n" for line in text.splitlines()[-count:])
+
+
+def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]] | None:
+    """The plans, one for each rank; None: another rank prints them."""
+    if arguments.traces is None and (arguments.deferred is not None or arguments.step_ms is not None):
+        raise _Wrong("--deferred and --step-ms are for traces: they need --from")
+    if arguments.step_ms is not None and not 0 < arguments.step_ms < 1e9:
+        raise _Wrong(f"--step-ms {arguments.step_ms:g}; expected milliseconds, more than 0")
+    if arguments.steps < 4:
+        raise _Wrong(f"--steps {arguments.steps}; expected 4 or more, of which a schedule can be made")
+    is_script = bool(words) or arguments.module is not None
+    if is_script == (arguments.traces is not None):
+        raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
+    card, budgets = load_card(arguments.card), _budgets(arguments.budgets)
+    if arguments.traces is not None:
+        return _from_traces(arguments, card, budgets)
+    record = _from_script(arguments, words, card, budgets)
+    rank = plan_ranks.rank()
+    return [record] if rank is None else plan_ranks.collect(rank, record)
+
+
+def _slowest(records: Sequence[dict[str, Any]]) -> int:
+    """The rank whose step takes longest: in core if it fits the card, else at the card's room."""
+
+    def step_ms(record: dict[str, Any]) -> float:
+        if record["fits"]:
+            return float(record["in_core_ms"])
+        at_room = [it["step_ms"] for it in record["points"] if it["budget"] == record["room_bytes"]]
+        return at_room[0] if at_room and at_room[0] is not None else float("inf")
+
+    return max(range(len(records)), key=lambda rank: step_ms(records[rank]))
+
+
+def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
+    slowest = _slowest(records)
+    for rank, record in enumerate(records):
+        if len(records) > 1:
+            print(f"{'rank':<14}{rank}{', the slowest' if rank == slowest else ''}")
+        for line in lines_of(record):
+            print(line)
+        if len(records) > 1:
+            print()
+    if arguments.json is not None:
+        units = {"time": "ms", "size": "bytes"}
+        head = {"format": FORMAT, "version": VERSION, "units": units}
+        arguments.json.write_text(
+            json.dumps(head | {"plans": list(records), "slowest": slowest}, indent=1) + "\n"
+        )
+    if arguments.output is not None:
+        plan_picture.make_figure(records[slowest]).savefig(arguments.output)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plans a script or a trace, prints the plan, and writes it to files."""
+    parser = _parser()
+    head, rest = split(parser, argv, _WITH_A_VALUE)
+    arguments = parser.parse_args(head)
+    try:
+        records = _records(arguments, rest)
+        if records is not None:
+            _write(arguments, records)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        print("-o needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 1
+    except (_Wrong, OSError, ValueError) as error:
+        parser.error(printable(error))
+    return 0

@@ -1,0 +1,126 @@
+"""A plan as a record for tools, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch_uvm import _C
+from torch_uvm._tools.dry_runs import Site, StandIn
+from torch_uvm._tools.plan_advice import advice
+from torch_uvm._tools.plans import KNEE, Plan
+from torch_uvm._util.escaping import printable
+
+FORMAT = "torch_uvm plan"
+VERSION = 1
+
+_MOST_LINES = 8  # of tensors, and of stand-ins
+
+
+def record_of(
+    plan: Plan,
+    of: str,
+    knows_deferred: bool,
+    sites: Sequence[Site] = (),
+    stand_ins: Sequence[StandIn] = (),
+) -> dict[str, Any]:
+    """The plan as JSON has it; sizes in bytes, times in ms.
+
+    Args:
+        of: what is planned: a script, or a trace.
+        sites: the largest storages at the peak by line of the script. Without them: by operator.
+        stand_ins: what the script got in place of computed values.
+    """
+    largest = [{"what": it.what, "bytes": it.bytes, "storages": it.storages} for it in plan.memory.largest]
+    if sites:
+        largest = [{"what": _place(it), "bytes": it.bytes, "storages": it.storages} for it in sites]
+    bytes_needed, operator = plan.memory.largest_operator
+    return {
+        "of": of,
+        "card": plan.card.name,
+        "card_bytes": plan.card.memory_bytes,
+        "room_bytes": plan.room_bytes,
+        "in_core_ms": plan.in_core_ms,
+        "peak_bytes": plan.peak_bytes,
+        "fits": plan.fits,
+        "missing_bytes": max(0, plan.peak_bytes - plan.room_bytes),
+        "least_bytes": plan.least_bytes,
+        "largest_operator": {"name": operator, "bytes": bytes_needed},
+        "points": [asdict(it) for it in plan.points],
+        "bound_note": plan.bound_note,
+        "knee_bytes": plan.knee.budget if plan.knee is not None else None,
+        "largest": largest,
+        "advice": advice(plan, knows_deferred),
+        "stand_ins": [asdict(it) for it in stand_ins],
+    }
+
+
+def _place(site: Site) -> str:
+    if not site.file:
+        return f"the backward, {site.node}" if site.node else "made by no line of the script"
+    return f"{site.file}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
+
+
+def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that the command prints."""
+    size = _C.format_bytes
+    reserve = record["card_bytes"] - record["room_bytes"]
+    card, step = printable(record["card"]), f"a step takes {record['in_core_ms']:.1f} ms"
+    yield f"{'plan of':<14}{printable(record['of'])}"
+    yield f"{'card':<14}{card}: {size(record['card_bytes'])}, less a reserve of {size(reserve)}"
+    yield f"{'peak':<14}{size(record['peak_bytes'])} without a budget; {step}"
+    if record["fits"]:
+        yield f"{'fits':<14}yes, with {size(record['room_bytes'] - record['peak_bytes'])} to spare"
+    else:
+        yield f"{'fits':<14}no: {size(record['missing_bytes'])} are missing"
+    largest = printable(record["largest_operator"]["name"])
+    yield f"{'least budget':<14}{size(record['least_bytes'])}, for {largest} with its operands and results"
+    yield ""
+    yield from _table(record)
+    yield ""
+    if record["knee_bytes"] is None:
+        yield f"{'knee':<14}none: every budget's step takes more than {KNEE:g} times the step in core"
+    else:
+        knee = size(record["knee_bytes"])
+        yield f"{'knee':<14}{knee}, the smallest budget whose step takes at most {KNEE:g} times that in core"
+    yield ""
+    yield "at the peak"
+    for it in record["largest"][:_MOST_LINES]:
+        yield f"  {size(it['bytes']):>11}  {it['storages']:>5}  {printable(it['what'])}"
+    if rest := record["largest"][_MOST_LINES:]:
+        storages = sum(it["storages"] for it in rest)
+        yield f"  {size(sum(it['bytes'] for it in rest)):>11}  {storages:>5}  the rest"
+    if record["stand_ins"]:
+        yield ""
+        yield "not computed (docs/plan.md says what stands for it)"
+        for it in record["stand_ins"][:_MOST_LINES]:
+            what, place = printable(it["what"]), printable(it["place"] or "?")
+            yield f"  {it['count']:>5}  {what} at {place}: {printable(it['value'])}"
+        if len(record["stand_ins"]) > _MOST_LINES:
+            yield f"  ... and {len(record['stand_ins']) - _MOST_LINES} more places"
+    yield ""
+    yield "advice"
+    for sentence in record["advice"]:
+        yield f"  - {printable(sentence)}"
+
+
+def _table(record: Mapping[str, Any]) -> Iterator[str]:
+    size = _C.format_bytes
+    heads = ("budget", "step, ms", "/ in core", "bound, ms", "in", "out", "in place", "optimizer")
+    yield "".join(f"{head:>12}" for head in heads)
+    for it in record["points"]:
+        if it["step_ms"] is None:
+            yield f"{size(it['budget']):>12}{'-':>12}  {printable(it['note'])}"
+            continue
+        bound = "-" if it["bound_ms"] is None else f"{it['bound_ms']:.1f}"
+        moved = [size(it[key]) if it[key] else "-" for key in ("into", "out", "in_place")]
+        over = it["step_ms"] / record["in_core_ms"]
+        yield (
+            f"{size(it['budget']):>12}{it['step_ms']:>12.1f}{over:>12.2f}{bound:>12}"
+            + "".join(f"{each:>12}" for each in moved)
+            + f"{it['optimizer']:>12}"
+            + (f"  {printable(it['note'])}" if it["note"] else "")
+        )
+    if record["bound_note"]:
+        yield f"{'':>12}no bound: {printable(record['bound_note'])}"
