@@ -110,6 +110,41 @@ class TestRunningShort:
         )
 
 
+@pytest.mark.parametrize("profile", ["gb10", "gh200"])
+def test_with_one_memory_nothing_moves(over_fake: Run, profile: str) -> None:
+    over_fake(
+        """
+        torch_uvm.enable(budget="8MiB")
+        x = torch.empty(8 * MiB, device="cuda")  # 32 MiB
+        assert torch_uvm.get_budget() is None
+        before = managed_bytes()
+        y = torch_uvm.to(x, "cpu")
+        z = torch_uvm.to(y, "cuda")
+        torch_uvm.prefetch(z, "cpu")
+        torch_uvm.discard(z)
+        assert x.data_ptr() == y.data_ptr() == z.data_ptr() and managed_bytes() == before
+
+        torch.save(torch.arange(4096.0), "one.pt")
+        mapped = torch.load("one.pt", mmap=True)
+        adopted = mapped.to("cuda", managed=True)
+        assert adopted.is_cuda and torch_uvm.is_managed(adopted) and adopted.data_ptr() == mapped.data_ptr()
+        assert managed_bytes() == before
+        waited = count("cudaDeviceSynchronize")
+        del mapped, adopted
+        assert count("cudaDeviceSynchronize") > waited, "released while the device may use it"
+
+        properties = torch_uvm._C.device_properties(0)
+        assert properties["one_memory"] and properties["total_memory"] == 256 * MiB
+        assert properties["free_memory"] > 256 * MiB  # the host's
+        assert torch_uvm.mem_get_info()[0] == 32 * MiB  # what the limit leaves
+        for name in ("cudaMemPrefetchAsync", "cudaMemDiscardAndPrefetchBatchAsync", "cudaMemcpyAsync",
+                     "cudaHostAlloc", "cudaHostRegister"):
+            assert count(name) == 0, name
+        """,
+        FAKE_CUDA_PROFILE=profile,
+    )
+
+
 @pytest.mark.parametrize("segments", ["malloc", "pool"])
 def test_segments_come_from(over_fake: Run, segments: str) -> None:
     name = {"malloc": "cudaMallocManaged", "pool": "cudaMallocFromPoolAsync"}[segments]

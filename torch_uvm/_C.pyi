@@ -78,6 +78,7 @@ def cuda_install() -> None: ...
 
 # --- managed tensors (csrc/tensor)
 def is_managed(tensor: torch.Tensor) -> bool: ...  # whatever wraps it; False for what has no bytes
+def adopt(tensor: torch.Tensor, device: torch.device) -> bool: ...  # whether it is managed now, where it was
 def move_for_module(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor: ...
 def share_bytes(values: Sequence[Any], /) -> bool: ...  # whether two are labels of the same bytes
 def start_device(device: torch.device, /) -> None: ...  # as torch.ones(device=) does at first use

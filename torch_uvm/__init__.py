@@ -48,6 +48,7 @@ from torch_uvm import (  # noqa: F401  (documented import paths)
 from torch_uvm._allocators.allocator import Allocator, use_allocator
 from torch_uvm._allocators.arena import arena
 from torch_uvm._allocators.mem_pool import mem_pool
+from torch_uvm._allocators.memory_info import mem_get_info
 from torch_uvm._allocators.plan import allocation_plan
 from torch_uvm._allocators.statistics import (
     empty_cache,
@@ -106,6 +107,7 @@ __all__ = [
     "keep_resident",
     "max_memory_allocated",
     "max_memory_reserved",
+    "mem_get_info",
     "mem_pool",
     "memory_allocated",
     "memory_fragmentation",

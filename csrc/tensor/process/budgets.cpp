@@ -11,6 +11,7 @@
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 #include "tensor/process/context.h"
+#include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -71,6 +72,10 @@ struct Budgets {
       before.reset();
       return;
     }
+    if (Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+      before = request; // nothing to move: there is no engine
+      return;
+    }
     apply_engine_options();
     const Budget budget = budget_for(*request, device).value();
     set_budget(device, budget.bytes, budget.hard);
@@ -115,8 +120,15 @@ struct Budgets {
 } // namespace
 
 std::optional<std::string> budget_was_cut(int device) {
-  const Engine* const engine = engine_in_use();
   const std::optional<BudgetRequest> request = requested_budget(device);
+  const bool sized =
+      request && (request->kind == BudgetRequest::Kind::kBytes || request->kind == BudgetRequest::Kind::kShare);
+  if (sized && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+    return "torch_uvm: device " + std::to_string(device) +
+           " has one memory with the host: a budget has nothing to move there, and none is in force; "
+           "torch_uvm.set_limit() limits managed memory";
+  }
+  const Engine* const engine = engine_in_use();
   const std::optional<std::size_t> in_force = engine == nullptr ? std::nullopt : engine->budget(device);
   if (!in_force || !request || request->kind != BudgetRequest::Kind::kBytes || request->bytes <= *in_force) {
     return std::nullopt;
@@ -135,6 +147,9 @@ std::optional<std::size_t> budget_of(int device) {
   }
   const std::optional<BudgetRequest> request = requested_budget(device);
   if (!request || request->kind == BudgetRequest::Kind::kNone) {
+    return std::nullopt;
+  }
+  if (device < Context::get().runtime().device_count() && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
     return std::nullopt;
   }
   return budget_for(*request, device).value().bytes;
