@@ -30,6 +30,8 @@ _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 _ALLOCATE = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream"}
 )
+#: Collectives: those of the group of `ranks.py` return at once.
+_NOT_OURS = frozenset({"c10d", "_c10d_functional"})
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 #: They say whether gradients are finite; in a dry run they always are.
 _FINITE = frozenset({"aten::_amp_foreach_non_finite_check_and_unscale_"})
@@ -64,7 +66,7 @@ class DryMode(TorchDispatchMode):
             self.timeline.view()
             return func(*args, **kwargs)
         tensors = list(tensors_of(args, kwargs))
-        if any(it.layout != torch.strided for it in tensors):
+        if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
             return func(*args, **kwargs)
         device = _device_of(func, info, tensors, kwargs)
         if device.type == "meta":

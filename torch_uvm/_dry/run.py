@@ -15,7 +15,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
+from torch_uvm._dry.cuda_names import answer_for_cuda
 from torch_uvm._dry.mode import DryMode
+from torch_uvm._dry.ranks import run_alone
 from torch_uvm._dry.saves import leave_out_saves
 from torch_uvm._dry.timeline import Timeline, durations_us
 from torch_uvm._tools.access_recording import AccessRecording, record_accesses
@@ -54,6 +56,8 @@ class Run:
     def begin(self) -> None:
         """From here on the thread's operators do not compute."""
         leave_out_saves(self.mode.stand_ins)
+        answer_for_cuda(self._card)
+        run_alone(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
         _note_waits(self.mode.timeline)
