@@ -127,7 +127,7 @@ from torch import nn
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.cuda.manual_seed_all(0)
 torch.cuda.set_device(0)
-model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU()).cuda()
+model = torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU())).cuda()
 with torch.device("cuda"):
     head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
 assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda
@@ -158,7 +158,14 @@ from torch import distributed
 distributed.init_process_group("nccl")
 device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
 torch.accelerator.set_device_index(device.index)
-model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).to(device), device_ids=[device.index])
+model = nn.Linear(1024, 1024).to(device)
+if "--sharded" in sys.argv:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = distributed.device_mesh.init_device_mesh(device.type, (2,))
+    fully_shard(model, mesh=mesh)
+else:
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
 optimizer = torch.optim.SGD(model.parameters())
 for step in range(6):
     loss = model(torch.randn(512, 1024, device=device)).square().mean()

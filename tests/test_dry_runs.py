@@ -173,12 +173,16 @@ def test_scripts_that_name_cuda_get_the_emulated_accelerator(tmp_path: Path) -> 
     assert found.output.read_text().splitlines()[-1] == "the end"
     assert found.ended
     assert found.peak_bytes > 3 * 4 * 1024 * 1024
+    assert ("torch.compile", 1) in [(it.what, it.count) for it in found.stand_ins]
 
 
-def test_a_rank_runs_dry_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sharded", [(), ("--sharded",)], ids=["ddp", "fsdp2"])
+def test_a_rank_runs_dry_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: tuple[str, ...]
+) -> None:
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    found = run_dry(tmp_path, scripts.RANK)
+    found = run_dry(tmp_path, scripts.RANK, *sharded)
     assert "1 of 2 on emu:1" in found.output.read_text()
     trace = read_trace(found.trace)
     assert {it.device for it in trace.storages.values()} == {1}
