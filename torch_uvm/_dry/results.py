@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map_only
 
 _MOST_RESULTS = 1 << 15  # cached
@@ -167,8 +168,19 @@ class Results:
             ) from None
         except torch._subclasses.fake_tensor.UnsupportedOperatorException as error:
             raise NoResult(f"operator {op} has results that a dry run cannot know: {error}") from None
+        if op is torch.ops.aten.convolution.default:
+            returned = _formatted(returned, meta_args[0], meta_args[1])
+        elif op is torch.ops.aten.native_group_norm_backward.default and returned[0] is not None:
+            # The meta kernel promotes the gradient to the weight's dtype; devices return the input's.
+            returned = (returned[0].to(meta_args[1].dtype), *returned[1:])
         numbers = {id(it): number for number, it in enumerate(metas)}
         return _described(returned, numbers)
+
+
+def _formatted(result: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+    """A convolution's result in the format that devices give it. Its meta kernel does not look at formats."""
+    formats = {suggest_memory_format(it) for it in (given, weight)} - {torch.contiguous_format}
+    return result.contiguous(memory_format=formats.pop()) if formats else result
 
 
 def _described(value: Any, numbers: dict[int, int]) -> Result:

@@ -8,9 +8,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -36,14 +35,14 @@ class Run:
         folder: for the trace and the result.
         steps: to record after the first.
         card: whose times the trace gets.
-        progress: called with the steps done, and with how many there will be.
+        report: gets a line with the steps done and all of them, at the end of each step; then "end".
     """
 
-    def __init__(self, folder: Path, steps: int, card: Card, progress: Callable[[int, int], object]) -> None:
+    def __init__(self, folder: Path, steps: int, card: Card, report: TextIO) -> None:
         self.mode = DryMode(card)
         self._folder = folder
         self._steps = steps
-        self._progress = progress
+        self._report = report
         self._card = card
         self._first: torch.optim.Optimizer | None = None
         self._done = 0
@@ -68,7 +67,7 @@ class Run:
             return
         self._done += 1
         self._ends_us.append(time.monotonic_ns() / 1e3)
-        self._progress(self._done, self._warm + self._steps)
+        self._report.write(f"{self._done} {self._warm + self._steps}\n")
         if self._done <= self._warm:
             self._before = max(self._before, _peak())
             _reset_peaks()
@@ -77,14 +76,13 @@ class Run:
             self._recording = record_accesses(self._raw)
         elif self._done == self._warm + self._steps:
             self.finish(ended=False)
-            leave()
 
     @property
     def _raw(self) -> Path:
         return self._folder / "raw.trace"
 
-    def finish(self, *, ended: bool) -> None:
-        """Writes the trace with the card's times, and the result."""
+    def finish(self, *, ended: bool) -> NoReturn:
+        """Writes the trace with the card's times, and the result. Leaves the process."""
         peak = _peak()
         allocation_sites.stop()
         last_ms = None
@@ -115,6 +113,11 @@ class Run:
             "ended": ended,
         }
         (self._folder / "run.json").write_text(json.dumps(found))
+        self._report.write("end\n")
+        self._report.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # no handlers: they could write files from tensors that have no values
 
     def _time_trace(self) -> float | None:
         """Replaces the recorded times by the card's. Returns those of the last step, in ms."""
@@ -156,13 +159,6 @@ def _peak() -> int:
 def _reset_peaks() -> None:
     for it in _devices():
         reset_peak_memory_stats(it)
-
-
-def leave() -> NoReturn:
-    """Ends the process without handlers: they could write files from tensors that have no values."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def card_of(fields: dict[str, Any]) -> Card:

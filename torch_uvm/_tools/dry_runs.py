@@ -137,6 +137,8 @@ def dry_run(
     try:
         with open(read_end, encoding="utf-8") as told:
             for line in told:
+                if line == "end\n":  # its own processes may keep the pipe open
+                    break
                 if progress is not None:
                     progress(*map(int, line.split()))
         code = child.wait()

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from torch_uvm._dry.results import NoResult
-from torch_uvm._dry.run import Run, card_of, leave
+from torch_uvm._dry.run import Run, card_of
 from torch_uvm.cli.run import _run_module, _run_script, _without_our_frames
 
 
@@ -18,11 +18,7 @@ def main(text: str) -> None:
     request = json.loads(text)
     folder = Path(request["folder"])
     report = os.fdopen(request["progress"], "w", buffering=1)
-
-    def progress(done: int, steps: int) -> None:
-        report.write(f"{done} {steps}\n")
-
-    run = Run(folder, request["steps"], card_of(request["card"]), progress)
+    run = Run(folder, request["steps"], card_of(request["card"]), report)
     argv = request["argv"]
     run.begin()
     try:
@@ -36,7 +32,6 @@ def main(text: str) -> None:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             _tell(error, folder)
     run.finish(ended=True)
-    leave()
 
 
 def _tell(error: BaseException, folder: Path) -> None:

@@ -1,0 +1,121 @@
+"""Training scripts for the tests of dry runs. None of them mentions torch_uvm."""
+
+from __future__ import annotations
+
+HEAD = """
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+device = torch.accelerator.current_accelerator()
+torch.manual_seed(0)
+"""
+
+TRANSFORMER = (
+    HEAD
+    + """
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.narrow(F.gelu(self.wide(self.norms[1](x))))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(512, 256)
+        self.blocks = nn.ModuleList(Block(256) for _ in range(3))
+        self.head = nn.Linear(256, 512)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if "--checkpoint" in sys.argv else block(x)
+        return self.head(x)
+
+
+model = Model().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), fused="--fused" in sys.argv)
+for step in range(6):
+    tokens = torch.randint(512, (8, 128)).to(device)
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, loss.item())
+"""
+)
+
+CNN = (
+    HEAD
+    + """
+model = nn.Sequential(
+    nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+    nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GroupNorm(8, 64), nn.ReLU(), nn.Dropout(0.1),
+    nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, 10),
+)
+model = model.to(device, memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
+for step in range(6):
+    images, labels = torch.randn(16, 3, 64, 64).to(device), torch.randint(10, (16,), device=device)
+    with torch.autocast(device.type, dtype=torch.float16):
+        loss = F.cross_entropy(model(images), labels)
+    if torch.isnan(loss) or not torch.isfinite(loss):
+        raise SystemExit("the loss is not finite")
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+)
+
+CAUSAL_LM = (
+    HEAD
+    + """
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+config = LlamaConfig(
+    hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
+    num_key_value_heads=4, vocab_size=1000, use_cache=False,
+)
+model = AutoModelForCausalLM.from_config(config).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    tokens = torch.randint(1000, (4, 128)).to(device)
+    loss = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+#: 300 GB of parameters, made on the host. It says at its end how much memory the process had.
+HUGE = (
+    HEAD
+    + """
+import resource
+
+with torch.no_grad():
+    model = nn.Sequential(*(nn.Linear(65536, 65536, bias=False) for _ in range(16))).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.randn(4096, 65536, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+)

@@ -1,0 +1,183 @@
+"""Dry runs of whole scripts: beside real runs on the emulated accelerator, and where they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import _dry_scripts as scripts
+import pytest
+from _spawn import Spawn
+
+from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
+from torch_uvm.schedules import schedule_of
+from torch_uvm.traces import Trace, read_trace
+
+H200 = load_card("h200")
+
+# Runs a script, records what a dry run records, and prints the peak.
+REAL = """
+    import json, os, runpy, sys
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    import torch_uvm
+
+    done = 0
+    def stepped(optimizer, args, kwargs):
+        global done, recording
+        done += 1
+        if done == 1:
+            torch_uvm.reset_peak_memory_stats()
+            recording = torch_uvm.record_accesses("real.trace")
+        elif done == 5:
+            recording.stop()
+            print(json.dumps(torch_uvm.max_memory_allocated()), flush=True)
+            os._exit(0)
+    register_optimizer_step_post_hook(stepped)
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def real_run(spawn: Spawn, argv: Sequence[str]) -> tuple[Trace, int]:
+    """The trace, and the peak of the steps after the first."""
+    env = {"TORCH_UVM": "1", "TORCH_UVM_DEVICE": "emu"}
+    env["TORCH_UVM_CONF"] = "limit:4GiB,budget:4GiB,emulated_memory:4GiB"
+    done = spawn(REAL, args=argv, env=env)
+    return read_trace(spawn.folder / "real.trace"), json.loads(done.stdout.splitlines()[-1])
+
+
+def run_dry(folder: Path, text: str, *arguments: str, **options: int) -> DryRun:
+    script = folder / "script.py"
+    script.write_text(text)
+    return dry_run([str(script), *arguments], card=H200, folder=folder, **options)  # type: ignore[arg-type]
+
+
+def sequence(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
+    """The operators, and the sizes of their operands. A dry run sums gradients into new tensors."""
+    return [
+        (op.name.removesuffix("_"), tuple(sorted(trace.storages[it].bytes for it in {*op.reads, *op.writes})))
+        for op in trace.operators
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (scripts.TRANSFORMER, ()),
+        (scripts.TRANSFORMER, ("--checkpoint", "--fused")),
+        (scripts.CNN, ()),
+        (scripts.CAUSAL_LM, ()),
+    ],
+    ids=["transformer", "checkpointing", "cnn", "causal_lm"],
+)
+def test_operators_and_peak_are_those_of_a_real_run(
+    spawn: Spawn, tmp_path: Path, text: str, arguments: tuple[str, ...]
+) -> None:
+    if "transformers" in text:
+        pytest.importorskip("transformers")
+    found = run_dry(tmp_path, text, *arguments)
+    real, peak = real_run(spawn, [str(tmp_path / "script.py"), *arguments])
+    dry = read_trace(found.trace)
+    assert sequence(dry) == sequence(real)
+    assert found.step_peak_bytes == pytest.approx(peak, rel=0.02)
+    assert found.peak_bytes >= found.step_peak_bytes
+    assert found.steps == 4
+    assert not found.ended
+
+
+def test_the_trace_makes_a_schedule_with_the_card_s_times(tmp_path: Path) -> None:
+    found = run_dry(tmp_path, scripts.TRANSFORMER)
+    trace = read_trace(found.trace)
+    assert [(it.first, it.operators) for it in trace.groups] == [
+        (it, 1) for it in range(len(trace.operators))
+    ]
+    assert not trace.transfers
+    schedule = schedule_of(trace, budget=1 << 40)
+    assert sum(it.ms for it in schedule.operators) == pytest.approx(found.step_ms, rel=1e-3)
+    # At the end of each step the host waits for the loss.
+    assert found.step_ms >= len(schedule.operators) * H200.host_us / 1e3
+
+
+def test_stand_ins_and_allocations_are_named_by_line(tmp_path: Path) -> None:
+    found = run_dry(tmp_path, scripts.TRANSFORMER, steps=2)
+    lines = scripts.TRANSFORMER.splitlines()
+    items = [it for it in found.stand_ins if it.what == "item"]
+    places = {int(it.place.rpartition(":")[2]): it.count for it in items}
+    assert {
+        lines[number - 1].strip(): count for number, count in places.items() if "print" in lines[number - 1]
+    }
+    printed = next(number for number, line in enumerate(lines, 1) if "loss.item()" in line)
+    assert places[printed] == 2  # the third step is cut off at its optimizer
+    assert all(it.place.startswith(str(tmp_path)) for it in items)
+    mine = [it for it in found.sites if it.file == str(tmp_path / "script.py")]
+    wide = next(number for number, line in enumerate(lines, 1) if "self.narrow(F.gelu" in line)
+    assert max(mine, key=lambda it: it.bytes).line in (wide, wide - 1, printed - 5)
+    assert any(it.node for it in found.sites)
+    assert not any("_dry" in it.file for it in found.sites)
+    assert "0 1.0" in found.output.read_text()
+
+
+def test_memory_of_the_host_is_not_committed(tmp_path: Path) -> None:
+    found = run_dry(tmp_path, scripts.HUGE, steps=2)
+    kib = int(found.output.read_text().split()[-1])
+    assert found.peak_bytes > 500e9
+    assert kib * 1024 < 1e9
+
+
+def test_several_optimizers_are_recorded_from_a_whole_step_on(tmp_path: Path) -> None:
+    text = scripts.TRANSFORMER.replace(
+        "optimizer = torch.optim.AdamW(model.parameters()",
+        "head = torch.optim.SGD(model.head.parameters(), lr=0.1)\n"
+        "optimizer = torch.optim.AdamW(model.blocks.parameters()",
+    ).replace("    optimizer.step()", "    head.step()\n    optimizer.step()")
+    text = text.replace("range(6)", "range(8)")
+    found = run_dry(tmp_path, text)
+    assert found.steps == 4
+    schedule_of(read_trace(found.trace), budget=1 << 40)
+
+
+def test_nothing_is_saved(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    file.write_text("an earlier run's")
+    text = scripts.TRANSFORMER + f"    torch.save(model.state_dict(), {str(file)!r})\n"
+    found = run_dry(tmp_path, text, steps=1)
+    assert file.read_text() == "an earlier run's"
+    assert ("torch.save", 1) in [(it.what, it.count) for it in found.stand_ins]
+
+
+BAD = [
+    ("raise ValueError('of the script')", "ValueError: of the script"),
+    ("raise SystemExit(3)", "exited with status 3"),
+    ("print('nothing')", "used no accelerator"),
+    ("import torch; torch.ones(1 << 20, device='emu')", "before its second optimizer step"),
+    ("import os; os.abort()", "ended with -6 and no result"),
+    ("import torch; torch.ones(3).cuda()", "CUDA"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=[it[1] for it in BAD])
+def test_a_script_that_cannot_be_run_dry_says_why(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DryRunError, match=message) as raised:
+        run_dry(tmp_path, text)
+    assert raised.value.output == tmp_path / "output.txt"
+    if text.startswith("raise V"):
+        assert 'script.py", line 1, in <module>' in raised.value.output.read_text()
+        assert "dry_child" not in raised.value.output.read_text()
+
+
+def test_a_module_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trainer.py").write_text(scripts.TRANSFORMER)
+    monkeypatch.chdir(tmp_path)
+    told: list[tuple[int, int]] = []
+    found = dry_run(
+        ["-m", "trainer", "--fused"],
+        card=H200,
+        folder=tmp_path,
+        steps=1,
+        progress=lambda done, steps: told.append((done, steps)),
+    )
+    assert found.steps == 1
+    assert told == [(1, 2), (2, 2)]
