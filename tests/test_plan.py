@@ -12,6 +12,7 @@ import pytest
 
 from torch_uvm import cli
 from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
 from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.shared_links import predict_on
@@ -124,6 +125,29 @@ class TestPlan:
         assert {it.optimizer for it in found.points} == set(KINDS)
 
 
+class TestDeferred:
+    def test_what_is_derived_is_like_what_was_recorded(self, trace: Trace, deferred: Loop) -> None:
+        made = derived(trace)
+        assert made is not None
+        card, step_ms = load_card("h200"), 20.0
+        loops = Loop(made, card, step_ms), Loop(deferred.trace, card, step_ms)
+        assert abs(len(loops[0].whole.operators) - len(loops[1].whole.operators)) <= 1
+        for budget in (3 * GIB, GIB):
+            steps = [it.point(budget).step_ms or 0 for it in loops]
+            assert steps[0] == pytest.approx(steps[1], rel=0.05)
+            assert steps[0] < (Loop(trace, card, step_ms).point(budget).step_ms or 0)
+
+    def test_the_iteration_takes_as_long_in_core(self, trace: Trace, loop: Loop) -> None:
+        made = derived(trace)
+        assert made is not None
+        assert Loop(made, load_card("h200")).in_core_ms == pytest.approx(loop.in_core_ms, rel=0.05)
+
+    def test_only_fused_optimizers(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.trace"
+        path.write_bytes(lzma.decompress((TRACES / "CNN.jsonl.xz").read_bytes()))
+        assert derived(read_trace(path)) is None
+
+
 class TestSharedLinks:
     """What `predict_on` changes of `predict`."""
 
@@ -153,8 +177,8 @@ def test_a_replaced_storage_is_freed_before_its_successor_is_made(tmp_path: Path
     path = tmp_path / "trace"
     head = {"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}}
     lines: list[dict[str, Any]] = [head | {"budgets": [None]}]
-    for name in (1, 2):  # a weight, and the first batch
-        lines.append({"storage": name, "device": 0, "bytes": 50 << 20, "resident": True})
+    for storage in (1, 2):  # a weight, and the first batch
+        lines.append({"storage": storage, "device": 0, "bytes": 50 << 20, "resident": True})
     for step in range(8):
         operators = [("forward", [1, step + 2], []), ("middle", [1], []), ("update", [], [1])]
         for number, (name, reads, writes) in enumerate(operators):

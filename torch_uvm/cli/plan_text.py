@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -63,7 +64,13 @@ def record_of(
 def _place(site: Site) -> str:
     if not site.file:
         return f"the backward, {site.node}" if site.node else "made by no line of the script"
-    return f"{site.file}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
+    return f"{_short(site.file)}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
+
+
+def _short(file: str) -> str:
+    """A file of the current folder, or of a package, without what is above."""
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
 
 
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
