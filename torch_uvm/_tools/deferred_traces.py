@@ -14,8 +14,8 @@ _LEAST = 256 << 10  #: bytes; smaller parameters are updated at once (docs/resid
 def deferred(trace: Trace) -> Trace | None:
     """The trace with deferred updates; None: its optimizers are not fused, or none has a large parameter.
 
-    A fused optimizer has lists of parameters, gradients and states in one order, and may write all of them. So
-    the update of a parameter is the part that has one of each.
+    A fused optimizer has lists of parameters, gradients and states in one order, and may write all of them.
+    So the update of a parameter is the part that has one of each.
     """
     if any(op.name.startswith(("aten::_foreach_addcdiv", "aten::addcdiv")) for op in trace.operators):
         return None
