@@ -119,3 +119,59 @@ for step in range(6):
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 )
+
+CUDA = """
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.cuda.manual_seed_all(0)
+torch.cuda.set_device(0)
+model = torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU())).cuda()
+with torch.device("cuda"):
+    head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
+assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda
+assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])
+scaler = torch.amp.GradScaler("cuda")
+for step in range(4):
+    x = torch.randn(512, 1024).cuda(non_blocking=True) + torch.ones(512, 1024, device=device)
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = head(model(x)).square().mean()
+    assert head(model(x)).dtype == torch.float32
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() > 0
+print("the end")
+"""
+
+RANK = (
+    HEAD
+    + """
+import os
+
+from torch import distributed
+
+distributed.init_process_group("nccl")
+device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
+torch.accelerator.set_device_index(device.index)
+model = nn.Linear(1024, 1024).to(device)
+if "--sharded" in sys.argv:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = distributed.device_mesh.init_device_mesh(device.type, (2,))
+    fully_shard(model, mesh=mesh)
+else:
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(6):
+    loss = model(torch.randn(512, 1024, device=device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    distributed.all_reduce(loss.detach().clone())
+    print(f"{distributed.get_rank()} of {distributed.get_world_size()} on {loss.device}")
+"""
+)

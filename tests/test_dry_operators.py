@@ -84,6 +84,7 @@ OPERATORS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "index": lambda it: it["rows"][it["index"]],
     "cat": lambda it: torch.cat([it["rows"], it["half"]]),
     "attention": lambda it: F.scaled_dot_product_attention(it["heads"], it["heads"], it["heads"]),
+    "attention_of_rows": lambda it: F.scaled_dot_product_attention(it["rows"], it["rows"], it["rows"]),
     "cumsum": lambda it: it["half"].cumsum(0),
     "to": lambda it: it["rows"].to(torch.float64),
     "cpu": lambda it: it["rows"].cpu(),
@@ -187,6 +188,7 @@ def test_gradients_that_overflow_are_never_found(dry: DryMode) -> None:
     optimizer.register_step_post_hook(lambda *it: steps.append(it))
     scaler.step(optimizer)
     assert len(steps) == 1
+    assert "gradients that overflow" in {it[0] for it in dry.stand_ins.counts}
 
 
 def test_an_operator_without_a_meta_kernel_is_named(dry: DryMode) -> None:

@@ -154,7 +154,7 @@ BAD = [
     ("print('nothing')", "used no accelerator"),
     ("import torch; torch.ones(1 << 20, device='emu')", "before its second optimizer step"),
     ("import os; os.abort()", "ended with -6 and no result"),
-    ("import torch; torch.ones(3).cuda()", "CUDA"),
+    ("import torch; torch.ones(3).to('xpu')", "XPU"),
 ]
 
 
@@ -166,6 +166,27 @@ def test_a_script_that_cannot_be_run_dry_says_why(tmp_path: Path, text: str, mes
     if text.startswith("raise V"):
         assert 'script.py", line 1, in <module>' in raised.value.output.read_text()
         assert "dry_child" not in raised.value.output.read_text()
+
+
+def test_scripts_that_name_cuda_get_the_emulated_accelerator(tmp_path: Path) -> None:
+    found = run_dry(tmp_path, scripts.CUDA)
+    assert found.output.read_text().splitlines()[-1] == "the end"
+    assert found.ended
+    assert found.peak_bytes > 3 * 4 * 1024 * 1024
+    assert ("torch.compile", 1) in [(it.what, it.count) for it in found.stand_ins]
+
+
+@pytest.mark.parametrize("sharded", [(), ("--sharded",)], ids=["ddp", "fsdp2"])
+def test_a_rank_runs_dry_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: tuple[str, ...]
+) -> None:
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    found = run_dry(tmp_path, scripts.RANK, *sharded)
+    assert "1 of 2 on emu:1" in found.output.read_text()
+    trace = read_trace(found.trace)
+    assert {it.device for it in trace.storages.values()} == {1}
+    assert "process group" in {it.what for it in found.stand_ins}
 
 
 def test_a_module_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import unknown_shapes
@@ -25,11 +26,13 @@ from torch_uvm._dry.values import (
 )
 from torch_uvm._tools.cards import Card
 
-_FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
+_MATH, _FLASH = 0, 1  # of torch.nn.attention.SDPBackend
 #: They allocate, and write nothing.
 _ALLOCATE = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream"}
 )
+#: Collectives: those of the group of `ranks.py` return at once.
+_NOT_OURS = frozenset({"c10d", "_c10d_functional"})
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 #: They say whether gradients are finite; in a dry run they always are.
 _FINITE = frozenset({"aten::_amp_foreach_non_finite_check_and_unscale_"})
@@ -58,13 +61,15 @@ class DryMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if any(it not in _KNOWN_TYPES for it in types):
+            if any(issubclass(it, FakeTensor) for it in types):
+                return func(*args, **kwargs)
             return NotImplemented  # a wrapper: it calls operators on what it wraps
         info = self._results.info(func)
         if info.is_view:
             self.timeline.view()
             return func(*args, **kwargs)
         tensors = list(tensors_of(args, kwargs))
-        if any(it.layout != torch.strided for it in tensors):
+        if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
             return func(*args, **kwargs)
         device = _device_of(func, info, tensors, kwargs)
         if device.type == "meta":
@@ -74,7 +79,8 @@ class DryMode(TorchDispatchMode):
             return self._as_it_is(func, info, tensors, args, kwargs)
         name = func.name().partition(".")[0]
         if name == "aten::_fused_sdp_choice":
-            return _FLASH
+            query, value = args[0], args[2]
+            return _FLASH if query.dim() == value.dim() == 4 and query.size(3) == value.size(3) else _MATH
         if not info.returns_tensors and not info.returns_arguments:
             return self._value(func, name, tensors, args, kwargs, virtual)
         if name in _ALLOCATE:
@@ -117,8 +123,10 @@ class DryMode(TorchDispatchMode):
         if info.returns_arguments and not info.writes_out:
             if not virtual:
                 return self._as_it_is(func, info, tensors, args, kwargs)
-            for it in info.written_values(args, kwargs):
-                if name not in _FINITE:
+            if name in _FINITE:
+                self.stand_ins.note("gradients that overflow", "none")
+            else:
+                for it in info.written_values(args, kwargs):
                     mark_nominal(it)
             returned = [info.argument(at, args, kwargs) for at in info.returned if at is not None]
             return tuple(returned) if len(returned) > 1 else returned[0] if returned else None

@@ -15,9 +15,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
+from torch_uvm._dry.cuda_names import answer_for_cuda
 from torch_uvm._dry.mode import DryMode
+from torch_uvm._dry.ranks import run_alone
 from torch_uvm._dry.saves import leave_out_saves
 from torch_uvm._dry.timeline import Timeline, durations_us
+from torch_uvm._dry.values import StandIns
 from torch_uvm._tools.access_recording import AccessRecording, record_accesses
 from torch_uvm._tools.cards import Card
 from torch_uvm.report import allocation_sites
@@ -54,8 +57,11 @@ class Run:
     def begin(self) -> None:
         """From here on the thread's operators do not compute."""
         leave_out_saves(self.mode.stand_ins)
+        answer_for_cuda(self._card)
+        run_alone(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
+        _leave_out_compiler(self.mode.stand_ins)
         _note_waits(self.mode.timeline)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -136,6 +142,14 @@ class Run:
             return None
         first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
         return sum(durations[first:end]) / 1e3
+
+
+def _leave_out_compiler(stand_ins: StandIns) -> None:
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        stand_ins.note("torch.compile", "eager")
+        return model if model is not None else lambda it: it
+
+    torch.compile = compile
 
 
 def _note_waits(timeline: Timeline) -> None:

@@ -156,6 +156,7 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ,
         **compiler,
+        "CUDA_VISIBLE_DEVICES": "",
         "TORCH_UVM": "1",
         "TORCH_UVM_DEVICE": "emu",
         "TORCH_UVM_CONF": options,

@@ -1,0 +1,80 @@
+"""Scripts that name CUDA: in a dry run they get the emulated accelerator."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torch_uvm._tools.cards import Card
+
+_EMU = "emu"
+_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def _translated(value: Any) -> Any:
+    """Another name for a CUDA device; other values as they are."""
+    if isinstance(value, torch.device):
+        return torch.device(_EMU, value.index) if value.type == "cuda" else value
+    if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
+        return _EMU + value[4:]
+    return value
+
+
+class CudaNames(TorchFunctionMode):
+    """Translates the devices among the arguments of PyTorch's functions."""
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.cuda:
+            return _to_emu(*args, **kwargs)
+        if func == _IS_CUDA:
+            return args[0].device.type == _EMU
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _translated(kwargs["device"])}
+        if any(isinstance(it, (str, torch.device)) for it in args):
+            args = tuple(_translated(it) for it in args)
+        return func(*args, **kwargs)
+
+
+def _to_emu(
+    tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> Tensor:
+    if isinstance(device, int):
+        device = torch.device(_EMU, device)
+    to = _EMU if device is None else _translated(device)
+    return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def answer_for_cuda(card: Card) -> None:
+    """Lets `torch.cuda` answer for the emulated accelerator, as if it were the card."""
+    ours: Any = torch.get_device_module(_EMU)
+    for name in dir(ours):
+        if not name.startswith("_") and callable(getattr(torch.cuda, name, None)):
+            setattr(torch.cuda, name, getattr(ours, name))
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.is_bf16_supported = lambda including_emulation=True: "bfloat16" in card.flops
+    # What scripts derive from it: TF32 and bfloat16 from 8.0 on, float8 from 8.9 on.
+    capability = (9, 0) if "float8" in card.flops else (8, 0) if "tf32" in card.flops else (7, 5)
+    properties = types.SimpleNamespace(
+        name=card.name, total_memory=card.memory_bytes, major=capability[0], minor=capability[1]
+    )
+    cuda.get_device_name = lambda device=None: card.name
+    cuda.get_device_capability = lambda device=None: capability
+    cuda.get_device_properties = lambda device=None: properties
+    cuda.mem_get_info = lambda device=None: (card.memory_bytes, card.memory_bytes)
+    plain = torch.autocast.__init__
+
+    @functools.wraps(plain)
+    def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain(self, _translated(device_type), *args, **kwargs)
+
+    torch.autocast.__init__ = initialise  # type: ignore[method-assign]
+    CudaNames().__enter__()  # type: ignore[no-untyped-call]
