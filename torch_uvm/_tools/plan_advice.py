@@ -74,6 +74,6 @@ def _batch(plan: Plan) -> Iterator[str]:
         )
     elif part > 1.5:
         yield (
-            f"A batch {part:.2g} times as large would still fit, if the {_C.format_bytes(grows)} that a step "
-            f"makes beside gradients grow with the batch."
+            f"A batch {part:.{1 if part < 10 else 0}f} times as large would still fit, if the "
+            f"{_C.format_bytes(grows)} that a step makes beside gradients grow with the batch."
         )

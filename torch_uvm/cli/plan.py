@@ -47,6 +47,10 @@ class _Wrong(Exception):
     """Something that the user can change; the message says what."""
 
 
+class _Failed(Exception):
+    """The script cannot be planned; the message says what to do."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm plan",
@@ -222,11 +226,24 @@ def _from_script(
         except DryRunError as error:
             running.close()
             sys.stderr.write(_last_lines(error.output))
-            raise _Wrong(f"{printable(' '.join(argv))}: {error}") from None
+            raise _Failed(
+                f"{error}. A plan needs {1 + arguments.steps} steps of the script, each with an optimizer's "
+                f"step; what it printed last is above, and docs/dry-runs.md says what a dry run gives it"
+            ) from None
         finally:
             running.close()
         of = " ".join(argv)
-        loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
+        if found.steps < 4:
+            raise _Failed(
+                f"the script ended after {1 + found.steps} steps of its optimizer; let it run for 5 or more"
+            )
+        try:
+            loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
+        except _Wrong as error:
+            raise _Failed(
+                f"{error}. If every second step differs, or a few shapes take turns, more steps help: "
+                f"--steps {4 * arguments.steps}"
+            ) from None
         return _planned(loops, budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
 
 
@@ -281,10 +298,9 @@ def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> 
             print()
     if arguments.json is not None:
         units = {"time": "ms", "size": "bytes"}
+        ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
         head = {"format": FORMAT, "version": VERSION, "units": units}
-        arguments.json.write_text(
-            json.dumps(head | {"plans": list(records), "slowest": slowest}, indent=1) + "\n"
-        )
+        arguments.json.write_text(json.dumps(head | {"plans": ranked, "slowest": slowest}, indent=1) + "\n")
     if arguments.output is not None:
         plan_picture.make_figure(records[slowest]).savefig(arguments.output)
 
@@ -302,6 +318,9 @@ def main(argv: Sequence[str]) -> int:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         print("-o needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 1
+    except _Failed as error:
+        print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1
     except (_Wrong, OSError, ValueError) as error:
         parser.error(printable(error))
