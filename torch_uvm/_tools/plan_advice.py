@@ -47,7 +47,7 @@ def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
         yield (
             f"At {_C.format_bytes(point.budget)} the optimizer uses {_C.format_bytes(point.in_place)} on the "
             f'host, {each_way:.1f} ms of the step. optimizer="deferred" overlaps such updates with the '
-            f"forward. To compare, record a trace with it, and add it with --deferred."
+            f"forward. A plan knows by how much for fused optimizers (fused=True), or from a trace with it."
         )
 
 
@@ -74,6 +74,6 @@ def _batch(plan: Plan) -> Iterator[str]:
         )
     elif part > 1.5:
         yield (
-            f"A batch {part:.2g} times as large would still fit, if the {_C.format_bytes(grows)} that a step "
-            f"makes beside gradients grow with the batch."
+            f"A batch {part:.{1 if part < 10 else 0}f} times as large would still fit, if the "
+            f"{_C.format_bytes(grows)} that a step makes beside gradients grow with the batch."
         )

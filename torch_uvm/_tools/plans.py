@@ -140,7 +140,7 @@ def automatic_budgets(loop: Loop, room: int) -> list[int]:
     found = {math.ceil(peak / part * _SPARE / MIB) * MIB for part in _PARTS}
     found = {it for it in found if it >= least} | {least}
     if least <= room < peak:
-        found.add(room)
+        found = {it for it in found if abs(it - room) > room / 50} | {room}
     return sorted(found, reverse=True)
 
 

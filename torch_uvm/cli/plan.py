@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._tools.card_files import card_names, load_card
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRunError, dry_run
 from torch_uvm._tools.plans import Loop, make_plan
 from torch_uvm._tools.shared_links import link_rates
@@ -43,6 +45,10 @@ _NO_SCIPY = "it needs scipy, which is not installed: pip install scipy"
 
 class _Wrong(Exception):
     """Something that the user can change; the message says what."""
+
+
+class _Failed(Exception):
+    """The script cannot be planned; the message says what to do."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,11 +141,21 @@ def _read(path: Path, step_ms: float | None) -> Trace:
     return trace
 
 
-def _loop(trace: Trace, what: str, card: Card, step_ms: float | None, on_gpu: bool) -> Loop:
+def _loops(traces: Sequence[Trace], what: str, card: Card, step_ms: float | None, on_gpu: bool) -> list[Loop]:
+    """The loop with updates in place, and the one with deferred updates, as far as it is known.
+
+    Args:
+        traces: in place; and deferred, if that was recorded. If not, it is derived from the first.
+    """
+    later = traces[1] if len(traces) > 1 else deferred(traces[0])
     try:
-        return Loop(trace, card, step_ms, on_gpu)
+        loops = [Loop(traces[0], card, step_ms, on_gpu)]
     except ValueError as error:
         raise _Wrong(f"{printable(what)}: {error}") from None
+    if later is not None:
+        with contextlib.suppress(ValueError):  # derived from a loop that is less regular than it seemed
+            loops.append(Loop(later, card, step_ms, on_gpu))
+    return loops
 
 
 def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
@@ -183,19 +199,16 @@ def _planned(
 def _from_traces(
     arguments: argparse.Namespace, card: Card, budgets: list[int] | None
 ) -> list[dict[str, Any]]:
-    deferred = arguments.deferred or []
-    if deferred and len(deferred) != len(arguments.traces):
+    later = arguments.deferred or []
+    if later and len(later) != len(arguments.traces):
         raise _Wrong(
-            f"{len(arguments.traces)} traces --from, {len(deferred)} --deferred; give one for each, or none"
+            f"{len(arguments.traces)} traces --from, {len(later)} --deferred; give one for each, or none"
         )
     records = []
     for at, path in enumerate(arguments.traces):
-        paths = [path, *deferred[at : at + 1]]
+        paths = [path, *later[at : at + 1]]
         traces = [_read(each, arguments.step_ms) for each in paths]
-        loops = [
-            _loop(trace, str(each), card, arguments.step_ms, on_gpu=True)
-            for trace, each in zip(traces, paths, strict=True)
-        ]
+        loops = _loops(traces, str(path), card, arguments.step_ms, on_gpu=True)
         records.append(_planned(loops, budgets, str(path)))
     return records
 
@@ -213,12 +226,25 @@ def _from_script(
         except DryRunError as error:
             running.close()
             sys.stderr.write(_last_lines(error.output))
-            raise _Wrong(f"{printable(' '.join(argv))}: {error}") from None
+            raise _Failed(
+                f"{error}. A plan needs {1 + arguments.steps} steps of the script, each with an optimizer's "
+                f"step; what it printed last is above, and docs/dry-runs.md says what a dry run gives it"
+            ) from None
         finally:
             running.close()
         of = " ".join(argv)
-        loop = _loop(read_trace(found.trace), of, card, None, on_gpu=False)
-        return _planned([loop], budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
+        if found.steps < 4:
+            raise _Failed(
+                f"the script ended after {1 + found.steps} steps of its optimizer; let it run for 5 or more"
+            )
+        try:
+            loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
+        except _Wrong as error:
+            raise _Failed(
+                f"{error}. If every second step differs, or a few shapes take turns, more steps help: "
+                f"--steps {4 * arguments.steps}"
+            ) from None
+        return _planned(loops, budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
 
 
 def _last_lines(output: Path, count: int = 20) -> str:
@@ -272,10 +298,9 @@ def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> 
             print()
     if arguments.json is not None:
         units = {"time": "ms", "size": "bytes"}
+        ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
         head = {"format": FORMAT, "version": VERSION, "units": units}
-        arguments.json.write_text(
-            json.dumps(head | {"plans": list(records), "slowest": slowest}, indent=1) + "\n"
-        )
+        arguments.json.write_text(json.dumps(head | {"plans": ranked, "slowest": slowest}, indent=1) + "\n")
     if arguments.output is not None:
         plan_picture.make_figure(records[slowest]).savefig(arguments.output)
 
@@ -293,6 +318,9 @@ def main(argv: Sequence[str]) -> int:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         print("-o needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 1
+    except _Failed as error:
+        print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1
     except (_Wrong, OSError, ValueError) as error:
         parser.error(printable(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -29,12 +30,15 @@ def record_of(
 
     Args:
         of: what is planned: a script, or a trace.
-        sites: the largest storages at the peak by line of the script. Without them: by operator.
+        sites: the largest storages by line of the script.
         stand_ins: what the script got in place of computed values.
     """
-    largest = [{"what": it.what, "bytes": it.bytes, "storages": it.storages} for it in plan.memory.largest]
-    if sites:
-        largest = [{"what": _place(it), "bytes": it.bytes, "storages": it.storages} for it in sites]
+    by_line: dict[str, list[int]] = {}
+    for site in sites:
+        total = by_line.setdefault(_place(site), [0, 0])
+        total[0] += site.bytes
+        total[1] += site.storages
+    lines = [{"what": what, "bytes": total[0], "storages": total[1]} for what, total in by_line.items()]
     bytes_needed, operator = plan.memory.largest_operator
     return {
         "of": of,
@@ -50,7 +54,8 @@ def record_of(
         "points": [asdict(it) for it in plan.points],
         "bound_note": plan.bound_note,
         "knee_bytes": plan.knee.budget if plan.knee is not None else None,
-        "largest": largest,
+        "at_peak": [asdict(it) for it in plan.memory.largest],
+        "by_line": sorted(lines, key=lambda it: -it["bytes"]),
         "advice": advice(plan, knows_deferred),
         "stand_ins": [asdict(it) for it in stand_ins],
     }
@@ -59,7 +64,13 @@ def record_of(
 def _place(site: Site) -> str:
     if not site.file:
         return f"the backward, {site.node}" if site.node else "made by no line of the script"
-    return f"{site.file}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
+    return f"{_short(site.file)}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
+
+
+def _short(file: str) -> str:
+    """A file of the current folder, or of a package, without what is above."""
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
 
 
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
@@ -86,11 +97,11 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'knee':<14}{knee}, the smallest budget whose step takes at most {KNEE:g} times that in core"
     yield ""
     yield "at the peak"
-    for it in record["largest"][:_MOST_LINES]:
-        yield f"  {size(it['bytes']):>11}  {it['storages']:>5}  {printable(it['what'])}"
-    if rest := record["largest"][_MOST_LINES:]:
-        storages = sum(it["storages"] for it in rest)
-        yield f"  {size(sum(it['bytes'] for it in rest)):>11}  {storages:>5}  the rest"
+    yield from _largest(record["at_peak"])
+    if record["by_line"]:
+        yield ""
+        yield "the most that each line has at once"
+        yield from _largest(record["by_line"])
     if record["stand_ins"]:
         yield ""
         yield "not computed (docs/plan.md says what stands for it)"
@@ -103,6 +114,15 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     yield "advice"
     for sentence in record["advice"]:
         yield f"  - {printable(sentence)}"
+
+
+def _largest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    size = _C.format_bytes
+    for it in rows[:_MOST_LINES]:
+        yield f"  {size(it['bytes']):>11}  {it['storages']:>5}  {printable(it['what'])}"
+    if rest := rows[_MOST_LINES:]:
+        total = sum(it["bytes"] for it in rest)
+        yield f"  {size(total):>11}  {sum(it['storages'] for it in rest):>5}  the rest"
 
 
 def _table(record: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,247 @@
+"""`python -m torch_uvm plan --from`: predictions of recorded loops, errors, what is written."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_uvm import cli
+from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.deferred_traces import deferred as derived
+from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
+from torch_uvm._tools.replaced_storages import freed_before_replaced
+from torch_uvm._tools.shared_links import predict_on
+from torch_uvm.schedules import Schedule, predict, schedule_of
+from torch_uvm.traces import Trace, read_trace
+
+TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"
+GIB = 1 << 30
+KINDS = (IN_PLACE, DEFERRED)
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A loop of 379 operators of an H200, whose peak is 4.96 GiB."""
+    path = tmp_path_factory.mktemp("trace") / "run.trace"
+    path.write_bytes(lzma.decompress((TRACES / "2k_tokens.jsonl.xz").read_bytes()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(trace_file: Path) -> Trace:
+    return read_trace(trace_file)
+
+
+@pytest.fixture(scope="module")
+def loop(trace: Trace) -> Loop:
+    return Loop(trace, load_card("h200"))
+
+
+@pytest.fixture(scope="module")
+def deferred(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    """The same loop with deferred updates."""
+    path = tmp_path_factory.mktemp("deferred") / "run.trace"
+    path.write_bytes(lzma.decompress((TRACES / "2k_tokens_deferred.jsonl.xz").read_bytes()))
+    return Loop(read_trace(path), load_card("h200"))
+
+
+def plan(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What the command prints and writes to stderr.
+
+    Raises:
+        SystemExit: it ends with an error.
+    """
+    assert cli.main(["plan", *argv]) == 0
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+class TestLoop:
+    def test_a_budget_that_everything_fits_in(self, loop: Loop) -> None:
+        point = loop.point(loop.memory.peak_bytes * 2)
+        assert point.step_ms == pytest.approx(loop.in_core_ms)
+        assert (point.into, point.out, point.in_place) == (0, 0, 0)
+
+    def test_less_memory_takes_longer(self, loop: Loop) -> None:
+        steps = [loop.point(int(size * GIB)).step_ms for size in (4, 2, 1)]
+        assert None not in steps
+        assert sorted(steps) == steps and steps[0] > loop.in_core_ms  # type: ignore[type-var, operator]
+
+    def test_the_peak_is_what_was_recorded(self, loop: Loop, trace: Trace) -> None:
+        assert loop.memory.peak_bytes == max(it.bytes for it in trace.resident)
+        assert sum(it.bytes for it in loop.memory.largest) + loop.memory.added_bytes == loop.memory.peak_bytes
+        roles = {it.what: it.storages for it in loop.memory.largest}
+        # 12 blocks with four matrices each: a parameter, and two moments.
+        assert roles["parameters"] == 48 and roles["optimizer state"] == 96
+
+    def test_the_least_budget_is_of_the_largest_operator(self, loop: Loop) -> None:
+        assert loop.memory.largest_operator[1] == "aten::gelu_backward"
+        assert loop.point(loop.least_bytes).step_ms is not None
+        assert loop.point(loop.least_bytes // 2).step_ms is None
+
+    def test_scaled_to_a_measured_step(self, trace: Trace) -> None:
+        assert Loop(trace, load_card("h200"), step_ms=50).in_core_ms == pytest.approx(50)
+
+
+class TestPlan:
+    def test_budgets_and_the_knee(self, loop: Loop) -> None:
+        found = make_plan([loop], None)
+        budgets = [it.budget for it in found.points]
+        assert budgets == sorted(budgets, reverse=True) and set(automatic_budgets(loop, 1)) <= set(budgets)
+        assert found.knee is not None and found.knee.step_ms is not None
+        assert found.knee.step_ms <= 1.1 * loop.in_core_ms
+        faster = [it for it in found.points if it.budget < found.knee.budget]
+        assert all(it.step_ms is None or it.step_ms > 1.1 * loop.in_core_ms for it in faster)
+
+    def test_a_card_without_room_is_one_of_the_budgets(self, trace: Trace) -> None:
+        t4 = load_card("t4")
+        loop = Loop(trace, t4)
+        assert room_of(t4) not in automatic_budgets(loop, room_of(t4))  # 14 GiB: it fits
+        assert 3 * GIB in automatic_budgets(loop, 3 * GIB)
+
+    def test_the_bound_is_no_higher(self, loop: Loop) -> None:
+        pytest.importorskip("scipy")
+        from torch_uvm.cli.plan import _bound
+
+        bound = _bound(loop)
+        for point in make_plan([loop], [4 * GIB, 2 * GIB], bound).points:
+            assert point.step_ms is not None and point.bound_ms is not None
+            assert loop.in_core_ms * 0.999 <= point.bound_ms <= point.step_ms
+
+    def test_the_faster_kind_of_update_is_taken(self, loop: Loop, deferred: Loop) -> None:
+        found = make_plan([loop, deferred], [4 * GIB, GIB])
+        for point in found.points:
+            steps = {
+                kind: it.point(point.budget).step_ms for kind, it in zip(KINDS, (loop, deferred), strict=True)
+            }
+            assert None not in steps.values()
+            assert point.optimizer == min(steps, key=lambda kind: steps[kind] or 0)
+            assert point.step_ms == steps[point.optimizer]
+        assert {it.optimizer for it in found.points} == set(KINDS)
+
+
+class TestDeferred:
+    def test_what_is_derived_is_like_what_was_recorded(self, trace: Trace, deferred: Loop) -> None:
+        made = derived(trace)
+        assert made is not None
+        card, step_ms = load_card("h200"), 20.0
+        loops = Loop(made, card, step_ms), Loop(deferred.trace, card, step_ms)
+        assert abs(len(loops[0].whole.operators) - len(loops[1].whole.operators)) <= 1
+        for budget in (3 * GIB, GIB):
+            steps = [it.point(budget).step_ms or 0 for it in loops]
+            assert steps[0] == pytest.approx(steps[1], rel=0.05)
+            assert steps[0] < (Loop(trace, card, step_ms).point(budget).step_ms or 0)
+
+    def test_the_iteration_takes_as_long_in_core(self, trace: Trace, loop: Loop) -> None:
+        made = derived(trace)
+        assert made is not None
+        assert Loop(made, load_card("h200")).in_core_ms == pytest.approx(loop.in_core_ms, rel=0.05)
+
+    def test_only_fused_optimizers(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.trace"
+        path.write_bytes(lzma.decompress((TRACES / "CNN.jsonl.xz").read_bytes()))
+        assert derived(read_trace(path)) is None
+
+
+class TestSharedLinks:
+    """What `predict_on` changes of `predict`."""
+
+    def schedule(self, trace: Trace, part: float) -> Schedule:
+        return schedule_of(trace, int(part * GIB))
+
+    def test_an_idle_link_is_not_corrected(self, trace: Trace) -> None:
+        schedule = self.schedule(trace, 100)
+        assert predict_on(schedule, load_card("h200")).step_ms == pytest.approx(predict(schedule).step_ms)
+
+    def test_busy_links_are_slower(self, trace: Trace) -> None:
+        for part in (4, 2, 1):
+            schedule = self.schedule(trace, part)
+            found = predict_on(schedule, load_card("h200"))
+            assert found.step_ms > predict(schedule).step_ms
+
+    def test_the_host_counts_if_it_takes_longer(self, trace: Trace) -> None:
+        schedule = self.schedule(trace, 2)
+        device = predict_on(schedule, load_card("h200"))
+        host = predict_on(schedule, load_card("h200"), host_ms=10_000)
+        assert device.step_ms == device.device.step_ms
+        assert host.step_ms == host.host_ms > 10_000
+
+
+def test_a_replaced_storage_is_freed_before_its_successor_is_made(tmp_path: Path) -> None:
+    """A batch that each step makes while it has the one before."""
+    path = tmp_path / "trace"
+    head = {"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}}
+    lines: list[dict[str, Any]] = [head | {"budgets": [None]}]
+    for storage in (1, 2):  # a weight, and the first batch
+        lines.append({"storage": storage, "device": 0, "bytes": 50 << 20, "resident": True})
+    for step in range(8):
+        operators = [("forward", [1, step + 2], []), ("middle", [1], []), ("update", [], [1])]
+        for number, (name, reads, writes) in enumerate(operators):
+            times = {"time": 3 * step + number, "in_place_ok": False}
+            lines.append({"operator": name} | times | {"reads": reads, "writes": writes})
+            if name == "update":
+                lines.append({"birth": step + 3, "device": 0, "bytes": 50 << 20})
+                lines.append({"death": step + 2})
+            lines.append({"ran": 3 * step + number, "operators": 1, "us": 1000})
+        lines.append({"step": "end"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = read_trace(path)
+    found = freed_before_replaced(trace)
+    # The first batch was made by no operator of the trace, so it stays as it is.
+    assert [op.deaths for op in found.operators[:6]] == [[], [], [2], [], [3], []]
+    assert [op.births for op in found.operators] == [op.births for op in trace.operators]
+    assert [op.deaths for op in trace.operators[:6]] == [[], [], [2], [], [], [3]]
+    assert Loop(trace, load_card("h200")).point(200 << 20).step_ms == pytest.approx(3)
+
+
+class TestCommand:
+    def test_it_prints_a_plan(
+        self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "plan.json"
+        argv = ["--from", str(trace_file), "--budgets", "4GiB,2GiB", "--json", str(file)]
+        said, _ = plan(argv, capsys)
+        assert "peak          4.96 GiB without a budget; a step takes 19.2 ms" in said
+        assert "fits          yes" in said and "optimizer state" in said
+        record = json.loads(file.read_text())
+        assert record["format"] == "torch_uvm plan" and record["version"] == 1 and record["slowest"] == 0
+        (found,) = record["plans"]
+        assert [it["budget"] for it in found["points"]] == [4 * GIB, 2 * GIB]
+        assert found["fits"] and found["missing_bytes"] == 0
+        for it in found["points"]:
+            assert f"{it['step_ms']:.1f}" in said
+
+    def test_the_picture(self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("matplotlib")
+        picture = tmp_path / "curve.png"
+        plan(["--from", str(trace_file), "--budgets", "4GiB,2GiB", "-o", str(picture)], capsys)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_ranks(self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The plan of each, and the slowest."""
+        slow = tmp_path / "slow.trace"
+        lines = [json.loads(line) for line in trace_file.read_text().splitlines()]
+        for line in lines:
+            if "ran" in line:
+                line["us"] *= 2
+        slow.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        argv = ["--from", str(trace_file), "--from", str(slow), "--budgets", "4GiB"]
+        said, _ = plan([*argv, "--json", str(tmp_path / "plan.json")], capsys)
+        assert "rank          0\n" in said and "rank          1, the slowest\n" in said
+        assert json.loads((tmp_path / "plan.json").read_text())["slowest"] == 1
+
+    def test_without_scipy(
+        self, trace_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "scipy", None)
+        for name in [it for it in sys.modules if it.startswith("scipy.")]:
+            monkeypatch.delitem(sys.modules, name)
+        for name in ("lower_bound", "linear_programme"):
+            monkeypatch.delitem(sys.modules, f"torch_uvm._tools.{name}", raising=False)
+        said, _ = plan(["--from", str(trace_file), "--budgets", "4GiB"], capsys)
+        assert "no bound: it needs scipy, which is not installed: pip install scipy" in said

@@ -1,0 +1,109 @@
+"""`python -m torch_uvm plan SCRIPT`: from a dry run, without a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import sys
+import torch
+from torch import nn
+
+device = torch.accelerator.current_accelerator()
+model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4))).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+"""
+LOOP = """
+for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100):
+    x = torch.randn(1024, 2048, device=device)
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, loss.item())
+"""
+
+
+def plan(
+    folder: Path, text: str, *options: str, arguments: tuple[str, ...] = (), ranks: int = 0
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(text)
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks else []
+    command = [sys.executable, *launch, "-m", "torch_uvm", "plan", *options, "train.py", *arguments]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_UVM")}
+    return subprocess.run(
+        command, cwd=folder, env=clean, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def test_an_unchanged_script(tmp_path: Path) -> None:
+    """Weights of 64 MiB, with gradients and two moments, on a card and within two budgets."""
+    done = plan(tmp_path, HEAD + LOOP, "--card", "t4", "--budgets", "300MiB,180MiB", "--json", "plan.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    assert found["of"] == "train.py" and found["card"] == "t4" and found["fits"]
+    # Four layers' activations and the batch, 8 MiB each, come in addition.
+    assert 256 << 20 < found["peak_bytes"] < 350 << 20
+    steps = [it["step_ms"] for it in found["points"]]
+    assert found["in_core_ms"] * 0.999 < steps[0] < steps[1]
+    assert {it["what"]: it["bytes"] >> 20 for it in found["at_peak"]}["optimizer state"] == 128
+    (line,) = [it for it in found["by_line"] if it["what"].startswith("train.py:11 ")]
+    assert line["bytes"] >> 20 == 128
+    assert [it["what"] for it in found["stand_ins"]] == ["item"]
+    assert {it["optimizer"] for it in found["points"]} <= {"in place", "deferred"}
+    assert "train.py:14" in done.stdout and "knee" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("raise ValueError('no data')", (), ["ValueError: no data", "5 steps", "line 1"]),
+        ("print('done')", (), ["used no accelerator", "done"]),
+        (HEAD + LOOP, ("3",), ["ended after 3 steps", "5 or more"]),
+        (
+            HEAD + LOOP.replace("model(x)", "model(x if step % 2 else x * 2)"),
+            (),
+            ["no iteration that repeats", "--steps 16"],
+        ),
+    ],
+)
+def test_a_script_without_a_plan_says_what_to_do(
+    text: str, arguments: tuple[str, ...], said: list[str], tmp_path: Path
+) -> None:
+    done = plan(tmp_path, text, "--card", "t4", arguments=arguments)
+    assert done.returncode == 1
+    assert all(it in done.stderr for it in said), done.stderr
+    assert "usage:" not in done.stderr and "torch_uvm/cli" not in done.stderr
+
+
+def test_a_budget_below_the_largest_operator(tmp_path: Path) -> None:
+    done = plan(tmp_path, HEAD + LOOP, "--card", "t4", "--budgets", "1MiB")
+    assert done.returncode == 2
+    assert "is too little for" in done.stderr and "smaller batch" in done.stderr
+
+
+def test_ranks_of_torchrun(tmp_path: Path) -> None:
+    """The second rank has twice the batch."""
+    ranks = """
+import os
+import torch.distributed as dist
+dist.init_process_group()
+model = nn.parallel.DistributedDataParallel(model)
+"""
+    loop = LOOP.replace("randn(1024", "randn(1024 * (1 + dist.get_rank())")
+    done = plan(
+        tmp_path, HEAD + ranks + loop, "--card", "t4", "--budgets", "1GiB", "--json", "plan.json", ranks=2
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "plan.json").read_text())
+    assert [it["rank"] for it in record["plans"]] == [0, 1]
+    first, second = record["plans"]
+    assert first["in_core_ms"] < second["in_core_ms"] and first["peak_bytes"] < second["peak_bytes"]
+    assert record["slowest"] == 1
+    assert done.stdout.count("plan of") == 2 and "1, the slowest" in done.stdout

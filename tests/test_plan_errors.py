@@ -1,0 +1,222 @@
+"""What `python -m torch_uvm plan` refuses, its cards, and docs/plan.md against the data that it publishes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_uvm import cli
+from torch_uvm._tools.card_files import card_names, load_card
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import plan_errors  # noqa: E402
+
+TRACED = {
+    "format": "torch_uvm accesses",
+    "version": 3,
+    "units": {"time": "us", "size": "bytes"},
+    "budgets": [None],
+}
+
+
+def trace(path: Path, *, timed: bool = True, loops: int = 5, size: int = 1 << 30) -> Path:
+    """Two operators a step, of a storage each."""
+    lines: list[dict[str, Any]] = [TRACED]
+    lines += [{"storage": name, "device": 0, "bytes": size, "resident": True} for name in (1, 2)]
+    for number in range(2 * loops):
+        named = f"operator {number if loops == 1 else number % 2}"
+        used = {"time": number, "in_place_ok": False, "reads": [1 + number % 2], "writes": []}
+        lines.append({"operator": named} | used)
+        if timed:
+            lines.append({"ran": number, "operators": 1, "us": 1000})
+        if number % 2:
+            lines.append({"step": "end"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("argv", "named"),
+        [
+            ([], ["SCRIPT", "--from"]),
+            (["--from", "TRACE", "train.py"], ["not both"]),
+            (["--card", "h20", "--from", "TRACE"], ["'h20'", "did you mean h200?", "rtx4090", ".json"]),
+            (["--card", "none.json", "--from", "TRACE"], ["none.json"]),
+            (["--budgets", "8GB2", "--from", "TRACE"], ["8GB2", "8GiB,12GiB"]),
+            (["--budgets", "0", "--from", "TRACE"], ["0 bytes"]),
+            (["--budgets", "4GiB,", "--from", "TRACE"], ["accepted: auto"]),
+            (
+                ["--budgets", "100MiB", "--from", "TRACE"],
+                ["100.00 MiB is too little", "operator", "smaller batch"],
+            ),
+            (["--step-ms", "0", "--from", "TRACE"], ["--step-ms 0", "more than 0"]),
+            (["--step-ms", "5", "train.py"], ["--from"]),
+            (["--deferred", "TRACE", "train.py"], ["--from"]),
+            (["--from", "TRACE", "--deferred", "TRACE", "--deferred", "TRACE"], ["one for each"]),
+            (["--steps", "3", "train.py"], ["--steps 3", "4 or more"]),
+            (["--json", "/no/such/folder/plan.json", "--from", "TRACE"], ["/no/such/folder"]),
+            (["--from", "no.trace"], ["no.trace"]),
+            (["--from", __file__], ["line 1", "not a trace"]),
+            (["--from", "UNTIMED"], ["no durations", "--step-ms"]),
+            (["--from", "ONCE"], ["no iteration that repeats", "four or more"]),
+            (["--bugets", "4GiB"], ["'--bugets'", "did you mean --budgets?"]),
+            (["no_such_script.py"], ["no script 'no_such_script.py'"]),
+        ],
+    )
+    def test_by_name_with_what_to_do(
+        self, argv: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        files = {
+            "TRACE": trace(tmp_path / "run.trace"),
+            "UNTIMED": trace(tmp_path / "untimed.trace", timed=False),
+            "ONCE": trace(tmp_path / "once.trace", loops=1),
+        }
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["plan", *(str(files.get(word, word)) for word in argv)])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert all(word in said for word in named), said
+
+    def test_control_characters_of_a_trace_are_not_printed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = trace(tmp_path / "run.trace")
+        path.write_text(path.read_text().replace("operator 0", "\\u001b[31mred"))
+        assert cli.main(["plan", "--from", str(path), "--budgets", "4GiB"]) == 0
+        with pytest.raises(SystemExit):
+            cli.main(["plan", "--from", str(path), "--budgets", "1MiB"])
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out + said.err
+
+    def test_without_durations_but_with_a_step(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = trace(tmp_path / "run.trace", timed=False)
+        assert cli.main(["plan", "--from", str(path), "--step-ms", "8", "--budgets", "4GiB"]) == 0
+        assert "a step takes 8.0 ms" in capsys.readouterr().out
+
+
+class TestCards:
+    def test_the_packages_cards_have_a_source_for_each_figure(self) -> None:
+        assert {"h200", "h100", "a100", "rtx4090", "rtx5090", "l40s", "t4", "gb10", "gh200"} == set(
+            card_names()
+        )
+        for name in card_names():
+            card = load_card(name)
+            assert card.name == name
+            record = json.loads((ROOT / "torch_uvm" / "cards" / f"{name}.json").read_text())
+            figures = ["memory_bytes", "memory_rate", "launch_us", "host_us"]
+            figures += [
+                f"{table}.{key}" for table in ("flops", "link", "efficiency") for key in record[table]
+            ]
+            assert set(card.sources) == set(figures)
+            assert all(
+                it.startswith(
+                    ("NVIDIA", "nvidia-smi", "measured", "derived", "assumed", "no hardware", "a ", "the ")
+                )
+                for it in card.sources.values()
+            ), card.sources
+
+    def test_measured_figures_are_those_of_the_emulator(self) -> None:
+        page = (ROOT / "docs" / "emulated.md").read_text()
+        h200 = load_card("h200")
+        for field, value in (("copy_to_device_rate", h200.into), ("copy_to_host_rate", h200.out)):
+            (found,) = re.findall(rf"`{field}` \| ([\d.]+)", page)
+            assert float(found) * 1e9 == value
+        (in_place,) = re.findall(r"`in_place_rate` \| ([\d.]+)", page)
+        assert float(in_place) * 1e9 == h200.in_place
+
+    def test_the_documented_card(self, tmp_path: Path) -> None:
+        page = (ROOT / "docs" / "plan.md").read_text()
+        (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+        path = tmp_path / "mine.json"
+        path.write_text(block)
+        card = load_card(path)
+        assert card.memory_bytes == 24 << 30 and card.sources == {"flops.bfloat16": "data sheet"}
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda it: it.pop("format"), "begins with"),
+            (lambda it: it.update(version=2), "begins with"),
+            (lambda it: it.pop("memory_rate"), "lacks memory_rate"),
+            (lambda it: it.update(memory_rat=1), "did you mean memory_rate?"),
+            (lambda it: it.update(memory_bytes="24 GB"), "memory_bytes is '24 GB'; expected a number"),
+            (lambda it: it.update(memory_rate=-1), "more than 0"),
+            (lambda it: it.update(memory_rate=float("nan")), "more than 0"),
+            (lambda it: it.update(memory_rate=True), "expected a number"),
+            (lambda it: it.update(memory_rate={"value": 1}), '"source"'),
+            (lambda it: it["flops"].pop("float32"), "lacks float32"),
+            (lambda it: it["flops"].update(bf16=1e12), "did you mean"),
+            (lambda it: it.update(flops=[]), "expected an object"),
+            (lambda it: it["link"].pop("out"), "lacks out"),
+            (lambda it: it["efficiency"].update(matmul=1.5), "at most 1"),
+            (lambda it: it.update(name=""), "expected text"),
+        ],
+    )
+    def test_bad_files(self, change: Callable[[Any], object], said: str, tmp_path: Path) -> None:
+        record = json.loads((ROOT / "torch_uvm" / "cards" / "t4.json").read_text())
+        change(record)
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=re.escape(said)) as raised:
+            load_card(path)
+        assert str(raised.value).startswith(str(path))
+
+    @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "\x00", "1" * (2 << 20)])
+    def test_files_that_are_no_card(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "mine.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load_card(path)
+
+
+class TestPublishedErrors:
+    """docs/plan.md against what benchmarks/plan_errors.py computes."""
+
+    page = (ROOT / "docs" / "plan.md").read_text()
+
+    def test_the_tables_of_one_workload_are_computed_again(self) -> None:
+        steps = list(plan_errors.step_rows("CNN"))
+        assert len(steps) == 3
+        for line in plan_errors.step_table(steps).splitlines()[2:5]:
+            assert line in self.page
+        for line in plan_errors.peak_table(list(plan_errors.peak_rows("CNN"))).splitlines()[2:3]:
+            assert line in self.page
+
+    def test_every_row_with_both_is_published(self) -> None:
+        rows = [
+            it
+            for it in plan_errors.measured_rows()
+            if it["column"] in plan_errors.COLUMNS and not it["spike"]
+        ]
+        published = re.findall(
+            r"^\| (.+?) \| (in place|deferred) \| .* \| ([\d.]+) \| .*% \|$", self.page, re.MULTILINE
+        )
+        measured = [
+            (it["workload"], plan_errors.COLUMNS[it["column"]], f"{it['step_ms']:.1f}") for it in rows
+        ]
+        assert sorted(published) == sorted(measured) and len(measured) > 20
+
+    def test_the_summary_is_that_of_the_rows(self) -> None:
+        errors = [abs(int(it)) for it in re.findall(r"^\| .* \| ([+-]\d+)% \|$", self.page, re.MULTILINE)]
+        (said,) = re.findall(
+            r"(\d+) of (\d+) rows are within the goal of 10%. The worst is (\d+)%", self.page
+        )
+        assert int(said[1]) == len(errors) and int(said[2]) == max(errors)
+        within = sum(it < 10 for it in errors), sum(it <= 10 for it in errors)
+        assert within[0] <= int(said[0]) <= within[1]
+
+    def test_writing_needs_the_marks(self) -> None:
+        with pytest.raises(ValueError, match="lacks"):
+            plan_errors.written("no marks", {"steps": "| |"})
+        assert plan_errors.written(self.page, {}) == self.page
