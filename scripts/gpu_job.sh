@@ -10,14 +10,17 @@
 #   scripts/gpu_job.sh traces      records traces of decoding, 64k tokens and a compiled model
 #   scripts/gpu_job.sh cuda        costs and rates of managed memory (bench_cuda.py)
 #
-# torch_uvm is built. Wheels in .whl (torchao, TRL) are installed without their dependencies. Every program has
-# its limit of managed memory, and refuses to start without eight times that free.
+# torch_uvm is built, in place or installed. PYTHON is the Python that has torch (python3). Wheels in .whl
+# (torchao, TRL) are installed without their dependencies. Every program has its limit of managed memory, and
+# refuses to start without eight times that free.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 job=${1:?a job is named: see the head of this file}
-out=${OUT:-build/gpu}
-python=${PYTHON:-python}
-mkdir -p "$out"
+mkdir -p "${OUT:-build/gpu}"
+out=$(cd "${OUT:-build/gpu}" && pwd)
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+unset TORCH_UVM TORCH_UVM_CONF PYTORCH_ENABLE_UNIFIED_MEMORY
 if compgen -G '.whl/*.whl' > /dev/null; then
   "$python" -m pip install --quiet --no-deps --no-index .whl/*.whl || true # a row says what is missing
 fi
@@ -32,8 +35,7 @@ residency() { # NAME, then arguments
 
 case $job in
 balloon)
-  cd tests
-  timeout 220 "$python" _balloon.py "$out/balloon.json" 2>&1 | tee "$out/balloon.txt"
+  timeout 220 "$python" tests/_balloon.py "$out/balloon.json" 2>&1 | tee "$out/balloon.txt"
   ;;
 compiled) timeout 235 "$python" benchmarks/compiled_steps.py --seconds 225 --json "$out/compiled_steps.json" ;;
 64k) residency residency_64k --only '^64k' ;;
