@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,9 +141,14 @@ PLAN = _plan()
 
 
 def select(plan: Sequence[Planned], texts: Sequence[str]) -> list[Planned]:
-    """The columns whose workload and name contain one of the texts, and those that they are compared with."""
+    """The columns with one of the texts, regular expressions, in "workload: name", and those that they are
+    compared with.
+
+    Raises:
+        re.error: a text is no regular expression.
+    """
     names = {planned: f"{planned.workload}: {planned.name}" for planned in plan}
-    wanted = {planned for planned, name in names.items() if any(text in name for text in texts)}
+    wanted = {planned for planned, name in names.items() if any(re.search(text, name) for text in texts)}
     needed = {(planned.workload, column) for planned in wanted for column in planned.needs()}
     return [p for p in plan if p in wanted or (not p.budget and (p.workload, p.column) in needed)]
 

@@ -250,7 +250,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--only",
         action="append",
         metavar="TEXT",
-        help='columns with it in "workload: name"; several times: with any of them',
+        help='columns with this regular expression in "workload: name"; several times: with any of them',
     )
     parser.add_argument("--steps", type=int, default=5, help="that are measured (5)")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them, the first included (8)")
@@ -266,7 +266,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; accepted: at least 1")
     args.only = args.only or [""]
     for text in args.only:
-        if not select(PLAN, [text]):
+        try:
+            found = select(PLAN, [text])
+        except re.error as error:
+            parser.error(f"--only is {text!r}, which is no regular expression: {error}")
+        if not found:
             parser.error(f"no column has {text!r} in its name; --list says which there are")
     return args
 

@@ -136,9 +136,8 @@ class TestCalls:
         stats = torch_uvm.residency_stats()
         assert stats["plan_hits"] > stats["plan_misses"]
 
-
     def test_each_is_one_operator_of_the_trace_and_of_the_schedule(self, tmp_path: Path) -> None:
-        """Its inputs are its operands. The operators that it calls are not listed, and its buffers are neither."""
+        """Its inputs are its operands. Neither the operators that it calls nor its buffers are listed."""
         weights = storages(9)
         torch_uvm.step()
 
