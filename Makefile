@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -226,6 +226,19 @@ bench-schedules: build cpp ## predict steps within budgets from traces of an H20
 
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py
+
+wheels: $(STAMPS)/wheel-tools ## build one wheel for each torch and CUDA 13 into dist/; VERSIONS="2.11.0 2.13.0": for these
+	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py dist $(VERSIONS)
+
+$(STAMPS)/wheel-tools: $(STAMPS)/installed requirements/wheels.txt
+	@sed '/^torch==/d' requirements/wheels.txt | $(PIP) install -q -r /dev/stdin
+	@touch $@
+
+# Each night's torch, once a week: CONTRIBUTING.md has the command.
+test-versions: $(STAMPS)/wheel-tools cpp ## run the suite with a wheel for each torch; VERSIONS="2.11.0 2.13.0", TESTS="test_moves.py"
+	rm -rf build/versions/wheel
+	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py --test build/versions/wheel $(VERSIONS)
+	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) $(if $(TESTS),--tests $(TESTS))
 
 packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and try them in empty environments; minutes
 	$(VENV_PY) scripts/packages.py dist
