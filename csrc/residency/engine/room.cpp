@@ -267,10 +267,14 @@ bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Str
       return false;
     }
     // Relocated blocks are used by compute. On the stream of prefetches, compute would wait for all queued prefetches.
-    if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
+    const Stream on_device = need == Need::kAhead ? of(device).last_stream : taker;
+    if (move_aside(bytes, device, on_device)) {
       return true;
     }
     run = min_cost_range(bytes, device, need);
+    if (slide(bytes, device, on_device, run ? price_of(*run, need) : kNever)) {
+      return true;
+    }
   }
   return run && evict_all(*run, taker);
 }
@@ -307,7 +311,10 @@ Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Strea
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    if (!(need == Need::kToStay ? move_aside(bytes, device, stream) : evict_range(bytes, device, need, stream))) {
+    const bool made = need == Need::kToStay
+                          ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
+                          : evict_range(bytes, device, need, stream);
+    if (!made) {
       return nullptr;
     }
   }
