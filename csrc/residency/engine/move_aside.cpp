@@ -11,8 +11,9 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Cost factor of relocating a block that a copy is using.
-constexpr double kUnderWay = 16;
+/// Cost factor of relocating a block that a copy is using: compute waits for that copy on the link, and the others
+/// queued before it.
+constexpr double kUnderWay = 64;
 
 /// Cost of relocating a byte, in the unit of cost_of (room.cpp): a byte on the link. The link copies 55 GB/s, the device
 /// 2000 GB/s.

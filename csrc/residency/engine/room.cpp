@@ -272,7 +272,9 @@ bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Str
       return true;
     }
     run = min_cost_range(bytes, device, need);
-    if (slide(bytes, device, on_device, run ? price_of(*run, need) : kNever)) {
+    // A prefetch is not worth more than its own copy.
+    const double worth = need == Need::kAhead ? static_cast<double>(bytes) : kNever;
+    if (slide(bytes, device, on_device, std::min(worth, run ? price_of(*run, need) : kNever))) {
       return true;
     }
   }
