@@ -15,8 +15,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 /// queued before it.
 constexpr double kUnderWay = 64;
 
-/// Cost of relocating a byte, in the unit of cost_of (room.cpp): a byte on the link. The link copies 55 GB/s, the device
-/// 2000 GB/s.
+/// Cost of relocating a byte, in the unit of cost_of (room.cpp): a byte on the link. The link copies 55 GB/s, the
+/// device 2000 GB/s.
 constexpr double kDeviceByte = 55.0 / 2000;
 
 /// Number of ranges to try: an owner may refuse that its storage moves.

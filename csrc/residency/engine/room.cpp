@@ -313,9 +313,8 @@ Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Strea
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    const bool made = need == Need::kToStay
-                          ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
-                          : evict_range(bytes, device, need, stream);
+    const bool made = need == Need::kToStay ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
+                                            : evict_range(bytes, device, need, stream);
     if (!made) {
       return nullptr;
     }

@@ -168,7 +168,8 @@ std::optional<CachingManagedAllocator::Move> CachingManagedAllocator::slide(Bloc
   Heap::Run run{first, first, 0};
   // `stream` writes to the free blocks, so it must wait for the work on them.
   const Request request(block->requested, block->bytes, home, stream);
-  for (Block* free = first; free != nullptr && free->state == BlockState::kFree; free = up ? free->after : free->before) {
+  for (Block* free = first; free != nullptr && free->state == BlockState::kFree;
+       free = up ? free->after : free->before) {
     if (const Stream earlier = free->free_list->stream; !earlier.is_host() && earlier != stream) {
       state.order_after(*free, request, lock); // `stream` is not the host's, so this keeps the lock
     }
