@@ -184,8 +184,13 @@ bool ResidencyEngine::evict_range(std::size_t bytes, int device, Need need, Stre
   if (try_repeatedly_to_evict(bytes, device, need, taker)) {
     return true;
   }
-  // Last resort: retry the storages marked unmovable before their time is up. They may be movable by now.
-  return need == Need::kNow && forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
+  if (need != Need::kNow) {
+    return false;
+  }
+  // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now, and
+  // then slide at any price, since the host may have no memory for what leaves.
+  return (forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
+         slide(bytes, device, taker, kNever);
 }
 
 bool ResidencyEngine::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {

@@ -204,6 +204,8 @@ void CachingManagedAllocator::State::take_back(const Move& move) noexcept {
     to->uses.push_back({to->free_list->stream, nullptr});
   }
   from->uses.swap(to->uses);
+  // The owner may have recorded for `to` the stream that `from` belongs to.
+  std::erase_if(from->uses, [&](const Use& use) { return use.stream == from->free_list->stream; });
   from->tag = move.tag;
 }
 
