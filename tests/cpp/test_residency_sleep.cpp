@@ -97,6 +97,11 @@ TEST(a_device_is_idle_if_operators_use_no_storages_that_move) {
     rig.run(7, {}, false, [] {});
   }
   CHECK(operators > 10'000 && operators < 20'000);
+  rig.engine.wake(0);
+  for (operators = 0; rig.engine.is_awake() && operators < 60'000; ++operators) {
+    rig.run(7, {}, false, [] {});
+  }
+  CHECK(operators > 30'000 && operators < 40'000); // twice as long as the first time
   train(rig, 6, 3);
   CHECK(rig.engine.is_awake());
   rig.check_engine();

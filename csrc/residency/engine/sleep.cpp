@@ -87,6 +87,13 @@ void ResidencyEngine::look_for_quiet_devices() {
   for (int index = 0; operators_ % kMinQuiet == 0 && index < static_cast<int>(devices_.size()); ++index) {
     Device& device = of(index);
     if (watches(index) && device.running == 0) { // else its own operators look
+      static_assert(kSurely <= kMinQuiet);
+      if (!device.quiescent) {
+        count_since_wake(index, /*surely_outermost=*/true); // for all that began since the last look
+      }
+      if (device.excess && device.quiescent) {
+        retry_budget(index);
+      }
       note_level(device, static_cast<std::size_t>(take_allocated_peak(index)));
       become_idle_if_quiet(index);
     }
