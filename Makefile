@@ -10,11 +10,12 @@ endif
 VENV := .venv
 VENV_PY := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
+PIP := $(VENV_PY) -m pip --disable-pip-version-check --no-input
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 LAYERS := $(shell find csrc -type d)
 EXTENSION_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-FORMATTED = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+FORMATTED = $(shell find csrc scripts tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 TYPED = $(wildcard *.py) scripts torch_uvm tests docs $(wildcard examples benchmarks)
 
 # What is built here is for tests, too; wheels lack their bindings.
@@ -25,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -68,14 +69,20 @@ FLAVOUR = TORCH_UVM_CUDA=$(TORCH_UVM_CUDA) CUDA_HOME=$(CUDA_HOME) TORCH_UVM_TEST
 $(STAMPS)/flavour: $(STAMPS)/installed FORCE
 	@echo "$(FLAVOUR)" | cmp -s - $@ || echo "$(FLAVOUR)" > $@
 
-# The folders stand for files that are taken away.
+# The folders stand for files that are taken away. pip imports torch three times, so it installs only what changes with
+# setup.py and pyproject.toml.
 $(STAMPS)/built: $(STAMPS)/installed $(STAMPS)/flavour setup.py pyproject.toml $(LAYERS) $(EXTENSION_FILES)
-	@$(VENV_PY) setup.py -q flavour
-	$(WITH_TOOLS) $(VENV_PY) -m pip --disable-pip-version-check --no-input install --no-build-isolation --no-deps -e .
+	@if test $(STAMPS)/editable -nt $(STAMPS)/installed -a $(STAMPS)/editable -nt setup.py \
+	    -a $(STAMPS)/editable -nt pyproject.toml; then \
+	  $(WITH_TOOLS) $(VENV_PY) setup.py -q build_ext --inplace --force; \
+	else \
+	  $(VENV_PY) setup.py -q flavour && $(WITH_TOOLS) $(PIP) install --no-build-isolation --no-deps -e . && \
+	  touch $(STAMPS)/editable; \
+	fi
 	@touch $@
 
 # CUDA's headers are those that are pinned, so that nothing is left out where there is no CUDA. The layers' files, each
-# by itself, are compiled for the extension.
+# by itself, are compiled by `checked` and `sanitize`.
 cpp: $(STAMPS)/installed ## build the tests and benchmarks of the C++ layers
 ifneq ($(TORCH_UVM_TEST_CUDA),0)
 	@$(VENV_PY) scripts/check_cuda_flavour.py headers > $(STAMPS)/cuda-headers
@@ -96,7 +103,7 @@ endif
 test-cuda-flavour: build cpp cuda-wheels ## what `test` has of CUDA with no GPU: compile, link, audit, control paths
 	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control*.py
 
-# The limit is 4 GiB in all, and a card must have sixteen times that free: tests/_gpu_guard.py sees to it.
+# The limit is 4 GiB in all, and a card must have eight times that free: tests/_gpu_guard.py sees to it.
 test-cuda: export TORCH_UVM_REQUIRE_CUDA = 1
 test-cuda: export TORCH_UVM_CONF = limit:4GiB
 test-cuda: build ## run the suite on a real GPU; without one it fails
@@ -158,12 +165,13 @@ races: build ## run programs that race under a budget, under SCHEDULES=770 sched
 	$(VENV_PY) tests/_races.py --no-threads --jobs $(JOBS) --seeds 0:$(SCHEDULES)
 	$(VENV_PY) tests/_races.py --threads --seconds $(or $(SECONDS),120)
 
-# The suite runs beside its own build: in build/checked, so that nothing else is imported.
+# The suite runs beside its own build: in build/checked, so that nothing else is imported. Each file is compiled by
+# itself: one that lacks an include, and is compiled in a group elsewhere, fails here.
 CHECKED := build/checked
 checked: $(STAMPS)/installed ## run the suite on builds that walk every structure after each change; EVERY=n: each n-th
 	$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp-checked -G Ninja --log-level=WARNING -DCHECKED=ON
 	$(WITH_TOOLS) cmake --build build/cpp-checked -j $(JOBS)
-	$(WITH_TOOLS) TORCH_UVM_CHECKED=1 $(VENV_PY) setup.py -q build --build-lib $(CHECKED)
+	$(WITH_TOOLS) TORCH_UVM_CHECKED=1 TORCH_UVM_UNITY=0 $(VENV_PY) setup.py -q build --build-lib $(CHECKED)
 	cd $(CHECKED) && PYTHONPATH="$$PWD" TORCH_UVM_CHECK_EVERY=$(or $(EVERY),1) OMP_WAIT_POLICY=PASSIVE \
 	  $(CURDIR)/$(VENV_PY) -m pytest $(CURDIR)/tests -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpp-build $(CURDIR)/build/cpp-checked
 
@@ -218,6 +226,19 @@ bench-schedules: build cpp ## predict steps within budgets from traces of an H20
 
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py
+
+wheels: $(STAMPS)/wheel-tools ## build one wheel for each torch and CUDA 13 into dist/; VERSIONS="2.11.0 2.13.0": for these
+	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py dist $(VERSIONS)
+
+$(STAMPS)/wheel-tools: $(STAMPS)/installed requirements/wheels.txt
+	@sed '/^torch==/d' requirements/wheels.txt | $(PIP) install -q -r /dev/stdin
+	@touch $@
+
+# Each night's torch, once a week: CONTRIBUTING.md has the command.
+test-versions: $(STAMPS)/wheel-tools cpp ## run the suite with a wheel for each torch; VERSIONS="2.11.0 2.13.0", TESTS="test_moves.py"
+	rm -rf build/versions/wheel
+	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py --test build/versions/wheel $(VERSIONS)
+	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) $(if $(TESTS),--tests $(TESTS))
 
 packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and try them in empty environments; minutes
 	$(VENV_PY) scripts/packages.py dist

@@ -7,7 +7,8 @@ the extension fits only the minor version of torch it was compiled against.
 where it cannot be. ``MAX_JOBS`` bounds the compilers at work at once. ``python setup.py flavour`` says
 what would be built, and builds nothing. ``TORCH_UVM_CHECKED=1`` builds one that walks its structures after
 every change (csrc/allocator/invariants.h). ``TORCH_UVM_TEST_BINDINGS=1`` compiles in the test doubles and
-their bindings, which the tests need and wheels lack; ``make`` sets it. ``TORCH_UVM_SANITIZE=address`` and
+their bindings, which the tests need and wheels lack; ``make`` sets it. ``TORCH_UVM_UNITY=0`` compiles each
+file by itself; otherwise files are compiled in groups (scripts/unity.py). ``TORCH_UVM_SANITIZE=address`` and
 ``=thread`` build one under AddressSanitizer and ThreadSanitizer; Python has to be started as
 tests/_sanitized.py does it.
 """
@@ -48,10 +49,19 @@ import torch
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import unity
+
 OLDEST_TORCH = (2, 11)
 
 # The layers, bottom to top; each includes only what is below it (RFC.md, "Layers").
 LAYERS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "python"]
+
+# How many files are compiled jointly. An edit compiles one group again, so a group takes some ten seconds.
+# Layers below `tensor` include no header of torch, and compile faster.
+GROUP = 6
+GROUP_BELOW_TORCH = 12
 
 # What only tests use: doubles of the runtime, and bindings of them.
 TEST_SOURCES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
@@ -80,11 +90,11 @@ def cuda_layer() -> tuple[bool, str]:
     return False, missing
 
 
-def is_asked_for(variable: str) -> bool:
+def is_asked_for(variable: str, otherwise: bool = False) -> bool:
     asked = os.environ.get(variable, "")
     if asked not in ("", "0", "1"):
         sys.exit(f"{variable} is {asked!r}; accepted are 0, 1 and unset")
-    return asked == "1"
+    return asked == "1" if asked else otherwise
 
 
 def is_checked() -> bool:
@@ -148,6 +158,21 @@ def extension() -> Extension:
     )
 
 
+def joint_sources(sources: list[str], folder: Path) -> list[str]:
+    """Files in `folder` that include the sources in groups of one layer. Test doubles are apart."""
+    made = []
+    for layer in sorted({path.split("/")[1] for path in sources}):
+        most = GROUP if layer in LAYERS[LAYERS.index("tensor") :] + ["cuda"] else GROUP_BELOW_TORCH
+        for doubles in (False, True):
+            files = [path for path in sources if path.split("/")[1] == layer]
+            files = [path for path in files if path.startswith(TEST_SOURCES) == doubles]
+            for index, group in enumerate(unity.groups((ROOT / path for path in files), most)):
+                target = folder / f"{layer}-{'doubles-' if doubles else ''}{index}.cpp"
+                members = [path.relative_to(ROOT / "csrc").as_posix() for path in group]
+                made.append(unity.write(target, members).relative_to(ROOT).as_posix())
+    return made
+
+
 class BuildExt(BuildExtension):
     """Keeps its object files: an editable install gets a temporary build folder, so that without this
     every build would compile everything. Ninja knows from there what has changed, headers included."""
@@ -163,6 +188,11 @@ class BuildExt(BuildExtension):
     def run(self) -> None:
         print(flavour(), flush=True)
         super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        if is_asked_for("TORCH_UVM_UNITY", otherwise=True):
+            ext.sources = joint_sources(ext.sources, Path(self.build_temp) / "unity")
+        super().build_extension(ext)
 
 
 class Flavour(Command):

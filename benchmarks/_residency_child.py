@@ -21,7 +21,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for dete
 
 import torch
 from _residency_columns import COLUMNS, Column
-from _residency_workloads import NotHere, Workload, larger, make
+from _residency_workloads import NotHere, Workload, larger
+from _workloads import make
 
 SPIKE = 4  # multiple of the usual batch size
 RECORDED = 4  # recorded steps; the lower bound uses the middle ones
@@ -88,7 +89,8 @@ class Training:
         with self.column.forward():
             loss = self.workload.loss(self.workload.model, self.workload.batch if batch is None else batch)
         found.append(self.marks.mark())
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         found.append(self.marks.mark())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
-from _residency_workloads import NotHere, Transformer, Workload
+from _residency_workloads import NotHere, Transformer, Workload, checkpointed, fused_adamw
 from torch import nn
 
 PAGED_STATE_BYTES = 8  # per parameter: bitsandbytes keeps two float32 moments
@@ -139,6 +139,72 @@ class PagedAdamW(Column):
         return paged(workload.trained())
 
 
+class CpuOffloadOptimizer(Column):
+    """torchao's CPUOffloadOptimizer: the state is on the host, where the CPU updates a copy of the
+    parameters. Gradients leave the device during backward."""
+
+    def start(self) -> None:
+        try:
+            importlib.import_module("torchao.optim")
+        except ImportError as error:
+            raise NotHere(f"torchao cannot be imported: {error}") from None
+
+    def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
+        if workload.optimizer is not fused_adamw:
+            raise NotHere("CPUOffloadOptimizer is run with AdamW only")
+        offloading = importlib.import_module("torchao.optim").CPUOffloadOptimizer
+        try:
+            made: torch.optim.Optimizer = offloading(
+                workload.trained(), torch.optim.AdamW, offload_gradients=True, fused=True
+            )
+        except AssertionError as error:  # its devices are CUDA's and Intel's
+            raise NotHere(f"CPUOffloadOptimizer: {error}") from None
+        return made
+
+
+class OffloadActivations(Column):
+    """TRL's OffloadActivations around the forward, as its documentation has it: tensors saved for backward
+    are copied to the host on a stream of their own, and back ahead of their use."""
+
+    scope: contextlib.AbstractContextManager[Any]
+
+    def start(self) -> None:
+        try:
+            importlib.import_module("trl.models.activation_offloading")
+        except ImportError as error:
+            raise NotHere(f"TRL cannot be imported: {error}") from None
+        if self.device.type == "cpu":
+            raise NotHere("OffloadActivations needs an accelerator")
+
+    def adapt(self, workload: Workload) -> None:
+        offloading = importlib.import_module("trl.models.activation_offloading")
+        self.scope = offloading.get_act_offloading_ctx_manager(workload.model, warn_if_no_head=False)
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        return self.scope
+
+
+class CheckpointOffload(Column):
+    """transformers' gradient_checkpointing_enable(offload=True), which Trainer calls for
+    `gradient_checkpointing_kwargs={"offload": True}`. In models that are not transformers' it is what that
+    does: torch's save_on_cpu around each checkpoint."""
+
+    def adapt(self, workload: Workload) -> None:
+        model: Any = workload.model
+        pinned = self.device.type == "cuda"
+        if hasattr(model, "gradient_checkpointing_enable"):
+            model.gradient_checkpointing_enable(offload=True)
+        elif getattr(model, "run", None) is checkpointed:
+
+            def offloaded(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+                with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
+                    return checkpointed(block, x)
+
+            model.run = offloaded
+        else:
+            raise NotHere("the model has no checkpoints")
+
+
 class Managed(Column):
     """torch_uvm without a budget: the driver decides residency. Everything fits, so nothing moves."""
 
@@ -231,6 +297,9 @@ COLUMNS: dict[str, type[Column]] = {
     "save_on_cpu": SaveOnCpu,
     "FSDP2 offload": Fsdp2,
     "PagedAdamW": PagedAdamW,
+    "CPUOffloadOptimizer": CpuOffloadOptimizer,
+    "OffloadActivations": OffloadActivations,
+    "checkpoint offload": CheckpointOffload,
     "managed, resident": Managed,
     "managed, faults": Faulting,
 }

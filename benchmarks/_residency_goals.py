@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from _residency_plan import PEERS
+
 Row = Mapping[str, Any]
 ENGINE = "engine"
 ENGINES = (ENGINE, "engine, deferred", "engine, auto")
@@ -147,6 +149,8 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     found.append(worst("every other row: step / bound (the most)", others, "over_bound", 1.10))
     found += against(rows, "FSDP2 offload", 1.5)
     found += against(rows, "save_on_cpu", 2.5)
+    for peer in PEERS:
+        found += against(rows, peer, 1.0)
     found.append(worst("device memory over the budget (the most)", trained, "over_budget", 0.05))
     fits = [row for row in plain if row["planned_budget"] == "fits"]
     found.append(worst("fits: step / in core (the most)", fits, "over_in_core", 1.02))

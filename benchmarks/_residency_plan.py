@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,11 @@ from _residency_limits import GIB, MOST_BUDGET
 
 MIB = 1024**2
 IN_CORE, ENGINE, DEFERRED, AUTO = "in core", "engine", "engine, deferred", "engine, auto"
+PEERS = OPTIMIZER, ACTIVATIONS, CHECKPOINTS = (
+    "CPUOffloadOptimizer",
+    "OffloadActivations",
+    "checkpoint offload",
+)
 CALLS = ("rates", "launches", "operators")
 FITS = 1.3  # multiple of the peak in core
 # A peer's reserved peak divided by this is a budget at which the engine should need no more than the peer.
@@ -48,6 +54,7 @@ class Planned:
 def _plan() -> list[Planned]:
     checkpointing, little, much = "16k tokens, checkpointing", "2k tokens", "16k tokens"
     little_checkpointing = "2k tokens, checkpointing"
+    long, language = "64k tokens, checkpointing", "language model"
     parts = ("1/1.5", "1/2", "1/4")
 
     def engines(workload: str, *budgets: str) -> list[Planned]:
@@ -58,6 +65,12 @@ def _plan() -> list[Planned]:
 
     def auto(workload: str, *budgets: str) -> list[Planned]:
         return [Planned(workload, AUTO, budget) for budget in budgets]
+
+    def beside(workload: str, *peers: str) -> list[Planned]:
+        """Peers, and the engine at no more memory than each."""
+        budgets = [f"as {peer}" for peer in peers]
+        theirs = [Planned(workload, peer) for peer in peers]
+        return [*theirs, *engines(workload, *budgets), *deferred(workload, *budgets)]
 
     return [
         Planned(checkpointing, IN_CORE),
@@ -96,15 +109,46 @@ def _plan() -> list[Planned]:
         Planned("CNN", "save_on_cpu"),
         Planned(little, "PagedAdamW"),
         Planned("operators", IN_CORE),
+        Planned(long, IN_CORE),
+        *beside(long, CHECKPOINTS, ACTIVATIONS, OPTIMIZER),
+        *engines(long, "1/1.5", "1/2"),
+        Planned(language, IN_CORE),
+        *beside(language, CHECKPOINTS, OPTIMIZER),
+        *engines(language, *parts),
+        *deferred(language, "1/1.5"),
+        *beside(checkpointing, CHECKPOINTS, OPTIMIZER),
+        *beside(much, ACTIVATIONS),
+        *beside(little, ACTIVATIONS, OPTIMIZER),
+        *beside("LoRA", CHECKPOINTS),
+        Planned("language model, optimizer in backward", IN_CORE),
+        *engines("language model, optimizer in backward", *parts),
+        Planned("language model, compiled", IN_CORE),
+        *engines("language model, compiled", "1/1.5", "1/2", "fits"),
+        Planned("language model, CUDA graphs", IN_CORE),
+        *engines("language model, CUDA graphs", "fits"),
+        Planned("decoding", IN_CORE),
+        *engines("decoding", "1/1.5", "1/2"),
+        Planned("vision transformer", IN_CORE),
+        *engines("vision transformer", "1/1.5", "1/2", "1/4"),
+        Planned("ConvNeXt", IN_CORE),
+        *engines("ConvNeXt", *parts),
+        Planned("graph network", IN_CORE),
+        *engines("graph network", "1/1.5"),
     ]
 
 
 PLAN = _plan()
 
 
-def select(plan: Sequence[Planned], text: str) -> list[Planned]:
-    """The columns whose workload and name contain the text, and those that they are compared with."""
-    wanted = {planned for planned in plan if text in f"{planned.workload}: {planned.name}"}
+def select(plan: Sequence[Planned], texts: Sequence[str]) -> list[Planned]:
+    """The columns with one of the texts, regular expressions, in "workload: name", and those that they are
+    compared with.
+
+    Raises:
+        re.error: a text is no regular expression.
+    """
+    names = {planned: f"{planned.workload}: {planned.name}" for planned in plan}
+    wanted = {planned for planned, name in names.items() if any(re.search(text, name) for text in texts)}
     needed = {(planned.workload, column) for planned in wanted for column in planned.needs()}
     return [p for p in plan if p in wanted or (not p.budget and (p.workload, p.column) in needed)]
 

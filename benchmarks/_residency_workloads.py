@@ -28,6 +28,15 @@ class Workload:
     loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """An iteration. Returns its loss, without its graph. No backward where nothing is trained."""
+        loss = self.loss(self.model, self.batch)
+        if loss.requires_grad:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
     def trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
@@ -65,15 +74,25 @@ class Block(nn.Module):
         return x + mlp
 
 
+def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = checkpoint(block, x, use_reentrant=False)
+    return result
+
+
+def plainly(block: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = block(x)
+    return result
+
+
 class Transformer(nn.Module):
     def __init__(self, depth: int, width: int, heads: int, checkpointing: bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.checkpointing = checkpointing
+        self.run = checkpointed if checkpointing else plainly
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+            x = self.run(block, x)
         return x
 
 
@@ -247,6 +266,7 @@ WORKLOADS: dict[str, Maker] = {
     "2k tokens": TransformerOf(2, 1024),
     "2k tokens, checkpointing": TransformerOf(2, 1024, checkpointing=True),
     "16k tokens": TransformerOf(8, 2048),
+    "64k tokens, checkpointing": TransformerOf(1, 65536, True, depth=8, width=1024),
     "CNN": CnnOf(),
     "LoRA": LoraOf(),
 }
@@ -256,20 +276,10 @@ SMALL: dict[str, Maker] = {
     "2k tokens": TransformerOf(1, 64, depth=3, width=256, heads=4),
     "2k tokens, checkpointing": TransformerOf(1, 64, True, depth=3, width=256, heads=4),
     "16k tokens": TransformerOf(2, 64, depth=3, width=256, heads=4),
+    "64k tokens, checkpointing": TransformerOf(1, 256, True, depth=3, width=256, heads=4),
     "CNN": CnnOf(2, 32, (1, 1), 16, 10),
     "LoRA": LoraOf(1, 32, 2, 128, 8, 256, 256),
 }
-
-
-def make(name: str, device: torch.device, small: bool = False) -> Workload:
-    """Makes a seeded workload on the device. Its random numbers are its own and need no transfer.
-
-    Raises:
-        NotHere: a package is missing.
-    """
-    torch.manual_seed(SEED)
-    with torch.device(device):
-        return (SMALL if small else WORKLOADS)[name].make(device)
 
 
 def larger(name: str, times: int, device: torch.device, small: bool = False) -> tuple[Tensor, ...]:

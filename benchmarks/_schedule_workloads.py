@@ -1,23 +1,24 @@
-"""Further workloads: a language model with a large vocabulary, also with an optimizer in backward hooks, a
-vision transformer, a modern CNN, a graph network."""
+"""Further workloads: a language model with a large vocabulary, also with an optimizer in backward hooks and
+compiled; decoding with a growing cache; a vision transformer, a modern CNN, a graph network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from _residency_workloads import (
     Block,
     Workload,
+    checkpointed,
     default_dtype,
     fused_adamw,
     labelled_images,
     momentum,
+    plainly,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 
 class SteppedInBackward:
@@ -41,17 +42,20 @@ class SteppedInBackward:
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, depth: int, width: int, heads: int, vocabulary: int) -> None:
+    def __init__(
+        self, depth: int, width: int, heads: int, vocabulary: int, checkpointing: bool = True
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        self.run = checkpointed if checkpointing else plainly
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = self.run(block, x)
         scores: Tensor = self.head(self.norm(x))
         return scores
 
@@ -63,7 +67,10 @@ def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class LanguageModelOf:
-    """0.55 G parameters of bfloat16 with checkpointing. Its peak is the logits, after the forward."""
+    """0.55 G parameters of bfloat16 with checkpointing. Its peak is the logits, after the forward.
+
+    ``compiled``: a mode of torch.compile; None: not compiled. In rehearsals, without a GPU, nothing is.
+    """
 
     sequences: int = 8
     length: int = 1024
@@ -72,13 +79,88 @@ class LanguageModelOf:
     heads: int = 16
     vocabulary: int = 65536
     in_backward: bool = False
+    checkpointing: bool = True
+    compiled: str | None = None
 
     def make(self, device: torch.device) -> Workload:
         with default_dtype(torch.bfloat16):
-            model = LanguageModel(self.depth, self.width, self.heads, self.vocabulary)
+            model: nn.Module = LanguageModel(
+                self.depth, self.width, self.heads, self.vocabulary, self.checkpointing
+            )
+        if self.compiled is not None and device.type == "cuda":
+            model.compile(mode=self.compiled)
         tokens = torch.randint(self.vocabulary, (self.sequences, self.length), device=device)
         optimizer = SteppedInBackward if self.in_backward else fused_adamw
         return Workload(model, (tokens,), next_token, optimizer)  # type: ignore[arg-type]
+
+
+class NoUpdates:
+    """In place of an optimizer, where nothing is trained."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """There is nothing to keep."""
+
+    def step(self) -> None:
+        """Nothing is updated."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """There are no gradients."""
+
+
+class Decoder(nn.Module):
+    """Each call appends the keys and values of one token per sequence to the cache of every layer."""
+
+    def __init__(
+        self, depth: int, width: int, heads: int, vocabulary: int, sequences: int, prompt: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.cache = [torch.randn(2, sequences, heads, prompt, width // heads).unbind() for _ in range(depth)]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            projected = block.qkv(block.norm_attention(x)).chunk(3, -1)
+            query, *new = (each.unflatten(-1, (block.heads, -1)).transpose(1, 2) for each in projected)
+            old, self.cache[layer] = self.cache[layer], ()  # each is freed once it is copied
+            keys, values = (torch.cat(pair, 2) for pair in zip(old, new, strict=True))
+            del old
+            self.cache[layer] = (keys, values)
+            mixed = F.scaled_dot_product_attention(query, keys, values)
+            x = x + block.projection(mixed.transpose(1, 2).flatten(2))
+            x = x + block.narrow(F.gelu(block.wide(block.norm_mlp(x))))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+@torch.no_grad()
+def decode(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """One token of each sequence. The most probable ones are the next call's input."""
+    scores: Tensor = model(batch[0])
+    batch[0].copy_(scores.argmax(-1))
+    return scores.float().mean()
+
+
+@dataclass(frozen=True)
+class DecodingOf:
+    """A decoder of 0.22 G parameters of bfloat16, with a cache of 3.2 GB behind its prompt."""
+
+    sequences: int = 32
+    prompt: int = 2048
+    depth: int = 12
+    width: int = 1024
+    heads: int = 16
+    vocabulary: int = 32768
+
+    def make(self, device: torch.device) -> Workload:
+        with default_dtype(torch.bfloat16):
+            model = Decoder(self.depth, self.width, self.heads, self.vocabulary, self.sequences, self.prompt)
+        model.requires_grad_(False)
+        tokens = torch.randint(self.vocabulary, (self.sequences, 1), device=device)
+        return Workload(model, (tokens,), decode, NoUpdates)  # type: ignore[arg-type]
 
 
 class VisionTransformer(nn.Module):
@@ -192,18 +274,26 @@ class GraphOf:
         return Workload(model, (nodes, edges), graph_loss, fused_adamw)
 
 
-Maker = LanguageModelOf | VisionTransformerOf | ConvNextOf | GraphOf
+Maker = LanguageModelOf | DecodingOf | VisionTransformerOf | ConvNextOf | GraphOf
+_COMPILED = LanguageModelOf(4, 1024, 12, 1024, 16, 32768, checkpointing=False, compiled="default")
+_SMALL = LanguageModelOf(1, 32, 2, 128, 4, 512)
 
 WORKLOADS: dict[str, Maker] = {
     "language model": LanguageModelOf(),
     "language model, optimizer in backward": LanguageModelOf(in_backward=True),
+    "language model, compiled": _COMPILED,
+    "language model, CUDA graphs": replace(_COMPILED, compiled="reduce-overhead"),
+    "decoding": DecodingOf(),
     "vision transformer": VisionTransformerOf(),
     "ConvNeXt": ConvNextOf(),
     "graph network": GraphOf(),
 }
 SMALL: dict[str, Maker] = {
-    "language model": LanguageModelOf(1, 32, 2, 128, 4, 512),
-    "language model, optimizer in backward": LanguageModelOf(1, 32, 2, 128, 4, 512, in_backward=True),
+    "language model": _SMALL,
+    "language model, optimizer in backward": replace(_SMALL, in_backward=True),
+    "language model, compiled": replace(_SMALL, checkpointing=False, compiled="default"),
+    "language model, CUDA graphs": replace(_SMALL, checkpointing=False, compiled="reduce-overhead"),
+    "decoding": DecodingOf(2, 32, 2, 128, 4, 512),
     "vision transformer": VisionTransformerOf(1, 32, 2, 128, 4, 10),
     "ConvNeXt": ConvNextOf(1, 32, (1, 1), 16, 10),
     "graph network": GraphOf(400, 3000, 64, 2),

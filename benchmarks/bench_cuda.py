@@ -1,6 +1,6 @@
 """Costs and rates of managed memory on a GPU, next to the predictions.
 
-Sets a limit of 8 GiB before its first managed allocation and refuses to start unless each card has sixteen
+Sets a limit of 8 GiB before its first managed allocation and refuses to start unless each card has eight
 times that free: managed memory beyond a card's free memory can hang it. Takes a few minutes.
 
     python benchmarks/bench_cuda.py [--json FILE] [--only TEXT]

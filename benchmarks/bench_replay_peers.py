@@ -1,7 +1,7 @@
 """Replays logs of allocations on a GPU with our allocators, PyTorch's and RMM's.
 
 All run in one process, with one loop in C++ (csrc/allocator/replay/replay.h), one managed allocation function
-and one limit of 4 GiB. Refuses to start unless each card has sixteen times the limit free. The replay does
+and one limit of 4 GiB. Refuses to start unless each card has eight times the limit free. The replay does
 not touch the memory, so our allocators do not prefetch it (populate:false), except in one column. Compiles
 for a minute and runs for one. Needs a CUDA toolkit, but no built torch_uvm.
 

@@ -2,9 +2,9 @@
 
 Runs each column in a fresh process, the most important first, for at most --seconds. Prints one table, and
 writes JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing
-starts unless the card has sixteen times that free: managed memory beyond a card's free memory can hang it.
+starts unless the card has eight times that free: managed memory beyond a card's free memory can hang it.
 
-    python benchmarks/bench_residency.py [--seconds 480] [--only TEXT] [--json FILE] [--resume FILE]
+    python benchmarks/bench_residency.py [--seconds 480] [--only TEXT]... [--json FILE] [--resume FILE]
 
 --resume continues the run that wrote FILE, on the same kind of device. Finished columns are copied from it
 with their commit and date; the others are run.
@@ -32,12 +32,12 @@ import _residency_table as table
 from _environment import RESULTS, describe
 from _residency_goals import goals
 from _residency_limits import GIB, LIMIT, ROOM
-from _residency_plan import PLAN, Planned, Unresolved, budget_bytes, select
+from _residency_plan import IN_CORE, PEERS, PLAN, Planned, Unresolved, budget_bytes, select
 from _residency_processes import Child, environment
 from _residency_sampler import Reader, Sampler, any_reader
 from _results import write_results
 
-WITHOUT_OURS = ("in core", "save_on_cpu", "FSDP2 offload", "PagedAdamW")
+WITHOUT_OURS = (IN_CORE, "save_on_cpu", "FSDP2 offload", "PagedAdamW", *PEERS)
 NOMINAL_PEAK = 40 * 1024**2  # for a rehearsal, which does not measure the peak
 STARTING = 15  # minimum seconds for a column: with less time left none is started
 
@@ -50,7 +50,7 @@ def check_room(read: Reader) -> int:
     """Bytes free on the card.
 
     Raises:
-        Refused: less than sixteen times the limit.
+        Refused: less than eight times the limit.
     """
     free = read().free
     if free < ROOM * LIMIT:
@@ -246,7 +246,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--seconds", type=float, default=480, metavar="S", help="for all columns together (480)"
     )
     parser.add_argument("--timeout", type=float, default=90, metavar="S", help="for one column (90)")
-    parser.add_argument("--only", default="", metavar="TEXT", help='columns with it in "workload: name"')
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help='columns with this regular expression in "workload: name"; several times: with any of them',
+    )
     parser.add_argument("--steps", type=int, default=5, help="that are measured (5)")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them, the first included (8)")
     parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
@@ -259,8 +264,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     for name in ("seconds", "timeout", "steps", "warm_up", "ahead"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; accepted: at least 1")
-    if not select(PLAN, args.only):
-        parser.error(f"no column has {args.only!r} in its name; --list says which there are")
+    args.only = args.only or [""]
+    for text in args.only:
+        try:
+            found = select(PLAN, [text])
+        except re.error as error:
+            parser.error(f"--only is {text!r}, which is no regular expression: {error}")
+        if not found:
+            parser.error(f"no column has {text!r} in its name; --list says which there are")
     return args
 
 

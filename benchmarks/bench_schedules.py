@@ -114,8 +114,10 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
                 try:
                     predicted.append(played_ms(path, budget, step_ms))
                     print(f"{predicted[-1] / step_ms:>10.2f}", end="")
-                except RuntimeError:
+                except (RuntimeError, ValueError):
                     print(f"{'-':>10}", end="")
+            if "deferred" not in paths:
+                print(f"{'-':>10}", end="")
             try:
                 least = bound(paths["in_place"], budget, step_ms)["bound_ms"]
                 print(f"{least / step_ms:>10.2f}", end="")

@@ -6,7 +6,7 @@ For a GPU. Runs a stream of matrix products (or of sums, which need the device's
 copies of 32 MiB on their own streams, first separately and then concurrently. `hidden` is the share of the
 shorter of the two that cost no time. "staged" copies managed memory through two slots of plain device memory
 per direction, as the residency engine does. Uses 256 MiB of managed memory under a limit of 4 GiB. The guard
-requires sixteen times that free.
+requires eight times that free.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from _residency_limits import ROOM
 
 LIMIT = 4 << 30  # managed bytes
 MIB = 1 << 20
@@ -119,8 +121,8 @@ def measure() -> list[dict[str, Any]]:
     import torch_uvm
 
     free = torch.cuda.mem_get_info()[0]
-    if free < 16 * LIMIT:
-        raise SystemExit(f"refused: {free} bytes are free on the card, and {16 * LIMIT} have to be")
+    if free < ROOM * LIMIT:
+        raise SystemExit(f"refused: {free} bytes are free on the card, and {ROOM * LIMIT} have to be")
     plain = [torch.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
     managed = [torch_uvm.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
     works = kernels()

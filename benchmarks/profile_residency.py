@@ -6,7 +6,7 @@ For a GPU. Trains until steps repeat, then profiles two steps. Prints each strea
 kind's rate, and the gaps of the compute stream. For each gap it names the copies that end with it, which the
 stream waited for, and whether the next kernel was launched by then; if not, the stream waited for the host.
 Writes the trace to OUT.json.gz (chrome://tracing). Has the same guard as bench_residency.py: a limit of 8 GiB
-and sixteen times that free.
+and eight times that free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-LIMIT = 8 << 30  # managed bytes
+from _residency_limits import LIMIT, ROOM
+
 LEAST_GAP_US = 200.0
 NEAR_US = 60.0
 ON_THE_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -37,7 +38,7 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     import _residency_child as child
     import torch
     from _residency_columns import COLUMNS
-    from _residency_workloads import make
+    from _workloads import make
     from torch.profiler import ProfilerActivity
 
     device = torch.device("cuda")
@@ -45,8 +46,8 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     child.warm_context(device)
     free = torch.cuda.mem_get_info()[0]
-    if free < 16 * LIMIT:
-        raise SystemExit(f"refused: {free} bytes are free on the card, and {16 * LIMIT} have to be")
+    if free < ROOM * LIMIT:
+        raise SystemExit(f"refused: {free} bytes are free on the card, and {ROOM * LIMIT} have to be")
     column = COLUMNS[column_name](device, budget, None)
     column.start()
     training = child.Training(column, make(workload_name, device, False), device)

@@ -24,6 +24,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import unity
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
@@ -154,28 +156,6 @@ def fetch(with_torch: bool = True) -> None:
 # --- compiling
 
 
-def own_names(text: str) -> set[str]:
-    """Names that a file defines in an unnamed namespace, found by clang-format's layout."""
-    own = "\n".join(re.findall(r"^namespace \{$(.*?)^\} // namespace$", text, re.MULTILINE | re.DOTALL))
-    types = r"^(?:struct|class|enum class|enum|using) (\w+)\b"
-    rest = r"^(?!namespace|using|struct|class|enum|template)[A-Za-z_][^\n(={;]*?(\w+)(?:\[.*\])?(?: =|[({;])"
-    return {name for kind in (types, rest) for name in re.findall(kind, own, re.MULTILINE)}
-
-
-def without_common_names(files: Iterable[Path]) -> list[list[Path]]:
-    """Groups files without common helper names. Two helpers with the same name would fail the joint
-    compilation, which costs time."""
-    found: list[tuple[list[Path], set[str]]] = []
-    for file in files:
-        names = own_names(file.read_text())
-        together, taken = next((each for each in found if not names & each[1]), ([], set()))
-        if not together:
-            found.append((together, taken))
-        together.append(file)
-        taken |= names
-    return [together for together, _ in found]
-
-
 def batches(layers: Iterable[str]) -> list[list[Path]]:
     """Groups of files that are compiled jointly. Reading torch's headers takes most of the time, so the files
     of a layer go together. Files of csrc/cuda are compiled separately, because no other build without CUDA
@@ -183,15 +163,14 @@ def batches(layers: Iterable[str]) -> list[list[Path]]:
     found: list[list[Path]] = []
     for layer in layers:
         files = sorted((ROOT / "csrc" / layer).rglob("*.cpp"))
-        found += [[file] for file in files] if layer == "cuda" else without_common_names(files)
+        found += [[file] for file in files] if layer == "cuda" else unity.groups(files)
     return sorted(found, key=len, reverse=True)
 
 
 def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[Path]:
     """Compiles files jointly. If that fails, compiles them in parts."""
     stem = folder / f"{files[0].parent.name}-{files[0].stem}-{len(files)}"
-    source, result = stem.with_suffix(".cpp"), stem.with_suffix(".o")
-    source.write_text("".join(f'#include "{file}"\n' for file in files))
+    source, result = unity.write(stem.with_suffix(".cpp"), files), stem.with_suffix(".o")
     try:
         output_of(["c++", *flags, "-c", str(source), "-o", str(result)])
     except Failed as error:
@@ -203,11 +182,14 @@ def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[
     return [result]
 
 
-def compile_layers(layers: Iterable[str], include: Iterable[Path], folder: Path) -> list[Path]:
-    flags = [*FLAGS, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in include)]
+def compile_batches(
+    batches: Iterable[list[Path]], include: Iterable[Path], folder: Path, flags: Iterable[str] = FLAGS
+) -> list[Path]:
+    """Compiles groups of files, each jointly. Returns the object files."""
+    flags = [*flags, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in include)]
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
-        parts = [pool.submit(compile_together, files, flags, folder) for files in batches(layers)]
+        parts = [pool.submit(compile_together, files, flags, folder) for files in batches]
         return [each for part in parts for each in part.result()]
 
 
@@ -260,7 +242,7 @@ def is_made(folder: Path, made_from: str) -> bool:
 def objects_below_torch() -> list[Path]:
     folder, made_from = FOLDER / "below-torch", fingerprint(BELOW_TORCH)
     if not is_made(folder, made_from):
-        compile_layers(BELOW_TORCH, [], folder)
+        compile_batches(batches(BELOW_TORCH), [], folder)
         (folder / "stamp").write_text(made_from)
     return sorted(folder.glob("*.o"))
 
@@ -275,9 +257,9 @@ def build(version: str) -> None:
         system = [include, include / "torch" / "csrc" / "api" / "include", cuda_headers()]
         system.append(Path(sysconfig.get_path("include")))
         below = objects_below_torch()
-        objects = compile_layers([each for each in layers if each not in BELOW_TORCH], system, folder)
+        objects = compile_batches(batches(each for each in layers if each not in BELOW_TORCH), system, folder)
         link(version, below + objects, target)
-        make_stand_ins(version)
+        make_stand_ins(torch_folder(version) / "torch" / "lib", folder / "lib")
         (folder / "stamp").write_text(made_from)
     assemble(version, target)
 
@@ -285,8 +267,8 @@ def build(version: str) -> None:
 # --- running it
 
 
-def make_stand_ins(version: str) -> None:
-    folder, libraries = build_folder(version) / "lib", torch_folder(version) / "torch" / "lib"
+def make_stand_ins(libraries: Path, folder: Path) -> None:
+    """Fills `folder`, which must not exist, for the torch whose libraries these are."""
     folder.mkdir()
     there = sorted(libraries.glob("lib*.so"))
     needed = set(re.findall(r"\(NEEDED\)[^\[]*\[(.+)\]", output_of(["readelf", "-d", *there])))

@@ -7,6 +7,7 @@ environment's torch if that was built with CUDA.
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,8 @@ def environments_by_torch(pytestconfig: pytest.Config) -> dict[str, dict[str, st
     """The environment of a program for each torch."""
     library: Path = pytestconfig.getoption("--cpp-build").resolve() / "libfake_cuda.so"
     assert library.exists(), f"{library} is not there; `make cpp` builds it"
-    found = {f"torch {torch.__version__}": {"LD_PRELOAD": str(library)}} if OWN else {}
+    preloaded = " ".join([str(library), os.environ.get("LD_PRELOAD", "")])
+    found = {f"torch {torch.__version__}": {"LD_PRELOAD": preloaded}} if OWN else {}
     for version in [] if LEFT_OUT else VERSIONS:
         wrong = build(version)
         assert not wrong, wrong

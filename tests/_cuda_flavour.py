@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -15,13 +15,12 @@ LEFT_OUT = os.environ.get("TORCH_UVM_TEST_CUDA") == "0"
 REASON = "TORCH_UVM_TEST_CUDA=0 leaves the CUDA flavour out"
 
 
+sys.path.insert(0, str(SCRIPTS))
+
+
 def script(name: str) -> ModuleType:
-    """One of scripts/*.py, as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """One of scripts/*.py, as a module. Scripts import their neighbours."""
+    return importlib.import_module(name)
 
 
 flavour = script("check_cuda_flavour")

@@ -3,13 +3,20 @@
 Managed memory beyond a card's free memory can hang the GPU for all users of the machine. Every program that
 allocates managed memory on a GPU (tests/gpu, benchmarks/bench_cuda.py) first calls:
 
-    check_room(limit)         # raises unless each card has sixteen times the limit free
+    check_room(limit)         # raises unless each card has eight times the limit free
     guard = Guard(limit)
     guard.hold()              # sets the limit; from here on no call in this process can raise it
     ... allocate ...
     guard.check()             # raises if the limit was exceeded or lifted
 
 Other processes start with `environment(limit)` added to their environment.
+
+A balloon makes a card small: plain device memory that leaves few bytes free. Beside it, the limit is at most
+half of what is left:
+
+    check_room(limit)         # before the balloon
+    held = balloon(left, device)
+    guard = Guard(limit_beside(limit))
 """
 
 from __future__ import annotations
@@ -23,7 +30,8 @@ import torch
 
 from torch_uvm import _C
 
-ROOM = 16  # a card must have this multiple of the limit free
+ROOM = 8  # a card must have this multiple of the limit free
+BESIDE = 2  # the same beside a balloon
 MIB = 1024**2
 GIB = 1024**3
 
@@ -56,29 +64,60 @@ Reader = Callable[[], Sequence[int] | None]
 READERS: Mapping[str, Reader] = {"nvidia-smi": free_by_nvidia_smi, "cudaMemGetInfo": free_by_runtime}
 
 
+def _read(readers: Mapping[str, Reader]) -> dict[str, list[int]]:
+    """The free bytes of each card, by reader.
+
+    Raises:
+        Refused: no reader reports a card; or managed memory was allocated, so that a card's free memory does
+            not tell what this process may allocate.
+    """
+    if _C.in_use() and _C.peak_managed_bytes() > 0:
+        raise Refused("managed memory was allocated before the free memory was checked")
+    found = {name: read() for name, read in readers.items()}
+    readings = {name: list(free) for name, free in found.items() if free is not None}
+    if not any(readings.values()):
+        raise Refused("no reader reports the free memory of any card")
+    return readings
+
+
 def check_room(limit: int, readers: Mapping[str, Reader] = READERS) -> dict[str, list[int]]:
     """Returns the free bytes of each card, by reader.
 
     Raises:
         Refused: a reader reports less than ROOM times the limit free on a card, or no reader reports a card.
     """
-    if _C.in_use() and _C.peak_managed_bytes() > 0:
-        raise Refused("managed memory was allocated before the free memory was checked")
-    readings: dict[str, list[int]] = {}
-    for name, read in readers.items():
-        free = read()
-        if free is None:
-            continue
-        readings[name] = list(free)
+    readings = _read(readers)
+    for name, free in readings.items():
         for card, each in enumerate(free):
             if each < ROOM * limit:
                 raise Refused(
                     f"card {card} has {each / GIB:.1f} GiB free ({name}); a limit of {limit / GIB:.2f} GiB "
                     f"of managed memory takes at least {ROOM * limit / GIB:.1f} GiB"
                 )
-    if not any(readings.values()):
-        raise Refused("no reader reports the free memory of any card")
     return readings
+
+
+def balloon(left: int, device: torch.device) -> torch.Tensor:
+    """Plain memory of a device: what is free now but `left` bytes. The balloon lives as long as the tensor.
+
+    Raises:
+        Refused: no more than `left` bytes are free; or torch_uvm is on, which would make it managed memory.
+    """
+    if _C.is_enabled():
+        raise Refused("torch_uvm is on: the balloon would be managed memory")
+    free = torch.get_device_module(device).mem_get_info(device)[0]
+    if free <= left:
+        raise Refused(f"{device} has {free / GIB:.2f} GiB free; the balloon is to leave {left / GIB:.2f} GiB")
+    return torch.empty(free - left, dtype=torch.uint8, device=device)
+
+
+def limit_beside(most: int, readers: Mapping[str, Reader] = READERS) -> int:
+    """The limit of managed memory beside a balloon: `most`, and at most half of what any reader reports free.
+
+    Raises:
+        Refused: no reader reports a card; or managed memory was allocated before.
+    """
+    return min(most, *(each // BESIDE for free in _read(readers).values() for each in free))
 
 
 def environment(limit: int) -> dict[str, str]:

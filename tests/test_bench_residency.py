@@ -33,6 +33,11 @@ class TestArguments:
             bench_residency.parse_arguments(["--only", "nothing of this name"])
         assert "no column has 'nothing of this name'" in capsys.readouterr().err
 
+    def test_what_is_no_expression(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            bench_residency.parse_arguments(["--only", "LoRA", "--only", "("])
+        assert "--only is '(', which is no regular expression" in capsys.readouterr().err
+
     def test_list_names_the_columns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert bench_residency.main(["--list", "--only", "LoRA: engine, 1/2"]) == 0
         assert capsys.readouterr().out.split("\n")[:2] == ["LoRA: in core", "LoRA: engine, 1/2"]
@@ -49,8 +54,18 @@ class TestPlan:
             assert {(planned.workload, column) for column in planned.needs()} <= before
 
     def test_selecting_includes_needed_columns(self) -> None:
-        found = plan.select(plan.PLAN, "2k tokens: engine, as FSDP2")
+        found = plan.select(plan.PLAN, ["2k tokens: engine, as FSDP2"])
         assert [planned.name for planned in found] == ["in core", "FSDP2 offload", "engine, as FSDP2 offload"]
+
+    def test_selecting_by_several_expressions(self) -> None:
+        found = plan.select(plan.PLAN, ["^64k.*: CPU", "^decoding: .*1.5"])
+        names = [f"{planned.workload}: {planned.name}" for planned in found]
+        assert names == [
+            "64k tokens, checkpointing: in core",
+            "64k tokens, checkpointing: CPUOffloadOptimizer",
+            "decoding: in core",
+            "decoding: engine, 1/1.5",
+        ]
 
     @pytest.mark.parametrize(
         ("budget", "gib"),

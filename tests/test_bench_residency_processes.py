@@ -24,7 +24,7 @@ from _residency_workloads import NotHere, Workload  # noqa: E402
 class TestGuard:
     def test_too_little_room_is_refused(self) -> None:
         assert bench_residency.check_room(lambda: Reading(0, ROOM * LIMIT)) == ROOM * LIMIT
-        with pytest.raises(bench_residency.Refused, match="128.0 GiB"):
+        with pytest.raises(bench_residency.Refused, match="64.0 GiB"):
             bench_residency.check_room(lambda: Reading(0, ROOM * LIMIT - 1))
 
     def test_nothing_is_started_without_room(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

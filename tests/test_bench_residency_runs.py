@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _spawn import Spawn
 
 import torch_uvm
 
@@ -42,6 +43,19 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert {"commit", "date"} <= by_name["in core"].keys()
     assert by_name["save_on_cpu"]["losses"] == saved["losses"]
     assert by_name["engine, 1/2"]["status"] == "not run: no time left"
+
+
+def test_calls_of_compiled_graphs(spawn: Spawn) -> None:
+    """The part of compiled_steps.py that needs no GPU. On a smaller machine its figures say nothing."""
+    script = str(ROOT / "benchmarks" / "compiled_steps.py")
+    done = spawn(args=[script, "--calls", "--json", "out.json"], env={"TORCH_UVM_DEVICE": "emu"})
+    found = json.loads((spawn.folder / "out.json").read_text())
+    columns = ["plain", "no budget", "watched", "idle"]
+    assert [(row["column"], row["inputs"]) for row in found] == [
+        (column, inputs) for inputs in (10, 100, 300) for column in columns
+    ]
+    assert all(row["us"] > 0 for row in found)
+    assert done.stdout.splitlines()[-4].split() == ["inputs", "plain", "no", "budget", "watched", "idle"]
 
 
 @pytest.mark.parametrize(

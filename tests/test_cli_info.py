@@ -111,6 +111,8 @@ class TestInfo:
             ({"device": {"managed_memory": False}}, "has no managed memory"),
             ({"device": {"concurrent_managed_access": False}}, "concurrentManagedAccess is 0"),
             ({"device": {"budget": "none"}}, "has no budget"),
+            ({"device": {"one_memory": True, "budget": "none"}}, "one memory with the host"),
+            ({"device": {"one_memory": True, "total_memory": 80 << 30}}, "one memory with the host"),
             ({"host_available": 1}, "less memory available"),
             ({"host_available": None}, "does not report its available memory"),
             ({"enabled": False}, "switch is off"),
@@ -122,7 +124,9 @@ class TestInfo:
     )
     def test_each_rule(self, changed: dict[str, Any], said: str) -> None:
         device = {"device": "cuda:0", "budget": "auto", "total_memory": 8 << 30}
-        device |= {"managed_memory": True, "concurrent_managed_access": True} | changed.pop("device", {})
+        device |= {"managed_memory": True, "concurrent_managed_access": True, "one_memory": False}
+        of_device = changed.pop("device", {})
+        device |= of_device
         facts = {
             "torch_cuda": "13.0",
             "cuda_devices": 1,
@@ -138,7 +142,7 @@ class TestInfo:
             "host_available": 64 << 30,
             "errors": {},
         }
-        if set(device.values()) == {"cuda:0", "auto", 8 << 30, True}:
+        if not of_device:
             assert shortfalls(facts) == []
         found = shortfalls({**facts, **changed})
         assert len(found) == 1 and said in found[0]["what"] + found[0]["do"]

@@ -86,6 +86,22 @@ class TestInputs:
         assert stats["written_back"]["count"] <= 12, "each is written back once, after its creation"
         assert stats["dropped_clean"]["count"] > 12
 
+    def test_launchers_that_ask_for_addresses_write_nothing(self) -> None:
+        """Triton's launchers call data_ptr() for each pointer. Elsewhere the bytes count as written."""
+        kept = storages()
+        call = graph(lambda inputs: [each.data_ptr() for each in inputs][:0])
+        for _ in range(8):
+            for each in kept:
+                call([each])
+        stats = torch_uvm.residency_stats()
+        assert stats["fetched"]["count"] > 24
+        assert stats["written_back"]["count"] <= 12, "each is written back once, after its creation"
+        for each in kept:
+            each.sum()
+            each.data_ptr()
+        use(kept)
+        assert torch_uvm.residency_stats()["written_back"]["count"] > 12
+
     def test_a_backward_may_write_to_all_but_parameters(self) -> None:
         """A backward graph reuses the memory of saved tensors."""
         kept = [torch.nn.Parameter(each) if each[0] < 6 else each for each in storages()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
+from torch_uvm.schedules import predict, schedule_of
+from torch_uvm.traces import read_trace
 
 
 class TestCalls:
@@ -132,6 +135,36 @@ class TestCalls:
             torch_uvm.step()
         stats = torch_uvm.residency_stats()
         assert stats["plan_hits"] > stats["plan_misses"]
+
+    def test_each_is_one_operator_of_the_trace_and_of_the_schedule(self, tmp_path: Path) -> None:
+        """Its inputs are its operands. Neither the operators that it calls nor its buffers are listed."""
+        weights = storages(9)
+        torch_uvm.step()
+
+        def kernel(inputs: list[Any]) -> Any:
+            buffer = inputs[0] + inputs[1]  # an operator, on a storage of the graph's own
+            torch.add(buffer, 1, out=inputs[2])
+            return (buffer * 2,)
+
+        calls = [graph(kernel, written=[2]) for _ in range(3)]
+        with torch_uvm.record_accesses(tmp_path / "trace"):
+            for _ in range(5):
+                for number, call in enumerate(calls):
+                    (result,) = call(weights[3 * number : 3 * number + 3])
+                    result.sum()
+                    del result
+                torch_uvm.step()
+        trace = read_trace(tmp_path / "trace")
+        graphs = [each for each in trace.operators if each.name == "compiled graph"]
+        assert [each.name for each in trace.operators if each not in graphs] == ["aten::sum"] * 15
+        assert len(graphs) == 15
+        for place, each in enumerate(graphs):
+            assert (len(each.reads), len(each.writes), len(each.births)) == (2, 1, 1)
+            assert (each.reads, each.writes) == (graphs[place % 3].reads, graphs[place % 3].writes)
+        assert len({name for each in graphs[:3] for name in (*each.reads, *each.writes)}) == 9
+        schedule = schedule_of(trace, 5 * MIB, step_ms=1.0)
+        assert [each.name for each in schedule.operators].count("compiled graph") == 3
+        assert predict(schedule).peak_bytes <= 5 * MIB
 
 
 class TestLargerThanTheBudget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from _cuda_control import (
     Run,
@@ -9,6 +11,8 @@ from _cuda_control import (
     only_with_cuda_flavour,
     run_over_fake,  # noqa: F401  (the fixture `over_fake`)
 )
+
+TESTS = Path(__file__).parent
 
 pytestmark = only_with_cuda_flavour
 
@@ -106,6 +110,41 @@ class TestRunningShort:
         )
 
 
+@pytest.mark.parametrize("profile", ["gb10", "gh200"])
+def test_with_one_memory_nothing_moves(over_fake: Run, profile: str) -> None:
+    over_fake(
+        """
+        torch_uvm.enable(budget="8MiB")
+        x = torch.empty(8 * MiB, device="cuda")  # 32 MiB
+        assert torch_uvm.get_budget() is None
+        before = managed_bytes()
+        y = torch_uvm.to(x, "cpu")
+        z = torch_uvm.to(y, "cuda")
+        torch_uvm.prefetch(z, "cpu")
+        torch_uvm.discard(z)
+        assert x.data_ptr() == y.data_ptr() == z.data_ptr() and managed_bytes() == before
+
+        torch.save(torch.arange(4096.0), "one.pt")
+        mapped = torch.load("one.pt", mmap=True)
+        adopted = mapped.to("cuda", managed=True)
+        assert adopted.is_cuda and torch_uvm.is_managed(adopted) and adopted.data_ptr() == mapped.data_ptr()
+        assert managed_bytes() == before
+        waited = count("cudaDeviceSynchronize")
+        del mapped, adopted
+        assert count("cudaDeviceSynchronize") > waited, "released while the device may use it"
+
+        properties = torch_uvm._C.device_properties(0)
+        assert properties["one_memory"] and properties["total_memory"] == 256 * MiB
+        assert properties["free_memory"] > 256 * MiB  # the host's
+        assert torch_uvm.mem_get_info()[0] == 32 * MiB  # what the limit leaves
+        for name in ("cudaMemPrefetchAsync", "cudaMemDiscardAndPrefetchBatchAsync", "cudaMemcpyAsync",
+                     "cudaHostAlloc", "cudaHostRegister"):
+            assert count(name) == 0, name
+        """,
+        FAKE_CUDA_PROFILE=profile,
+    )
+
+
 @pytest.mark.parametrize("segments", ["malloc", "pool"])
 def test_segments_come_from(over_fake: Run, segments: str) -> None:
     name = {"malloc": "cudaMallocManaged", "pool": "cudaMallocFromPoolAsync"}[segments]
@@ -123,4 +162,42 @@ def test_segments_come_from(over_fake: Run, segments: str) -> None:
             raise AssertionError("changed while in use")
         """,
         TORCH_UVM_CONF=f"cuda_segments:{segments}",
+    )
+
+
+def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
+    """The limit beside it is half of what the runtime reports free; the automatic budget is below that."""
+    over_fake(
+        f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
+        from _gpu_guard import Guard, Refused, balloon, check_room, limit_beside
+        from _gpu_guard import free_by_runtime
+        torch_uvm.set_limit(None)
+        readers = {{"cudaMemGetInfo": free_by_runtime}}
+        check_room(16 * MiB, readers)
+        try:
+            check_room(64 * MiB, readers)
+        except Refused as error:
+            assert "card 0" in str(error), error
+        else:
+            raise AssertionError("eight times 64 MiB in 256")
+        device = torch.device("cuda", 0)
+        held = balloon(64 * MiB, device)
+        assert fake.fake_cuda_live_bytes(b"cudaMalloc") == held.nbytes == 192 * MiB
+        limit = limit_beside(48 * MiB, readers)
+        assert limit == 32 * MiB
+        guard = Guard(limit).hold()
+        torch_uvm.enable(budget="auto")
+        assert torch_uvm.get_budget() == 28 * MiB
+        x = torch.empty(4 * MiB, device="cuda")
+        assert managed_bytes() <= limit
+        try:
+            torch.empty(8 * MiB, device="cuda")
+        except torch.OutOfMemoryError as error:
+            assert "limit" in str(error), error
+        else:
+            raise AssertionError("32 MiB beside 16, in 32")
+        guard.check()
+        """
     )

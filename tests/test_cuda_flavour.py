@@ -14,7 +14,7 @@ import pytest
 from _cuda_flavour import LEFT_OUT, REASON, SCRIPTS, VERSIONS, build, flavour, script
 
 needs_wheels = pytest.mark.skipif(LEFT_OUT, reason=REASON)
-audit = script("audit_cuda_allocator")
+audit, unity = script("audit_cuda_allocator"), script("unity")
 
 
 @pytest.fixture(scope="session")
@@ -146,14 +146,15 @@ class TestBuilding:
         for name, text in texts.items():
             (tmp_path / name).write_text(text)
         files = [tmp_path / name for name in texts]
-        assert [flavour.own_names(file.read_text()) for file in files] == [
+        assert [unity.own_names(file.read_text()) for file in files] == [
             {"helper"},
             {"helper"},
             {"Row"},
             {"Row", "kNames"},
         ]
         one, two, three, four = files
-        assert flavour.without_common_names(files) == [[one, three], [two, four]]
+        assert unity.groups(files) == [[one, three], [two, four]]
+        assert unity.groups(files, 1) == [[one], [two], [three], [four]]
 
     def test_files_that_do_not_go_together(self, tmp_path: Path) -> None:
         assert self.compiled(tmp_path, self.FILES) == ["one", "two", "three"]

@@ -43,16 +43,28 @@ def test_every_option_is_documented() -> None:
     assert list(written) == list(real)  # in the same order
 
 
-def test_every_cost_is_documented() -> None:
+def profiles() -> dict[str, str]:
+    """The source of each cost profile, by its name."""
     source = (ROOT / "csrc" / "runtime" / "emulated" / "cost_profile.cpp").read_text()
-    fields = re.findall(r"^ +\.(\w+) = ([\d.]+)", source, re.MULTILINE)
-    assert len(fields) == 19
-    assert {name: cells[0] for name, cells in table(DOCS / "emulated.md", "field").items()} == dict(fields)
+    _, *parts = re.split(r"^const CostProfile& (\w+)\(\) \{$", source, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_every_cost_is_documented() -> None:
+    fields = {
+        name: dict(re.findall(r"^ +\.(\w+) = ([\d.]+)", source, re.MULTILINE))
+        for name, source in profiles().items()
+    }
+    assert list(fields) == torch_uvm.emulated.profiles()
+    assert all(len(costs) == 19 for costs in fields.values())
+    assert {name: cells[0] for name, cells in table(DOCS / "emulated.md", "field").items()} == fields["h200"]
+    rows = table(DOCS / "emulated.md", "cost")
+    assert {name: cells[0] for name, cells in rows.items()} == fields["gb10"]
+    assert {name: cells[1] for name, cells in rows.items()} == fields["gh200"]
 
 
 def test_costs_documented_as_assumed_are_marked_in_the_source() -> None:
-    source = (ROOT / "csrc" / "runtime" / "emulated" / "cost_profile.cpp").read_text()
-    assumed = set(re.findall(r"^ +\.(\w+) = .*// assumed", source, re.MULTILINE))
+    assumed = set(re.findall(r"^ +\.(\w+) = .*// assumed", profiles()["h200"], re.MULTILINE))
     rows = table(DOCS / "emulated.md", "field")
     assert {name for name, cells in rows.items() if cells[1].startswith("assumed")} == assumed
 
@@ -120,6 +132,17 @@ def test_the_index_has_every_document() -> None:
         for document in DOCUMENTS
         if document.name != "index.md" and f"({document.name})" not in index
     ] == []
+
+
+def test_versions_agree() -> None:
+    """pyproject.toml, the newest release of the changelog, and CITATION.cff with its date."""
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text()
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    released, date = re.findall(r"^## \[(\d[^\]]*)\] - (\S+)$", changelog, re.MULTILINE)[0]
+    assert re.findall(r"^version: (\S+)$", citation, re.MULTILINE) == [released]
+    assert re.findall(r"^date-released: (\S+)$", citation, re.MULTILINE) == [date]
+    assert version == released or version.endswith(".dev0")
 
 
 def test_the_examples_page_has_every_example() -> None:

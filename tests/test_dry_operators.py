@@ -155,6 +155,9 @@ def test_values_of_small_tensors_are_no_stand_ins(dry: DryMode) -> None:
     assert tokens.max().item() == 99
     assert (tokens > 50).sum().item() == 49
     assert torch.full((), 3.0, device="emu").item() == 3.0
+    assert tokens[tokens > 95].tolist() == [96, 97, 98, 99]
+    assert (tokens < 2).nonzero().tolist() == [[0], [1]]
+    assert torch.unique(tokens // 50).tolist() == [0, 1]
     assert not dry.stand_ins.counts
 
 
@@ -189,6 +192,12 @@ def test_gradients_that_overflow_are_never_found(dry: DryMode) -> None:
     scaler.step(optimizer)
     assert len(steps) == 1
     assert "gradients that overflow" in {it[0] for it in dry.stand_ins.counts}
+
+
+def test_attention_with_dropout_is_fused(dry: DryMode) -> None:
+    # The scores alone would be 1 GiB, and the device has 256 MiB.
+    heads = big(1, 4, 8192, 64, requires_grad=True)
+    F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1).sum().backward()
 
 
 def test_an_operator_without_a_meta_kernel_is_named(dry: DryMode) -> None:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from _gpu_guard import GIB, MIB, ROOM, Guard, Refused, check_program, check_room, environment
+from _gpu_guard import (
+    BESIDE,
+    GIB,
+    MIB,
+    ROOM,
+    Guard,
+    Refused,
+    balloon,
+    check_program,
+    check_room,
+    environment,
+    limit_beside,
+)
 from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
 
 TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS.parent / "benchmarks"))
+
+import _residency_limits  # noqa: E402
 
 
 @pytest.fixture
@@ -51,6 +67,55 @@ class TestRoom:
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
         with pytest.raises(Refused, match="before the free memory"):
             check_room(GIB, {"a": lambda: [140 * GIB]})
+
+    def test_benchmarks_have_the_same_rule(self) -> None:
+        """Those that must not import torch_uvm have it from a module of their own."""
+        assert _residency_limits.ROOM == ROOM
+
+
+class TestBalloon:
+    @pytest.fixture(autouse=True)
+    def nothing_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_C, "in_use", lambda: False)
+
+    @pytest.mark.parametrize(
+        ("free", "other", "limit"),
+        [(9 * GIB, 10 * GIB, 4 * GIB), (8 * GIB, 7 * GIB, 7 * GIB // BESIDE), (0, 10 * GIB, 0)],
+    )
+    def test_the_limit_is_half_of_what_any_reader_reports_free(
+        self, free: int, other: int, limit: int
+    ) -> None:
+        readers = {"a": lambda: [free, 100 * GIB], "b": lambda: [other], "c": lambda: None}
+        assert limit_beside(4 * GIB, readers) == limit
+
+    def test_without_a_reading_there_is_no_limit(self) -> None:
+        with pytest.raises(Refused, match="no reader"):
+            limit_beside(4 * GIB, {"a": lambda: None})
+
+    def test_no_limit_after_an_allocation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_C, "in_use", lambda: True)
+        monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
+        with pytest.raises(Refused, match="before the free memory"):
+            limit_beside(4 * GIB, {"a": lambda: [8 * GIB]})
+
+    def test_takes_all_but_what_it_is_to_leave(self) -> None:
+        device = torch.device("emu", 0)
+        module = torch.get_device_module(device)
+        module.empty_cache()
+        before = module.mem_get_info(device)[0]
+        held = balloon(16 * MIB, device)
+        assert module.mem_get_info(device)[0] == 16 * MIB
+        assert not torch_uvm.is_managed(held)
+        with pytest.raises(Refused, match=r"0.02 GiB free; the balloon is to leave 0.02 GiB"):
+            balloon(16 * MIB, device)
+        del held
+        module.empty_cache()
+        assert module.mem_get_info(device)[0] == before
+
+    def test_managed_memory_is_no_balloon(self) -> None:
+        torch_uvm.enable()
+        with pytest.raises(Refused, match="torch_uvm is on"):
+            balloon(16 * MIB, torch.device("emu", 0))
 
 
 class TestLimit:

@@ -69,6 +69,7 @@ class TestAdvice:
             ({"optimizer": "in_place"}, "deferred"),
             ({"limit": 8 << 30}, "limit"),
             ({"budgets": {}}, "no-budget"),
+            ({"budgets": {}, "one_memory": True}, "one-memory"),
             ({"backend": "emulated"}, "modelled"),
             ({"storages": [storages(1, 900), storages(2, 100)]}, "one-line"),
             ({"most_reserved": 0, "peaks": {}, "samples": [Sample(1)]}, "nothing"),

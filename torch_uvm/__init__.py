@@ -26,12 +26,15 @@ except ImportError as error:
     end_as_command(f"it needs torch, which does not load: {error}")
     raise
 
+from torch_uvm._util.native import search_path
+
 try:
+    __path__ += search_path(torch.__version__, torch.version.cuda)
     from torch_uvm import _C  # noqa: F401  (here, so that a failure can be explained)
 except ImportError as error:
     explained = (
-        f"torch_uvm's extension does not load: {error}. It is compiled for one minor version of torch "
-        f"(this is torch {torch.__version__}); build it again with `pip install --no-build-isolation`."
+        f"torch_uvm's extension does not load: {error}. An extension fits one minor version of torch (this "
+        f"is torch {torch.__version__}); build one from source with `pip install --no-build-isolation`."
     )
     end_as_command(explained)
     raise ImportError(explained) from error
@@ -48,6 +51,7 @@ from torch_uvm import (  # noqa: F401  (documented import paths)
 from torch_uvm._allocators.allocator import Allocator, use_allocator
 from torch_uvm._allocators.arena import arena
 from torch_uvm._allocators.mem_pool import mem_pool
+from torch_uvm._allocators.memory_info import mem_get_info
 from torch_uvm._allocators.plan import allocation_plan
 from torch_uvm._allocators.statistics import (
     empty_cache,
@@ -106,6 +110,7 @@ __all__ = [
     "keep_resident",
     "max_memory_allocated",
     "max_memory_reserved",
+    "mem_get_info",
     "mem_pool",
     "memory_allocated",
     "memory_fragmentation",
@@ -144,4 +149,4 @@ except (ValueError, RuntimeError) as error:
 accept_managed_keyword(move_or_copy)
 hint_at_the_end()
 del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end
-del VERSION, move_or_copy, register_rules, watch_dynamo
+del VERSION, move_or_copy, register_rules, search_path, watch_dynamo

@@ -109,6 +109,7 @@ class PacedRuntime final : public bench::IdleRuntime {
   DeviceProperties device_properties(int /*device*/) const override {
     DeviceProperties properties;
     properties.managed_copies_overlap = !staged_;
+    properties.kernels_take_time = true;
     return properties;
   }
 

@@ -71,7 +71,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   std::vector<std::size_t> budgets;
   Settings settings;
-  int repeat = 20;
+  int repeat = 40;
   std::size_t counted = 10;
   double step_ms = 0;
   std::size_t iteration = 0;

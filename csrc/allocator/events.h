@@ -16,16 +16,20 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
+  /// Returns an event for `stream` that is still to be recorded. \throws what the runtime throws
+  Event take(Stream stream) {
+    std::vector<Event>& unused = unused_[static_cast<std::size_t>(stream.device)];
+    if (unused.empty()) {
+      return runtime_.create_event(stream.device, timing_);
+    }
+    const Event event = unused.back();
+    unused.pop_back();
+    return event;
+  }
+
   /// Returns an event recorded on `stream` now. \throws what the runtime throws. Strong guarantee
   Event record(Stream stream) {
-    std::vector<Event>& unused = unused_[static_cast<std::size_t>(stream.device)];
-    Event event;
-    if (unused.empty()) {
-      event = runtime_.create_event(stream.device, timing_);
-    } else {
-      event = unused.back();
-      unused.pop_back();
-    }
+    const Event event = take(stream);
     try {
       runtime_.record_event(event, stream);
     } catch (...) {
@@ -35,7 +39,7 @@ class EventPool {
     return event;
   }
 
-  /// Returns an event that `record` made for a stream of this device to the pool.
+  /// Returns an event that `take` or `record` made for a stream of this device to the pool.
   void give(Stream stream, Event event) noexcept {
     try {
       unused_[static_cast<std::size_t>(stream.device)].push_back(event);

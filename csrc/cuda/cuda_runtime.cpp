@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -33,9 +34,13 @@ DeviceProperties properties_of(int device) {
   properties.managed_memory = attribute(cudaDevAttrManagedMemory, device) != 0;
   properties.concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device) != 0;
   properties.pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
+  properties.integrated = attribute(cudaDevAttrIntegrated, device) != 0;
+  properties.host_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0;
+  properties.direct_managed_access = attribute(cudaDevAttrDirectManagedMemAccessFromHost, device) != 0;
   // On an H200, copies of managed memory do not overlap with kernels, whatever the advice. They do if host and device
   // share page tables, where nothing migrates.
-  properties.managed_copies_overlap = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0;
+  properties.managed_copies_overlap = properties.host_page_tables;
+  properties.kernels_take_time = true;
   properties.page_bytes = CudaRuntime::kMigrationPage;
   properties.managed_step = properties.managed_copies_overlap ? 1 : kManagedStep;
   return properties;
@@ -109,9 +114,8 @@ CudaRuntime::CudaRuntime(bool pool_segments) {
   }
   for (int device = 0; device < count; ++device) {
     devices_.push_back(properties_of(device));
-    one_memory_.push_back(attribute(cudaDevAttrIntegrated, device) != 0);
     all_concurrent_ = all_concurrent_ && devices_.back().concurrent_managed_access;
-    any_one_memory_ = any_one_memory_ || one_memory_.back();
+    any_one_memory_ = any_one_memory_ || devices_.back().one_memory();
   }
   pinned_ = std::make_unique<PinnedMemory>(count);
   if (pool_segments) {
@@ -151,7 +155,8 @@ bool CudaRuntime::takes_hints(int device) const {
 }
 
 bool CudaRuntime::prefetches(int device) const {
-  return takes_hints(device) && !(device < 0 ? any_one_memory_ : one_memory_[static_cast<std::size_t>(device)]);
+  return takes_hints(device) &&
+         !(device < 0 ? any_one_memory_ : devices_[static_cast<std::size_t>(device)].one_memory());
 }
 
 // --- managed memory
@@ -372,6 +377,13 @@ DeviceProperties CudaRuntime::device_properties(int device) const {
 
 MemoryInfo CudaRuntime::memory_info(int device) const {
   check_device(device);
+  if (devices_[static_cast<std::size_t>(device)].one_memory()) {
+    // cudaMemGetInfo counts the page cache as used there, although Linux drops it when memory is needed.
+    const MemoryInfo host{operating_system_memory_available(), operating_system_memory_total()};
+    if (host.free != std::numeric_limits<std::size_t>::max() && host.total != std::numeric_limits<std::size_t>::max()) {
+      return host;
+    }
+  }
   const DeviceScope scope(device);
   MemoryInfo info;
   check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo");

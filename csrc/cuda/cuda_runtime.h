@@ -5,7 +5,9 @@
 //
 // - Without concurrentManagedAccess (Windows, WSL, some embedded boards) no hints are given: the driver refuses them,
 //   with an error as if memory were short.
-// - On integrated GPUs, which share the host's memory, nothing is prefetched or discarded: there is no migration.
+// - On GPUs that have one memory with the host, nothing is prefetched or discarded, and the memory of a device is the
+//   host's. A GPU is one if it is integrated, or coherent: it uses the host's page tables, and the host accesses
+//   managed memory on it directly.
 // - Our calls neither break a graph capture nor become part of the graph. On a capturing stream, hints are skipped,
 //   recording an event and synchronising throw, and a query returns false.
 // - In a forked process all calls throw, and frees do nothing: CUDA cannot be used in the child.
@@ -89,7 +91,6 @@ class CudaRuntime final : public ManagedRuntime {
   RangeAttributes ask(const void* ptr, std::size_t bytes) const;
 
   std::vector<DeviceProperties> devices_;
-  std::vector<bool> one_memory_; ///< by device: integrated, so it shares the host's memory
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
   std::unique_ptr<PinnedMemory> pinned_;

@@ -9,7 +9,9 @@
 #include "python/bindings.h"
 #include "runtime/emulated/cost_profile.h"
 #include "tensor/process/context.h"
+#include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/block_storage.h"
+#include "tensor/storage/labels.h"
 
 namespace torch_uvm {
 namespace {
@@ -28,8 +30,9 @@ py::dict counters_dict(std::optional<int> device) {
 ResidencyInfo residency_of(const at::Tensor& tensor) {
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
-  if (is_on_host(tensor.storage().data_ptr())) {
-    info.host = range.bytes; // pinned memory
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (is_on_host(data) || is_adopted(data_behind_labels(data))) {
+    info.host = range.bytes; // pinned memory, or a file's mapping
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
   } else if (range.bytes != 0) {
     info = emulated::runtime().residency(range.ptr, range.bytes);

@@ -2,10 +2,16 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <memory>
+#include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "python/bindings.h"
 #include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/regions.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
@@ -26,28 +32,91 @@ c10::StorageImpl* storage_of(py::handle object) {
   return may_be_managed ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-std::unique_ptr<Region> enter_region(std::uint64_t key, const py::sequence& inputs, const py::sequence& constants,
-                                     const std::optional<std::set<std::size_t>>& written, const py::object& unwritten) {
+/// Runs the updates that the inputs wait for.
+void update(const py::sequence& inputs) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle input : inputs) {
+    if (THPVariable_Check(input.ptr())) {
+      tensors.push_back(THPVariable_Unpack(input.ptr()));
+    }
+  }
+  without_gil([&] {
+    for (const at::Tensor& tensor : tensors) {
+      run_deferred_updates_of(tensor);
+    }
+    wait_for_deferred_updates(std::vector<c10::IValue>(tensors.begin(), tensors.end()));
+  });
+}
+
+/// What is known of a compiled graph.
+class CompiledGraph {
+ public:
+  CompiledGraph(const py::sequence& constants, const std::optional<std::set<std::size_t>>& written,
+                py::object unwritten)
+      : constants_(constants), writes_all_(!written), unwritten_(std::move(unwritten)) {
+    static std::uint64_t made = 0; // guarded by the GIL
+    key_ = ++made;
+    for (const std::size_t index : written.value_or(std::set<std::size_t>())) {
+      written_.resize(std::max(written_.size(), index + 1));
+      written_[index] = true;
+    }
+  }
+
+  /// Identifies the graph to the policy.
+  std::uint64_t key() const {
+    return key_;
+  }
+
+  /// What a call with these inputs uses.
+  std::vector<Region::Input> storages(const py::sequence& inputs) const {
+    std::vector<Region::Input> found;
+    found.reserve(inputs.size() + constants_.size());
+    std::size_t index = 0;
+    for (const py::handle input : inputs) {
+      if (c10::StorageImpl* const storage = storage_of(input)) {
+        found.push_back({storage, writes(index, input)});
+      }
+      ++index;
+    }
+    for (const py::handle constant : constants_) {
+      if (c10::StorageImpl* const storage = storage_of(constant)) {
+        found.push_back({storage, false});
+      }
+    }
+    return found;
+  }
+
+ private:
+  bool writes(std::size_t index, py::handle input) const {
+    if (writes_all_ || (index < written_.size() && written_[index])) {
+      return true;
+    }
+    // By the type's bases, and not by isinstance: Parameter's metaclass has a check of its own, in Python.
+    return !unwritten_.is_none() &&
+           PyType_IsSubtype(Py_TYPE(input.ptr()), reinterpret_cast<PyTypeObject*>(unwritten_.ptr())) == 0;
+  }
+
+  std::uint64_t key_ = 0;
+  py::tuple constants_;
+  std::vector<bool> written_; ///< by input
+  bool writes_all_;
+  py::object unwritten_;
+};
+
+/// Begins a call of the graph. While no operator is watched, its inputs are not looked at.
+std::unique_ptr<Region> enter_region(const CompiledGraph& graph, const py::sequence& inputs) {
+  if (may_need_updates()) {
+    update(inputs);
+  }
   Engine* const engine = engine_in_use();
-  if (engine == nullptr) {
+  if (engine == nullptr || Context::forked()) {
     return nullptr;
   }
-  std::vector<Region::Input> storages;
-  std::size_t index = 0;
-  for (const py::handle input : inputs) {
-    if (c10::StorageImpl* const storage = storage_of(input)) {
-      const bool writes =
-          !written || written->contains(index) || (!unwritten.is_none() && !py::isinstance(input, unwritten));
-      storages.push_back({storage, writes});
-    }
-    ++index;
+  if (std::unique_ptr<Region> region = Region::enter_unwatched(*engine)) {
+    return region;
   }
-  for (const py::handle constant : constants) {
-    if (c10::StorageImpl* const storage = storage_of(constant)) {
-      storages.push_back({storage, false});
-    }
-  }
-  return without_gil([&] { return Region::enter(key, storages); });
+  const std::vector<Region::Input> storages = graph.storages(inputs);
+  return without_gil([&] { return Region::enter(*engine, graph.key(), storages); });
 }
 
 void leave_region(Region& region, const py::object& outputs) {
@@ -68,8 +137,10 @@ void leave_region(Region& region, const py::object& outputs) {
 
 void bind_regions(py::module_& module) {
   py::class_<Region>(module, "Region", py::release_gil_before_calling_cpp_dtor()); // its destructor releases the inputs
-  module.def("enter_region", &enter_region, py::arg("key"), py::arg("inputs"), py::arg("constants"), py::arg("written"),
-             py::arg("unwritten"), no_gil_inside);
+  py::class_<CompiledGraph>(module, "CompiledGraph")
+      .def(py::init<const py::sequence&, const std::optional<std::set<std::size_t>>&, py::object>(),
+           py::arg("constants"), py::arg("written"), py::arg("unwritten"), keeps_gil)
+      .def("enter", &enter_region, py::arg("inputs"), no_gil_inside);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
   module.def("end_capture", &end_capture, py::arg("capture"), no_gil);

@@ -100,18 +100,34 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   return dict;
 }
 
-py::object schedule_of(const std::vector<TracedOperator>& operators, std::size_t budget) {
+/// The followed iteration, with the decisions of the candidate that is predicted to be fastest.
+std::optional<Followed> fastest(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                                const PolicyOptions& options) {
+  std::optional<Followed> followed = follow(operators, options);
+  if (followed) {
+    Schedule& schedule = followed->schedule;
+    for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
+      schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
+    }
+    static_cast<Decisions&>(schedule) = make_candidates(schedule, options).front();
+  }
+  return followed;
+}
+
+/// \param ms durations of the operators
+py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                       std::size_t budget) {
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  const std::optional<Followed> followed = without_gil([&] { return follow(operators, options); });
+  const std::optional<Followed> followed = without_gil([&] { return fastest(operators, ms, options); });
   return followed ? py::object(as_dict(*followed, options.budget - options.reserve)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("budget"), no_gil_inside);
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
 }
 
 } // namespace torch_uvm

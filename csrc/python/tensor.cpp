@@ -11,6 +11,7 @@
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
+#include "tensor/moves/adopt.h"
 #include "tensor/moves/moves.h"
 #include "tensor/moves/operators.h"
 #include "tensor/process/budgets.h"
@@ -231,6 +232,10 @@ void bind_tensor(py::module_& module) {
         dict["managed_memory"] = properties.managed_memory;
         dict["concurrent_managed_access"] = properties.concurrent_managed_access;
         dict["pageable_memory_access"] = properties.pageable_memory_access;
+        dict["integrated"] = properties.integrated;
+        dict["host_page_tables"] = properties.host_page_tables;
+        dict["direct_managed_access"] = properties.direct_managed_access;
+        dict["one_memory"] = properties.one_memory();
         dict["page_bytes"] = properties.page_bytes;
         return dict;
       },
@@ -248,6 +253,16 @@ void bind_tensor(py::module_& module) {
       py::arg("tensor"), no_gil_inside);
   module.def("move_for_module", &move_for_module, py::arg("tensor"), py::arg("device"), py::arg("non_blocking"),
              no_gil);
+  module.def(
+      "adopt",
+      [](const at::Tensor& tensor, const c10::Device& device) {
+        if (!may_adopt(tensor)) {
+          return false;
+        }
+        start_device(device);
+        return adopt(tensor);
+      },
+      py::arg("tensor"), py::arg("device"), no_gil);
   module.def("share_bytes", &share_bytes, py::arg("values"), keeps_gil);
   module.def("start_device", &start_device, py::arg("device"), no_gil);
   module.def(

@@ -46,9 +46,14 @@ std::size_t read_stat(const std::string& path, const std::string& wanted) {
   return 0;
 }
 
-std::size_t available_in_group(const std::string& folder, const GroupFiles& files) {
+std::size_t limit_of_group(const std::string& folder, const GroupFiles& files) {
   const auto limit = read_number(folder + "/" + files.limit);
-  if (!limit || *limit >= kNoLimit) {
+  return !limit || *limit >= kNoLimit ? kUnbounded : *limit;
+}
+
+std::size_t available_in_group(const std::string& folder, const GroupFiles& files) {
+  const std::size_t limit = limit_of_group(folder, files);
+  if (limit == kUnbounded) {
     return kUnbounded; // the usual case: saves reading further files, since every segment's allocation comes here
   }
   const auto usage = read_number(folder + "/" + files.usage);
@@ -58,26 +63,29 @@ std::size_t available_in_group(const std::string& folder, const GroupFiles& file
   // The kernel reclaims inactive file pages before the group runs out of memory.
   const std::size_t reclaimable = std::min(*usage, read_stat(folder + "/memory.stat", files.reclaimable));
   const std::size_t held = *usage - reclaimable;
-  return *limit > held ? *limit - held : 0;
+  return limit > held ? limit - held : 0;
 }
+
+/// What one group allows: its limit, or what is left of it.
+using OfGroup = std::size_t (*)(const std::string& folder, const GroupFiles& files);
 
 // The limits of all parent groups apply too. In a container the path may be the host's and not be mounted here; then
 // only the mount's root folder has the files.
-std::size_t available_on_path(const std::string& root, std::string path, const GroupFiles& files) {
-  std::size_t available = kUnbounded;
+std::size_t least_on_path(const std::string& root, std::string path, const GroupFiles& files, OfGroup of_group) {
+  std::size_t least = kUnbounded;
   while (true) {
-    available = std::min(available, available_in_group(root + files.mount + path, files));
+    least = std::min(least, of_group(root + files.mount + path, files));
     const std::size_t slash = path.find_last_of('/');
     if (slash == std::string::npos) {
-      return available;
+      return least;
     }
     path.erase(slash);
   }
 }
 
-std::size_t available_in_groups(const std::string& root) {
+std::size_t least_in_groups(const std::string& root, OfGroup of_group) {
   std::ifstream groups(root + "/proc/self/cgroup");
-  std::size_t available = kUnbounded;
+  std::size_t least = kUnbounded;
   std::string line; // "4:memory:/path" in version 1, "0::/path" in version 2
   while (std::getline(groups, line)) {
     std::istringstream fields(line);
@@ -87,20 +95,21 @@ std::size_t available_in_groups(const std::string& root) {
     std::getline(fields, path);
     const bool version1 = ("," + controllers + ",").find(",memory,") != std::string::npos;
     if (version1 || controllers.empty()) {
-      available = std::min(available, available_on_path(root, path, version1 ? kVersion1 : kVersion2));
+      least = std::min(least, least_on_path(root, path, version1 ? kVersion1 : kVersion2, of_group));
     }
   }
-  return available;
+  return least;
 }
 
-std::size_t available_in_system(const std::string& root) {
+/// \param wanted "MemAvailable:" or "MemTotal:"
+std::size_t bytes_in_system(const std::string& root, const std::string& wanted) {
   std::ifstream meminfo(root + "/proc/meminfo");
   std::string line; // "MemAvailable:   123 kB"
   while (std::getline(meminfo, line)) {
     std::istringstream fields(line);
     std::string key;
     std::size_t kibibytes = 0;
-    if (fields >> key >> kibibytes && key == "MemAvailable:") {
+    if (fields >> key >> kibibytes && key == wanted) {
       return kibibytes * KiB;
     }
   }
@@ -111,11 +120,19 @@ std::size_t available_in_system(const std::string& root) {
 } // namespace
 
 std::size_t memory_available_below(const std::string& root) {
-  return std::min(available_in_system(root), available_in_groups(root));
+  return std::min(bytes_in_system(root, "MemAvailable:"), least_in_groups(root, &available_in_group));
+}
+
+std::size_t memory_total_below(const std::string& root) {
+  return std::min(bytes_in_system(root, "MemTotal:"), least_in_groups(root, &limit_of_group));
 }
 
 std::size_t operating_system_memory_available() {
   return memory_available_below("");
+}
+
+std::size_t operating_system_memory_total() {
+  return memory_total_below("");
 }
 
 } // namespace torch_uvm

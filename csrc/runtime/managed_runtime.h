@@ -32,9 +32,18 @@ struct DeviceProperties {
   bool managed_memory = true;
   bool concurrent_managed_access = true; ///< host and device may access managed memory concurrently
   bool pageable_memory_access = false; ///< the device can access ordinary host memory
+  bool kernels_take_time = false; ///< events time kernels: the clock is real, or models arithmetic
   bool managed_copies_overlap = true; ///< copies of managed memory run concurrently with kernels
+  bool integrated = false; ///< the device has no memory of its own and uses the host's
+  bool host_page_tables = false; ///< the device uses the host's page tables: hardware coherence
+  bool direct_managed_access = false; ///< the host accesses managed memory on the device without migrating it
   std::size_t page_bytes = 0; ///< granularity of migration
   std::size_t managed_step = 1; ///< device memory is taken for managed memory in multiples of this many bytes
+
+  /// Whether host and device share one memory: no page has to move before the other processor uses it.
+  bool one_memory() const {
+    return integrated || (host_page_tables && direct_managed_access);
+  }
 };
 
 /// Attributes of a managed range. If pages of the range differ in a field, that field is empty (or false) and
@@ -95,7 +104,8 @@ class ManagedRuntime {
   std::size_t managed_bytes() const;
   std::size_t peak_managed_bytes() const;
 
-  /// Starts to migrate a managed range to `to`, in stream order.
+  /// Starts to migrate a managed range to `to`, in stream order. A no-op, like discard, where devices have one memory
+  /// with the host.
   virtual void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) = 0;
   virtual void advise(void* ptr, std::size_t bytes, Advice advice, Location location) = 0;
   /// Discards the contents of a range, in stream order. Their value is undefined until the next write, and migrating
@@ -144,6 +154,7 @@ class ManagedRuntime {
 
   virtual int device_count() const = 0;
   virtual DeviceProperties device_properties(int device) const = 0;
+  /// The device's memory; with one memory, the host's: its available memory and its total.
   virtual MemoryInfo memory_info(int device) const = 0;
   /// Bytes the host could allocate now, including page cache that it can drop.
   virtual std::size_t host_memory_available() const = 0;
@@ -172,5 +183,9 @@ class ManagedRuntime {
 /// Bytes that the operating system could give a new program: Linux's MemAvailable, or less if a control group limits
 /// this process; SIZE_MAX if the system reports neither. Does not fail.
 std::size_t operating_system_memory_available();
+
+/// Bytes of memory that this process could have if no other ran: Linux's MemTotal, or the limit of a control group;
+/// SIZE_MAX if the system reports neither. Does not fail.
+std::size_t operating_system_memory_total();
 
 } // namespace torch_uvm

@@ -19,11 +19,13 @@ constexpr std::size_t kMemory = 256 * MiB;
 
 struct Machine {
   int devices = 2;
-  bool concurrent = true, shared = false, pools = true;
+  bool concurrent = true;
+  const char* profile = "h200";
+  bool pools = true;
 };
 
 inline std::unique_ptr<CudaRuntime> made(bool pool = false, Machine machine = {}) {
-  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.shared, machine.pools);
+  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.profile, machine.pools);
   return std::make_unique<CudaRuntime>(pool);
 }
 

@@ -45,6 +45,48 @@ TEST(a_block_without_an_event_is_pending_until_a_device_synchronisation) {
   }
 }
 
+TEST(a_block_that_no_work_touches_is_reused_without_a_call) {
+  Recorded rig;
+  Block* const block = rig.allocate(64 * KiB, rig.a);
+  Block* const next = rig.allocate(64 * KiB, rig.a);
+  const std::uintptr_t at = rig.address(block);
+  rig.keep_busy(rig.a); // with work on other memory
+  rig.calls.clear_calls();
+  rig.allocator->free_idle(block, rig.a);
+  rig.check();
+  Block* const again = rig.allocate(64 * KiB, rig.b);
+  CHECK_EQ(rig.address(again), at);
+  rig.expect_calls({});
+  rig.allocator->free(again);
+  rig.allocator->free(next);
+  rig.check();
+}
+
+TEST(a_block_that_no_work_touches_is_ordered_with_what_it_merges_with) {
+  for (const int first : {0, 1, 2}) { // the one whose stream is busy; the others are idle
+    Recorded rig;
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(rig.allocate(64 * KiB, rig.a));
+    }
+    CHECK_EQ(rig.address(blocks[2]), rig.address(blocks[0]) + 128 * KiB);
+    const std::uintptr_t at = rig.address(blocks[0]);
+    rig.keep_busy(rig.a);
+    rig.calls.clear_calls();
+    for (const int each : {first, (first + 1) % 3, (first + 2) % 3}) {
+      Block* const block = blocks[static_cast<std::size_t>(each)];
+      each == first ? rig.allocator->free(block) : rig.allocator->free_idle(block, rig.a);
+      rig.check();
+    }
+    Block* const all = rig.allocate(192 * KiB, rig.b);
+    CHECK_EQ(rig.address(all), at);
+    rig.expect_calls({"query_stream", "create_event", "record_event", "wait_event"});
+    rig.allocator->free(all);
+    rig.allocator->free(blocks[3]);
+    rig.check();
+  }
+}
+
 TEST(blocks_that_go_from_stream_to_stream_in_a_batch_share_an_event) {
   Recorded rig;
   const Stream c = rig.stream();

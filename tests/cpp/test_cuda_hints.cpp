@@ -115,16 +115,31 @@ TEST(without_concurrent_access_there_are_no_hints) {
 }
 
 TEST(memory_that_host_and_device_share_is_not_prefetched) {
-  const auto runtime = made(false, {.shared = true});
-  CHECK(runtime->device_properties(0).pageable_memory_access);
-  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
-  runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
-  runtime->prefetch(ptr, 4 * MiB, Location::host(), kStream);
-  runtime->discard(ptr, 4 * MiB, kStream);
-  CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"),
-           std::size_t{0});
-  runtime->free_managed(ptr);
-  all_is_well();
+  for (const char* profile : {"gb10", "gh200"}) {
+    const auto runtime = made(false, {.profile = profile});
+    const DeviceProperties properties = runtime->device_properties(0);
+    CHECK(properties.one_memory() && properties.pageable_memory_access && properties.host_page_tables);
+    CHECK_EQ(properties.integrated, std::string(profile) == "gb10");
+    void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
+    runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
+    runtime->prefetch(ptr, 4 * MiB, Location::host(), kStream);
+    runtime->discard(ptr, 4 * MiB, kStream);
+    CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync") + fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"),
+             std::size_t{0});
+    runtime->free_managed(ptr);
+    all_is_well();
+  }
+}
+
+TEST(an_allocator_over_shared_memory_does_not_populate) {
+  for (const char* profile : {"h200", "gb10", "gh200"}) {
+    const auto runtime = made(false, {.profile = profile});
+    CachingManagedAllocator allocator(*runtime, std::make_unique<ManagedSegmentSource>(*runtime), {});
+    allocator.free(allocator.allocate(4 * MiB, kDevice, kStream));
+    CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync"), std::size_t{std::string(profile) == "h200"});
+    allocator.empty_cache();
+    all_is_well();
+  }
 }
 
 HARNESS_MAIN()

@@ -45,7 +45,7 @@ TEST(unknown_devices_and_the_host_stream_are_refused) {
   CHECK_THROWS(InvalidArgument, runtime->prefetch(&here, 4, Location::device(0), Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->copy_async(&here, &here, 4, Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->zero_async(&here, 4, Stream::host()));
-  fake_cuda_reset(0, kMemory, 1, 0, 1);
+  fake_cuda_reset(0, kMemory, 1, "h200", 1);
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
 
@@ -113,6 +113,19 @@ TEST(synchronising_a_device_without_a_context_does_nothing) {
   runtime->synchronize_device(1);
   CHECK_EQ(fake_cuda_count("cudaDeviceSynchronize"), std::size_t{1});
   all_is_well();
+}
+
+TEST(the_memory_of_a_device_that_shares_the_hosts_is_the_hosts) {
+  CHECK(!made()->device_properties(0).one_memory());
+  CHECK_EQ(made()->memory_info(0).total, kMemory);
+  for (const char* profile : {"gb10", "gh200"}) {
+    const auto runtime = made(false, {.profile = profile});
+    const MemoryInfo info = runtime->memory_info(1);
+    CHECK_EQ(info.total, operating_system_memory_total());
+    CHECK(info.free > 0 && info.free <= info.total);
+    CHECK_EQ(fake_cuda_count("cudaMemGetInfo"), std::size_t{0}); // it counts the page cache as used
+    all_is_well();
+  }
 }
 
 HARNESS_MAIN()

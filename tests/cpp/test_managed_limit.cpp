@@ -68,6 +68,9 @@ struct FakeSystem {
   std::size_t available() const {
     return memory_available_below(root.string());
   }
+  std::size_t total() const {
+    return memory_total_below(root.string());
+  }
 };
 
 } // namespace
@@ -195,9 +198,12 @@ TEST(threads_that_race_for_the_remainder_never_exceed_it) {
 TEST(available_memory_comes_from_meminfo) {
   FakeSystem system;
   CHECK_EQ(system.available(), kMax); // no file: the amount is unknown
+  CHECK_EQ(system.total(), kMax);
   system.write("proc/meminfo", "MemTotal:  900 kB\nHugePages_Total:   0\nMemAvailable:   500 kB\nOther: 1 kB\n");
   CHECK_EQ(system.available(), 500 * KiB);
+  CHECK_EQ(system.total(), 900 * KiB);
   CHECK(operating_system_memory_available() > 0);
+  CHECK(operating_system_memory_total() >= operating_system_memory_available());
 }
 
 TEST(control_groups_of_both_versions_bound_available_memory) {
@@ -210,6 +216,7 @@ TEST(control_groups_of_both_versions_bound_available_memory) {
   system.write("sys/fs/cgroup/outer/memory.max", "409600\n"); // the parent group
   system.write("sys/fs/cgroup/outer/memory.current", "204800\n");
   CHECK_EQ(system.available(), 200 * KiB);
+  CHECK_EQ(system.total(), 400 * KiB); // whatever is in use
   system.write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 102400\n"); // reclaimable
   CHECK_EQ(system.available(), 300 * KiB);
   system.write("sys/fs/cgroup/outer/memory.current", "1000000\n");

@@ -61,6 +61,47 @@ TEST(a_device_is_idle_while_steps_keep_only_small_blocks) {
   }
 }
 
+TEST(a_device_is_idle_without_steps_if_memory_does_not_rise) {
+  Rig rig;
+  train(rig, 3, 1);
+  std::mt19937 random(1);
+  int operators = 0;
+  for (; rig.engine.is_awake() && operators < 40'000; ++operators) { // they never repeat
+    rig.run(random(), {rig.storages[random() % 3].get()}, false, [] {});
+  }
+  CHECK(operators > 10'000 && operators < 20'000);
+  CHECK(rig.engine.statistics().plan_hits == 0);
+  rig.check_engine();
+  rig.make(4);
+  CHECK(rig.engine.is_awake()); // more memory than before
+  train(rig, 0, 4);
+  train(rig, 2, 3);
+  CHECK(rig.engine.statistics().over_budget == 0);
+}
+
+TEST(a_device_is_not_idle_without_steps_if_storages_move) {
+  Rig rig;
+  train(rig, 6, 1); // more than the budget holds
+  std::mt19937 random(1);
+  for (int operators = 0; operators < 20'000; ++operators) {
+    rig.run(random(), {rig.storages[random() % 6].get()}, true, [] {});
+  }
+  CHECK(rig.engine.is_awake());
+  rig.check_engine();
+}
+
+TEST(a_device_is_idle_if_operators_use_no_storages_that_move) {
+  Rig rig;
+  int operators = 0;
+  for (; rig.engine.is_awake() && operators < 40'000; ++operators) {
+    rig.run(7, {}, false, [] {});
+  }
+  CHECK(operators > 10'000 && operators < 20'000);
+  train(rig, 6, 3);
+  CHECK(rig.engine.is_awake());
+  rig.check_engine();
+}
+
 TEST(a_soft_budget_after_a_hard_one_is_idle_once_everything_is_fetched) {
   Rig rig;
   train(rig, 6, 3); // some storages are on the host, others have a clean copy there

@@ -1,10 +1,12 @@
 // Copies through slots of plain device memory: the bytes are correct for every order of work, and failures are
 // reported.
+#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "harness.h"
 #include "residency/engine/staging.h"
+#include "residency/engine/transfers.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/error.h"
@@ -63,10 +65,10 @@ TEST(the_bytes_are_right_under_delayed_schedules) {
     CHECK(in.is_ready() && out.is_ready());
     for (std::size_t at = 0; at < kBytes;) { // some slots get a single byte, and no slot waits for another
       const std::size_t bytes = std::min<std::size_t>(1 + random() % (5 * kSlot), kBytes - at);
-      in.begin(fetches);
+      in.begin(bytes, fetches);
       in.copy(memory.managed + at, memory.source + at, bytes, fetches);
       after(runtime, fetches, write_backs);
-      out.begin(write_backs);
+      out.begin(bytes, write_backs);
       out.copy(memory.result + at, memory.managed + at, bytes, write_backs);
       at += bytes;
     }
@@ -83,7 +85,7 @@ TEST(the_managed_side_follows_the_order_of_its_stream) {
   Staging in(runtime, Staging::Direction::kToDevice, runtime.create_stream(0, 0));
   in.resize(kSlot);
   CHECK(in.is_ready());
-  CHECK(in.begin(stream) == in.link());
+  CHECK(in.begin(kBytes, stream) == in.link());
   in.copy(memory.managed, memory.source, kBytes, stream);
   runtime.synchronize_stream(stream); // synchronises no other stream
   CHECK(std::memcmp(memory.managed, memory.source, kBytes) == 0);
@@ -91,7 +93,7 @@ TEST(the_managed_side_follows_the_order_of_its_stream) {
   Staging out(runtime, Staging::Direction::kToHost, runtime.create_stream(0, 0));
   out.resize(kSlot);
   CHECK(out.is_ready());
-  CHECK(out.begin(stream) == stream);
+  CHECK(out.begin(kBytes, stream) == stream);
   out.copy(memory.result, memory.managed, kBytes, stream);
   runtime.synchronize_stream(out.link());
   CHECK(std::memcmp(memory.result, memory.source, kBytes) == 0);
@@ -148,6 +150,43 @@ TEST(no_copies_follow_one_that_failed_half_way) {
       CHECK(std::memcmp(memory.managed, memory.source, kBytes) == 0);
     }
   }
+}
+
+TEST(one_copy_in_64_mib_is_timed) {
+  RecordingRuntime runtime;
+  Memory memory(runtime);
+  const Stream stream = runtime.create_stream(0, 0);
+  Transfers transfers(runtime);
+  for (int copy = 0; copy < 48; ++copy) { // 192 MiB
+    transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, false);
+  }
+  CHECK_EQ(runtime.count("record_event"), std::size_t{2 * 3}); // the first copy, and two more
+  transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, true);
+  transfers.copy(Transfers::Kind::kWriteBack, memory.result, memory.managed, kBytes, stream, nullptr, false);
+  CHECK_EQ(runtime.count("record_event"), std::size_t{2 * 5}); // asked for; the first of its direction
+}
+
+TEST(untimed_copies_count_by_their_bytes) {
+  EmulatedRuntime runtime(EmulatedConfig{});
+  Memory memory(runtime);
+  const Stream stream = runtime.create_stream(0, 0);
+  const auto ms_of = [&](bool timed) {
+    Transfers transfers(runtime);
+    ResidencyStatistics statistics;
+    for (int copy = 0; copy < 15; ++copy) {
+      transfers.copy(Transfers::Kind::kFetch, memory.managed, memory.source, kBytes, stream, nullptr, timed);
+    }
+    runtime.synchronize_stream(stream);
+    transfers.collect(statistics);
+    CHECK_EQ(statistics.fetched.count, 15);
+    CHECK_EQ(statistics.fetched.bytes, 15 * static_cast<std::int64_t>(kBytes));
+    CHECK_EQ(statistics.written_back.ms, 0);
+    return statistics.fetched.ms;
+  };
+  ms_of(true); // the first copy moves the pages
+  const double each = ms_of(true);
+  CHECK(each > 0);
+  CHECK(std::abs(ms_of(false) - each) < 0.1 * each); // the timed one is the first, which also waits for its launch
 }
 
 } // namespace

@@ -65,7 +65,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->textureAlignment = 512;
     properties->managedMemory = 1;
     properties->concurrentManagedAccess = state.concurrent ? 1 : 0;
-    properties->pageableMemoryAccess = state.shared ? 1 : 0;
+    properties->integrated = state.integrated ? 1 : 0;
+    properties->pageableMemoryAccess = state.coherent ? 1 : 0;
     properties->unifiedAddressing = 1;
     properties->pciBusID = device + 1;
     return cudaSuccess;
@@ -87,10 +88,15 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
         *value = state.concurrent ? 1 : 0;
         break;
       case cudaDevAttrIntegrated:
+        *value = state.integrated ? 1 : 0;
+        break;
       case cudaDevAttrPageableMemoryAccess:
       case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
+        *value = state.coherent ? 1 : 0;
+        break;
       case cudaDevAttrDirectManagedMemAccessFromHost:
-        *value = state.shared ? 1 : 0;
+        // Of a GB10 the value is not known to us; 0 shows that `integrated` alone is enough.
+        *value = state.coherent && !state.integrated ? 1 : 0;
         break;
       case cudaDevAttrMemoryPoolsSupported:
         *value = state.pools_supported ? 1 : 0;

@@ -5,7 +5,8 @@
 //   FAKE_CUDA_MEMORY=bytes     of each device (default 256 MiB)
 //   FAKE_CUDA_FAIL=name:n,...  the n-th call of that name fails, as if memory were short
 //   FAKE_CUDA_CONCURRENT=0     host and device may not touch managed memory at once
-//   FAKE_CUDA_SHARED=1         CPU and GPU share memory: pageable access through the host's page tables
+//   FAKE_CUDA_PROFILE=gb10     the attributes of a machine: h200 (default), gb10 (integrated: the GPU uses the host's
+//                              memory) or gh200 (two memories, coherent through the host's page tables)
 //   FAKE_CUDA_POOLS=0          no memory pools
 //   FAKE_CUDA_REPORT=path      misuse is appended there, too
 #pragma once
@@ -32,6 +33,6 @@ int fake_cuda_pool_of(const void* ptr, void* pool);
 /// Whether a context was made on that device.
 int fake_cuda_has_context(int device);
 /// Attributes and contents as at the start, with these devices; what is allocated becomes unknown.
-void fake_cuda_reset(int devices, std::size_t memory, int concurrent, int shared, int pools);
+void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile, int pools);
 
 } // extern "C"

@@ -64,8 +64,9 @@ State& State::get() {
   static State* const state = [] {
     auto* made = new State(); // leaked: memory is freed after every static destructor
     made->process = getpid();
+    const char* const profile = std::getenv("FAKE_CUDA_PROFILE");
     made->configure(static_cast<int>(number("FAKE_CUDA_DEVICES", 1)), number("FAKE_CUDA_MEMORY", kDefaultMemory),
-                    number("FAKE_CUDA_CONCURRENT", 1) != 0, number("FAKE_CUDA_SHARED", 0) != 0,
+                    number("FAKE_CUDA_CONCURRENT", 1) != 0, profile == nullptr ? "h200" : profile,
                     number("FAKE_CUDA_POOLS", 1) != 0);
     if (const char* const path = std::getenv("FAKE_CUDA_REPORT")) {
       made->report = path;
@@ -86,7 +87,12 @@ State& State::get() {
   return *state;
 }
 
-void State::configure(int device_count, std::size_t bytes, bool is_concurrent, bool is_shared, bool has_pools) {
+void State::configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile,
+                      bool has_pools) {
+  if (profile != "h200" && profile != "gb10" && profile != "gh200") {
+    std::fprintf(stderr, "fake CUDA: there is no profile '%s'\n", std::string(profile).c_str());
+    std::abort();
+  }
   devices.clear();
   devices.resize(static_cast<std::size_t>(device_count));
   for (int device = 0; device < device_count; ++device) {
@@ -94,7 +100,8 @@ void State::configure(int device_count, std::size_t bytes, bool is_concurrent, b
   }
   memory = bytes;
   concurrent = is_concurrent;
-  shared = is_shared;
+  integrated = profile == "gb10";
+  coherent = profile != "h200";
   pools_supported = has_pools;
 }
 
@@ -285,10 +292,10 @@ int fake_cuda_has_context(int device) {
   return state.valid(device) && state.devices[static_cast<std::size_t>(device)].has_context ? 1 : 0;
 }
 
-void fake_cuda_reset(int devices, std::size_t memory, int concurrent, int shared, int pools) {
+void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile, int pools) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
-  state.configure(devices, memory, concurrent != 0, shared != 0, pools != 0);
+  state.configure(devices, memory, concurrent != 0, profile, pools != 0);
   state.allocations.clear();
   state.counts.clear();
   state.failures.clear();

@@ -78,7 +78,8 @@ struct State {
   std::mutex mutex;
   std::vector<DeviceState> devices;
   std::size_t memory = 0;
-  bool concurrent = true, shared = false, pools_supported = true;
+  bool concurrent = true, pools_supported = true;
+  bool integrated = false, coherent = false; ///< coherent: the device uses the host's page tables
   bool hold = false, unloaded = false;
   std::unordered_map<std::string, std::size_t> counts;
   std::unordered_map<std::string, std::pair<std::size_t, cudaError_t>> failures; ///< the call, and its error
@@ -94,7 +95,7 @@ struct State {
   int process = 0; ///< that made this state: a forked child must not call
 
   static State& get();
-  void configure(int device_count, std::size_t bytes, bool is_concurrent, bool is_shared, bool has_pools);
+  void configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile, bool has_pools);
   void complain(const std::string& what);
 
   bool valid(int device) const {

@@ -158,7 +158,7 @@ class TestOutOfMemory:
         with torch_uvm.enabled():
             first = block(60).fill_(1)
             with pytest.raises(torch.OutOfMemoryError):
-                block(8)  # the first shortage: the engine was idle until now
+                block(8)  # the engine was idle until `first`: operators from before may still run
             for _ in range(16):  # so that all operators from before have ended
                 first += 1
             second = block(8).fill_(2)

@@ -113,7 +113,7 @@ class TestRecurrent:
 
 class TestAutomatic:
     def test_is_idle_until_memory_is_short(self, spawn: Spawn) -> None:
-        """A limit simulates a small device; a test cannot fill the real one."""
+        """A limit simulates a small device: the automatic budget is seven eighths of it."""
         spawn(
             """
             import torch, torch_uvm
@@ -124,16 +124,8 @@ class TestAutomatic:
             for number in range(20):
                 kept.append(torch.full((2 * MIB,), float(number), device="cuda"))  # 8 MiB each
             assert torch_uvm.residency_stats()["records"] == 0, "the engine is active"
-            failures = 0
             while len(kept) < 60:
-                try:
-                    kept.append(torch.full((2 * MIB,), float(len(kept)), device="cuda"))
-                except torch.OutOfMemoryError:
-                    failures += 1
-                    assert failures < 3
-                    for each in kept:
-                        each.add_(0)  # makes the storages known to the engine
-            assert failures == 1
+                kept.append(torch.full((2 * MIB,), float(len(kept)), device="cuda"))
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number
             stats = torch_uvm.residency_stats()

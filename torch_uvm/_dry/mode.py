@@ -71,16 +71,18 @@ class DryMode(TorchDispatchMode):
         tensors = list(tensors_of(args, kwargs))
         if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
             return func(*args, **kwargs)
+        name = func.name().partition(".")[0]
+        if (
+            name == "aten::_fused_sdp_choice"
+        ):  # of the accelerator, which asks with the CPU's views of its tensors
+            query, value = args[0], args[2]
+            return _FLASH if query.dim() == value.dim() == 4 and query.size(3) == value.size(3) else _MATH
         device = _device_of(func, info, tensors, kwargs)
         if device.type == "meta":
             return func(*args, **kwargs)
         virtual = any(is_virtual(it) for it in tensors)
         if device.type == "cpu" and not virtual and tensors and all(it.is_cpu for it in tensors):
             return self._as_it_is(func, info, tensors, args, kwargs)
-        name = func.name().partition(".")[0]
-        if name == "aten::_fused_sdp_choice":
-            query, value = args[0], args[2]
-            return _FLASH if query.dim() == value.dim() == 4 and query.size(3) == value.size(3) else _MATH
         if not info.returns_tensors and not info.returns_arguments:
             return self._value(func, name, tensors, args, kwargs, virtual)
         if name in _ALLOCATE:
@@ -130,11 +132,16 @@ class DryMode(TorchDispatchMode):
                     mark_nominal(it)
             returned = [info.argument(at, args, kwargs) for at in info.returned if at is not None]
             return tuple(returned) if len(returned) > 1 else returned[0] if returned else None
-        found = unknown_shapes.result_of(func, name, args, kwargs, self.stand_ins)
-        result: Result = found if found is not None else self._results.of(func, args, kwargs)
-        most = SMALL if device.type != "cpu" else LARGE_ON_HOST
-        if not virtual and found is None and new_bytes(result) <= most:
-            return self._as_it_is(func, info, tensors, args, kwargs)
+        result: Result = unknown_shapes.result_of(func, name, args, kwargs)
+        if result is not None:
+            if not virtual:
+                return self._as_it_is(func, info, tensors, args, kwargs)
+            self.stand_ins.note(name.removeprefix("aten::").strip("_"), unknown_shapes.TAKEN[name])
+        else:
+            result = self._results.of(func, args, kwargs)
+            most = SMALL if device.type != "cpu" else LARGE_ON_HOST
+            if not virtual and new_bytes(result) <= most:
+                return self._as_it_is(func, info, tensors, args, kwargs)
         if info.writes_out:
             _resize_outputs(func, info, result, args, kwargs)
         numbers = iter(range(1 << 30))

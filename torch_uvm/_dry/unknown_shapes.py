@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torch_uvm._dry.results import New, Result, meta_of
-from torch_uvm._dry.values import StandIns
 
 _Arguments = dict[str, Any]
 
@@ -78,30 +77,34 @@ def _index(given: _Arguments) -> Result | None:
     return New(tuple(out.shape), tuple(out.stride()), out.dtype)
 
 
-_RESULTS: dict[str, tuple[str, Callable[[_Arguments], Result | None]]] = {
-    "aten::nonzero": ("all elements", _nonzero),
-    "aten::masked_select": ("all elements", _masked_select),
-    "aten::_unique2": ("all elements differ", _unique),
-    "aten::unique_consecutive": ("all elements differ", _unique),
-    "aten::unique_dim": ("all rows differ", _unique_dim),
-    "aten::bincount": ("minlength bins", _bincount),
-    "aten::repeat_interleave": ("each once, or output_size", _repeat_interleave),
-    "aten::index": ("all of the mask", _index),
+_RESULTS: dict[str, Callable[[_Arguments], Result | None]] = {
+    "aten::nonzero": _nonzero,
+    "aten::masked_select": _masked_select,
+    "aten::_unique2": _unique,
+    "aten::unique_consecutive": _unique,
+    "aten::unique_dim": _unique_dim,
+    "aten::bincount": _bincount,
+    "aten::repeat_interleave": _repeat_interleave,
+    "aten::index": _index,
+}
+
+#: What is assumed of the values, by operator.
+TAKEN = {
+    "aten::nonzero": "all elements",
+    "aten::masked_select": "all elements",
+    "aten::_unique2": "all elements differ",
+    "aten::unique_consecutive": "all elements differ",
+    "aten::unique_dim": "all rows differ",
+    "aten::bincount": "minlength bins",
+    "aten::repeat_interleave": "each once, or output_size",
+    "aten::index": "all of the mask",
 }
 
 
-def result_of(
-    op: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs: _Arguments, stand_ins: StandIns
-) -> Result | None:
+def result_of(op: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs: _Arguments) -> Result | None:
     """The result of an operator whose shape depends on values; None: the operator is no such one."""
-    known = _RESULTS.get(name)
-    if known is None:
-        return None
-    value, result = known
-    if name == "aten::repeat_interleave" and op._overloadname != "Tensor":
+    result = _RESULTS.get(name)
+    if result is None or (name == "aten::repeat_interleave" and op._overloadname != "Tensor"):
         return None
     names = [it.name for it in op._schema.arguments]
-    found = result(dict(zip(names, args, strict=False)) | kwargs)
-    if found is not None:
-        stand_ins.note(name.removeprefix("aten::").strip("_"), value)
-    return found
+    return result(dict(zip(names, args, strict=False)) | kwargs)

@@ -10,7 +10,6 @@ A CUDA graph keeps addresses: captured storages are pinned until the graph is re
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -22,35 +21,26 @@ from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._patches.replace import replace_once
 
-_keys = itertools.count(1)
-
-
-class _Known:
-    """What is known of a compiled graph."""
-
-    def __init__(self, graph: Any) -> None:
-        self.key = next(_keys)
-        self.constants: tuple[torch.Tensor, ...] = ()  # tensors that it uses, beside its inputs
-        #: Indices of inputs that it writes; None: all.
-        self.written: frozenset[int] | None = None
-        #: The only type of the other inputs that it does not write; None: any.
-        self.unwritten: type | None = None
-        if hasattr(graph, "mutated_input_idxs") and hasattr(graph, "fx_kwargs"):
-            self.written = frozenset(graph.mutated_input_idxs)
-            # A backward may reuse the memory of tensors saved for it (donated buffers). Parameters are never
-            # among them.
-            self.unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
-
-
 #: By identity: graphs are not hashable, and attributes set on them would be pickled with them.
-_graphs: dict[int, _Known] = {}
+_graphs: dict[int, _C.CompiledGraph] = {}
 
 
-def _known(graph: Any) -> _Known:
-    known = _graphs.get(id(graph))
-    if known is None:
-        known = _graphs.setdefault(id(graph), _Known(graph))
+def _note(graph: Any, constants: Sequence[torch.Tensor] = ()) -> _C.CompiledGraph:
+    """Notes what a compiled graph uses.
+
+    Args:
+        constants: tensors that it uses, beside its inputs.
+    """
+    written: frozenset[int] | None = None  # indices of inputs that it writes; None: all
+    unwritten: type | None = None  # the only type of the other inputs that it does not write; None: any
+    if hasattr(graph, "mutated_input_idxs") and hasattr(graph, "fx_kwargs"):
+        written = frozenset(graph.mutated_input_idxs)
+        # A backward may reuse the memory of tensors saved for it (donated buffers). Parameters are never
+        # among them.
+        unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
+    if id(graph) not in _graphs:
         weakref.finalize(graph, _graphs.pop, id(graph), None).atexit = False
+    known = _graphs[id(graph)] = _C.CompiledGraph(constants, written, unwritten)
     return known
 
 
@@ -58,9 +48,7 @@ def _held(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `plain`, the call of a compiled graph with the list of its inputs, which it may empty."""
 
     def __call__(self: Any, inputs: Sequence[Any]) -> Any:
-        _C.flush_pending([each for each in inputs if isinstance(each, torch.Tensor)])
-        known = _known(self)
-        region = _C.enter_region(known.key, inputs, known.constants, known.written, known.unwritten)
+        region = (_graphs.get(id(self)) or _note(self)).enter(inputs)
         if region is None:
             return plain(self, inputs)
         outputs = None
@@ -77,9 +65,7 @@ def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
     def post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         plain(self, example_inputs, constants, graph_kwargs)
         named = constants.unwrap(self)
-        known = _graphs[id(self)] = _Known(self)
-        known.constants = tuple(each for each in named.values() if isinstance(each, torch.Tensor))
-        weakref.finalize(self, _graphs.pop, id(self), None).atexit = False
+        _note(self, [each for each in named.values() if isinstance(each, torch.Tensor)])
 
     return post_compile
 

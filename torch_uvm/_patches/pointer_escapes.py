@@ -34,14 +34,28 @@ _lock = threading.Lock()
 _watching = False
 
 
+@run_as_it_is
+def _gives_out(x: torch.Tensor) -> None:
+    if _C.is_managed(x):
+        _C.materialise(x)
+
+
+def _data_ptr(plain: Callable[..., int]) -> Any:
+    """Wraps Tensor.data_ptr, in C.
+
+    Inside a compiled graph nothing is materialised: launchers of its kernels ask for every pointer, its
+    inputs are pinned, and Inductor says which ones it writes.
+    """
+    return _C.data_ptr_method(torch.Tensor, plain, _gives_out)
+
+
 def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `plain`, a method of tensors that returns an address."""
 
     @run_as_it_is
     @functools.wraps(plain)
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _C.is_managed(self):
-            _C.materialise(self)
+        _gives_out(self)
         return plain(self, *args, **kwargs)
 
     return call
@@ -143,8 +157,8 @@ def watch() -> None:
             return
         tensor: Any = torch.Tensor
         storage: Any = torch.UntypedStorage
-        for name in ("data_ptr", "numpy"):
-            replace_once(tensor, name, _materialising)
+        replace_once(tensor, "data_ptr", _data_ptr)
+        replace_once(tensor, "numpy", _materialising)
         replace_once(storage, "data_ptr", _materialising_storage)
         replace_once(storage, "resize_", _resizing)
         replace_once(tensor, "__cuda_array_interface__", _array_interface)

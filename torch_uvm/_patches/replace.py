@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_MARK = "_replaced_by_torch_uvm"
+#: What replaced something else. A method in C takes no mark of ours.
+_ours: list[Any] = []
 
 
 def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -15,12 +16,8 @@ def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     replaced twice for two purposes needs one wrapper for both.
     """
     plain = getattr(owner, name)
-    if hasattr(_function(plain), _MARK):
+    if any(plain is each for each in _ours):
         return
     ours = wrap(plain)
-    setattr(_function(ours), _MARK, True)
+    _ours.append(ours)
     setattr(owner, name, ours)
-
-
-def _function(value: Any) -> Any:
-    return value.fget if isinstance(value, property) else value

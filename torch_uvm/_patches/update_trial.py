@@ -14,9 +14,10 @@ from torch_uvm._util.log import log
 
 #: Steps until the engine has a schedule for the new order of operators, and follows it.
 SETTLING = 7
+#: Steps after which times are taken even if the engine has not yet chosen among its schedules.
+LONGEST_SETTLING = 60
 #: Steps that are timed. SETTLING + MEASURED is even, so that two batch shapes in turn fall alike.
 MEASURED = 7
-_EACH = SETTLING + MEASURED
 #: Deferred steps must be at most this part of the others: gradients live longer, and the host has more to do.
 _WORTH = 0.98
 
@@ -38,7 +39,8 @@ class Trial:
     def _start(self, optimizer: Optimizer | None) -> None:
         self.defers = False
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
-        self._step = 0
+        self._total = 0  # steps of the trial
+        self._step = 0  # of this kind of update
         self._moved: int | None = None
         self._events: dict[bool, list[torch.Event]] = {False: [], True: []}
         self._decided = False
@@ -53,7 +55,7 @@ class Trial:
         device = _device_of(optimizer)
         if device is None:
             self._start(None)
-        elif not _is_capturing(device) and (self._step > 0 or self._is_moving()):
+        elif not _is_capturing(device) and (self._total > 0 or self._is_moving()):
             self._go_on(device)
 
     def _is_moving(self) -> bool:
@@ -63,15 +65,23 @@ class Trial:
         return before is not None and moved != before
 
     def _go_on(self, device: torch.device) -> None:
-        for defers, first in ((False, SETTLING), (True, _EACH + SETTLING)):
-            if first <= self._step <= first + MEASURED:
-                event = torch.Event(device, enable_timing=True)
-                event.record(torch.accelerator.current_stream(device))
-                self._events[defers].append(event)
-        self.defers = self._step >= _EACH
+        events = self._events[self.defers]
+        if len(events) <= MEASURED and (events or self._has_settled()):
+            event = torch.Event(device, enable_timing=True)
+            event.record(torch.accelerator.current_stream(device))
+            events.append(event)
+        if len(events) > MEASURED and not self.defers:
+            self.defers = True
+            self._step = 0
         self._step += 1
-        if self._step > 2 * _EACH and self._events[True][-1].query():
+        self._total += 1
+        if len(self._events[True]) > MEASURED and self._events[True][-1].query():
             self._decide()
+
+    def _has_settled(self) -> bool:
+        is_even = (self._total - SETTLING) % 2 == 0
+        waited = self._step >= LONGEST_SETTLING or (self._step >= SETTLING and _C.schedules_are_settled())
+        return is_even and waited
 
     def _decide(self) -> None:
         times = {

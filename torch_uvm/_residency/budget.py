@@ -124,7 +124,8 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
         budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
             most all of the device's memory is in force. "auto": what is free on the device when it takes
             effect, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB; a
-            sixteenth on a device with less than 8 GiB). "auto" is exceeded if nothing can be evicted, and
+            sixteenth on a device with less than 8 GiB), and at most seven eighths of the limit that is set
+            then. "auto" is exceeded if nothing can be evicted, and
             costs nothing until memory runs short. None: no budget; the driver decides residency.
         device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
             for single devices.

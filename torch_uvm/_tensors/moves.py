@@ -32,6 +32,15 @@ def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
     )
 
 
+def _becomes_managed(device: torch.device, managed: bool | None) -> bool:
+    return managed is True or (managed is None and device.type != "cpu" and _C.is_enabled())
+
+
+def _adopt(x: torch.Tensor, device: torch.device) -> bool:
+    """Makes a tensor in a file's mapping managed where it is, if the devices can address it there."""
+    return not is_recorded(x) and torch._C._get_tracing_state() is None and _C.adopt(x, device)
+
+
 def move_or_copy(
     x: torch.Tensor,
     device: torch.device,
@@ -44,7 +53,8 @@ def move_or_copy(
     """What `torch_uvm.to` and `Tensor.to(managed=...)` do to one tensor, with checked arguments.
 
     Returns:
-        a view if only the device changes and `x` is managed; `x` itself if nothing changes; else a copy.
+        a view if only the device changes and `x` is managed or adopted; `x` itself if nothing changes; else a
+            copy.
     """
     dtype = x.dtype if dtype is None else dtype
     if not _has_bytes_of_its_own(x):
@@ -55,7 +65,12 @@ def move_or_copy(
                 f"accepted: strided tensors with memory of their own"
             )
         return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+    same_bytes = dtype == x.dtype and (
+        memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
+    )
     is_managed = _C.is_managed(x)
+    if not is_managed and not copy and same_bytes and _becomes_managed(device, managed):
+        is_managed = _adopt(x, device)
     if not copy and is_recorded(x) and (managed or x.device != device or managed is False):
         refuse_to_record(f"torch_uvm.to(..., {device.type!r}, managed={managed})")
     if managed is None and not is_managed:
@@ -70,9 +85,6 @@ def move_or_copy(
                 copy=copy or is_managed,
                 memory_format=memory_format,
             )
-    same_bytes = dtype == x.dtype and (
-        memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
-    )
     if torch._C._get_tracing_state() is not None:
         raise RuntimeError(
             "torch.jit.trace takes no operator with a device among its arguments, as moves and managed "
@@ -139,6 +151,11 @@ def to(
     view whose backward moves the gradient back; writing to it in place raises if the tensor requires grad.
     In every other case the result is a copy: if `dtype` or `memory_format` changes the bytes, with
     `copy=True`, and if the tensor is not managed.
+
+    One exception, where every device has one memory with the host and addresses pageable memory: a CPU tensor
+    that lies in a private mapping of a file (torch.load(mmap=True), safetensors) and would be copied into
+    managed memory is adopted instead. Its bytes become managed where they are, and it moves as managed
+    tensors do. Writes do not reach the file.
 
     A module keeps the identity of its parameters, their ties, hooks and places in optimizers; gradients move
     along. `dtype` applies to its floating-point and complex tensors only, and the channels-last formats to

@@ -6,6 +6,7 @@ iteration makes anew. Positions are operators of the iteration, and go round: th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch_uvm._tools.access_traces import Trace
@@ -85,6 +86,11 @@ def _first_uses(trace: Trace) -> dict[int, int]:
     return {name: at for name, at in first.items() if name in gone}
 
 
+def _about(size: int) -> int:
+    """Sizes that are close, as those of a growing cache in two iterations: an eighth of an octave."""
+    return int(8 * math.log2(size)) if size else -1
+
+
 def _period(trace: Trace) -> int:
     """The number of operators that repeat at the trace's end, over as many operators as possible; 0: none."""
     made = _first_uses(trace)
@@ -97,7 +103,7 @@ def _period(trace: Trace) -> int:
         operands = (*op.reads, -1, *op.writes)
         roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
         signs.append((op.name, roles, born))
-        born = tuple(trace.storages[name].bytes for name in op.births)
+        born = tuple(_about(trace.storages[name].bytes) for name in op.births)
         latest.update(dict.fromkeys((*op.reads, *op.writes, *op.births), at))
     signs.reverse()
     count = len(signs)

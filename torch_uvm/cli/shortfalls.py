@@ -72,12 +72,18 @@ def _devices(facts: Facts) -> Iterator[Shortfall]:
             )
     for device in facts["devices"]:
         budget = device["budget"]
-        if budget == "none":
+        if device["one_memory"]:
+            yield (
+                f"{device['device']} has one memory with the host: nothing has to move, so there is no "
+                "engine, and no budget is in force",
+                "nothing: it is as it should be; set a limit to bound managed memory",
+            )
+        elif budget == "none":
             yield (
                 f"{device['device']} has no budget: the driver moves pages on access",
                 'run --budget auto, or enable(budget="auto")',
             )
-    total = sum(device["total_memory"] for device in facts["devices"])
+    total = sum(device["total_memory"] for device in facts["devices"] if not device["one_memory"])
     if facts["backend"] == "cuda" and facts["host_available"] is not None and facts["host_available"] < total:
         yield (
             "the host has less memory available than the devices have, and must hold what does not fit on "

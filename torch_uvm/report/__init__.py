@@ -137,6 +137,7 @@ class Recording:
         count = torch.accelerator.device_count() if used and here is not None else 0
         options = {it["key"]: it["value"] for it in _C.describe_options()}
         asked = _C.requested_budget(0)
+        devices = [_C.device_properties(index) for index in range(count)]
         return Facts(
             script=self.script,
             ended=self.ended,
@@ -146,7 +147,7 @@ class Recording:
             torch=torch.__version__,
             python=platform.python_version(),
             backend=_C.backend(),
-            devices={index: _C.device_properties(index)["name"] for index in range(count)},
+            devices={index: found["name"] for index, found in enumerate(devices)},
             enabled=_C.is_enabled(),
             samples=self._sampler.samples,
             by_step=self._sampler.by_step,
@@ -160,6 +161,7 @@ class Recording:
             optimizers=sorted(self._optimizers),
             foreach=sorted(self._foreach),
             over_in_steps=self._over_in_steps,
+            one_memory=bool(devices) and all(found["one_memory"] for found in devices),
             storages=allocation_sites.storages(),
             siblings=self._siblings(),
         )

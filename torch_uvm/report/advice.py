@@ -65,6 +65,14 @@ def _nothing_short(facts: Facts) -> Advice | None:
 def _no_budget(facts: Facts) -> Advice | None:
     if facts.budgets or not facts.most_reserved:
         return None
+    if facts.one_memory:
+        return Advice(
+            "good",
+            "one-memory",
+            "Device and host have one memory",
+            "Nothing had to move, so there is no engine, and a budget has no effect. `run --limit` bounds "
+            "the memory.",
+        )
     return Advice(
         "note",
         "no-budget",

@@ -24,6 +24,7 @@ class Facts:
         optimizer: "in_place", "deferred" or "auto"; optimizers: names of the classes that made steps.
         foreach: of these, those that update all parameters by the same operators.
         over_in_steps: of the operators over the budget, those within optimizers' steps.
+        one_memory: every device has one memory with the host.
         storages: the most traffic first.
         siblings: pages of other processes of the run, beside this one.
     """
@@ -52,6 +53,7 @@ class Facts:
     siblings: list[str] = field(default_factory=list)
     foreach: list[str] = field(default_factory=list)
     over_in_steps: int = 0
+    one_memory: bool = False
 
     @property
     def seconds(self) -> float:

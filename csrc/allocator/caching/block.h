@@ -129,13 +129,15 @@ struct Block {
   Block* after = nullptr; ///< in BlockPool: the next unused block
   FreeList* free_list = nullptr; ///< home, and the stream whose order the block follows
   BlockState state = BlockState::kFree;
+  bool idle = false; ///< being freed: no queued work touches it
   bool read_by_host = false; ///< its home is the host, or was at any time since it was allocated
   FreeIndex::Entry entry; ///< its place in the free index; allocated in advance, so filing cannot fail
   std::vector<Use> uses;
   /// While free: the only event to wait for. Null: wait for the work queued on the free list's stream when the block
   /// was filed.
   std::shared_ptr<const Readiness> ready;
-  /// While free: when its most recently freed piece was filed, in ticks of the heap's clock.
+  /// While free: when its most recently freed piece was filed, in ticks of the heap's clock. Idle pieces do not count;
+  /// 0: all are.
   std::uint64_t freed_at = 0;
   std::atomic<void*> tag = nullptr; ///< the owner's pointer, which it reads without a lock before it frees the block
   Block* pending_before = nullptr; ///< list of pending blocks

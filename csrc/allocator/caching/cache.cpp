@@ -76,7 +76,7 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
 void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::uint64_t filed_at, Location home,
                                            Lock& lock) {
   // The host's work on a block is done when host code frees it. Work on a single stream is ordered anyway.
-  if (earlier.is_host() || earlier == later || stream_order.holds(earlier, later, filed_at)) {
+  if (filed_at == 0 || earlier.is_host() || earlier == later || stream_order.holds(earlier, later, filed_at)) {
     return;
   }
   const std::uint64_t now = heap.clock();

@@ -178,10 +178,22 @@ void CachingManagedAllocator::free_after(Block* block, Event ready, Stream strea
   state_->free(block);
 }
 
-Event CachingManagedAllocator::record_event(Stream stream) {
+void CachingManagedAllocator::free_idle(Block* block, Stream stream) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  const WalkAfterwards walk(*state_);
+  try {
+    block->free_list = &state_->heap.free_list(block->free_list->home, stream);
+  } catch (...) { // out of memory: the list that it is in does as well
+  }
+  block->uses.clear();
+  block->idle = true;
+  state_->free(block);
+}
+
+Event CachingManagedAllocator::take_event(Stream stream) {
   state_->check_stream(stream);
   const std::lock_guard lock(state_->mutex);
-  return state_->events.record(stream);
+  return state_->events.take(stream);
 }
 
 void CachingManagedAllocator::recycle_event(Stream stream, Event event) noexcept {

@@ -140,9 +140,12 @@ class CachingManagedAllocator {
   /// \param ready recorded on a stream of the block's device after all work that touches the block; ownership passes to
   ///         the allocator
   void free_after(Block* block, Event ready, Stream stream) noexcept;
-  // Events for free_after, recorded on `stream` now. They come from the allocator's pool and return to it through
-  // `free_after`, or through `recycle_event` if unused. \throws what the runtime throws
-  Event record_event(Stream stream);
+  /// Like free, for a block that no queued work touches: a stream that reuses it waits for nothing.
+  /// \param stream is preferred for reuse
+  void free_idle(Block* block, Stream stream) noexcept;
+  // Events for free_after, which the caller records on `stream`. They come from the allocator's pool and return to it
+  // through `free_after`, or through `recycle_event` if unused. \throws what the runtime throws
+  Event take_event(Stream stream);
   void recycle_event(Stream stream, Event event) noexcept;
 
   /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time

@@ -1,5 +1,8 @@
 #include "allocator/caching/heap.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace torch_uvm {
 
 namespace {
@@ -121,7 +124,7 @@ Block* Heap::split_aligned(Block* free, std::size_t bytes, std::size_t alignment
 void Heap::release(Block* block) noexcept {
   Segment& segment = *block->segment;
   block->requested = 0;
-  block->freed_at = ++clock_;
+  block->freed_at = std::exchange(block->idle, false) ? 0 : ++clock_;
   const auto alike = [block](const Block* other) {
     return other != nullptr && other->state == BlockState::kFree && other->free_list == block->free_list &&
            other->ready == block->ready;
@@ -137,11 +140,12 @@ void Heap::release(Block* block) noexcept {
   }
   if (before != nullptr) {
     before->bytes += block->bytes;
-    before->freed_at = clock_;
+    before->freed_at = std::max(before->freed_at, block->freed_at);
     unlink(block);
     pool_.give(block);
     if (after != nullptr) {
       before->bytes += after->bytes;
+      before->freed_at = std::max(before->freed_at, after->freed_at);
       index_of(after).erase(after);
       unlink(after);
       pool_.give(after);
@@ -150,7 +154,7 @@ void Heap::release(Block* block) noexcept {
   } else if (after != nullptr) {
     after->address = block->address;
     after->bytes += block->bytes;
-    after->freed_at = clock_;
+    after->freed_at = std::max(after->freed_at, block->freed_at);
     unlink(block);
     pool_.give(block);
     index_of(after).update(after);

@@ -93,6 +93,10 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
   if (bytes && !changed.policy) {
     changed.policy = std::make_unique<Policy>();
   }
+  if (bytes && !changed.durations && runtime_.device_properties(device).kernels_take_time) {
+    changed.durations = std::make_unique<Durations>(runtime_, *changed.policy);
+    changed.rates = measure_link(runtime_, changed.fetches);
+  }
   if (!bytes && changed.budget) {
     memory_.set_cap(device, std::nullopt, false);
     try {
@@ -108,6 +112,8 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     PolicyOptions options;
     options.budget = changed.cap;
     options.reserve = changed.cap / kReserveShare;
+    options.timed = changed.durations != nullptr;
+    options.rates = changed.rates;
     changed.policy->set_options(options);
     memory_.set_pressure_callback(this);
   }
@@ -123,6 +129,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
   }
   changed.idle = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = QuietPeriod{};
+  changed.quiet.still_since = operators_;
   take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
@@ -136,6 +143,9 @@ void ResidencyEngine::note_awake() {
   awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.idle; }),
                std::memory_order_release);
   const auto is_idle = [](const Device& each) { return each.budget && each.idle && each.quiet.alarm != 0; };
+  for (Device& each : devices_) {
+    each.alarm.store(is_idle(each) ? each.quiet.alarm : Device::kNever, std::memory_order_relaxed);
+  }
   idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, is_idle)), std::memory_order_relaxed);
   may_run_unwatched_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.quiescent; }),
                            std::memory_order_relaxed);

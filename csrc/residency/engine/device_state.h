@@ -1,6 +1,7 @@
 // The engine's state of one device and of one captured graph.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "residency/engine/durations.h"
 #include "residency/engine/record.h"
 #include "residency/engine/staging.h"
 #include "residency/policy/policy.h"
@@ -32,6 +34,7 @@ struct Allocated {
 /// Whether a device may become idle, and its state when it did (sleep.cpp).
 struct QuietPeriod {
   std::uint64_t since = 0; ///< the operator that last restarted the quiet period
+  std::uint64_t still_since = 0; ///< the same, except for operators that missed the schedule
   std::uint64_t next_look = 0;
   std::uint64_t misses = 0; ///< the policy's misses at that operator
   std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
@@ -47,14 +50,19 @@ struct QuietPeriod {
 };
 
 struct Device {
+  static constexpr std::size_t kNever = ~std::size_t{0};
+
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
   bool hard = false;
   bool idle = false; ///< idle: operators are not watched
   bool quiescent = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
   QuietPeriod quiet;
+  std::atomic<std::size_t> alarm{kNever}; ///< quiet.alarm while idle because its steps fit, else kNever; any thread's
   int running = 0; ///< running operators whose first operand is on this device
   std::unique_ptr<Policy> policy; ///< created with the first budget or capture
+  std::unique_ptr<Durations> durations; ///< nullptr if events do not time kernels
+  LinkRates rates; ///< measured if there are `durations`
   Stream fetches;
   Stream write_backs;
   std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed

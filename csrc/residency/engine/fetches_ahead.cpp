@@ -27,7 +27,28 @@ void ResidencyEngine::follow(const Decision& decision, int index) {
   if (decision.forget) {
     forget_fetches(device);
   }
-  for (const StorageId id : decision.retire) {
+  if (decision.retire.empty() && decision.fetch.empty() && device.retired.empty() && device.pending.empty() &&
+      device.unforeseen.empty()) {
+    return; // most operators
+  }
+  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
+  retire_and_release(decision.retire, index);
+  queue_unforeseen_fetches(index);
+  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+}
+
+void ResidencyEngine::retire_and_release(std::span<const StorageId> storages, int index) {
+  Device& device = of(index);
+  const struct Section {
+    ResidencyEngine& engine;
+    ~Section() {
+      engine.just_used_ = Stream::host();
+      engine.behind_.clear();
+    }
+  } section{*this};
+  just_used_ = device.last_stream;
+  const std::uint64_t before = device.write_backs_started; // those started now wait for the operator
+  for (const StorageId id : storages) {
     Record* const record = find(id);
     if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
       continue;
@@ -39,10 +60,32 @@ void ResidencyEngine::follow(const Decision& decision, int index) {
       device.retired.push_back({id, record->retirement});
     }
   }
-  release_read_copies(index);
-  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
-  queue_unforeseen_fetches(index);
-  start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
+  release_read_copies(index, before);
+}
+
+void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
+  Device& device = of(index);
+  while (!device.retired.empty()) {
+    Record* const record = retiring(device.retired.front());
+    if (record != nullptr && record->in_use == 0) {
+      if (record->write_back > latest || !is_read(*record)) {
+        return;
+      }
+      if (std::isfinite(cost_of(*record, Need::kAhead))) {
+        release_device_copy(*record, device.last_stream);
+      }
+    }
+    device.retired.pop_front();
+  }
+}
+
+bool ResidencyEngine::is_wanted(const Record& pending) const {
+  // A collective may still write to the host copy, on a stream that is not known.
+  return pending.points_at == Side::kHost && !pending.fetching() && pending.captured == 0 && !pending.collective;
+}
+
+bool ResidencyEngine::may_fetch_ahead(const Device& device, std::size_t bytes) const {
+  return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= device.cap / kAheadShare;
 }
 
 void ResidencyEngine::forget_fetches(Device& device) noexcept {
@@ -66,10 +109,8 @@ void ResidencyEngine::start_pending_fetches(int index, bool changed) {
   }
   while (!device.pending.empty()) {
     Record* const record = find(device.pending.front());
-    // A collective may still write to the host copy, on a stream that is not known.
-    const bool wanted = record != nullptr && record->points_at == Side::kHost && !record->fetching() &&
-                        record->captured == 0 && !record->collective;
-    if (wanted && device.fetched_ahead != 0 && device.fetched_ahead + record->bytes > device.cap / kAheadShare) {
+    const bool wanted = record != nullptr && is_wanted(*record);
+    if (wanted && !may_fetch_ahead(device, record->bytes)) {
       return; // until a prefetched storage is used or its fetch abandoned
     }
     if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {

@@ -67,11 +67,12 @@ void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream tak
       wait(taker, *event);
     }
   }
-  const OperatorTimer::Pause untimed(operator_timer_.get(), taker);
+  const Untimed untimed(*this, taker);
   runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
   const Event moved = events_.record(taker);
   recycle_event(record.device, record.device_ready);
   record.device_ready = moved;
+  record.ready_on = taker;
   record.streams.assign(1, taker);
   record.device_block = move.to;
   memory_.set_tag(move.to, &record);

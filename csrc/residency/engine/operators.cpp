@@ -36,9 +36,6 @@ std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& fr
 }
 
 void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
-  if (frame.device < 0) {
-    return;
-  }
   Device& device = of(frame.device);
   frame.counted = true;
   if (device.running++ != 0) {
@@ -66,23 +63,26 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
       add_operand(frame, &record);
     }
-    frame.device = frame.operands.empty() ? -1 : frame.operands.front()->device;
+    if (frame.operands.empty()) {
+      look_for_quiet_devices();
+      return;
+    }
+    frame.device = frame.operands.front()->device;
     note_begin(frame, op);
-    std::span<const std::size_t> births;
-    std::size_t guess = 0;
-    if (frame.device >= 0) {
-      Device& device = of(frame.device);
-      frame.region = op.region;
-      device.regions += op.region ? 1 : 0;
-      frame.planned = true;
-      const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
-      births = decision.births;
-      guess = decision.guess;
-      begin_workspace(frame.device);
-      if (recorder_) {
-        recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
-        operator_timer_->begin(device.last_stream);
-      }
+    Device& device = of(frame.device);
+    frame.region = op.region;
+    device.regions += op.region ? 1 : 0;
+    frame.planned = true;
+    const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
+    std::span<const std::size_t> births = decision.births;
+    const std::size_t guess = decision.guess;
+    begin_workspace(frame.device);
+    if (device.durations) {
+      device.durations->begin(decision, device.last_stream);
+    }
+    if (recorder_) {
+      recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
+      operator_timer_->begin(device.last_stream);
     }
     for (std::size_t index = 0; index < frame.operands.size(); ++index) {
       mark_use(*frame.operands[index], accesses_[index].writes);
@@ -255,7 +255,10 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       return;
     }
     if (!frame.planned) { // results but no operands: a factory function
-      of(device).policy->begin(frame.key, {}, false);
+      const Decision& decision = of(device).policy->begin(frame.key, {}, false);
+      if (of(device).durations) {
+        of(device).durations->begin(decision, of(device).last_stream);
+      }
     }
     const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // a factory's begin was not recorded
     if (recorder_) {
@@ -352,7 +355,7 @@ void ResidencyEngine::note_workspace(int device, std::int64_t bytes) {
 std::size_t ResidencyEngine::end_workspace(int device) {
   note_workspace(device, 0);
   const Workspace& workspace = of(device).workspace;
-  const std::int64_t now = take_allocated_peak(device) - workspace.ours;
+  const std::int64_t now = static_cast<std::int64_t>(of(device).allocated.bytes) - workspace.ours;
   return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
 }
 

@@ -49,6 +49,7 @@ struct Record {
                            ///< is only read
   bool retiring = false; ///< scheduled for eviction; a write-back was started if the device copy was dirty
   Event device_ready; ///< the fetch, or the move within the device, is done; empty: nothing to wait for
+  Stream ready_on; ///< work of this stream is ordered after `device_ready`; it need not wait
   Event host_ready; ///< the write-back is done
   Event block_ready; ///< the write-back has read the device copy: its block may be reused unless it was used since.
                      ///< From the allocator's event pool

@@ -33,7 +33,11 @@ bool ResidencyEngine::claim_address(Record& record, Mover mover) {
 
 void ResidencyEngine::order(const std::vector<Stream>& earlier, Stream later) {
   for (const Stream stream : earlier) {
-    if (stream != later && !runtime_.query_stream(stream)) {
+    const bool just_used = stream == just_used_;
+    if (stream == later || (just_used && std::ranges::find(behind_, later) != behind_.end())) {
+      continue;
+    }
+    if (just_used || !runtime_.query_stream(stream)) {
       Event event = events_.record(stream);
       try {
         wait(later, event);
@@ -43,7 +47,18 @@ void ResidencyEngine::order(const std::vector<Stream>& earlier, Stream later) {
       }
       recycle_event(stream.device, event);
     }
+    if (just_used) {
+      behind_.push_back(later);
+    }
   }
+}
+
+bool ResidencyEngine::is_host_copy_ready(Record& record) {
+  if (!reached(record.host_ready)) {
+    return false;
+  }
+  recycle_event(record.device, record.host_ready); // each query is a driver call: do not repeat it
+  return true;
 }
 
 Block* ResidencyEngine::host_block(std::size_t bytes, Stream stream) {
@@ -79,7 +94,7 @@ bool ResidencyEngine::start_write_back(Record& record) {
     }
   }
   host_memory_->record_stream(record.host_block, link);
-  if (!reached(record.host_ready)) {
+  if (!is_host_copy_ready(record)) {
     wait(link, record.host_ready); // an earlier copy may have used another stream (staged or direct)
   }
   for (const Stream used : memory_.streams(record.device_block)) {
@@ -87,17 +102,18 @@ bool ResidencyEngine::start_write_back(Record& record) {
   }
   order(record.streams, stream);
   record.written_back_after = record.streams;
+  recycle_block_ready(record);
+  record.block_ready = memory_.take_event(stream); // to free the block with
   try {
     transfers_.copy(Transfers::Kind::kWriteBack, host_memory_->data(record.host_block),
-                    memory_.data(record.device_block), record.bytes, stream, staging);
+                    memory_.data(record.device_block), record.bytes, stream, staging, recorder_ != nullptr,
+                    record.block_ready);
     recycle_event(record.device, record.host_ready);
     record.host_ready = events_.record(link);
   } catch (...) {
     drop_host_copy(record); // part of the copy may be queued, and the next one may use another stream
     throw;
   }
-  recycle_block_ready(record);
-  record.block_ready = memory_.record_event(stream); // to free the block with
   record.write_back = ++of(record.device).write_backs_started;
   record.host_valid = true;
   record.streams.clear();
@@ -129,9 +145,8 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
     return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
   });
-  const bool after_its_copy =
-      record.block_ready && !used_since && (!is_read(record) || taker == of(record.device).fetches);
-  if (!after_its_copy) {
+  const bool only_copied = record.block_ready && !used_since; // since the write-back began
+  if (!only_copied) {
     const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
     if (!is_read(record) && next != of(record.device).write_backs) {
       wait(next, was_read(record));
@@ -154,10 +169,12 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   recycle_event(record.device, record.device_ready);
   storages_.point_at_host(record, host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
-  if (after_its_copy) { // the block's next user waits for the write-back only, not for all queued work
-    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
-  } else {
+  if (!only_copied) {
     memory_.free(block);
+  } else if (is_read(record)) { // the write-back waited for all other work on the block
+    memory_.free_idle(block, taker.is_host() ? of(record.device).write_backs : taker);
+  } else { // the block's next user waits for the write-back only, not for all queued work
+    memory_.free_after(block, std::exchange(record.block_ready, Event{}), of(record.device).write_backs);
   }
   note_workspace(record.device, -bytes);
   return true;
@@ -197,7 +214,7 @@ bool ResidencyEngine::evict(Record& record, Stream taker) {
 }
 
 bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
-  const OperatorTimer::Pause untimed(operator_timer_.get(), stream);
+  const Untimed untimed(*this, stream);
   Block* const block = room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
@@ -208,13 +225,14 @@ bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
     host_memory_->record_stream(record.host_block, link);
-    if (!reached(record.host_ready)) {
+    if (!is_host_copy_ready(record)) {
       wait(link, record.host_ready);
     }
     order(record.in_place_streams, link);
     transfers_.copy(Transfers::Kind::kFetch, memory_.data(block), host_memory_->data(record.host_block), record.bytes,
-                    stream, staging);
+                    stream, staging, recorder_ != nullptr);
     record.device_ready = events_.record(stream);
+    record.ready_on = stream;
   } catch (...) {
     memory_.free(block);
     throw;
@@ -285,10 +303,13 @@ void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) 
     return;
   }
   mark_use(record, writes); // before anything that may throw: an unnoticed write would be lost
-  if (reached(record.device_ready)) {
-    recycle_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
-  } else {
-    wait(stream, record.device_ready);
+  if (record.device_ready && record.ready_on != stream) {
+    if (reached(record.device_ready)) {
+      recycle_event(record.device, record.device_ready); // each query is a driver call: do not repeat it
+    } else {
+      wait(stream, record.device_ready);
+      record.ready_on = stream;
+    }
   }
   if (record.streams.size() == 1 && record.streams.front() == of(record.device).fetches) {
     memory_.hand_over(record.device_block, stream); // only the fetch has used the block, and `stream` waits for it
@@ -313,7 +334,7 @@ void ResidencyEngine::use_in_place(Record& record, Stream stream, bool writes) {
       abandon_fetch(record);
     }
   }
-  if (!reached(record.host_ready)) {
+  if (!is_host_copy_ready(record)) {
     wait(stream, record.host_ready);
   }
   host_memory_->record_stream(record.host_block, stream);

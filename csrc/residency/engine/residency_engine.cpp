@@ -90,7 +90,7 @@ Record* ResidencyEngine::find(StorageId id) const {
 }
 
 void ResidencyEngine::wait(Stream stream, Event event) {
-  const OperatorTimer::Pause untimed(operator_timer_.get(), stream);
+  const Untimed untimed(*this, stream);
   runtime_.wait_event(stream, event);
 }
 
@@ -287,7 +287,10 @@ void ResidencyEngine::start_recording(const std::string& path) {
     throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
   }
   auto recorder = std::make_unique<AccessRecorder>(path, budgets);
-  operator_timer_ = std::make_unique<OperatorTimer>(runtime_, *recorder);
+  operator_timer_ = std::make_unique<OperatorTimer>(
+      runtime_, [recorder = recorder.get()](std::uint64_t first, std::uint64_t operators, double us) {
+        recorder->ran(first, operators, us);
+      });
   recorder_ = std::move(recorder);
   for (const auto& [id, record] : records_) {
     if (record->announced) {
@@ -335,6 +338,12 @@ ResidencyStatistics ResidencyEngine::statistics() {
   now.records = static_cast<std::int64_t>(records_.size());
   now.failures = failures_;
   return now;
+}
+
+bool ResidencyEngine::schedules_are_settled() {
+  const Lock lock(*this);
+  return std::ranges::all_of(devices_,
+                             [](const Device& device) { return !device.budget || device.policy->is_settled(); });
 }
 
 void ResidencyEngine::reset_statistics() {

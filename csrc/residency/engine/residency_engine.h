@@ -63,6 +63,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void start_recording(const std::string& path) override;
   void stop_recording() override;
   ResidencyStatistics statistics() override;
+  bool schedules_are_settled() override;
   void reset_statistics() override;
   std::optional<std::string> check() override;
 
@@ -126,6 +127,8 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// Makes the device idle after enough quiet steps.
   void become_idle_if_quiet(int device);
   bool make_idle(int device);
+  /// `become_idle_if_quiet` for operators that use no storages with records.
+  void look_for_quiet_devices();
   /// Counts an operator since the device woke, and checks whether it is quiescent.
   void count_since_wake(int device, bool surely_outermost);
   /// Whether operators that began unwatched may still run.
@@ -175,6 +178,8 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void abandon_fetch(Record& record) noexcept;
   /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
   Block* host_block(std::size_t bytes, Stream stream);
+  /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
+  bool is_host_copy_ready(Record& record);
   /// Makes `later` wait for the work queued on the `earlier` streams.
   void order(const std::vector<Stream>& earlier, Stream later);
   void note_move(TransferKind kind, const Record& record) noexcept;
@@ -193,8 +198,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   bool evict_all(int device, Stream taker);
   /// Frees a retiring device copy of about the requested size. \return whether there was one
   bool evict_same_size(std::size_t bytes, int device, Stream taker);
-  /// Frees the retiring device copies whose write-backs are done.
-  void release_read_copies(int device);
   /// Whether the latest write-back has finished reading the device copy.
   bool is_read(Record& record);
   /// Cost of evicting the storage; infinity if it cannot be evicted.
@@ -230,6 +233,14 @@ class ResidencyEngine final : public Engine, public PressureCallback {
 
   // fetches_ahead.cpp
   void follow(const Decision& decision, int device);
+  void retire_and_release(std::span<const StorageId> storages, int device);
+  /// Frees the retiring device copies whose write-backs are done.
+  /// \param latest the latest write-back that may be done
+  void release_read_copies(int device, std::uint64_t latest);
+  /// Whether a pending fetch is still needed and may start.
+  bool is_wanted(const Record& pending) const;
+  /// Whether so many bytes more may be prefetched now.
+  bool may_fetch_ahead(const Device& device, std::size_t bytes) const;
   void forget_fetches(Device& device) noexcept;
   /// The prefetched storage was used, or its fetch abandoned: it no longer counts as fetched ahead.
   void no_longer_ahead(const Record& record) noexcept;
@@ -299,6 +310,21 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   ResidencyStatistics statistics_;
   std::unique_ptr<AccessRecorder> recorder_;
   std::unique_ptr<OperatorTimer> operator_timer_; ///< while there is a recorder
+
+  /// A scope in which the engine queues work of its own on an operator's stream.
+  class Untimed {
+   public:
+    Untimed(ResidencyEngine& engine, Stream stream)
+        : recording_(engine.operator_timer_.get(), stream), scheduling_(engine.timer_of(stream.device), stream) {}
+
+   private:
+    OperatorTimer::Pause recording_;
+    OperatorTimer::Pause scheduling_;
+  };
+  OperatorTimer* timer_of(int device) {
+    const Device& it = of(device);
+    return it.durations ? it.durations->timer() : nullptr;
+  }
   FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;
@@ -314,6 +340,11 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   const Frame* beginning_ = nullptr; ///< of the operator whose operands `begin` is placing
   bool no_room_ahead_ = false; ///< a prefetch for the operator being begun found no room
   bool host_refused_ = false; ///< the latest write-back found no pinned memory
+  /// While storages retire and their copies are released after an operator: the operator's stream, which is not idle
+  /// yet; else the host's. Nothing is queued to it meanwhile, and no storage that moves is in use. So one wait of each
+  /// other stream for it (`behind_`) is enough.
+  Stream just_used_;
+  std::vector<Stream> behind_;
   std::vector<void*> locked_; ///< storages whose references are dropped after the mutex is released
 };
 

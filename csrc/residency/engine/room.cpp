@@ -91,22 +91,6 @@ Record* ResidencyEngine::retiring(const Device::Retirement& retirement) const {
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-void ResidencyEngine::release_read_copies(int index) {
-  Device& device = of(index);
-  while (!device.retired.empty()) {
-    Record* const record = retiring(device.retired.front());
-    if (record != nullptr && record->in_use == 0) {
-      if (!is_read(*record)) {
-        return;
-      }
-      if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        release_device_copy(*record, device.last_stream);
-      }
-    }
-    device.retired.pop_front();
-  }
-}
-
 bool ResidencyEngine::evict_same_size(std::size_t bytes, int index, Stream taker) {
   // Steps repeat, and so do sizes: a retiring block often fits the request exactly.
   for (const Device::Retirement& each : of(index).retired) {

@@ -1,13 +1,14 @@
-// Idle devices: steps that repeat and fit into the budget run without the engine's overhead.
+// Idle devices: programs that fit into the budget run without the engine's overhead.
 //
 // Each dispatcher call is slower while a PyTorch callback is registered, and that costs more than the callback's own
 // work. So a device becomes idle once its steps have repeated for a while without evictions, with nothing on the host
-// and with memory to spare. Records are kept, and the destruction of storages is still reported.
+// and with memory to spare; or, after a longer while, if memory did not rise. Records are kept, and the destruction of
+// storages is still reported.
 //
-// The device wakes if more is allocated than those steps ever used, which is still well below the budget, or if the
-// allocator runs out of room. It is not quiescent then: operators that began unwatched may hold pointers and may have
-// queued work on unknown streams. Nothing is evicted until they have ended. Allocations that cannot wait exceed the
-// budget.
+// The device wakes if more is allocated than was ever used in that time, which is still well below the budget, or if
+// the allocator runs out of room. It is not quiescent then: operators that began unwatched may hold pointers and may
+// have queued work on unknown streams. Nothing is evicted until they have ended. Allocations that cannot wait exceed
+// the budget.
 #include <algorithm>
 
 #include "residency/engine/residency_engine.h"
@@ -18,6 +19,9 @@ namespace {
 constexpr std::uint64_t kQuietSteps = 2; ///< quiet steps before a device first becomes idle; doubles each time
 constexpr unsigned kMaxDoublings = 6;
 constexpr std::uint64_t kMinQuiet = 128; ///< minimum number of quiet operators, however short the step
+/// Number of operators without evictions and without more memory than before, after which a device becomes idle even if
+/// no step repeats, or if no operator uses a storage that could be moved. Doubles likewise.
+constexpr std::uint64_t kStill = 16384;
 constexpr std::uint64_t kMissesShare = 32; ///< at most 1/32 of the operators may miss the schedule
 constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
 constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
@@ -41,7 +45,7 @@ void ResidencyEngine::note_level(Device& device, std::size_t bytes) {
 }
 
 void ResidencyEngine::restart_quiet(Device& device) {
-  device.quiet.since = operators_;
+  device.quiet.since = device.quiet.still_since = operators_;
   device.quiet.next_look = operators_ + kMinQuiet;
   device.quiet.misses = device.policy->counters().plan_misses;
 }
@@ -60,18 +64,32 @@ void ResidencyEngine::become_idle_if_quiet(int index) {
     restart_quiet(device);
     return;
   }
-  const std::uint64_t length = device.policy->step_length();
-  const std::uint64_t quietly = operators_ - quiet.since;
-  const std::uint64_t missed = device.policy->counters().plan_misses - quiet.misses;
-  if (length == 0 || quietly < length * (kQuietSteps << std::min(quiet.idle_periods, kMaxDoublings))) {
-    return;
-  }
-  if (missed * kMissesShare > quietly) {
-    restart_quiet(device);
-    return;
+  const unsigned doublings = std::min(quiet.idle_periods, kMaxDoublings);
+  if (operators_ - quiet.still_since < kStill << doublings) {
+    const std::uint64_t length = device.policy->step_length();
+    const std::uint64_t quietly = operators_ - quiet.since;
+    const std::uint64_t misses = device.policy->counters().plan_misses;
+    if (length == 0 || quietly < length * (kQuietSteps << doublings)) {
+      return;
+    }
+    if ((misses - quiet.misses) * kMissesShare > quietly) {
+      quiet.since = operators_;
+      quiet.misses = misses;
+      return;
+    }
   }
   if (!make_idle(index)) {
     restart_quiet(device); // do not repeat the checks at every look
+  }
+}
+
+void ResidencyEngine::look_for_quiet_devices() {
+  for (int index = 0; operators_ % kMinQuiet == 0 && index < static_cast<int>(devices_.size()); ++index) {
+    Device& device = of(index);
+    if (watches(index) && device.running == 0) { // else its own operators look
+      note_level(device, static_cast<std::size_t>(take_allocated_peak(index)));
+      become_idle_if_quiet(index);
+    }
   }
 }
 
@@ -114,16 +132,10 @@ std::size_t ResidencyEngine::allocated_bytes(int device) const {
 }
 
 void ResidencyEngine::note_allocation(int device) {
-  if (!has_idle_devices()) {
-    return;
+  // Without the engine's lock: each allocation of an idle device comes here.
+  if (has_idle_devices() && allocated_bytes(device) > of(device).alarm.load(std::memory_order_relaxed)) {
+    wake(device);
   }
-  {
-    const Lock lock(*this);
-    if (!of(device).idle || of(device).quiet.alarm == 0 || allocated_bytes(device) <= of(device).quiet.alarm) {
-      return;
-    }
-  }
-  wake(device);
 }
 
 void ResidencyEngine::wake(int device) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/bytes.h"
+
 namespace torch_uvm {
 
 Staging::Staging(ManagedRuntime& runtime, Direction direction, Stream link)
@@ -20,22 +22,26 @@ void Staging::resize(std::size_t slot_bytes) noexcept {
   }
   slot_bytes_ = slot_bytes;
   refused_ = false;
+  at_ = used_ = 0;
 }
 
 void Staging::release(Slot& slot) noexcept {
   if (slot.memory != nullptr) {
     runtime_.free_device(slot.memory); // waits for work that may use it
   }
-  for (const Event event : {slot.filled, slot.emptied}) {
-    if (event) {
-      runtime_.destroy_event(event);
+  for (Event* const event : {&slot.emptied, &filled_}) {
+    if (*event) {
+      runtime_.destroy_event(*event);
+      *event = Event{};
     }
   }
   slot = Slot{};
 }
 
 void Staging::make(Slot& slot) {
-  slot.filled = runtime_.create_event(link_.device, /*timing=*/false);
+  if (!filled_) {
+    filled_ = runtime_.create_event(link_.device, /*timing=*/false);
+  }
   slot.emptied = runtime_.create_event(link_.device, /*timing=*/false);
   slot.memory = runtime_.allocate_device(slot_bytes_, link_.device);
 }
@@ -55,37 +61,56 @@ bool Staging::is_ready() noexcept {
   return !refused_;
 }
 
-void Staging::wait_until_empty(Slot& slot, Stream stream) {
-  if (slot.used) {
-    runtime_.wait_event(stream, slot.emptied);
+void Staging::leave(Stream stream) {
+  runtime_.record_event(slots_[at_].emptied, empties(stream)); // after the copies out of all of its pieces
+  slots_[at_].left = true;
+  at_ = (at_ + 1) % kSlots;
+  used_ = 0;
+}
+
+void Staging::open(std::size_t bytes, Stream stream) {
+  if (used_ != 0 && std::min(bytes, slot_bytes_) > slot_bytes_ - used_) {
+    leave(stream);
+  }
+  // Once for all copies that share the slot: the stream is in order, and their pieces do not overlap.
+  if (slots_[at_].left) {
+    runtime_.wait_event(fills(stream), slots_[at_].emptied);
+    slots_[at_].left = false;
   }
 }
 
-Stream Staging::begin(Stream stream) {
-  const Stream first = direction_ == Direction::kToDevice ? link_ : stream;
-  wait_until_empty(slots_[next_], first);
-  return first;
-}
-
-void Staging::copy(void* dst, const void* src, std::size_t bytes, Stream stream) {
-  const Stream fills = direction_ == Direction::kToDevice ? link_ : stream;
-  const Stream empties = direction_ == Direction::kToDevice ? stream : link_;
+Stream Staging::begin(std::size_t bytes, Stream stream) {
   try {
-    for (std::size_t done = 0; done < bytes;) {
-      Slot& slot = slots_[next_];
-      const std::size_t piece = std::min(slot_bytes_, bytes - done);
-      wait_until_empty(slot, fills);
-      runtime_.copy_async(slot.memory, static_cast<const char*>(src) + done, piece, fills);
-      runtime_.record_event(slot.filled, fills);
-      runtime_.wait_event(empties, slot.filled);
-      runtime_.copy_async(static_cast<char*>(dst) + done, slot.memory, piece, empties);
-      runtime_.record_event(slot.emptied, empties);
-      slot.used = true;
-      next_ = (next_ + 1) % kSlots;
-      done += piece;
-    }
+    open(bytes, stream);
   } catch (...) {
     refused_ = true; // it is not known when the slot is free again
+    throw;
+  }
+  return fills(stream);
+}
+
+void Staging::copy(void* dst, const void* src, std::size_t bytes, Stream stream, Event read) {
+  try {
+    for (std::size_t done = 0; done < bytes;) {
+      open(bytes - done, stream);
+      char* const slot = static_cast<char*>(slots_[at_].memory) + used_;
+      const std::size_t piece = std::min(slot_bytes_ - used_, bytes - done);
+      const bool last = done + piece == bytes;
+      // On the way to the host, the slot is filled when the managed memory has been read: one event for both.
+      const Event filled = last && read && direction_ == Direction::kToHost ? read : filled_;
+      runtime_.copy_async(slot, static_cast<const char*>(src) + done, piece, fills(stream));
+      runtime_.record_event(filled, fills(stream));
+      runtime_.wait_event(empties(stream), filled);
+      runtime_.copy_async(static_cast<char*>(dst) + done, slot, piece, empties(stream));
+      used_ = std::min(round_up(used_ + piece, std::size_t{512}), slot_bytes_); // aligned as memory is
+      done += piece;
+    }
+    // Record `emptied` now if the next copy is unlikely to fit: by then the stream may wait for something else.
+    if (used_ > slot_bytes_ / 2) {
+      leave(stream);
+    }
+  } catch (...) {
+    refused_ = true;
     throw;
   }
 }

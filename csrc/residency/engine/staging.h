@@ -21,7 +21,8 @@ class Staging {
  public:
   enum class Direction { kToDevice, kToHost };
 
-  /// Double buffering: one slot is copied within the device while the other is on the link.
+  /// Double buffering: one slot is copied within the device while the other is on the link. Copies share a slot as long
+  /// as they fit into it.
   static constexpr std::size_t kSlots = 2;
 
   /// \param link a stream for this object alone; must outlive the host memory that is copied
@@ -44,25 +45,34 @@ class Staging {
     return slots_.back().memory == nullptr ? 0 : kSlots * slot_bytes_;
   }
 
-  /// Makes the stream that the copy begins on wait for the first slot.
+  /// Makes the stream that a copy of so many bytes begins on wait for its first slot. `copy` does so, too: call this
+  /// first to mark where on the stream the copy begins.
   /// \return that stream
   /// \throws the runtime's errors
-  Stream begin(Stream stream);
-  /// Queues the copy; `begin` must have been called. The managed memory is used in the order of `stream`, the host
-  /// memory in that of `link`.
+  Stream begin(std::size_t bytes, Stream stream);
+  /// Queues the copy. The managed memory is used in the order of `stream`, the host memory in that of `link`.
+  /// \param read to the host: an event to record once `src` has been read; empty: none
   /// \throws the runtime's errors; part of the copy may have been queued on both streams
-  void copy(void* dst, const void* src, std::size_t bytes, Stream stream);
+  void copy(void* dst, const void* src, std::size_t bytes, Stream stream, Event read = {});
 
  private:
   struct Slot {
     void* memory = nullptr;
-    Event filled;
-    Event emptied;
-    bool used = false; ///< whether `emptied` has been recorded
+    Event emptied; ///< recorded when the slot is left
+    bool left = false; ///< and not waited for since
   };
   void make(Slot& slot);
   void release(Slot& slot) noexcept;
-  void wait_until_empty(Slot& slot, Stream stream);
+  Stream fills(Stream stream) const {
+    return direction_ == Direction::kToDevice ? link_ : stream;
+  }
+  Stream empties(Stream stream) const {
+    return direction_ == Direction::kToDevice ? stream : link_;
+  }
+  /// Moves on to the next slot.
+  void leave(Stream stream);
+  /// Makes room in a slot for the first piece of so many bytes.
+  void open(std::size_t bytes, Stream stream);
 
   ManagedRuntime& runtime_;
   const Direction direction_;
@@ -70,7 +80,9 @@ class Staging {
   std::size_t slot_bytes_ = 0;
   bool refused_ = false; ///< allocation or a copy failed; until the next `resize`
   std::array<Slot, kSlots> slots_;
-  std::size_t next_ = 0;
+  Event filled_; ///< one for all pieces: a wait is for its latest record, and each is waited for at once
+  std::size_t at_ = 0; ///< the slot in use
+  std::size_t used_ = 0; ///< bytes of it
 };
 
 } // namespace torch_uvm

@@ -4,18 +4,33 @@
 
 namespace torch_uvm {
 
-void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging) {
-  read_times(kReadAtOnce, counted_);
+bool Transfers::is_due(Rate& rate, std::size_t bytes, bool timed) noexcept {
+  if ((timed || !rate.known || rate.since_timed + bytes >= kUntimed) && timed_.size() < kMaxTimed) {
+    rate.since_timed = 0;
+    return rate.known = true;
+  }
+  rate.since_timed += bytes;
+  return false;
+}
+
+void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, Stream stream, Staging* staging,
+                     bool timed, Event read) {
   ++copies_;
-  const bool times = timed_.size() < kMaxTimed;
-  const Stream first = staging != nullptr ? staging->begin(stream) : stream;
-  const Stream last = staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream;
-  const Event begin = times ? events_.record(first) : Event{};
+  Rate& rate = rates_[static_cast<std::size_t>(kind)];
+  const bool times = is_due(rate, bytes, timed);
+  Event begin;
+  if (times) {
+    read_times(kReadAtOnce, counted_);
+    begin = events_.record(staging != nullptr ? staging->begin(bytes, stream) : stream);
+  }
   try {
     if (staging != nullptr) {
-      staging->copy(dst, src, bytes, stream);
+      staging->copy(dst, src, bytes, stream, read);
     } else {
       runtime_.copy_async(dst, src, bytes, stream);
+      if (read) {
+        runtime_.record_event(read, stream);
+      }
     }
   } catch (...) {
     if (times) {
@@ -24,18 +39,20 @@ void Transfers::copy(Kind kind, void* dst, const void* src, std::size_t bytes, S
     throw;
   }
   if (times) {
-    time(kind, begin, last);
+    time(kind, bytes, begin, staging != nullptr && kind == Kind::kWriteBack ? staging->link() : stream);
+  } else {
+    rate.untimed += bytes;
   }
   ResidencyStatistics::Traffic& traffic = kind == Kind::kFetch ? counted_.fetched : counted_.written_back;
   ++traffic.count;
   traffic.bytes += static_cast<std::int64_t>(bytes);
 }
 
-void Transfers::time(Kind kind, Event begin, Stream stream) noexcept {
+void Transfers::time(Kind kind, std::size_t bytes, Event begin, Stream stream) noexcept {
   Event end;
   try {
     end = events_.record(stream);
-    timed_.push_back({kind, stream.device, begin, end, copies_});
+    timed_.push_back({kind, stream.device, bytes, begin, end, copies_});
   } catch (...) { // the copy is queued; it is just not timed
     give(stream.device, begin);
     if (end) {
@@ -68,6 +85,14 @@ void Transfers::collect(ResidencyStatistics& statistics) noexcept {
     }
   }
   read_times(timed_.size(), statistics);
+  for (const Kind kind : {Kind::kFetch, Kind::kWriteBack}) {
+    Rate& rate = rates_[static_cast<std::size_t>(kind)];
+    if (rate.bytes != 0) {
+      const double ms = rate.ms * static_cast<double>(rate.untimed) / static_cast<double>(rate.bytes);
+      (kind == Kind::kFetch ? statistics.fetched : statistics.written_back).ms += ms;
+      rate.untimed = 0;
+    }
+  }
 }
 
 void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) noexcept {
@@ -82,6 +107,9 @@ void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) no
       }
       const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
       (timed.kind == Kind::kFetch ? statistics.fetched : statistics.written_back).ms += ms;
+      Rate& rate = rates_[static_cast<std::size_t>(timed.kind)];
+      rate.bytes += timed.bytes;
+      rate.ms += ms;
       if (timed.recorder != nullptr) {
         timed.recorder->took(timed.transfer, 1e3 * ms);
       }

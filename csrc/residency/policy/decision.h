@@ -16,10 +16,19 @@ struct Access {
   bool writes = false;
 };
 
+/// Bytes per millisecond: of each direction of the link, and of kernels that use host memory in place.
+struct LinkRates {
+  double into = 55.4e6;
+  double out = 55.4e6;
+  double in_place = 51.2e6;
+};
+
 struct PolicyOptions {
   std::size_t budget = 0; ///< device bytes for storages
   std::size_t reserve = 0; ///< part of the budget that schedules leave free
   bool in_place = true; ///< whether operators may use host copies in place
+  bool timed = false; ///< whether the caller reports durations (`Policy::ran`, `Policy::took`)
+  LinkRates rates;
 };
 
 /// Valid until the next call of `begin` or `end`.
@@ -38,6 +47,12 @@ struct Decision {
   std::size_t guess = 0;
   /// The schedule has changed or was lost: drop the fetches of earlier decisions that have not started.
   bool forget = false;
+  /// At `begin`: report the durations of operators from here on.
+  bool wants_durations = false;
+  /// At `begin`: an iteration begins whose duration the policy wants to know, from here to the next mark. 0: none.
+  std::uint64_t mark = 0;
+  /// At `begin` with a mark: since the mark before, every operator matched the schedule.
+  bool is_whole = false;
 };
 
 } // namespace torch_uvm

@@ -66,6 +66,7 @@ struct Iteration {
     std::size_t workspace = 0;
     std::uint32_t operands = 0; ///< number of its uses by operands, in order of accesses; they precede its births
     bool in_place_ok = false;
+    float ms = 0; ///< duration with all operands on the device; 0 for all operators: unknown
   };
   std::vector<Op> ops;
   std::vector<Value> values;

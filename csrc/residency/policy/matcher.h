@@ -10,6 +10,7 @@
 #include "residency/policy/flat_map.h"
 #include "residency/policy/iteration.h"
 #include "residency/policy/schedule.h"
+#include "residency/policy/trial.h"
 
 namespace torch_uvm::scheduling {
 
@@ -41,6 +42,9 @@ struct KnownSchedule {
   std::size_t drift = 0; ///< bytes by which created storages have differed in this iteration
   std::size_t created = 0; ///< bytes created in an iteration, as recorded
   bool stale = false; ///< sizes differed too much in the last iteration
+  std::vector<unsigned> timed; ///< by operator: how often its duration was reported; empty: never
+  std::uint32_t untimed = kNone; ///< number of operators whose duration was reported too seldom; kNone: none was
+  Trial trial;
   bool retired_overdue = false; ///< storages that should be on the host were retired (Policy::State::retire_overdue)
   std::vector<StorageId> bound; ///< by value: its current storage
   FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
@@ -50,6 +54,7 @@ struct KnownSchedule {
 class Matcher {
  public:
   static constexpr std::size_t kMaxSchedules = 8;
+  static constexpr std::uint64_t kMarkStride = 64; ///< a mark names a schedule among as many
 
   /// The schedule being followed; nullptr: none.
   KnownSchedule* current() const {

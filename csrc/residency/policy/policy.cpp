@@ -112,6 +112,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.forget = false;
   it.decision.births.clear();
   it.decision.guess = 0;
+  it.ask_for_durations();
   if (it.counters.following) {
     const Schedule& schedule = it.matcher.current()->schedule;
     const std::uint32_t position = it.matcher.position();
@@ -206,6 +207,10 @@ bool Policy::use_in_place(StorageId storage) const {
 
 Policy::Counters Policy::counters() const {
   return state_->counters;
+}
+
+std::uint64_t Policy::operators() const {
+  return state_->log.latest();
 }
 
 std::pair<const Schedule*, std::uint32_t> Policy::schedule() const {

@@ -58,6 +58,13 @@ class Policy {
   /// \param workspace peak of temporary bytes while it ran
   const Decision& end(std::span<const std::pair<StorageId, std::size_t>> births, std::size_t workspace);
 
+  /// Operators ran on the device, without waits for transfers. They are numbered from 1, in order of `begin`. Durations
+  /// may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
+  /// \param ms the duration of all of them together
+  void ran(std::uint64_t first, std::uint64_t last, double ms);
+  /// The iteration of this mark took so long, all waits included (Decision::mark).
+  void took(std::uint64_t mark, double ms);
+
   /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating
   /// steps need it.
   void mark_step();
@@ -70,6 +77,11 @@ class Policy {
   bool use_in_place(StorageId storage) const;
 
   Counters counters() const;
+  /// Whether the latest operator matched a schedule that is final: durations are known and its trial has ended. True if
+  /// the caller reports no durations.
+  bool is_settled() const;
+  /// Number of operators that have begun.
+  std::uint64_t operators() const;
   /// Number of operators in the current schedule; 0 if the latest operator did not match one.
   std::uint64_t step_length() const;
   /// The current schedule, and the place of the latest operator in it. nullptr if that did not match one. Valid until

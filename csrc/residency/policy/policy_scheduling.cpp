@@ -91,7 +91,12 @@ void Policy::State::solve(KnownSchedule& known) {
       left.budget -= std::min(left.budget, state.bytes);
     }
   });
-  known.schedule = make_schedule(std::move(known.schedule.iteration), left);
+  if (known.untimed == 0) {
+    known.trial.start(make_candidates(known.schedule, left));
+    follow_candidate(known);
+  } else {
+    known.schedule = make_schedule(std::move(known.schedule.iteration), left);
+  }
   known.options = options_version;
   known.retired_overdue = false;
 }

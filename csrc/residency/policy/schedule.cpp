@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "residency/policy/prediction.h"
 #include "residency/policy/usage.h"
 
 namespace torch_uvm::scheduling {
 
-namespace {
-
-/// Device bytes in use during each operator, without prefetches.
 std::vector<std::size_t> base_usage(const Schedule& schedule) {
   const Iteration& iteration = schedule.iteration;
   const std::uint32_t size = iteration.size();
@@ -47,9 +45,7 @@ std::vector<std::size_t> base_usage(const Schedule& schedule) {
   return usage;
 }
 
-} // namespace
-
-void place_fetches(Schedule& schedule, std::size_t capacity) {
+void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std::uint32_t> most_ahead) {
   const Iteration& iteration = schedule.iteration;
   const std::uint32_t size = iteration.size();
   Usage usage(base_usage(schedule));
@@ -70,12 +66,16 @@ void place_fetches(Schedule& schedule, std::size_t capacity) {
     const auto bytes = static_cast<std::int64_t>(iteration.values[it.value].bytes);
     const std::uint32_t need = iteration.uses[it.next].op;
     const std::uint32_t between = it.distance - 1;
-    const std::uint32_t ahead = usage.fits_before(need, between, static_cast<std::int64_t>(capacity) - bytes);
-    usage.add((need + size - ahead) % size, ahead, bytes);
+    std::uint32_t ahead = usage.fits_before(need, between, static_cast<std::int64_t>(capacity) - bytes);
     if (ahead == between && !schedule.in_place[use]) {
+      usage.add((need + size - ahead) % size, ahead, bytes);
       schedule.evicted_after[use] = false;
       continue;
     }
+    if (!most_ahead.empty()) {
+      ahead = std::min(ahead, most_ahead[use]);
+    }
+    usage.add((need + size - ahead) % size, ahead, bytes);
     const std::uint32_t issue = (need + 2 * size - ahead - 1) % size;
     schedule.fetches.push_back({it.value, issue, need});
     asked[issue].push_back(schedule.fetches.back());
@@ -100,18 +100,42 @@ void place_fetches(Schedule& schedule, std::size_t capacity) {
   }
 }
 
-Schedule make_schedule(Iteration iteration, const PolicyOptions& options) {
-  Schedule schedule;
-  schedule.iteration = std::move(iteration);
+std::size_t capacity_of(const Iteration& iteration, const PolicyOptions& options) {
   std::size_t capacity = options.budget > options.reserve ? options.budget - options.reserve : 0;
-  for (const Value& value : schedule.iteration.values) {
+  for (const Value& value : iteration.values) {
     if (value.pinned) {
       capacity -= std::min(capacity, value.bytes);
     }
   }
+  return capacity;
+}
+
+Schedule make_schedule(Iteration iteration, const PolicyOptions& options) {
+  Schedule schedule;
+  schedule.iteration = std::move(iteration);
+  const std::size_t capacity = capacity_of(schedule.iteration, options);
   choose_evictions(schedule, options, capacity);
   place_fetches(schedule, capacity);
   return schedule;
+}
+
+std::vector<Decisions> make_candidates(Schedule& schedule, const PolicyOptions& options) {
+  const std::size_t capacity = capacity_of(schedule.iteration, options);
+  std::vector<Decisions> candidates;
+  const auto add = [&] {
+    schedule.predicted_ms = predict_ms(schedule, options.rates, capacity);
+    candidates.push_back(schedule);
+  };
+  choose_evictions(schedule, options, capacity);
+  place_fetches(schedule, capacity);
+  add();
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
+    choose_evictions_in_time(schedule, options, capacity, rule);
+    place_fetches(schedule, capacity, latest_fetches(schedule, options.rates));
+    add();
+  }
+  std::ranges::stable_sort(candidates, {}, &Decisions::predicted_ms);
+  return candidates;
 }
 
 } // namespace torch_uvm::scheduling

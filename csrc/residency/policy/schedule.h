@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "residency/policy/decision.h"
@@ -22,23 +23,56 @@ struct NextUse {
   bool in_place = false;
 };
 
-struct Schedule {
-  Iteration iteration;
+/// What a schedule decides.
+struct Decisions {
   std::vector<bool> evicted_after; ///< by use: the value is evicted after it
   std::vector<bool> in_place; ///< by use: on the host
   Lists retire; ///< by operator: values to evict after it
   Lists fetch; ///< by operator: values to prefetch after it, in order of need
   std::vector<Fetch> fetches; ///< all prefetches, in order of need
+  double predicted_ms = 0; ///< duration of an iteration (prediction.h); 0: the operators' durations are not known
+};
+
+struct Schedule : Decisions {
+  Iteration iteration;
 };
 
 /// Decides after which uses a value is evicted (`evicted_after`) and which uses happen on the host (`in_place`). Evicts
 /// the value with the farthest next use (Belady), and simulates several iterations to reach the steady state.
 void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::size_t capacity);
 
+/// How `choose_evictions_in_time` ranks the gaps between two uses.
+enum class GapRule {
+  kMostExcess, ///< by the bytes above the capacity during the gap, times their duration, per transferred byte
+  kLongest, ///< by the gap's duration
+};
+
+/// The same from the operators' durations. An eviction hides both transfers in the gap to the value's next use if the
+/// gap is long enough. Operators are relieved in order of their bytes above the capacity, each by the gap that `rule`
+/// ranks first among those that hide their transfers. If there is none, transfers are exposed, and then uses are in
+/// place.
+void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, std::size_t capacity, GapRule rule);
+
+/// Device bytes in use during each operator, without prefetches.
+std::vector<std::size_t> base_usage(const Schedule& schedule);
+
 /// Issues each prefetch as early as there is room from then until its use, in order of need. If there is room all the
 /// way back to the eviction, the value is not evicted.
-void place_fetches(Schedule& schedule, std::size_t capacity);
+/// \param ahead by use that a prefetch follows: the maximum number of operators between the prefetch and its use;
+///   empty: no maximum
+void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std::uint32_t> ahead = {});
 
+/// For `place_fetches`: how far ahead each prefetch must be issued to be done before its use, if it is issued as late
+/// as possible and each waits for the ones before it.
+std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRates& rates);
+
+/// Bytes of the budget for storages that are not pinned.
+std::size_t capacity_of(const Iteration& iteration, const PolicyOptions& options);
+
+/// The schedule from the order of operators alone.
 Schedule make_schedule(Iteration iteration, const PolicyOptions& options);
+
+/// Decisions from the order of operators and from their durations, fastest prediction first.
+std::vector<Decisions> make_candidates(Schedule& schedule, const PolicyOptions& options);
 
 } // namespace torch_uvm::scheduling

@@ -2,8 +2,8 @@
 
 namespace torch_uvm {
 
-OperatorTimer::OperatorTimer(ManagedRuntime& runtime, AccessRecorder& recorder)
-    : runtime_(runtime), recorder_(recorder), events_(runtime, runtime.device_count(), /*timing=*/true) {}
+OperatorTimer::OperatorTimer(ManagedRuntime& runtime, Report report)
+    : runtime_(runtime), report_(std::move(report)), events_(runtime, runtime.device_count(), /*timing=*/true) {}
 
 OperatorTimer::~OperatorTimer() {
   end_group();
@@ -74,7 +74,7 @@ bool OperatorTimer::report(const Group& group) {
   for (const auto& [begin, end] : group.parts) {
     ms += runtime_.elapsed_ms(begin, end);
   }
-  recorder_.ran(group.first, group.operators, 1e3 * ms);
+  report_(group.first, group.operators, 1e3 * ms);
   return true;
 }
 

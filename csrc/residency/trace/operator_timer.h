@@ -1,4 +1,4 @@
-// Times groups of consecutive operators on the device, for a trace.
+// Times groups of consecutive operators on the device, for traces and schedules.
 //
 // A group begins with an event before its first operator and ends with one before the next group. Its time is what the
 // device spent from one to the other, or what the host took to queue the operators if that was longer. What the engine
@@ -9,11 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <utility>
 #include <vector>
 
 #include "allocator/events.h"
-#include "residency/trace/access_recorder.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -24,14 +24,16 @@ class OperatorTimer {
   /// An event costs the host about a microsecond, so not every operator has one.
   static constexpr std::uint64_t kMaxOperators = 16;
 
-  /// The recorder must outlive the timer.
-  OperatorTimer(ManagedRuntime& runtime, AccessRecorder& recorder);
+  /// Called for each group: its first operator, counted from 0 in order of `begin`, their number, and microseconds.
+  using Report = std::function<void(std::uint64_t first, std::uint64_t operators, double us)>;
+
+  OperatorTimer(ManagedRuntime& runtime, Report report);
   /// Reports the groups that are done, without waiting for the others.
   ~OperatorTimer();
   OperatorTimer(const OperatorTimer&) = delete;
   OperatorTimer& operator=(const OperatorTimer&) = delete;
 
-  /// An operator that the recorder was told of begins on the stream.
+  /// An operator begins on the stream.
   void begin(Stream stream) noexcept;
   /// A step ends: the next operator begins a group.
   void end_group() noexcept;
@@ -71,7 +73,7 @@ class OperatorTimer {
   void forget(Group& group) noexcept;
 
   ManagedRuntime& runtime_;
-  AccessRecorder& recorder_;
+  const Report report_;
   EventPool events_;
   std::uint64_t begun_ = 0; ///< operators
   Group group_; ///< of the latest operator; without operators: none

@@ -140,7 +140,8 @@ void EmulatedClock::host_touch(const Traffic& traffic) {
       end = std::max(end, occupy(links_[source].to_host_us, now, faulting));
     }
   }
-  host_us_ = end + time_of(traffic.populated + traffic.local, profile_.host_memory_rate);
+  host_us_ = end + time_of(traffic.populated + traffic.local, profile_.host_memory_rate) +
+             time_of(traffic.in_place_read + traffic.in_place_written, profile_.in_place_rate);
 }
 
 void EmulatedClock::wait_for_room(int device, const Traffic& traffic) {

@@ -1,4 +1,4 @@
-// The costs of memory traffic on an emulated machine.
+// What an emulated machine is: how its memories are connected, and the costs of memory traffic.
 #pragma once
 
 #include <string>
@@ -7,9 +7,17 @@
 
 namespace torch_uvm {
 
+/// The memories of host and devices.
+enum class MemoryKind {
+  kSeparate, ///< each has its own, and pages migrate to who touches them
+  kCoherent, ///< each has its own; pages stay where they were touched first, and the others use them across the link
+  kOne, ///< the devices use the host's
+};
+
 /// Rates in bytes per second, times in microseconds.
 struct CostProfile {
   std::string name;
+  MemoryKind memory;
   double device_memory_rate; ///< kernels accessing resident pages
   double host_memory_rate; ///< host code accessing host-resident pages
   double copy_to_device_rate, copy_to_host_rate; ///< asynchronous copies from and to pinned host memory

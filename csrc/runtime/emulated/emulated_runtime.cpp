@@ -60,12 +60,23 @@ void EmulatedRuntime::do_free_managed(void* ptr, std::size_t bytes) noexcept {
   unmap_host_memory(ptr, bytes);
 }
 
+/// With the mutex held.
+void EmulatedRuntime::check_one_memory(std::size_t bytes) const {
+  if (state_->profile.memory == MemoryKind::kOne && bytes > state_->left_of_one_memory()) {
+    throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
+                      "host and device share one memory of " + format_bytes(state_->config.memory) + ": " +
+                          format_bytes(bytes) + " asked for, " + format_bytes(state_->left_of_one_memory()) +
+                          " available");
+  }
+}
+
 void* EmulatedRuntime::allocate_pinned(std::size_t bytes) {
   if (bytes == 0) {
     throw InvalidArgument("pinned allocation of 0 bytes; at least 1 is needed");
   }
   State::Lock lock(state_->mutex);
   state_->call("allocate_pinned", bytes);
+  check_one_memory(bytes);
   return state_->add_plain(bytes, -1, 0);
 }
 
@@ -82,6 +93,7 @@ void* EmulatedRuntime::allocate_device(std::size_t bytes, int device) {
   state_->call("allocate_device", bytes);
   // A size beyond the device's memory is not rounded: rounding could overflow, and the request is refused anyway.
   const std::size_t reserved = bytes > state_->config.memory ? bytes : round_up(bytes, kPlainGranularity);
+  check_one_memory(reserved);
   Traffic traffic;
   state_->pages.reserve_plain(device, reserved, traffic);
   state_->clock.wait_for_room(device, traffic);
@@ -106,6 +118,9 @@ void EmulatedRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream
   const auto& on = state_->queue.stream(stream);
   state_->pages.require(ptr, bytes);
   state_->call("prefetch");
+  if (device_properties(stream.device).one_memory()) {
+    return;
+  }
   ++state_->counters.of(stream.device).prefetch_calls;
   state_->clock.call();
   Operation operation = Operation::on(Operation::Kind::kPrefetch, ptr, bytes, state_->clock.host());
@@ -128,6 +143,9 @@ void EmulatedRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
   const auto& on = state_->queue.stream(stream);
   state_->pages.require(ptr, bytes);
   state_->call("discard");
+  if (device_properties(stream.device).one_memory()) {
+    return;
+  }
   ++state_->counters.of(stream.device).discard_calls;
   state_->clock.call();
   Operation operation = Operation::on(Operation::Kind::kDiscard, ptr, bytes, state_->clock.host());
@@ -298,18 +316,36 @@ DeviceProperties EmulatedRuntime::device_properties(int device) const {
   properties.name = "Emulated " + state_->config.profile;
   properties.total_memory = state_->config.memory;
   properties.page_bytes = kPageBytes;
+  const MemoryKind memory = state_->profile.memory;
+  properties.integrated = memory == MemoryKind::kOne;
+  properties.host_page_tables = memory != MemoryKind::kSeparate;
+  properties.direct_managed_access = memory == MemoryKind::kCoherent;
+  properties.pageable_memory_access = properties.host_page_tables;
   return properties;
 }
 
 MemoryInfo EmulatedRuntime::memory_info(int device) const {
   state_->check_device(device);
+  switch (state_->profile.memory) {
+    case MemoryKind::kOne:
+      return {host_memory_available(), state_->config.memory};
+    case MemoryKind::kCoherent: // the operating system's figures cover both memories
+      return {host_memory_available(), operating_system_memory_total()};
+    case MemoryKind::kSeparate:
+      break;
+  }
   State::Lock lock(state_->mutex);
   const std::size_t used = state_->pages.plain_bytes(device) + state_->pages.resident_bytes(device);
   return {state_->config.memory - used, state_->config.memory};
 }
 
 std::size_t EmulatedRuntime::host_memory_available() const {
-  return operating_system_memory_available();
+  const std::size_t available = operating_system_memory_available();
+  if (state_->profile.memory != MemoryKind::kOne) {
+    return available;
+  }
+  State::Lock lock(state_->mutex);
+  return std::min(available, state_->left_of_one_memory());
 }
 
 } // namespace torch_uvm

@@ -12,6 +12,8 @@
 // - Each stream and the host have a virtual clock, advanced by the costs of a profile. The figures are modelled; they
 //   cover memory traffic only, not arithmetic.
 // - Touches by host code are invisible unless the caller reports them.
+// - A profile may describe a machine with one memory (see DeviceProperties::one_memory): prefetches and discards do
+//   nothing. Integrated devices share `memory` bytes with the host: all that is allocated counts, touched or not.
 //
 // One mutex guards queues, pages and clocks. It is a leaf of the lock order. Bytes are copied without it.
 #pragma once
@@ -136,6 +138,8 @@ class EmulatedRuntime final : public ManagedRuntime {
   void do_free_managed(void* ptr, std::size_t bytes) noexcept override;
 
  private:
+  void check_one_memory(std::size_t bytes) const;
+
   struct State;
   std::unique_ptr<State> state_;
 };

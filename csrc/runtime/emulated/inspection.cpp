@@ -8,7 +8,8 @@ namespace torch_uvm {
 using emulated::Traffic;
 
 void EmulatedRuntime::State::kernel_touch(int device, const Touch& touch, Traffic& traffic) {
-  if (const auto* allocation = find_plain(touch.ptr); allocation != nullptr && allocation->device < 0) {
+  if (const auto* allocation = find_plain(touch.ptr);
+      allocation != nullptr && allocation->device < 0 && profile.memory != MemoryKind::kOne) {
     // Pinned memory is mapped: a device accesses it over the link, and it never migrates.
     (touch.write ? traffic.in_place_written : traffic.in_place_read) += touch.bytes;
     counters.of(device).bytes_in_place += touch.bytes;

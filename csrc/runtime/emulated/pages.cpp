@@ -26,8 +26,8 @@ void link_last(LruNode& ends, LruNode& node) {
 
 } // namespace
 
-PageTable::PageTable(int devices, std::size_t device_bytes, CounterTable& counters)
-    : counters_(counters), device_bytes_(device_bytes) {
+PageTable::PageTable(int devices, std::size_t device_bytes, MemoryKind memory, CounterTable& counters)
+    : counters_(counters), device_bytes_(device_bytes), memory_(memory) {
   for (int device = 0; device < devices; ++device) {
     devices_.push_back(std::make_unique<Device>());
     LruNode& ends = devices_.back()->ends;
@@ -117,8 +117,11 @@ std::size_t PageTable::capacity(int device) const {
 
 bool PageTable::make_room(int device, Traffic& traffic) {
   const std::size_t most = capacity(device);
-  if (most == 0) {
+  if (most == 0 || memory_ == MemoryKind::kOne) {
     return false;
+  }
+  if (memory_ == MemoryKind::kCoherent) {
+    return devices_[static_cast<std::size_t>(device)]->pages < most;
   }
   while (devices_[static_cast<std::size_t>(device)]->pages >= most) {
     evict_one(device, traffic);

@@ -5,6 +5,9 @@
 // - Each device has an LRU list of its resident pages. A full device evicts the least recently used one: it drops a
 //   duplicate or a discarded page, and writes any other page back to the host.
 // - Plain device memory shares the device's capacity. It evicts managed pages; managed pages never displace it.
+// - With coherent memories a page stays where it was touched first: on the device while there is room, else on the
+// host.
+//   Others use it in place. With one memory every page is the host's, and each processor's accesses are local.
 //
 // The page table has no notion of time. Each call adds the bytes it moved or accessed to a `Traffic`, from which the
 // clock computes the cost. Not thread-safe: guarded by the runtime's mutex.
@@ -17,6 +20,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/counters.h"
 #include "runtime/emulated/model.h"
 #include "runtime/managed_runtime.h"
@@ -94,7 +98,7 @@ struct ManagedAllocation {
 
 class PageTable {
  public:
-  PageTable(int devices, std::size_t device_bytes, CounterTable& counters);
+  PageTable(int devices, std::size_t device_bytes, MemoryKind memory, CounterTable& counters);
 
   void add(void* base, std::size_t bytes, Location home);
   void remove(void* base) noexcept;
@@ -167,7 +171,8 @@ class PageTable {
   void bring_to_host(ManagedAllocation& allocation, std::size_t index, bool duplicate, Traffic& traffic);
 
   std::size_t capacity(int device) const;
-  bool make_room(int device, Traffic& traffic); // for one page; false: plain memory fills the device
+  /// For one page. False if plain memory fills the device, or, with coherent memories, pages do.
+  bool make_room(int device, Traffic& traffic);
   void evict_one(int device, Traffic& traffic);
   void place(ManagedAllocation& allocation, std::size_t index, int device);
   void displace(ManagedAllocation& allocation, std::size_t index, int device);
@@ -176,6 +181,7 @@ class PageTable {
 
   CounterTable& counters_;
   const std::size_t device_bytes_;
+  const MemoryKind memory_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<std::uintptr_t, ManagedAllocation> allocations_;
   mutable ManagedAllocation* last_found_ = nullptr;

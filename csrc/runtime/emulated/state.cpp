@@ -36,9 +36,10 @@ const EmulatedConfig& checked(const EmulatedConfig& config) {
 
 EmulatedRuntime::State::State(const EmulatedConfig& wanted)
     : config(checked(wanted)),
+      profile(CostProfile::named(config.profile)),
       counters(config.devices),
-      pages(config.devices, config.memory, counters),
-      clock(CostProfile::named(config.profile), config.devices),
+      pages(config.devices, config.memory, profile.memory, counters),
+      clock(profile, config.devices),
       timelines(static_cast<std::size_t>(config.devices)),
       queue(config.devices, config.schedule_seed, mutex,
             [this](StreamState& stream, const Operation& operation) { account(stream, operation); }) {}
@@ -74,6 +75,14 @@ const EmulatedRuntime::State::PlainAllocation* EmulatedRuntime::State::find_plai
   }
   const auto& [base, allocation] = *std::prev(next);
   return address - base < allocation.bytes ? &allocation : nullptr;
+}
+
+std::size_t EmulatedRuntime::State::left_of_one_memory() const {
+  std::size_t used = pages.managed_bytes();
+  for (const auto& [base, allocation] : plain) {
+    used += allocation.device < 0 ? allocation.bytes : allocation.reserved;
+  }
+  return used < config.memory ? config.memory - used : 0;
 }
 
 void* EmulatedRuntime::State::add_plain(std::size_t bytes, int device, std::size_t reserved) {

@@ -40,6 +40,8 @@ struct EmulatedRuntime::State {
   const PlainAllocation* find_plain(const void* ptr) const;
   void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
+  /// With one memory: what is not allocated of it, by anybody.
+  std::size_t left_of_one_memory() const;
   void free_plain(void* ptr, bool pinned);
   /// A copy's range must not extend beyond the end of the allocation in which it begins.
   void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
@@ -55,6 +57,7 @@ struct EmulatedRuntime::State {
   void sample_all();
 
   const EmulatedConfig config;
+  const CostProfile& profile;
   mutable std::mutex mutex;
   emulated::CounterTable counters;
   emulated::PageTable pages;

@@ -56,6 +56,17 @@ void PageTable::miss_on_device(ManagedAllocation& allocation, std::size_t index,
     populate(allocation, index, device, true, bytes, write, traffic);
     return;
   }
+  if (memory_ == MemoryKind::kOne) {
+    traffic.local += bytes;
+    return;
+  }
+  if (memory_ == MemoryKind::kCoherent) {
+    if (!page.host) {
+      used_now(allocation, index, std::countr_zero(page.devices));
+    }
+    use_in_place(page, bytes, device, write, false, traffic);
+    return;
+  }
   if (page.read_mostly && !write) {
     if (make_room(device, traffic)) {
       ++counters.faults_on_device;
@@ -111,6 +122,9 @@ void PageTable::touch_from_host(ManagedAllocation& allocation, const Span& span,
       page.host = true;
       ++counters_.of(Location::host()).faults_on_host;
       traffic.populated += kPageBytes;
+    } else if (memory_ == MemoryKind::kCoherent) {
+      use_in_place(page, span.bytes_in(index), std::countr_zero(page.devices), write, false, traffic);
+      continue;
     } else {
       ++counters_.of(std::countr_zero(page.devices)).faults_on_host;
       bring_to_host(allocation, index, page.read_mostly && !write, traffic);
@@ -137,7 +151,7 @@ void PageTable::populate(ManagedAllocation& allocation, std::size_t index, int d
     page.host = true;
   }
   traffic.populated += kPageBytes;
-  if ((page.devices & bit(device)) != 0) {
+  if ((page.devices & bit(device)) != 0 || memory_ == MemoryKind::kOne) {
     traffic.local += by_fault ? bytes : 0;
     return;
   }

@@ -213,6 +213,10 @@ bool has_deferred_updates() noexcept {
   return pending_updates.load(std::memory_order_relaxed) != 0;
 }
 
+bool may_need_updates() noexcept {
+  return has_deferred_updates() || any_written.load(std::memory_order_relaxed);
+}
+
 std::size_t deferred_updates() {
   return pending_updates.load(std::memory_order_relaxed);
 }

@@ -28,6 +28,9 @@ namespace torch_uvm {
 bool has_deferred_updates() noexcept;
 std::size_t deferred_updates();
 
+/// Whether a use may have to run an update, or to wait for one that ran on another stream. Two relaxed loads.
+bool may_need_updates() noexcept;
+
 /// Whether the calling thread is running an update.
 bool runs_deferred_update() noexcept;
 

@@ -1,5 +1,6 @@
 #include "tensor/dispatch/regions.h"
 
+#include <atomic>
 #include <vector>
 
 #include "tensor/dispatch/captures.h"
@@ -24,52 +25,56 @@ void note_births(Engine& engine, Engine::Frame& frame, std::span<c10::StorageImp
 
 } // namespace
 
-Region::Region(bool seen) : seen_(seen) {
-  if (seen) {
-    this_thread().running = &frame_;
-  } else {
-    engine_in_use()->begin_unseen_graph();
-  }
-}
-
 Region::~Region() {
   leave({});
 }
 
-std::unique_ptr<Region> Region::enter(std::uint64_t key, std::span<const Input> inputs) {
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+std::unique_ptr<Region> Region::enter_unwatched(Engine& engine) {
+  if (engine.is_awake()) {
     return nullptr;
   }
-  if (!engine->is_awake()) {
-    return std::unique_ptr<Region>(new Region(/*seen=*/false)); // counted, as a device may wake during the call
+  std::unique_ptr<Region> region(new Region);
+  engine.begin_unseen_graph();
+  // A device that woke before it could see this call would move the inputs, so look again. The fence pairs with the
+  // engine's mutex, which a waking device releases before it looks for calls.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (engine.is_awake()) {
+    engine.end_unseen_graph();
+    region->open_ = false;
+    return nullptr;
   }
+  return region;
+}
+
+std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, std::span<const Input> inputs) {
   ThreadState& mine = this_thread();
-  const Engine::Lock lock(*engine);
+  const Engine::Lock lock(engine);
   mine.operands.clear();
   mine.streams.clear();
   for (const Input& input : inputs) {
-    if (Record* const record = record_of(*engine, input.storage)) {
+    if (Record* const record = record_of(engine, input.storage)) {
       mine.operands.push_back({record, input.writes});
       mine.streams.ask(device_of(*record, *input.storage));
     }
   }
   if (is_capturing()) {
-    engine->captured(mine.operands);
+    engine.captured(mine.operands);
     return nullptr;
   }
   if (mine.running != nullptr) {
-    engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
+    engine.begin_nested(*mine.running, mine.operands, mine.streams.get());
     return nullptr;
   }
-  std::unique_ptr<Region> region(new Region(/*seen=*/true));
+  std::unique_ptr<Region> region(new Region);
+  region->seen_ = true;
+  mine.running = &region->frame_;
   region->frame_.key = key;
   Engine::Operator op;
   op.key = key;
   op.name = "compiled graph";
   op.region = true;
   region->frame_.name = op.name;
-  engine->begin(region->frame_, op, mine.operands, mine.streams.get());
+  engine.begin(region->frame_, op, mine.operands, mine.streams.get());
   return region;
 }
 

@@ -21,11 +21,14 @@ class Region {
     c10::StorageImpl* storage;
     bool writes;
   };
+  /// Begins a call while no device is watched: it is only counted, as a device may wake during the call.
+  /// \return nullptr if a device is watched; call `enter` then
+  static std::unique_ptr<Region> enter_unwatched(Engine& engine);
   /// Makes the inputs ready and pins them.
   /// \param key identifies the graph
-  /// \return nullptr if there is no engine, if a CUDA graph is being captured, or if the call is nested in an operator
-  ///         (which pins the inputs then)
-  static std::unique_ptr<Region> enter(std::uint64_t key, std::span<const Input> inputs);
+  /// \return nullptr if a CUDA graph is being captured, or if the call is nested in an operator (which pins the inputs
+  ///         then)
+  static std::unique_ptr<Region> enter(Engine& engine, std::uint64_t key, std::span<const Input> inputs);
   /// Ends the call, on the thread that entered. \param outputs storages that live on after the call
   void leave(std::span<c10::StorageImpl* const> outputs) noexcept;
   ~Region();
@@ -33,9 +36,9 @@ class Region {
   Region& operator=(const Region&) = delete;
 
  private:
-  explicit Region(bool seen);
+  Region() = default;
   Engine::Frame frame_;
-  bool seen_; ///< false: the engine was asleep on entry, and only counts the call
+  bool seen_ = false; ///< false: no device was watched on entry, and the call is only counted
   bool open_ = true;
 };
 

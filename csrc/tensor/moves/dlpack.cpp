@@ -17,6 +17,8 @@
 #include "tensor/dispatch/pins.h"
 #include "tensor/moves/moves.h"
 #include "tensor/process/context.h"
+#include "tensor/storage/adopted_storage.h"
+#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -148,6 +150,9 @@ template <class T>
 T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied) {
   TORCH_CHECK_BUFFER(tensor.layout() == c10::kStrided && is_managed(tensor.storage().data_ptr()),
                      "DLPack's device type for managed memory, for a tensor that is not managed");
+  TORCH_CHECK_BUFFER(!is_adopted(data_behind_labels(tensor.storage().data_ptr())),
+                     "DLPack's device type for managed memory, for a tensor in a file's mapping, which CUDA did not "
+                     "allocate; clone() it");
   TORCH_CHECK_BUFFER(!tensor.is_conj() && !tensor.is_neg(),
                      "a tensor with its conjugate or negative bit set; resolve_conj() and resolve_neg() clear them");
   auto made = std::make_unique<Export<T>>();

@@ -18,6 +18,7 @@
 #include "tensor/process/context.h"
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
+#include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
@@ -73,6 +74,15 @@ std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
 
 void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
   const c10::DataPtr& data = self.storage().data_ptr();
+  if (const c10::DataPtr& bytes = data_behind_labels(data); is_adopted(bytes)) {
+    if (!to.is_cpu() || !non_blocking) {
+      wait_for_adopted(bytes);
+    }
+    if (!to.is_cpu()) {
+      note_adopted_use(bytes, to.index());
+    }
+    return;
+  }
   Block* block = block_of(data);
   if (block == nullptr || self.numel() == 0) {
     return;

@@ -11,12 +11,18 @@
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 #include "tensor/process/context.h"
+#include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {
 
 constexpr std::size_t kMaxDevices = 128; // the range of c10::DeviceIndex
+
+/// "auto" leaves 1/8 of the limit of managed memory free. The engine is idle until memory runs short, and storages that
+/// were created unwatched stay on the device until they are used again. Until then the budget is exceeded; the limit
+/// cannot be.
+constexpr std::size_t kWakingShare = 8;
 
 /// A device's memory, with our reserved managed memory counted as free: a budget includes it.
 MemoryInfo memory_of(int device) {
@@ -25,6 +31,15 @@ MemoryInfo memory_of(int device) {
   const Levels ours = context.managed_allocator().levels(Location::device(device));
   memory.free = std::min(memory.total, memory.free + static_cast<std::size_t>(ours.reserved_bytes[0]));
   return memory;
+}
+
+std::optional<Budget> budget_for(const BudgetRequest& request, int device) {
+  std::optional<Budget> budget = resolve_budget(request, memory_of(device));
+  const std::optional<std::size_t> limit = Context::get().runtime().limit();
+  if (limit && request.kind == BudgetRequest::Kind::kAuto) {
+    budget->bytes = std::min(budget->bytes, *limit - *limit / kWakingShare);
+  }
+  return budget;
 }
 
 struct Budgets {
@@ -57,8 +72,12 @@ struct Budgets {
       before.reset();
       return;
     }
+    if (Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+      before = request; // nothing to move: there is no engine
+      return;
+    }
     apply_engine_options();
-    const Budget budget = resolve_budget(*request, memory_of(device)).value();
+    const Budget budget = budget_for(*request, device).value();
     set_budget(device, budget.bytes, budget.hard);
     before = request;
   }
@@ -101,8 +120,15 @@ struct Budgets {
 } // namespace
 
 std::optional<std::string> budget_was_cut(int device) {
-  const Engine* const engine = engine_in_use();
   const std::optional<BudgetRequest> request = requested_budget(device);
+  const bool sized =
+      request && (request->kind == BudgetRequest::Kind::kBytes || request->kind == BudgetRequest::Kind::kShare);
+  if (sized && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+    return "torch_uvm: device " + std::to_string(device) +
+           " has one memory with the host: a budget has nothing to move there, and none is in force; "
+           "torch_uvm.set_limit() limits managed memory";
+  }
+  const Engine* const engine = engine_in_use();
   const std::optional<std::size_t> in_force = engine == nullptr ? std::nullopt : engine->budget(device);
   if (!in_force || !request || request->kind != BudgetRequest::Kind::kBytes || request->bytes <= *in_force) {
     return std::nullopt;
@@ -123,7 +149,10 @@ std::optional<std::size_t> budget_of(int device) {
   if (!request || request->kind == BudgetRequest::Kind::kNone) {
     return std::nullopt;
   }
-  return resolve_budget(*request, memory_of(device)).value().bytes;
+  if (device < Context::get().runtime().device_count() && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+    return std::nullopt;
+  }
+  return budget_for(*request, device).value().bytes;
 }
 
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request) {

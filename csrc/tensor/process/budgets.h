@@ -21,11 +21,13 @@ void request_default_budget();
 /// The request that applies to a device; nullopt if there is none, and so no budget.
 std::optional<BudgetRequest> requested_budget(int device);
 
-/// The budget of a device in bytes; nullopt: none. Before the device's first managed allocation, the budget that it
-/// would get now; computing it creates the runtime. \throws InvalidArgument; what the runtime throws
+/// The budget of a device in bytes; nullopt: none, as on a device that has one memory with the host. Before the
+/// device's first managed allocation, the budget that it would get now; computing it creates the runtime. \throws
+/// InvalidArgument; what the runtime throws
 std::optional<std::size_t> budget_of(int device);
 
-/// A warning if the budget is less than the requested bytes because the device has no more memory; else nullopt.
+/// A warning if the budget is less than the requested bytes because the device has no more memory, or if there is none
+/// because the device has one memory with the host; else nullopt. Creates the runtime if a size was requested.
 std::optional<std::string> budget_was_cut(int device);
 
 /// Applies the requested budget before a device's first managed allocation; one relaxed load afterwards. Does not

@@ -26,6 +26,8 @@ const Machine& Machine::get() {
       const DeviceProperties properties = runtime.device_properties(device);
       made->page_bytes = std::max(made->page_bytes, properties.page_bytes);
       made->concurrent.push_back(properties.concurrent_managed_access);
+      made->one_memory.push_back(properties.one_memory());
+      made->adopts = made->adopts && properties.one_memory() && properties.pageable_memory_access;
     }
     return made;
   }();

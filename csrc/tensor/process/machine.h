@@ -1,4 +1,4 @@
-// Device properties that hints need, queried once.
+// Device properties that hints, budgets and adoption need, queried once.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,8 @@ namespace torch_uvm {
 struct Machine {
   std::size_t page_bytes = 0; ///< the largest migration granularity of any device
   std::vector<bool> concurrent; ///< by device: concurrentManagedAccess
+  std::vector<bool> one_memory; ///< by device: DeviceProperties::one_memory
+  bool adopts = true; ///< every device has one memory with the host, and addresses pageable memory
 
   /// Creates the runtime if there is none yet.
   static const Machine& get();

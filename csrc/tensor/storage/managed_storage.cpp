@@ -12,6 +12,7 @@
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/process/switch.h"
+#include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/idle_allocators.h"
@@ -106,7 +107,8 @@ bool is_managed(const c10::DataPtr& data) {
   // Read the deleter once: the engine may relocate the storage on another thread, which replaces one of our deleters
   // by another.
   const c10::DataPtr seen(nullptr, nullptr, data.get_deleter(), c10::Device(c10::DeviceType::CPU));
-  return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen);
+  return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen) ||
+         is_adopted(seen);
 }
 
 std::size_t label_count(const c10::Storage& storage) {
@@ -144,6 +146,10 @@ void record_stream(const c10::DataPtr& data, Stream stream) {
   const c10::DataPtr& bytes = data_behind_labels(data);
   if (is_from_allocator(bytes)) {
     record_allocator_stream(bytes, stream);
+    return;
+  }
+  if (is_adopted(bytes)) {
+    note_adopted_use(bytes, stream.device);
     return;
   }
   Block* block = block_of(data);

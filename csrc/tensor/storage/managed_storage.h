@@ -30,9 +30,9 @@ bool is_host_tensor(const c10::DataPtr& data);
 /// The number of live storages that share these bytes: 1 for managed memory without labels, 0 for other memory.
 std::size_t label_count(const c10::Storage& storage);
 
-/// The block behind a managed or plain DataPtr; nullptr for other memory, for zero-byte storages, and for storages that
-/// the engine has evicted to the host. For memory of a user-chosen allocator, the (larger) block that this allocator
-/// got from the caching allocator.
+/// The block behind a managed or plain DataPtr; nullptr for other memory, for zero-byte and adopted storages, and for
+/// storages that the engine has evicted to the host. For memory of a user-chosen allocator, the (larger) block that
+/// this allocator got from the caching allocator.
 Block* block_of(const c10::DataPtr& data);
 
 /// The owning DataPtr for an address that allocate_managed or allocate_plain returned; empty if it is not ours. For

@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "residency/policy/schedule.h"
+
+namespace torch_uvm::scheduling {
+
+namespace {
+
+/// When operators begin and end if all their operands are on the device. Periods before and after the iteration count,
+/// too: operator `op` of period p has the number p * size + op.
+class Clock {
+ public:
+  explicit Clock(const Iteration& iteration) : size_(iteration.size()), begins_(3 * std::size_t{size_} + 1) {
+    for (std::size_t at = 0; at + 1 < begins_.size(); ++at) {
+      begins_[at + 1] = begins_[at] + static_cast<double>(iteration.ops[at % size_].ms);
+    }
+  }
+  double begin(std::uint64_t number) const {
+    return begins_[number];
+  }
+  double end(std::uint64_t number) const {
+    return begins_[number + 1];
+  }
+  /// The first operator that begins at this time or later.
+  std::uint64_t first_from(double time) const {
+    return static_cast<std::uint64_t>(std::ranges::lower_bound(begins_, time) - begins_.begin());
+  }
+  /// The number of operators that end by this time.
+  std::uint64_t ended_by(double time) const {
+    const auto after = std::ranges::upper_bound(begins_, time);
+    return after == begins_.begin() ? 0 : static_cast<std::uint64_t>(after - begins_.begin()) - 1;
+  }
+
+ private:
+  std::uint32_t size_;
+  std::vector<double> begins_; ///< by operator, and the end of the last one
+};
+
+/// Consecutive operators, cyclically.
+struct Range {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+
+  bool contains(std::uint32_t op, std::uint32_t size) const {
+    return (op + size - first) % size < count;
+  }
+};
+
+/// From one use of a value to its next one, with other operators between them.
+struct Gap {
+  std::uint32_t use = 0;
+  std::uint32_t value = 0;
+  double ms = 0;
+  double transferred = 0; ///< bytes, both ways
+  Range between; ///< the operators that have the value's room if it is evicted
+  Range hidden; ///< those of them that neither transfer delays
+  bool chosen = false;
+};
+
+class ByTime {
+ public:
+  ByTime(Schedule& schedule, const PolicyOptions& options, std::size_t capacity, GapRule rule)
+      : schedule_(schedule),
+        iteration_(schedule.iteration),
+        options_(options),
+        capacity_(static_cast<double>(capacity)),
+        rule_(rule),
+        size_(iteration_.size()),
+        clock_(iteration_),
+        gap_of_(iteration_.uses.size(), kNone) {
+    schedule_.evicted_after.assign(iteration_.uses.size(), false);
+    schedule_.in_place.assign(iteration_.uses.size(), false);
+    for (const std::size_t bytes : base_usage(schedule_)) {
+      usage_.push_back(static_cast<double>(bytes));
+    }
+    for (std::uint32_t use = 0; use < iteration_.uses.size(); ++use) {
+      add_gap(use);
+    }
+  }
+
+  void run() {
+    std::vector<bool> given_up(size_, false);
+    excess_ms_.resize(2 * std::size_t{size_} + 1);
+    for (;;) {
+      std::uint32_t worst = 0;
+      double most = 0;
+      for (std::uint32_t op = 0; op < size_; ++op) {
+        if (!given_up[op] && usage_[op] - capacity_ > most) {
+          most = usage_[op] - capacity_;
+          worst = op;
+        }
+      }
+      if (most <= 0) {
+        return;
+      }
+      for (std::size_t at = 0; at < 2 * std::size_t{size_}; ++at) {
+        const std::size_t op = at % size_;
+        const double excess = given_up[op] ? 0 : std::max(0.0, usage_[op] - capacity_);
+        excess_ms_[at + 1] = excess_ms_[at] + excess * static_cast<double>(iteration_.ops[op].ms);
+      }
+      if (!choose(worst, &Gap::hidden) && !choose(worst, &Gap::between) && !use_in_place(worst)) {
+        given_up[worst] = true;
+      }
+    }
+  }
+
+ private:
+  void add_gap(std::uint32_t use) {
+    const Use& it = iteration_.uses[use];
+    const Value& value = iteration_.values[it.value];
+    if (it.next == kNone || it.distance <= 1 || value.pinned || value.bytes == 0) {
+      return;
+    }
+    const std::vector<std::uint32_t>& uses = iteration_.uses_of[it.value];
+    const bool is_written = std::ranges::any_of(uses, [&](std::uint32_t each) { return iteration_.uses[each].writes; });
+    const auto bytes = static_cast<double>(value.bytes);
+    const std::uint64_t begin = std::uint64_t{size_} + it.op, end = begin + it.distance;
+    Gap gap;
+    gap.use = use;
+    gap.value = it.value;
+    gap.ms = clock_.begin(end) - clock_.end(begin);
+    gap.transferred = is_written ? 2 * bytes : bytes;
+    gap.between = {(it.op + 1) % size_, it.distance - 1};
+    const double left = clock_.end(begin) + (is_written ? bytes / options_.rates.out : 0);
+    const double returns = clock_.begin(end) - bytes / options_.rates.into;
+    const std::uint64_t first = clock_.first_from(left), last = clock_.ended_by(returns);
+    if (last > first) {
+      gap.hidden = {static_cast<std::uint32_t>(first % size_), static_cast<std::uint32_t>(last - first)};
+    }
+    gap_of_[use] = static_cast<std::uint32_t>(gaps_.size());
+    gaps_.push_back(gap);
+  }
+
+  void add_usage(Range range, double bytes) {
+    for (std::uint32_t at = 0; at < range.count; ++at) {
+      usage_[(range.first + at) % size_] += bytes;
+    }
+  }
+
+  /// Evicts in the gap that relieves the operator and that the rule ranks first.
+  bool choose(std::uint32_t op, Range Gap::* relieved) {
+    Gap* best = nullptr;
+    double best_score = 0;
+    for (Gap& gap : gaps_) {
+      const Range& range = gap.*relieved;
+      if (gap.chosen || !range.contains(op, size_)) {
+        continue;
+      }
+      const double score = rule_ == GapRule::kLongest
+                               ? gap.ms
+                               : (excess_ms_[range.first + range.count] - excess_ms_[range.first]) *
+                                     static_cast<double>(iteration_.values[gap.value].bytes) / gap.transferred;
+      if (best == nullptr || score > best_score) {
+        best = &gap;
+        best_score = score;
+      }
+    }
+    if (best == nullptr) {
+      return false;
+    }
+    evict(*best, (*best).*relieved);
+    return true;
+  }
+
+  void evict(Gap& gap, Range relieved) {
+    if (!gap.chosen) {
+      gap.chosen = true;
+      schedule_.evicted_after[gap.use] = true;
+      add_usage(relieved, -static_cast<double>(iteration_.values[gap.value].bytes));
+    }
+  }
+
+  /// Leaves an operand of the operator on the host, before and after it: one with the fewest uses.
+  bool use_in_place(std::uint32_t op) {
+    if (!options_.in_place || !iteration_.ops[op].in_place_ok) {
+      return false;
+    }
+    std::uint32_t best = kNone;
+    std::pair<std::size_t, std::int64_t> best_rank;
+    for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
+      const Use& it = iteration_.uses[use];
+      const Value& value = iteration_.values[it.value];
+      if (it.is_creation || schedule_.in_place[use] || value.pinned || value.bytes == 0 || before(use) == kNone) {
+        continue;
+      }
+      const std::pair rank(iteration_.uses_of[it.value].size(), -static_cast<std::int64_t>(value.bytes));
+      if (best == kNone || rank < best_rank) {
+        best = use;
+        best_rank = rank;
+      }
+    }
+    if (best == kNone) {
+      return false;
+    }
+    schedule_.in_place[best] = true;
+    const Use& it = iteration_.uses[best];
+    for (const std::uint32_t use : {before(best), best}) {
+      schedule_.evicted_after[use] = use == best ? it.next != kNone : true;
+      if (gap_of_[use] != kNone) {
+        evict(gaps_[gap_of_[use]], gaps_[gap_of_[use]].between);
+      }
+    }
+    add_usage({op, 1}, -static_cast<double>(iteration_.values[it.value].bytes));
+    return true;
+  }
+
+  /// The value's use before this one; kNone: there is none.
+  std::uint32_t before(std::uint32_t use) const {
+    const std::uint32_t value = iteration_.uses[use].value;
+    const std::vector<std::uint32_t>& uses = iteration_.uses_of[value];
+    const auto at = std::ranges::find(uses, use);
+    if (at != uses.begin()) {
+      return *std::prev(at);
+    }
+    return iteration_.values[value].created_at == kNone ? uses.back() : kNone;
+  }
+
+  Schedule& schedule_;
+  const Iteration& iteration_;
+  const PolicyOptions& options_;
+  const double capacity_;
+  const GapRule rule_;
+  const std::uint32_t size_;
+  const Clock clock_;
+  std::vector<double> usage_; ///< by operator; bytes that leave count until their transfer can be done
+  std::vector<double> excess_ms_; ///< prefix sums of bytes above the capacity times ms, over two iterations
+  std::vector<Gap> gaps_;
+  std::vector<std::uint32_t> gap_of_; ///< by use
+};
+
+} // namespace
+
+void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, std::size_t capacity, GapRule rule) {
+  ByTime(schedule, options, capacity, rule).run();
+}
+
+std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRates& rates) {
+  const Iteration& iteration = schedule.iteration;
+  const std::uint32_t size = iteration.size();
+  const Clock clock(iteration);
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> returning; // the operator that needs a value, and the use before
+  for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
+    const std::uint32_t next = iteration.uses[use].next;
+    if (schedule.evicted_after[use] && next != kNone && !schedule.in_place[next]) {
+      returning.emplace_back(iteration.uses[next].op, use);
+    }
+  }
+  std::ranges::sort(returning, std::greater<>());
+  std::vector<std::uint32_t> ahead(iteration.uses.size(), 0);
+  double link_free = std::numeric_limits<double>::infinity();
+  for (const std::uint32_t period : {2U, 1U}) { // fetches of the next iteration can delay those at the end of this one
+    for (const auto& [op, use] : returning) {
+      const std::uint64_t need = std::uint64_t{period} * size + op;
+      const double bytes = static_cast<double>(iteration.values[iteration.uses[use].value].bytes);
+      link_free = std::min(clock.begin(need), link_free) - bytes / rates.into;
+      const std::uint64_t ended = clock.ended_by(std::max(link_free, 0.0));
+      ahead[use] = static_cast<std::uint32_t>(std::min<std::uint64_t>(need - std::min(need, ended), size - 1));
+    }
+  }
+  return ahead;
+}
+
+} // namespace torch_uvm::scheduling

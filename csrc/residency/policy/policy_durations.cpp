@@ -1,0 +1,123 @@
+// How a policy learns the durations of operators and iterations, and what it does with them.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "residency/policy/policy_state.h"
+
+namespace torch_uvm {
+
+using namespace scheduling;
+
+namespace {
+
+constexpr unsigned kReports = 2; // of each operator; the shorter duration counts
+constexpr double kSmallOperator = 1 << 20; // bytes that stand for the time of an operator that uses none
+
+/// Bytes that an operator uses: its share of the time of a group of operators.
+double weight_of(const Iteration& iteration, std::uint32_t op) {
+  double bytes = kSmallOperator;
+  for (const Use& use : iteration.at(op)) {
+    bytes += static_cast<double>(iteration.values[use.value].bytes);
+  }
+  return bytes;
+}
+
+/// Operators that used operands in place took the link's time. Gives them the mean rate of the others, if that is less.
+void estimate_resident(Schedule& schedule) {
+  Iteration& iteration = schedule.iteration;
+  std::vector<bool> slowed(iteration.size(), false);
+  for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
+    if (schedule.in_place[use]) {
+      slowed[iteration.uses[use].op] = true;
+    }
+  }
+  double ms = 0, weight = 0;
+  for (std::uint32_t op = 0; op < iteration.size(); ++op) {
+    if (!slowed[op]) {
+      ms += static_cast<double>(iteration.ops[op].ms);
+      weight += weight_of(iteration, op);
+    }
+  }
+  for (std::uint32_t op = 0; weight > 0 && op < iteration.size(); ++op) {
+    if (slowed[op]) {
+      iteration.ops[op].ms = std::min(iteration.ops[op].ms, static_cast<float>(ms / weight * weight_of(iteration, op)));
+    }
+  }
+}
+
+} // namespace
+
+void Policy::State::ask_for_durations() {
+  decision.wants_durations = false;
+  decision.mark = 0;
+  if (!options.timed || !matcher.matched()) {
+    return;
+  }
+  KnownSchedule& known = *matcher.current();
+  decision.wants_durations = known.untimed != 0;
+  if (matcher.position() == 0 && known.trial.is_running()) {
+    decision.mark = known.trial.begin_iteration() * Matcher::kMarkStride + known.number % Matcher::kMarkStride;
+    decision.is_whole = matcher.in_a_row() >= known.schedule.iteration.size();
+  }
+}
+
+void Policy::State::follow_candidate(KnownSchedule& known) {
+  static_cast<Decisions&>(known.schedule) = known.trial.current();
+  known.retired_overdue = false;
+  catch_up = forget = true;
+}
+
+void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
+  State& it = *state_;
+  KnownSchedule* const known = it.matcher.current();
+  if (known == nullptr || !it.matcher.matched() || known->untimed == 0) {
+    return;
+  }
+  Iteration& iteration = known->schedule.iteration;
+  const std::uint32_t size = iteration.size();
+  const std::uint64_t back = it.log.latest() - first;
+  if (back > it.matcher.in_a_row()) {
+    return;
+  }
+  if (known->untimed == kNone) {
+    known->timed.assign(size, 0);
+    known->untimed = size;
+  }
+  const auto place = [&](std::uint64_t number) {
+    const std::uint64_t behind = (it.log.latest() - number) % size;
+    return static_cast<std::uint32_t>((it.matcher.position() + size - behind) % size);
+  };
+  double all = 0;
+  for (std::uint64_t number = first; number <= last; ++number) {
+    all += weight_of(iteration, place(number));
+  }
+  for (std::uint64_t number = first; number <= last; ++number) {
+    const std::uint32_t op = place(number);
+    const auto share = static_cast<float>(ms * weight_of(iteration, op) / all);
+    float& known_ms = iteration.ops[op].ms;
+    known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
+    if (++known->timed[op] == kReports && --known->untimed == 0) {
+      estimate_resident(known->schedule);
+      it.solve(*known);
+      return;
+    }
+  }
+}
+
+bool Policy::is_settled() const {
+  const State& it = *state_;
+  const KnownSchedule* const known = it.matcher.matched() ? it.matcher.current() : nullptr;
+  return !it.options.timed || (known != nullptr && known->untimed == 0 && !known->trial.is_running());
+}
+
+void Policy::took(std::uint64_t mark, double ms) {
+  State& it = *state_;
+  KnownSchedule* const known = it.matcher.current();
+  if (known != nullptr && mark % Matcher::kMarkStride == known->number % Matcher::kMarkStride &&
+      known->trial.took(mark / Matcher::kMarkStride, ms)) {
+    it.follow_candidate(*known);
+  }
+}
+
+} // namespace torch_uvm

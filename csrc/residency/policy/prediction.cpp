@@ -1,0 +1,181 @@
+#include "residency/policy/prediction.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <utility>
+#include <vector>
+
+namespace torch_uvm::scheduling {
+
+namespace {
+
+constexpr int kRounds = 4; // the last one is the steady state
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Timeline {
+ public:
+  Timeline(const Schedule& schedule, const LinkRates& rates, std::size_t capacity)
+      : schedule_(schedule),
+        iteration_(schedule.iteration),
+        rates_(rates),
+        capacity_(static_cast<double>(capacity)),
+        values_(iteration_.values.size()) {
+    for (const Use& use : iteration_.uses) {
+      values_[use.value].host_valid &= !use.writes;
+    }
+  }
+
+  double run() {
+    double begin = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      begin = now_;
+      for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
+        if (!run(op)) {
+          return kNever;
+        }
+      }
+    }
+    return now_ - begin;
+  }
+
+ private:
+  struct State {
+    double ready = kNever; ///< when its bytes are on the device; kNever: they are not, and no fetch has begun
+    std::uint32_t pending = 0; ///< fetches that have not begun
+    bool host_valid = true;
+  };
+
+  double bytes(std::uint32_t value) const {
+    return static_cast<double>(iteration_.values[value].bytes);
+  }
+  bool is_resident(std::uint32_t value) const {
+    return values_[value].ready != kNever;
+  }
+
+  bool run(std::uint32_t op) {
+    start_fetches(now_);
+    double start = now_, across = 0, made = 0;
+    for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
+      const Use& it = iteration_.uses[use];
+      State& value = values_[it.value];
+      if (iteration_.values[it.value].pinned) {
+        continue;
+      }
+      if (schedule_.in_place[use]) {
+        across += bytes(it.value);
+        continue;
+      }
+      if (it.is_creation || (!is_resident(it.value) && value.pending == 0)) {
+        made += is_resident(it.value) ? 0 : bytes(it.value); // what is made again takes its own place
+      } else {
+        while (!is_resident(it.value)) {
+          if (!start_next_fetch()) {
+            return false;
+          }
+        }
+        start = std::max(start, value.ready);
+      }
+      value.host_valid &= !it.writes;
+    }
+    const double begin = take(made, start, kNever);
+    if (begin == kNever) {
+      return false;
+    }
+    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), across / rates_.in_place);
+    for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
+      State& value = values_[iteration_.uses[use].value];
+      if (!schedule_.in_place[use] && value.ready == kNever && !iteration_.values[iteration_.uses[use].value].pinned) {
+        value.ready = begin;
+      }
+    }
+    for (const std::uint32_t value : iteration_.frees[op]) {
+      leave(value, now_);
+    }
+    for (const std::uint32_t value : schedule_.retire[op]) {
+      evict(value);
+    }
+    for (const std::uint32_t value : schedule_.fetch[op]) {
+      pending_.emplace_back(value, now_);
+      ++values_[value].pending;
+    }
+    return true;
+  }
+
+  void evict(std::uint32_t value) {
+    double end = now_;
+    if (is_resident(value) && !values_[value].host_valid) {
+      end = out_free_ = std::max(now_, out_free_) + bytes(value) / rates_.out;
+      values_[value].host_valid = true;
+    }
+    leave(value, end);
+  }
+
+  void leave(std::uint32_t value, double time) {
+    if (is_resident(value)) {
+      values_[value].ready = kNever;
+      frees_.emplace(time, bytes(value));
+    }
+  }
+
+  /// Starts the pending fetches that find room by then.
+  void start_fetches(double until) {
+    while (!pending_.empty() && start_first(until)) {
+    }
+  }
+  /// Starts the first pending fetch, whenever there is room.
+  bool start_next_fetch() {
+    return !pending_.empty() && start_first(kNever);
+  }
+  bool start_first(double until) {
+    const auto [value, issued] = pending_.front();
+    if (!is_resident(value)) {
+      const double begin = take(bytes(value), std::max(issued, into_free_), until);
+      if (begin == kNever) {
+        return false;
+      }
+      values_[value].ready = into_free_ = begin + bytes(value) / rates_.into;
+    }
+    --values_[value].pending;
+    pending_.pop_front();
+    return true;
+  }
+
+  /// When there is room, from `at` on; kNever: not by `until`.
+  double take(double amount, double at, double until) {
+    while (!frees_.empty() && used_ + amount > capacity_ && frees_.top().first <= until) {
+      freed_until_ = frees_.top().first;
+      used_ -= frees_.top().second;
+      frees_.pop();
+    }
+    if (used_ + amount > capacity_) {
+      return kNever;
+    }
+    used_ += amount;
+    return std::max(at, freed_until_);
+  }
+
+  using Free = std::pair<double, double>; ///< time and bytes
+
+  const Schedule& schedule_;
+  const Iteration& iteration_;
+  const LinkRates& rates_;
+  const double capacity_;
+  std::vector<State> values_;
+  std::deque<std::pair<std::uint32_t, double>> pending_; ///< values to fetch, and when that was issued
+  std::priority_queue<Free, std::vector<Free>, std::greater<>> frees_;
+  double used_ = 0;
+  double freed_until_ = 0; ///< `used_` is without what was freed by then
+  double into_free_ = 0, out_free_ = 0; ///< when each direction of the link is free
+  double now_ = 0;
+};
+
+} // namespace
+
+double predict_ms(const Schedule& schedule, const LinkRates& rates, std::size_t capacity) {
+  return Timeline(schedule, rates, capacity).run();
+}
+
+} // namespace torch_uvm::scheduling

@@ -1,0 +1,35 @@
+"""Programs on the emulated profiles of machines on which host and devices have one memory.
+
+Each runs in a process of its own, as the profile is fixed by the first use of the device.
+"""
+
+from __future__ import annotations
+
+from _spawn import Spawn
+
+PROFILES = ("gb10", "gh200")
+PRELUDE = """
+import gc, os, warnings
+import torch, torch_uvm
+from torch_uvm import _C
+MiB = 1 << 20
+
+def moved():
+    seen = torch_uvm.emulated.counters()
+    of_moves = "bytes_to_device bytes_to_host prefetch_calls copy_calls evicted_pages".split()
+    return {key: seen[key] for key in seen if seen[key] and ("copied" in key or key in of_moves)}
+
+def anonymous():
+    '''Bytes of this process that no file backs.'''
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+
+def managed_bytes():
+    return torch_uvm.memory_allocated(), torch_uvm.memory_reserved(), _C.managed_bytes()
+"""
+
+
+def run(spawn: Spawn, profile: str, code: str, **env: str) -> str:
+    environment = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": f"emulated_profile:{profile}", **env}
+    return spawn(PRELUDE + code, env=environment).stdout

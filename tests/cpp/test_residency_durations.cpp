@@ -1,0 +1,116 @@
+// How durations reach the policy: timed operators and iterations, and the measured link.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "../../benchmarks/cpp/paced_runtime.h"
+#include "harness.h"
+#include "residency/engine/durations.h"
+#include "residency/policy/schedule.h"
+#include "runtime/testing/recording_runtime.h"
+
+using namespace torch_uvm;
+
+namespace {
+
+constexpr Stream kStream = Stream::default_of(0);
+
+PolicyOptions timed_options() {
+  PolicyOptions options;
+  options.budget = 16;
+  options.timed = true;
+  return options;
+}
+
+/// A loop over three weights of which two fit. Its operators take 1, 2 and 3 ms, and 0.5 ms go by before each
+/// iteration.
+class Loop {
+ public:
+  explicit Loop(play::PacedRuntime& runtime) : runtime_(runtime) {
+    for (StorageId weight = 1; weight <= 3; ++weight) {
+      policy.created(weight, 8);
+    }
+  }
+
+  void iterate() {
+    runtime_.pass_on_host(0.5);
+    for (StorageId weight = 1; weight <= 3; ++weight) {
+      const Access access{weight, true};
+      durations.begin(policy.begin(weight, {&access, 1}, false), kStream);
+      runtime_.host_waits_until(runtime_.run(kStream, static_cast<double>(weight)));
+      policy.end({}, 0);
+    }
+  }
+  double iteration_ms() const {
+    double sum = 0;
+    for (const auto& op : policy.schedule().first->iteration.ops) {
+      sum += op.ms;
+    }
+    return sum;
+  }
+
+ private:
+  play::PacedRuntime& runtime_;
+
+ public:
+  Policy policy{timed_options()};
+  Durations durations{runtime_, policy};
+};
+
+} // namespace
+
+TEST(the_policy_learns_what_operators_take) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Loop loop(runtime);
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    loop.iterate();
+  }
+  CHECK(loop.policy.counters().following);
+  // Groups of up to 16 operators are longer than an iteration, so that times between iterations count, too.
+  CHECK(loop.iteration_ms() > 5.9 && loop.iteration_ms() < 6.6);
+  CHECK(loop.durations.timer() == nullptr); // it has stopped
+}
+
+TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Policy policy{timed_options()};
+  Durations durations(runtime, policy);
+  Decision decision;
+  decision.wants_durations = true;
+  durations.begin(decision, Stream::host());
+  CHECK(durations.timer() == nullptr);
+  durations.begin(decision, kStream);
+  CHECK(durations.timer() != nullptr);
+}
+
+TEST(a_runtime_that_fails_ends_the_timing) {
+  RecordingRuntime runtime;
+  Policy policy{timed_options()};
+  Durations durations(runtime, policy);
+  Decision decision;
+  decision.mark = 1;
+  runtime.fail("record_event", 1);
+  durations.begin(decision, kStream); // does not throw
+  durations.begin(decision, kStream);
+  CHECK_EQ(runtime.count("create_event"), 1U); // the first one was given back, and used again
+}
+
+TEST(the_links_rates_are_measured) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  const LinkRates rates = measure_link(runtime, kStream);
+  CHECK(std::abs(rates.into * 1e3 / runtime.costs().copy_to_device_rate - 1) < 0.01);
+  CHECK(std::abs(rates.out * 1e3 / runtime.costs().copy_to_host_rate - 1) < 0.01);
+  CHECK(rates.in_place < rates.into);
+}
+
+TEST(a_link_that_cannot_be_measured_has_the_default_rates) {
+  for (const std::string call : {"allocate_pinned", "allocate_device", "create_event", "copy_async", "record_event"}) {
+    RecordingRuntime runtime;
+    runtime.fail(call, 1);
+    CHECK_EQ(measure_link(runtime, kStream).into, LinkRates{}.into);
+    CHECK_EQ(runtime.count("allocate_pinned"), runtime.count("free_pinned") + (call == "allocate_pinned" ? 1 : 0));
+    CHECK_EQ(runtime.count("allocate_device"), runtime.count("free_device") + (call == "allocate_device" ? 1 : 0));
+  }
+}
+
+HARNESS_MAIN()

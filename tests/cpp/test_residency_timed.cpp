@@ -1,0 +1,391 @@
+// Schedules from durations: predictions, evictions whose transfers are hidden, late fetches, and trials. Rates are one
+// byte a millisecond, so that times can be worked out by hand.
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness.h"
+#include "residency/policy/policy.h"
+#include "residency/policy/prediction.h"
+#include "residency/policy/schedule.h"
+#include "residency/policy/trial.h"
+#include "residency_script.h"
+
+using namespace torch_uvm;
+using namespace torch_uvm::scheduling;
+using script::Script;
+
+namespace {
+
+PolicyOptions options(std::size_t budget) {
+  PolicyOptions result = script::options(budget);
+  result.timed = true;
+  result.rates = {1, 1, 1};
+  return result;
+}
+
+Schedule timed(Iteration iteration, const std::vector<float>& ms) {
+  Schedule schedule;
+  schedule.iteration = std::move(iteration);
+  for (std::size_t op = 0; op < ms.size(); ++op) {
+    schedule.iteration.ops[op].ms = ms[op];
+  }
+  return schedule;
+}
+
+/// By operator: the persistent storages that are evicted after it.
+std::string evictions(const Schedule& schedule) {
+  std::string text;
+  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+    if (schedule.evicted_after[use]) {
+      const Use& it = schedule.iteration.uses[use];
+      text += (text.empty() ? "" : " ") + std::to_string(it.op) + ':' +
+              std::to_string(schedule.iteration.values[it.value].persistent);
+    }
+  }
+  return text;
+}
+
+/// Storage 1 is used long before the peak and soon after it, storage 2 right before the peak and long after it.
+Schedule two_gaps_over_a_peak() {
+  Script script({{1, 5}, {2, 5}, {3, 1}});
+  for (int iteration = 0; iteration < 4; ++iteration) {
+    script.op(10, {{1, true}}); // 0
+    script.op(11, {{3, false}}); // 1: long
+    script.op(12, {{2, true}}); // 2
+    script.op(13, {}, {{101, 10}}, {101}); // 3: the peak
+    script.op(14, {{3, false}}); // 4
+    script.op(15, {{1, true}}); // 5
+    script.op(16, {{3, false}}); // 6
+    script.op(17, {{2, true}}); // 7
+  }
+  return timed(make_iteration(script.log(), 8), {1, 50, 1, 1, 10, 1, 20, 1});
+}
+
+Decisions candidate(std::vector<bool> evicted_after, double predicted_ms) {
+  Decisions decisions;
+  decisions.evicted_after = std::move(evicted_after);
+  decisions.predicted_ms = predicted_ms;
+  return decisions;
+}
+
+/// A policy, and a loop over three weights of which two fit.
+class Loop {
+ public:
+  explicit Loop(const PolicyOptions& options) : policy(options) {}
+
+  /// \param ms of each operator; 0: not reported
+  void iterate(double ms) {
+    for (StorageId weight = 1; weight <= 3; ++weight) {
+      if (policy.operators() < 3) {
+        policy.created(weight, 8);
+      }
+      const Access access{weight, true};
+      const Decision& begun = policy.begin(weight, {&access, 1}, false);
+      wants_durations = begun.wants_durations;
+      if (begun.mark != 0) {
+        marks.push_back(begun.mark);
+        whole.push_back(begun.is_whole);
+      }
+      policy.end({}, 0);
+      if (ms > 0) {
+        policy.ran(policy.operators(), policy.operators(), ms);
+      }
+    }
+  }
+  /// Iterates until the policy has a schedule.
+  void settle() {
+    for (int iteration = 0; iteration < 20 && !policy.counters().following; ++iteration) {
+      iterate(0);
+    }
+  }
+  float ms_of(std::uint32_t op) const {
+    return policy.schedule().first->iteration.ops[op].ms;
+  }
+
+  Policy policy;
+  bool wants_durations = false; ///< at the latest operator
+  std::vector<std::uint64_t> marks;
+  std::vector<bool> whole;
+};
+
+} // namespace
+
+/// Each storage has to leave before the other one comes: nothing overlaps.
+TEST(a_prediction_adds_up_what_cannot_overlap) {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}});
+    script.op(11, {{2, true}});
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
+  choose_evictions(schedule, options(8), 8);
+  place_fetches(schedule, 8);
+  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 34.0); // twice: run 1, write back 8, fetch 8
+  CHECK_EQ(predict_ms(schedule, {2, 1, 1}, 8), 26.0); // the link to the device is twice as fast
+}
+
+/// One weight stays. Of the other two, one can be fetched behind an operator; for the other there is no room earlier.
+TEST(a_prediction_hides_a_transfer_if_there_is_room_for_it) {
+  Script script({{1, 8}, {2, 8}, {3, 8}});
+  for (int iteration = 0; iteration < 8; ++iteration) {
+    for (StorageId weight = 1; weight <= 3; ++weight) {
+      script.op(weight, {{weight, false}});
+    }
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 3), {20, 20, 20});
+  choose_evictions(schedule, options(16), 16);
+  place_fetches(schedule, 16);
+  CHECK(!schedule.fetches.empty());
+  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 68.0);
+}
+
+TEST(a_use_in_place_takes_at_least_as_long_as_its_bytes_need) {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}});
+    script.op(11, {{1, true}, {2, true}}, {}, {}, /*in_place_ok=*/true);
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 2});
+  choose_evictions(schedule, options(8), 8);
+  place_fetches(schedule, 8);
+  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 9.0);
+  CHECK_EQ(predict_ms(schedule, {1, 1, 8}, 8), 3.0);
+}
+
+TEST(what_finds_no_room_is_predicted_to_take_for_ever) {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}, {2, true}});
+    script.op(11, {{1, false}});
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
+  choose_evictions(schedule, options(8), 8);
+  place_fetches(schedule, 8);
+  CHECK(std::isinf(predict_ms(schedule, {1, 1, 1}, 8)));
+}
+
+TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
+    Schedule schedule = two_gaps_over_a_peak();
+    choose_evictions_in_time(schedule, options(16), 16, rule);
+    CHECK_EQ(evictions(schedule), "0:1");
+    place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
+    CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 85.0); // as in core
+  }
+  Schedule by_order = two_gaps_over_a_peak();
+  choose_evictions(by_order, options(16), 16);
+  CHECK_EQ(evictions(by_order), "2:2"); // its next use is farthest, but the peak waits for its write-back
+  place_fetches(by_order, 16);
+  CHECK_EQ(predict_ms(by_order, {1, 1, 1}, 16), 90.0);
+}
+
+TEST(the_first_candidate_has_the_shortest_prediction) {
+  Schedule schedule = two_gaps_over_a_peak();
+  const std::vector<Decisions> candidates = make_candidates(schedule, options(16));
+  CHECK_EQ(candidates.size(), 3U);
+  CHECK_EQ(candidates.front().predicted_ms, 85.0);
+  CHECK_EQ(candidates.back().predicted_ms, 90.0);
+}
+
+TEST(optimizer_state_that_cannot_be_fetched_in_time_is_used_in_place) {
+  Script script({{1, 8}, {2, 8}, {3, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, false}});
+    script.op(11, {{1, true}, {2, true}, {3, true}}, {}, {}, /*in_place_ok=*/true);
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {100, 1});
+  choose_evictions_in_time(schedule, options(16), 16, GapRule::kLongest);
+  unsigned in_place = 0;
+  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+    in_place += schedule.in_place[use] ? 1 : 0;
+    CHECK(!schedule.in_place[use] || schedule.iteration.uses[use].op == 1);
+  }
+  CHECK_EQ(in_place, 1U);
+  place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
+  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 108.0);
+}
+
+TEST(a_pinned_storage_is_not_evicted_in_time) {
+  Schedule schedule = two_gaps_over_a_peak();
+  schedule.iteration.values[*schedule.iteration.value_of.find(1)].pinned = true;
+  choose_evictions_in_time(schedule, options(16), 11, GapRule::kLongest);
+  CHECK_EQ(evictions(schedule), "2:2");
+}
+
+TEST(fetches_are_as_late_as_the_link_allows) {
+  Script script({{1, 4}, {2, 12}, {3, 1}});
+  for (int iteration = 0; iteration < 4; ++iteration) {
+    script.op(10, {{1, false}, {2, false}}); // 0
+    script.op(11, {{3, false}}); // 1
+    script.op(12, {{3, false}}); // 2
+    script.op(13, {{3, false}}); // 3
+    script.op(14, {{1, false}}); // 4
+    script.op(15, {{2, false}}); // 5
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 6), {10, 10, 10, 10, 10, 10});
+  schedule.in_place.assign(schedule.iteration.uses.size(), false);
+  schedule.evicted_after.assign(schedule.iteration.uses.size(), false);
+  schedule.evicted_after[0] = schedule.evicted_after[1] = true; // both, after operator 0
+  const std::vector<std::uint32_t> ahead = latest_fetches(schedule, {1, 1, 1});
+  CHECK_EQ(ahead[1], 2U); // needed at 50 ms, so from 38 on: after operator 2
+  CHECK_EQ(ahead[0], 1U); // needed at 40 ms, but the link is taken from 38 on: from 34 on, after operator 2
+}
+
+TEST(a_trial_keeps_the_candidate_that_was_fastest) {
+  Trial trial;
+  trial.start({candidate({true, false}, 10), candidate({false, true}, 11), candidate({true, true}, 16)});
+  CHECK(trial.is_running());
+  const auto measure = [&](const std::vector<double>& ms) {
+    bool changed = false;
+    for (const double each : ms) {
+      const std::uint64_t iteration = trial.begin_iteration();
+      changed = trial.took(iteration, each) || changed;
+    }
+    return changed;
+  };
+  CHECK(measure({99, 99, 12, 50, 13})); // two settle; the median is 13
+  CHECK(trial.current().evicted_after == std::vector<bool>({false, true}));
+  CHECK(!measure({99, 99, 12, 11, 12})); // the third candidate is not worth a trial: 16 is above 1.5 times 10
+  CHECK(!trial.is_running());
+  CHECK(trial.current().evicted_after == std::vector<bool>({false, true}));
+}
+
+TEST(a_trial_returns_to_an_earlier_candidate) {
+  Trial trial;
+  trial.start({candidate({true, false}, 10), candidate({false, true}, 11)});
+  std::vector<std::uint64_t> late;
+  for (int at = 0; at < 5; ++at) {
+    trial.took(trial.begin_iteration(), 10);
+  }
+  CHECK_EQ(trial.current().predicted_ms, 11.0);
+  for (int at = 0; at < 4; ++at) {
+    trial.took(trial.begin_iteration(), 20);
+  }
+  CHECK(trial.is_running());
+  CHECK(trial.took(trial.begin_iteration(), 20));
+  CHECK_EQ(trial.current().predicted_ms, 10.0);
+}
+
+TEST(equal_candidates_are_tried_once_and_one_alone_is_not) {
+  Trial trial;
+  trial.start({candidate({true}, 10), candidate({true}, 10)});
+  CHECK(!trial.is_running());
+  CHECK_EQ(trial.current().predicted_ms, 10.0);
+}
+
+TEST(a_trial_ignores_iterations_of_earlier_candidates) {
+  Trial trial;
+  trial.start({candidate({true, false}, 10), candidate({false, true}, 11)});
+  std::vector<std::uint64_t> iterations;
+  for (int at = 0; at < 8; ++at) { // the host runs ahead: durations come later
+    iterations.push_back(trial.begin_iteration());
+  }
+  for (const std::uint64_t iteration : iterations) {
+    trial.took(iteration, 10);
+  }
+  CHECK_EQ(trial.current().predicted_ms, 11.0); // three of them counted for the first, and none for the second
+  for (int at = 0; at < 5; ++at) {
+    CHECK(trial.is_running());
+    trial.took(trial.begin_iteration(), 9);
+  }
+  CHECK(!trial.is_running());
+}
+
+TEST(a_policy_asks_for_each_operators_duration_twice) {
+  Loop loop(options(16));
+  loop.settle();
+  CHECK(loop.wants_durations);
+  loop.iterate(30);
+  CHECK(loop.wants_durations);
+  loop.iterate(20);
+  loop.iterate(0);
+  CHECK(!loop.wants_durations);
+  CHECK_EQ(loop.ms_of(1), 20.0F); // the shorter one
+}
+
+TEST(an_operator_that_used_operands_in_place_counts_as_fast_as_the_others) {
+  Policy policy(options(16 << 20));
+  policy.created(1, 8 << 20);
+  policy.created(2, 24 << 20);
+  for (int iteration = 0; iteration < 30; ++iteration) {
+    const Access reads{1, false};
+    policy.begin(10, {&reads, 1}, false);
+    policy.end({}, 0);
+    policy.ran(policy.operators(), policy.operators(), 9);
+    const Access both[] = {{1, true}, {2, true}};
+    policy.begin(11, both, /*in_place_ok=*/true);
+    policy.end({}, 0);
+    policy.ran(policy.operators(), policy.operators(), 1000);
+  }
+  const Schedule& schedule = *policy.schedule().first;
+  for (const Iteration::Op& op : schedule.iteration.ops) {
+    CHECK_EQ(op.ms, op.in_place_ok ? 33.0F : 9.0F); // by bytes, and 1 MiB for each operator
+  }
+}
+
+TEST(a_policy_without_durations_asks_for_none) {
+  PolicyOptions untimed = options(16);
+  untimed.timed = false;
+  Loop loop(untimed);
+  for (int iteration = 0; iteration < 8; ++iteration) {
+    loop.iterate(0);
+    CHECK(!loop.wants_durations);
+  }
+  CHECK(loop.marks.empty());
+}
+
+TEST(durations_of_operators_that_no_schedule_had_are_ignored) {
+  Loop loop(options(16));
+  loop.settle();
+  loop.policy.ran(1, 1, 1000); // before the schedule was made
+  loop.policy.ran(1, loop.policy.operators(), 1000); // likewise, in part
+  loop.iterate(5);
+  loop.iterate(5);
+  CHECK_EQ(loop.ms_of(0), 5.0F);
+}
+
+TEST(a_policy_marks_iterations_while_it_tries_candidates) {
+  Script script({});
+  Policy policy(options(16));
+  const Schedule example = two_gaps_over_a_peak();
+  const std::vector<float> ms = {1, 50, 1, 1, 10, 1, 20, 1};
+  std::vector<std::uint64_t> marks;
+  const auto iterate = [&] {
+    static StorageId next = 100;
+    for (std::uint32_t op = 0; op < 8; ++op) {
+      const std::vector<Access> uses[] = {{{1, true}},  {{3, false}}, {{2, true}},  {},
+                                          {{3, false}}, {{1, true}},  {{3, false}}, {{2, true}}};
+      const Decision& begun = policy.begin(10 + op, uses[op], false);
+      if (begun.mark != 0) {
+        CHECK_EQ(policy.schedule().second, 0U);
+        marks.push_back(begun.mark);
+      }
+      std::vector<std::pair<StorageId, std::size_t>> births;
+      if (op == 3) {
+        births.emplace_back(++next, 10);
+      }
+      policy.end(births, 0);
+      policy.ran(policy.operators(), policy.operators(), ms[op]);
+      if (op == 3) {
+        policy.freed(next);
+      }
+    }
+  };
+  policy.created(1, 5);
+  policy.created(2, 5);
+  policy.created(3, 1);
+  for (int iteration = 0; iteration < 30; ++iteration) {
+    iterate();
+    if (marks.size() > 1) {
+      policy.took(marks[marks.size() - 2], 85);
+    }
+  }
+  // Two candidates differ. An iteration's duration is known when the next one begins.
+  CHECK_EQ(marks.size(), 2 * std::size_t{Trial::kSettling + Trial::kMeasured + 1});
+  CHECK_EQ(policy.schedule().first->predicted_ms, 85.0);
+}
+
+HARNESS_MAIN()

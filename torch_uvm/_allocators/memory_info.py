@@ -1,0 +1,87 @@
+"""`mem_get_info`: what managed tensors can still have, and in all."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._residency.limits import get_host_limit
+from torch_uvm._util.arguments import Device, exact_keywords, resolve_device
+from torch_uvm._util.runtime import check_runtime
+
+#: What a host says that does not report its available memory.
+_UNKNOWN_BYTES = 2**64 - 1
+
+
+def _least(*counts: int | None) -> int | None:
+    known = [max(count, 0) for count in counts if count is not None]
+    return min(known) if known else None
+
+
+def _available(properties: dict[str, int]) -> int | None:
+    """Bytes that the host has available, as the runtime counts them; None if it does not say."""
+    count = properties["free_memory"] if properties["one_memory"] else _C.host_memory_available()
+    return None if count >= _UNKNOWN_BYTES else count
+
+
+@exact_keywords
+def mem_get_info(device: Device | None = None) -> tuple[int, int]:
+    """The memory that managed tensors of a device can still have, and that they can have in all.
+
+    It has the form of torch.cuda.mem_get_info, but does not describe the card: managed tensors may use memory
+    beyond it, and these figures include that memory.
+
+    - With a budget: what is left of the budget, and what may still be pinned on the host for tensors off
+      their device (the host limit, or what the host has available). One operator's operands and results must
+      fit into the budget.
+    - Without one: what is left of the limit, or what the host has available (Linux's MemAvailable, which
+      counts page cache that can be dropped as free). This is always so on a device that has one memory with
+      the host.
+
+    Use it to ask whether something fits. A program that takes a share of the free memory, such as for a cache
+    of keys and values, should take it of `get_budget()` or of torch.accelerator.get_memory_info, which
+    describes the card: a share of these figures is a share of the host's memory. Devices share the host's
+    memory, so their figures overlap. Other processes use the same host, so this is a snapshot. Cached memory
+    is in pieces, so one tensor of all that is free need not fit.
+
+    Args:
+        device: a torch.device, a string, or the accelerator's index. None: the current device.
+
+    Returns:
+        (free, total) in bytes. `total - free` is what this process's managed tensors of the device use, with
+        what is pinned for tensors off any device, which stays pinned for later ones.
+
+    Raises:
+        TypeError: `device` is of another type.
+        ValueError: an unknown device, or the CPU.
+        RuntimeError: there is no runtime for this machine's accelerator.
+
+    >>> torch_uvm.set_limit("1GiB")
+    >>> x = torch_uvm.empty(1 << 20, device=torch.accelerator.current_accelerator())
+    >>> free, total = torch_uvm.mem_get_info()
+    >>> free <= total - x.nbytes
+    True
+    """
+    check_runtime("mem_get_info()", now=True)
+    here = torch.accelerator.current_accelerator()
+    meant = resolve_device(here.type if device is None and here is not None else device)
+    if meant.type == "cpu":
+        raise ValueError(f"device is {device!r}; accepted: a device of the accelerator, or None")
+    properties = _C.device_properties(meant.index)
+    levels = _C.memory_stats(meant)
+    allocated = levels["allocated_bytes.all.current"]
+    cached = levels["reserved_bytes.all.current"] - allocated
+    limit = _C.get_limit()
+    left = None if limit is None else limit - _C.managed_bytes()
+    available = _available(properties)
+    budget = _C.budget_of(meant.index)
+    if budget is None:
+        new = _least(left, available)
+        free = cached + (properties["free_memory"] if new is None else new)
+        return free, free + allocated
+    pinned = _C.residency_stats()["host_bytes"]
+    host_limit = get_host_limit()
+    on_host = _least(None if host_limit is None else host_limit - pinned, available) or 0
+    on_device = _least(budget - allocated, None if left is None else max(left, 0) + cached) or 0
+    free = on_device + on_host
+    return free, free + allocated + pinned

@@ -1,0 +1,45 @@
+"""Chooses the extension `torch_uvm._C` in wheels that hold one for each torch.
+
+A wheel made by `make wheels` has a folder in torch_uvm/_native for each minor version of torch and each
+flavour, such as ``torch_2_13_cpu`` and ``torch_2_13_cu13``. A build from source has none: its extension lies
+in torch_uvm/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1] / "_native"
+
+
+def described(folder: str) -> str:
+    """`torch_2_13_cu13` as "2.13 (CUDA 13)"."""
+    _, major, minor, flavour = folder.split("_")
+    return f"{major}.{minor} ({'CPU' if flavour == 'cpu' else flavour.replace('cu', 'CUDA ')})"
+
+
+def search_path(version: str, cuda: str | None, here: Path = HERE) -> list[str]:
+    """The folder of the extension for a torch, in a list; an empty list for a build from source.
+
+    Args:
+        version: `torch.__version__`; its minor version has to be there.
+        cuda: `torch.version.cuda`. Without a folder for its major version the CPU flavour is taken, with
+            which the emulated accelerator works and `python -m torch_uvm info` says what is missing.
+        here: the folder to search.
+
+    Raises:
+        ImportError: there are extensions, and none is for this torch. The message names those there are.
+    """
+    there = [path.name for path in here.glob("torch_*_*_*") if path.is_dir()]
+    if not there:
+        return []
+    major, minor = version.split(".")[:2]
+    flavours = ["cpu"] if cuda is None else [f"cu{cuda.split('.')[0]}", "cpu"]
+    for name in (f"torch_{major}_{minor}_{flavour}" for flavour in flavours):
+        if name in there:
+            return [str(here / name)]
+    there.sort(key=lambda name: (*map(int, name.split("_")[1:3]), name))
+    raise ImportError(
+        f"this torch_uvm has no extension for torch {version} with {f'CUDA {cuda}' if cuda else 'no CUDA'}; "
+        f"it has those for torch {', '.join(map(described, there))}"
+    )
