@@ -111,7 +111,7 @@ class Machine {
       case 11:
         return set_bounds();
       case 12:
-        return reserve_moves();
+        return input_.below(2) == 0 ? slide() : reserve_moves();
       case 13:
         return ask();
       case 14:
@@ -233,23 +233,38 @@ class Machine {
         size(), on.device, on, [&](void* tag, std::size_t bytes) { return cost(tag, bytes); },
         [&](void* /*tag*/) { return input_.below(8) != 0; });
     for (const auto& move : moves) {
-      for (Held& held : held_) {
-        if (held.block != move.from) {
-          continue;
-        }
-        FUZZ_CHECK(move.tag == held.block);
-        if (input_.below(3) == 0) {
-          allocator_->roll_back(move);
-          break;
-        }
-        FUZZ_CHECK(allocator_->bytes(move.to) >= held.bytes);
-        verify(held);
-        std::memcpy(allocator_->data(move.to), allocator_->data(move.from), held.bytes);
-        allocator_->commit(move);
-        held.block = move.to;
-        allocator_->set_tag(held.block, held.block);
-        break;
+      finish(move);
+    }
+  }
+
+  void slide() {
+    const Stream on = device_stream();
+    const auto slides =
+        allocator_->find_slides(size(), on.device, [&](void* tag, std::size_t bytes) { return cost(tag, bytes); });
+    for (const auto& step : slides ? slides->steps : decltype(slides->steps){}) {
+      if (const auto move = allocator_->slide(static_cast<Block*>(step.tag), step.up, on)) {
+        finish(*move);
       }
+    }
+  }
+
+  void finish(const CachingManagedAllocator::Move& move) {
+    for (Held& held : held_) {
+      if (held.block != move.from) {
+        continue;
+      }
+      FUZZ_CHECK(move.tag == held.block);
+      if (input_.below(3) == 0) {
+        allocator_->roll_back(move);
+        return;
+      }
+      FUZZ_CHECK(allocator_->bytes(move.to) >= held.bytes);
+      std::memmove(allocator_->data(move.to), move.source, held.bytes);
+      allocator_->commit(move);
+      held.block = move.to;
+      allocator_->set_tag(held.block, held.block);
+      verify(held);
+      return;
     }
   }
 

@@ -2,6 +2,7 @@
 // the Allocator interface.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
@@ -186,10 +187,17 @@ class CachingSubject final : public Subject, private PressureCallback {
       return tag == nullptr ? std::numeric_limits<double>::infinity() : static_cast<double>(moved);
     };
     const auto agree = [](void* tag) { return tag != nullptr; };
+    const Stream taker = Stream::default_of(device);
     if (choice / 128 % 4 == 0) {
       static_cast<void>(allocator_.min_cost_range(bytes, device, cost));
+    } else if (choice / 128 % 4 == 1) {
+      const auto slides = allocator_.find_slides(bytes, device, cost);
+      for (const auto& step : slides ? slides->steps : decltype(slides->steps){}) {
+        if (const auto move = allocator_.slide(static_cast<Held*>(step.tag)->block, step.up, taker)) {
+          carry_out(*move, taker, choice / 512 % 4 != 0);
+        }
+      }
     } else {
-      const Stream taker = Stream::default_of(device);
       for (const CachingManagedAllocator::Move& move : allocator_.reserve_moves(bytes, device, taker, cost, agree)) {
         carry_out(move, taker, choice / 512 % 4 != 0);
       }
@@ -232,7 +240,14 @@ class CachingSubject final : public Subject, private PressureCallback {
     order(runtime, move.earlier, taker);
     order(runtime, owner.stream, taker);
     auto* const to = static_cast<unsigned char*>(allocator_.data(move.to));
-    runtime.copy_async(to, owner.data, owner.bytes, taker);
+    const bool up = to > owner.data;
+    const auto shift = static_cast<std::size_t>(up ? to - owner.data : owner.data - to);
+    for (std::size_t done = 0; done < owner.bytes;) { // no piece overwrites a byte that is still to be copied
+      const std::size_t piece = std::min(shift, owner.bytes - done);
+      const std::size_t at = up ? owner.bytes - done - piece : done;
+      runtime.copy_async(to + at, owner.data + at, piece, taker);
+      done += piece;
+    }
     owner.block = move.to;
     owner.data = to;
     owner.stream = taker;

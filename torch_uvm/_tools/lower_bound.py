@@ -11,8 +11,9 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
   live bytes. Between two checks the order of transfers and uses does not count.
 - An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
   rate of such kernels, in both directions if it writes, and the operator's.
-- A fused optimizer may update each parameter at any later time, as deferred updates do: what is absent when
-  it is called stays absent. Bytes that only optimizers use cross the link at some time, and need no room.
+- A fused optimizer may update its parameters later, as deferred updates do, until the last of them is used:
+  what is absent when it is called stays absent. Bytes that only optimizers use come until then, and need no
+  room. They go when they were updated; what has not gone by then needs room.
 - Bytes that nothing will read again take no room.
 """
 
@@ -41,6 +42,17 @@ class _Use:
     in_place_ok: bool
     floats: bool  #: only by operators that may run later
     held: bool
+    window: int = 0  #: if it floats: until as many segments later
+
+
+@dataclass(frozen=True)
+class _Later:
+    """Variables of a use that floats. ``gone``: by segment from the use on, what of ``part`` the host has got
+    back; None: it need not."""
+
+    part: int
+    window: int
+    gone: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -88,10 +100,16 @@ def _live(iteration: Iteration) -> np.ndarray[Any, Any]:
 
 def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
     found: dict[_Pattern, float] = defaultdict(float)
+    size = len(iteration.durations_ms)
     for value in iteration.values:
         uses: list[_Use] = []
         for use in value.uses:
             segment, held = int(cut.of[use.at]), use.at in cut.checks
+            window = 0
+            if use.floats:
+                until = int(cut.of[(use.at + use.later) % size])
+                wraps = use.later == size - 1  # behind almost all operators, maybe in the same segment again
+                window = cut.count - 1 if wraps else (until - segment) % cut.count
             if uses and uses[-1].segment == segment:
                 last = uses.pop()
                 uses.append(
@@ -101,10 +119,11 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
                         last.in_place_ok and use.in_place_ok,
                         last.floats and use.floats,
                         last.held or held,
+                        max(last.window, window),
                     )
                 )
             else:
-                uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held))
+                uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held, window))
         found[_Pattern(tuple(uses), value.is_persistent)] += value.bytes / _SCALE
     return found
 
@@ -150,9 +169,11 @@ class _Bound:
             gaps.append((uses[-1], uses[0]))
         always_floats = all(use.floats for use in uses)
         placed = {}
+        floating = {}
         for use in uses:
             if use.floats:
-                placed[use] = self._use_later(use, size, always_floats)
+                floating[use] = self._use_later(use, size, always_floats)
+                placed[use] = floating[use].part
             elif use.in_place_ok:
                 placed[use] = self._use_in_place(use, size)
         if not any(use.writes for use in uses):
@@ -163,9 +184,13 @@ class _Bound:
         first = next(number for number, use in enumerate(uses) if use.writes)
         written: Terms = []
         for begin, end in gaps[first:] + gaps[:first]:
-            if begin.writes:
+            later = floating.get(begin) if begin.writes else None
+            if later is not None and later.gone is not None:
+                written = []
+            elif begin.writes:
+                later = None
                 written = [(placed[begin], 1.0)] if begin in placed else []
-            written = self._add_gap(begin, end, size, written, placed)
+            written = self._add_gap(begin, end, size, written, placed, later)
 
     def _use_in_place(self, use: _Use, size: float) -> int:
         part = self.programme.variable(size)
@@ -177,25 +202,44 @@ class _Bound:
             self.absent[use.segment].append((part, 1.0))
         return part
 
-    def _use_later(self, use: _Use, size: float, crosses: bool) -> int:
+    def _use_later(self, use: _Use, size: float, crosses: bool) -> _Later:
         """What is absent at the use, and stays so. ``crosses``: it comes and goes for this use alone."""
         part = self.programme.variable(size)
         if use.held:
             self.absent[use.segment].append((part, 1.0))
-        for traffic in (self.into, self.out) if crosses and use.writes else (self.into,) if crosses else ():
-            moved = [self.programme.variable(size) for _ in traffic]
-            self.programme.row([(part, 1.0), *((each, -1.0) for each in moved)], 0.0)
-            for terms, each in zip(traffic, moved, strict=True):
-                terms.append((each, 1.0))
-        return part
+        if not crosses:
+            return _Later(part, use.window, None)
+        count = self.cut.count
+        comes = [self.programme.variable(size) for _ in range(use.window + 1)]
+        self.programme.row([(part, 1.0), *((each, -1.0) for each in comes)], 0.0)
+        for step, each in enumerate(comes):
+            self.into[(use.segment + step) % count].append((each, 1.0))
+        if not use.writes:
+            return _Later(part, use.window, None)
+        gone: list[int] = []
+        for step in range(count):
+            goes, total = self.programme.variable(size), self.programme.variable(size)
+            before = [(each, -1.0) for each in gone[-1:]]
+            self.out[(use.segment + step) % count].append((goes, 1.0))
+            self.programme.row([(total, 1.0), (goes, -1.0), *before], 0.0)
+            self.programme.row([(total, 1.0), (part, -1.0)], 0.0)
+            gone.append(total)
+        return _Later(part, use.window, gone)
 
     def _add_gap(
-        self, begin: _Use, end: _Use, size: float, written: Terms | None, placed: dict[_Use, int]
+        self,
+        begin: _Use,
+        end: _Use,
+        size: float,
+        written: Terms | None,
+        placed: dict[_Use, int],
+        later: _Later | None = None,
     ) -> Terms:
         """Adds what may be evicted between two uses.
 
         Args:
             written: the sum is what the host has at the gap's beginning; None: all of it.
+            later: of the use at the beginning, if the host gets bytes of it back.
 
         Returns:
             The same for its end.
@@ -205,9 +249,13 @@ class _Bound:
         fetched = -1  # by the check before
         host = list(written or [])
         last = end.segment + (count if end.segment <= begin.segment else 0)
+        back: Terms = []
         for at in range(begin.segment + (1 if begin.held else 0), last):
             if written is not None:
                 host = self._write_back(at % count, host, size)
+            if later is not None and later.gone is not None:
+                step = at - begin.segment
+                back = [(later.part if step <= later.window else later.gone[min(step, count - 1)], 1.0)]
             absent, now = programme.variable(size), programme.variable(size)
             if fetched >= 0:
                 programme.row([(fetched, 1.0), (now, -1.0)], 0.0)
@@ -216,9 +264,12 @@ class _Bound:
                 programme.row([(now, 1.0)], 0.0)
             programme.row([(absent, 1.0), (now, 1.0), (evicted, -1.0)], 0.0)
             if written is not None:
-                programme.row([(absent, 1.0), (now, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+                had = ((each, -factor) for each, factor in (*host, *back))
+                programme.row([(absent, 1.0), (now, 1.0), *had], 0.0)
             self.absent[at % count].append((absent, 1.0))
             fetched = now
+        if later is not None and later.gone is not None:
+            host = [*host, (later.gone[-1], 1.0)]
         # What was evicted is fetched for the next use, or used there in place.
         part = placed.get(end)
         programme.row([(evicted, 1.0), (arrives, -1.0), *([] if part is None else [(part, -1.0)])], 0.0)

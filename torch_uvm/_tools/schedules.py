@@ -220,7 +220,9 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     for value, op, writes, creates, in_place in found["uses"]:
         uses[op].append(Use(value, writes, creates, in_place))
     operators = tuple(
-        Operator(trace.operators[first + at].name, times[first + at], tuple(uses[at]), tuple(found["frees"][at]))
+        Operator(
+            trace.operators[first + at].name, times[first + at], tuple(uses[at]), tuple(found["frees"][at])
+        )
         for at in range(count)
     )
     values = tuple(Value(bytes, is_persistent) for bytes, is_persistent in found["values"])

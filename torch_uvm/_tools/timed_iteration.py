@@ -19,13 +19,14 @@ _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
 class Use:
     """A use of a value at the operator ``at``; of a temporary, the first one is its creation.
 
-    ``floats``: by an operator that may run later, see `Iteration`.
+    ``floats``: by an operator that may run later, see `Iteration`. ``later``: by how many operators at most.
     """
 
     at: int
     writes: bool
     in_place_ok: bool
     floats: bool = False
+    later: int = 0
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Iteration:
     """``durations_ms``: by operator, with all operands on the device.
 
     ``floats``: by operator, whether it may run later, in parts. That is a fused optimizer, whose updates can
-    be deferred.
+    be deferred until the last of its parameters is used.
     """
 
     durations_ms: list[float]
@@ -69,7 +70,24 @@ def iteration_of(trace: Trace, step_ms: float | None = None) -> Iteration:
         raise ValueError("the trace does not end with equal iterations; record four or more")
     end = len(trace.operators) - size
     floats = [op.name.startswith(_FLOATING) for op in trace.operators[end - size : end]]
-    return Iteration(operator_times(trace, end - size, end, step_ms), floats, _values(trace, end - size, end))
+    values = _values(trace, end - size, end)
+    _limit_floating(values, size)
+    return Iteration(operator_times(trace, end - size, end, step_ms), floats, values)
+
+
+def _limit_floating(values: list[Value], size: int) -> None:
+    """Sets `Use.later`: until other operators have used all that the operator writes."""
+    later: dict[int, int] = {}
+    for value in values:
+        others = [use.at for use in value.uses if not use.floats]
+        for use in value.uses:
+            if use.floats and use.writes and others:
+                ahead = min((at - use.at - 1) % size + 1 for at in others)
+                later[use.at] = max(later.get(use.at, 0), ahead)
+    for value in values:
+        for use in value.uses:
+            if use.floats:
+                use.later = later.get(use.at, size - 1)
 
 
 def _first_uses(trace: Trace) -> dict[int, int]:

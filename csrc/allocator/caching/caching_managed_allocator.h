@@ -163,8 +163,8 @@ class CachingManagedAllocator {
 
   // An opaque pointer of the residency layer. nullptr at first and after the block is freed. Takes no lock: the owner
   // of the block calls these. The owner sets tags under its own mutex, which it also holds when it calls
-  // min_cost_range, first_fit_range or reserve_moves. `reserve_moves` clears the tag of a block that it moves, after
-  // `claim` has returned true.
+  // min_cost_range, first_fit_range, find_slides, slide or reserve_moves. `slide` clears the tag of the block that it
+  // moves, and so does `reserve_moves` after `claim` has returned true.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
@@ -227,8 +227,10 @@ class CachingManagedAllocator {
     void* tag = nullptr; ///< of the block
     Block* from = nullptr;
     Block* to = nullptr;
+    const void* source = nullptr; ///< the bytes to copy to `to`
     Stream earlier; ///< the stream that `from` was filed under
     bool recorded = false; ///< the new stream had been recorded for the block
+    bool slid = false; ///< made by `slide`: source and destination may overlap
   };
   /// Reserves the relocation of contiguous blocks, to free `bytes` in one piece. Chooses the cheapest range whose
   /// blocks fit into free memory elsewhere on the device, and allocates the destinations there, filed under `stream`.
@@ -242,6 +244,26 @@ class CachingManagedAllocator {
   std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream,
                                   const std::function<double(void* tag, std::size_t bytes)>& cost,
                                   const std::function<bool(void* tag)>& claim);
+  /// A range whose free pieces become one of at least the request if its allocated blocks slide together.
+  struct Slides {
+    struct Step {
+      void* tag = nullptr; ///< of the block
+      bool up = false; ///< towards higher addresses
+    };
+    std::vector<Step> steps; ///< in this order, each block slides once
+    double cost = 0;
+  };
+  /// The cheapest such range, by `cost` and the number of copies; a range that needs too many copies is not taken.
+  /// \param cost as in min_cost_range, of moving a block
+  /// \return nullopt: there is none, or no slide is needed
+  /// \throws InvalidArgument; what `cost` throws
+  std::optional<Slides> find_slides(std::size_t bytes, int device,
+                                    const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+  /// Exchanges a block with the free blocks directly below it (`up`: above it), and reserves the move like
+  /// reserve_moves. Only the owner may call this, who does not free the block until the move is finished.
+  /// \return nullopt: there is no free neighbour on that side, or the block cannot move; nothing has changed
+  /// \throws InvalidArgument; RuntimeFailure. Strong guarantee
+  std::optional<Move> slide(Block* block, bool up, Stream stream);
   /// Commits a move: frees `from`, filed like `to`, because that stream runs after all work that touches `from`.
   void commit(const Move& move) noexcept;
   /// Rolls a move back: the owner keeps `from`, with its tag.

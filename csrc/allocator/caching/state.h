@@ -14,6 +14,7 @@
 //   failure_path.cpp               what is tried before OutOfMemory is raised
 //   caps.cpp, min_cost_range.cpp   a device's cap, and what to evict to make room
 //   reserve_moves.cpp              blocks to relocate to make room
+//   slides.cpp                     neighbours to push together to make room
 #pragma once
 
 #include <condition_variable>
@@ -257,7 +258,12 @@ struct CachingManagedAllocator::State {
   bool streams_are_idle(int device);
   void release_above_cap(int device) noexcept;
 
-  class Places; // reserve_moves.cpp
+  // reserve_moves.cpp
+  class Places;
+  /// Gives the owner `move.to` in place of `move.from`, also in the statistics. `move.from` stays reserved.
+  void pass_on(Move& move, FreeList& free_list) noexcept;
+  /// The opposite: the owner keeps `move.from`. `move.to` stays reserved.
+  void take_back(const Move& move) noexcept;
 
   // check.cpp
   std::optional<std::string> check() const;

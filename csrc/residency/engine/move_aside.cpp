@@ -1,4 +1,7 @@
-// Relocates blocks within the device that are in the way of a large request.
+// Relocates blocks within the device that are in the way of a large request: to free places elsewhere (move_aside), or,
+// where there are none, towards their neighbours (slide).
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "residency/engine/residency_engine.h"
@@ -8,32 +11,39 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Cost factor of relocating a block that a copy is using.
-constexpr double kUnderWay = 16;
+/// Cost factor of relocating a block that a copy is using: compute waits for that copy on the link, and the others
+/// queued before it.
+constexpr double kUnderWay = 64;
+
+/// Cost of relocating a byte, in the unit of cost_of (room.cpp): a byte on the link. The link copies 55 GB/s, the
+/// device 2000 GB/s.
+constexpr double kDeviceByte = 55.0 / 2000;
+
+/// Number of ranges to try: an owner may refuse that its storage moves.
+constexpr int kTries = 8;
 
 } // namespace
+
+double ResidencyEngine::cost_to_move(const Record* record, std::size_t block_bytes) const {
+  if (record == nullptr || !address_may_change(*record, Mover::kEngine)) {
+    return kNever;
+  }
+  const bool under_way = record->fetching() || record->retiring;
+  return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
+}
+
+bool ResidencyEngine::claim_move(Record& record) {
+  // While a storage is being fetched, its pointer is the host copy's. Relocating the device block then changes no
+  // address, and only the engine can free the block.
+  return record.fetching() || claim_address(record, Mover::kEngine);
+}
 
 bool ResidencyEngine::move_aside(std::size_t bytes, int device, Stream taker) {
   if (!of(device).quiescent) {
     return false;
   }
-  const auto cost = [&](void* tag, std::size_t block_bytes) {
-    if (tag == nullptr) {
-      return kNever;
-    }
-    const Record& record = *static_cast<Record*>(tag);
-    if (!address_may_change(record, Mover::kEngine)) {
-      return kNever;
-    }
-    const bool under_way = record.fetching() || record.retiring;
-    return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
-  };
-  // While a storage is being fetched, its pointer is the host copy's. Relocating the device block then changes no
-  // address, and only the engine can free the block.
-  const auto claim = [&](void* tag) {
-    Record& record = *static_cast<Record*>(tag);
-    return record.fetching() || claim_address(record, Mover::kEngine);
-  };
+  const auto cost = [&](void* tag, std::size_t size) { return cost_to_move(static_cast<Record*>(tag), size); };
+  const auto claim = [&](void* tag) { return claim_move(*static_cast<Record*>(tag)); };
   const auto moves = memory_.reserve_moves(bytes, device, taker, cost, claim);
   std::size_t at = 0;
   try {
@@ -47,6 +57,72 @@ bool ResidencyEngine::move_aside(std::size_t bytes, int device, Stream taker) {
     throw;
   }
   return !moves.empty();
+}
+
+bool ResidencyEngine::slide(std::size_t bytes, int device, Stream taker, double limit) {
+  if (!of(device).quiescent || taker.is_host()) {
+    return false;
+  }
+  const auto cost = [&](void* tag, std::size_t size) { return cost_to_move(static_cast<Record*>(tag), size); };
+  const auto claim = [&](const auto& step) { return claim_move(*static_cast<Record*>(step.tag)); };
+  for (int tries = 0; tries < kTries; ++tries) {
+    const auto slides = memory_.find_slides(bytes, device, cost);
+    if (!slides || slides->cost * kDeviceByte > limit) {
+      return false;
+    }
+    if (!std::ranges::all_of(slides->steps, claim)) {
+      continue; // the storage is marked, and the next range is one without it
+    }
+    for (const auto& step : slides->steps) {
+      const auto reserved = memory_.slide(static_cast<Record*>(step.tag)->device_block, step.up, taker);
+      if (!reserved) {
+        return false; // another thread has taken the free block
+      }
+      try {
+        move(*reserved, taker);
+      } catch (...) {
+        memory_.roll_back(*reserved);
+        throw;
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+Event ResidencyEngine::copy_within(void* to, const void* from, std::size_t bytes, Stream stream) {
+  auto* const into = static_cast<char*>(to);
+  const auto* const out_of = static_cast<const char*>(from);
+  const bool up = into > out_of;
+  const auto shift = static_cast<std::size_t>(up ? into - out_of : out_of - into);
+  std::size_t done = 0;
+  try {
+    while (done < bytes) { // no piece overwrites a byte that is still to be copied
+      const std::size_t piece = std::min(shift, bytes - done);
+      const std::size_t at = up ? bytes - done - piece : done;
+      runtime_.copy_async(into + at, out_of + at, piece, stream);
+      done += piece;
+    }
+    return events_.record(stream);
+  } catch (...) {
+    if (done == 0 || shift >= bytes) {
+      throw; // the bytes are still where they were
+    }
+  }
+  // The old place is overwritten in part, so the host finishes the copy. If it cannot wait for the pieces either, the
+  // device has failed, and every later use of it reports that.
+  ++failures_;
+  for (int tries = 0; tries < kTries; ++tries) {
+    try {
+      runtime_.synchronize_stream(stream);
+      break;
+    } catch (...) {
+      ++failures_;
+    }
+  }
+  const std::size_t at = up ? 0 : done;
+  std::memmove(into + at, out_of + at, bytes - done);
+  return {};
 }
 
 void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream taker) {
@@ -67,9 +143,9 @@ void ResidencyEngine::move(const CachingManagedAllocator::Move& move, Stream tak
       wait(taker, *event);
     }
   }
+  record.streams.reserve(1); // nothing may fail once the copy has begun: it may have overwritten its source
   const Untimed untimed(*this, taker);
-  runtime_.copy_async(memory_.data(move.to), memory_.data(move.from), record.bytes, taker);
-  const Event moved = events_.record(taker);
+  const Event moved = copy_within(memory_.data(move.to), move.source, record.bytes, taker);
   recycle_event(record.device, record.device_ready);
   record.device_ready = moved;
   record.ready_on = taker;

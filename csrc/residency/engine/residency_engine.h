@@ -222,7 +222,16 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   // move_aside.cpp
   /// Frees a contiguous range by relocating blocks within the device. \return false if that cannot be done
   bool move_aside(std::size_t bytes, int device, Stream taker);
+  /// The same by pushing neighbours together, if that costs at most `limit`, in the unit of cost_of.
+  bool slide(std::size_t bytes, int device, Stream taker, double limit);
+  /// Cost of relocating a block, in bytes; infinity if it has no record or cannot move.
+  double cost_to_move(const Record* record, std::size_t block_bytes) const;
+  /// Whether the storage's block may move now. If so, it is not freed until the lock is released.
+  bool claim_move(Record& record);
   void move(const CachingManagedAllocator::Move& move, Stream taker);
+  /// Copies within a device; the ranges may overlap. \return an event for the end; empty: it is done
+  /// \throws the runtime's errors, and the bytes are still at `from`
+  Event copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
 
   // prepare_room.cpp
   /// Makes contiguous room for results of the given sizes, all at once.

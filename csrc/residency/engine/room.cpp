@@ -168,8 +168,13 @@ bool ResidencyEngine::evict_range(std::size_t bytes, int device, Need need, Stre
   if (try_repeatedly_to_evict(bytes, device, need, taker)) {
     return true;
   }
-  // Last resort: retry the storages marked unmovable before their time is up. They may be movable by now.
-  return need == Need::kNow && forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
+  if (need != Need::kNow) {
+    return false;
+  }
+  // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now, and
+  // then slide at any price, since the host may have no memory for what leaves.
+  return (forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
+         slide(bytes, device, taker, kNever);
 }
 
 bool ResidencyEngine::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
@@ -251,10 +256,16 @@ bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Str
       return false;
     }
     // Relocated blocks are used by compute. On the stream of prefetches, compute would wait for all queued prefetches.
-    if (move_aside(bytes, device, need == Need::kAhead ? of(device).last_stream : taker)) {
+    const Stream on_device = need == Need::kAhead ? of(device).last_stream : taker;
+    if (move_aside(bytes, device, on_device)) {
       return true;
     }
     run = min_cost_range(bytes, device, need);
+    // A prefetch is not worth more than its own copy.
+    const double worth = need == Need::kAhead ? static_cast<double>(bytes) : kNever;
+    if (slide(bytes, device, on_device, std::min(worth, run ? price_of(*run, need) : kNever))) {
+      return true;
+    }
   }
   return run && evict_all(*run, taker);
 }
@@ -291,7 +302,9 @@ Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Strea
     if (Block* const block = memory_.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    if (!(need == Need::kToStay ? move_aside(bytes, device, stream) : evict_range(bytes, device, need, stream))) {
+    const bool made = need == Need::kToStay ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
+                                            : evict_range(bytes, device, need, stream);
+    if (!made) {
       return nullptr;
     }
   }

@@ -107,7 +107,11 @@ class CachingManagedAllocator::State::Places {
         return false;
       }
       Block* const to = state_.split(free, request);
-      found_.push_back({from->tag, from, to, from->free_list->stream, false});
+      found_.push_back({.tag = from->tag,
+                        .from = from,
+                        .to = to,
+                        .source = reinterpret_cast<const void*>(from->address),
+                        .earlier = from->free_list->stream});
       if (to->free_list->stream != stream_) {
         state_.order_after(*to, request, lock); // `stream_` is not the host's, so this keeps the lock
       }
@@ -123,16 +127,7 @@ class CachingManagedAllocator::State::Places {
   std::vector<Move> take() {
     FreeList& free_list = state_.heap.free_list(home_, stream_);
     for (Move& move : found_) {
-      const PoolKind pool = pool_kind(move.from->segment->size_class);
-      state_.pool_statistics.freed(move.from->free_list->home, pool, move.from->bytes, move.from->requested);
-      state_.note_freed(move.from);
-      const Request request(move.from->requested, state_.bytes_for(move.from->requested, home_), home_, stream_);
-      state_.allocate(move.to, request, free_list);
-      move.to->uses.swap(move.from->uses);
-      move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == stream_; }) != 0;
-      move.to->read_by_host = move.from->read_by_host;
-      move.from->state = BlockState::kReserved;
-      move.from->tag = nullptr;
+      state_.pass_on(move, free_list);
     }
     std::vector<Move> moves;
     moves.swap(found_);
@@ -165,6 +160,54 @@ class CachingManagedAllocator::State::Places {
   std::vector<Block*> hidden_;
   std::vector<Move> found_;
 };
+
+namespace {
+
+/// Two neighbours exchange their places. Exchanging them again restores both.
+void exchange_places(Block* one, Block* other) {
+  Block* const left = one->after == other ? one : other;
+  std::swap(one->bytes, other->bytes);
+  left->after->address = left->address + left->bytes;
+}
+
+} // namespace
+
+void CachingManagedAllocator::State::pass_on(Move& move, FreeList& free_list) noexcept {
+  Block* const from = move.from;
+  pool_statistics.freed(from->free_list->home, pool_kind(from->segment->size_class), from->bytes, from->requested);
+  note_freed(from);
+  const Request request(from->requested, from->bytes, free_list.home, free_list.stream);
+  if (move.slid) {
+    exchange_places(from, move.to);
+  }
+  allocate(move.to, request, free_list);
+  move.to->uses.swap(from->uses);
+  move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == free_list.stream; }) != 0;
+  move.to->read_by_host = from->read_by_host;
+  from->state = BlockState::kReserved;
+  from->tag = nullptr;
+}
+
+void CachingManagedAllocator::State::take_back(const Move& move) noexcept {
+  Block* const from = move.from;
+  Block* const to = move.to;
+  pool_statistics.freed(to->free_list->home, pool_kind(to->segment->size_class), to->bytes, to->requested);
+  note_freed(to);
+  if (move.slid) {
+    exchange_places(from, to);
+  }
+  pool_statistics.allocated(from->free_list->home, pool_kind(from->segment->size_class), from->bytes, from->requested);
+  note_allocated(from);
+  from->state = BlockState::kAllocated;
+  if (move.recorded) {
+    // No reallocation: an entry was erased from this vector before.
+    to->uses.push_back({to->free_list->stream, nullptr});
+  }
+  from->uses.swap(to->uses);
+  // The owner may have recorded for `to` the stream that `from` belongs to.
+  std::erase_if(from->uses, [&](const Use& use) { return use.stream == from->free_list->stream; });
+  from->tag = move.tag;
+}
 
 std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_moves(std::size_t bytes, int device,
                                                                                   Stream stream, const Cost& cost,
@@ -202,19 +245,7 @@ void CachingManagedAllocator::commit(const Move& move) noexcept {
 void CachingManagedAllocator::roll_back(const Move& move) noexcept {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
-  const PoolKind pool = pool_kind(move.to->segment->size_class);
-  state_->pool_statistics.freed(move.to->free_list->home, pool, move.to->bytes, move.to->requested);
-  state_->note_freed(move.to);
-  state_->pool_statistics.allocated(move.from->free_list->home, pool_kind(move.from->segment->size_class),
-                                    move.from->bytes, move.from->requested);
-  state_->note_allocated(move.from);
-  move.from->state = BlockState::kAllocated;
-  if (move.recorded) {
-    // No reallocation: an entry was erased from this vector before.
-    move.to->uses.push_back({move.to->free_list->stream, nullptr});
-  }
-  move.from->uses.swap(move.to->uses);
-  move.from->tag = move.tag;
+  state_->take_back(move);
   state_->heap.release(move.to);
 }
 
