@@ -53,7 +53,7 @@ def test_an_unchanged_script(tmp_path: Path) -> None:
     steps = [it["step_ms"] for it in found["points"]]
     assert found["in_core_ms"] * 0.999 < steps[0] < steps[1]
     assert {it["what"]: it["bytes"] >> 20 for it in found["at_peak"]}["optimizer state"] == 128
-    (line,) = [it for it in found["by_line"] if it["what"].startswith("train.py:11 ")]
+    (line,) = [it for it in found["by_line"] if it["what"].startswith("train.py:14 ")]
     assert line["bytes"] >> 20 == 128
     assert [it["what"] for it in found["stand_ins"]] == ["item"]
     assert {it["optimizer"] for it in found["points"]} <= {"in place", "deferred"}
