@@ -125,7 +125,7 @@ class Decoder(nn.Module):
             assert isinstance(block, Block)
             projected = block.qkv(block.norm_attention(x)).chunk(3, -1)
             query, *new = (each.unflatten(-1, (block.heads, -1)).transpose(1, 2) for each in projected)
-            old, self.cache[layer] = self.cache[layer], ()  # each is freed once it is copied
+            old, self.cache[layer] = self.cache[layer], ()  # freed once they are copied
             keys, values = (torch.cat(pair, 2) for pair in zip(old, new, strict=True))
             del old
             self.cache[layer] = (keys, values)
@@ -293,7 +293,7 @@ SMALL: dict[str, Maker] = {
     "language model, optimizer in backward": replace(_SMALL, in_backward=True),
     "language model, compiled": replace(_SMALL, checkpointing=False, compiled="default"),
     "language model, CUDA graphs": replace(_SMALL, checkpointing=False, compiled="reduce-overhead"),
-    "decoding": DecodingOf(2, 32, 2, 128, 4, 512),
+    "decoding": DecodingOf(8, 256, 2, 256, 4, 512),
     "vision transformer": VisionTransformerOf(1, 32, 2, 128, 4, 10),
     "ConvNeXt": ConvNextOf(1, 32, (1, 1), 16, 10),
     "graph network": GraphOf(400, 3000, 64, 2),

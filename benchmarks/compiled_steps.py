@@ -304,7 +304,7 @@ def main() -> int:
         path = [str(Path(__file__).resolve().parent.parent), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         todo = [] if arguments.calls else [[c, m] for m in arguments.modes.split(",") for c in COLUMNS]
-        for each in [*todo, ["calls"]]:
+        for each in [["calls"], *todo]:
             found += child(["--child", *each], environment, deadline - time.monotonic())
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
