@@ -191,7 +191,8 @@ def _transfer(record: Mapping[str, Any]) -> Transfer:
 
 
 def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Schedule:
-    """The schedule that the engine follows at the end of a trace: of those it makes, the fastest predicted one.
+    """The schedule that the engine follows at the end of a trace: of those it makes, the one that is
+    predicted to be fastest.
 
     The trace needs four equal iterations. What operators allocate only while they run is in no trace, so
     it is not in the schedule either.
@@ -208,14 +209,12 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
         raise ValueError("the trace has storages of more than one device")
     traced = _traced(trace)
     times = operator_times(trace, 0, len(trace.operators), None if trace.groups else step_ms)
-    found = _C.schedule_of(traced, times, budget)
-    if found is None:
-        raise ValueError("the trace has no iteration that repeats; record four or more")
+    found = _made(traced, times, budget)
     first, count = found["first"], found["operators"]
     if step_ms is not None:
         scale = step_ms / sum(times[first : first + count])
         times = [scale * ms for ms in times]
-        found = _C.schedule_of(traced, times, budget)
+        found = _made(traced, times, budget)
     uses: list[list[Use]] = [[] for _ in range(count)]
     for value, op, writes, creates, in_place in found["uses"]:
         uses[op].append(Use(value, writes, creates, in_place))
@@ -229,6 +228,13 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     evictions = [(value, op) for op, leaving in enumerate(found["evictions"]) for value in leaving]
     transfers = _transfers(operators, values, evictions, found["fetches"], found["capacity"])
     return Schedule(budget, found["capacity"], operators, values, transfers)
+
+
+def _made(traced: list[tuple[Any, ...]], times: list[float], budget: int) -> dict[str, Any]:
+    found = _C.schedule_of(traced, times, budget)
+    if found is None:
+        raise ValueError("the trace has no iteration that repeats; record four or more")
+    return found
 
 
 def _traced(trace: Trace) -> list[tuple[Any, ...]]:
