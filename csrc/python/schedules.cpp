@@ -10,6 +10,7 @@
 
 #include "python/bindings.h"
 #include "residency/engine/shares.h"
+#include "residency/policy/candidates.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/schedule.h"
 

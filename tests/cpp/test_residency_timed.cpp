@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness.h"
+#include "residency/policy/candidates.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/prediction.h"
 #include "residency/policy/schedule.h"

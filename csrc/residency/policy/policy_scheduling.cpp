@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "residency/policy/candidates.h"
 #include "residency/policy/policy_state.h"
 
 namespace torch_uvm {

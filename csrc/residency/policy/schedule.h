@@ -72,7 +72,4 @@ std::size_t capacity_of(const Iteration& iteration, const PolicyOptions& options
 /// The schedule from the order of operators alone.
 Schedule make_schedule(Iteration iteration, const PolicyOptions& options);
 
-/// Decisions from the order of operators and from their durations, fastest prediction first.
-std::vector<Decisions> make_candidates(Schedule& schedule, const PolicyOptions& options);
-
 } // namespace torch_uvm::scheduling
