@@ -55,6 +55,12 @@ class TestWithoutABudget:
         cached = torch_uvm.memory_reserved() - x.nbytes
         assert torch_uvm.mem_get_info() == (cached, cached + x.nbytes)
 
+    def test_tensors_that_moved_are_in_use(self) -> None:
+        torch_uvm.set_limit(64 * MiB)
+        x = torch_uvm.empty(12 * MiB, dtype=torch.uint8, device="emu")
+        y = torch_uvm.to(x, "cpu")
+        assert torch_uvm.mem_get_info() == (52 * MiB, 64 * MiB) and y.nbytes == 12 * MiB
+
     def test_of_the_host(self) -> None:
         free, total = torch_uvm.mem_get_info()
         assert free == total  # nothing is in use

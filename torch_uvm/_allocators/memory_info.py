@@ -48,8 +48,9 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
         device: a torch.device, a string, or the accelerator's index. None: the current device.
 
     Returns:
-        (free, total) in bytes. `total - free` is what this process's managed tensors of the device use, with
-        what is pinned for tensors off any device, which stays pinned for later ones.
+        (free, total) in bytes. `total - free` is what this process's managed tensors use: without a budget
+        those of all devices; with one those on the device, and what is pinned for tensors off any device,
+        which stays pinned for later ones.
 
     Raises:
         TypeError: `device` is of another type.
@@ -68,9 +69,10 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
     if meant.type == "cpu":
         raise ValueError(f"device is {device!r}; accepted: a device of the accelerator, or None")
     properties = _C.device_properties(meant.index)
-    levels = _C.memory_stats(meant)
-    allocated = levels["allocated_bytes.all.current"]
-    cached = levels["reserved_bytes.all.current"] - allocated
+    # Over all homes: a block counts for the home that used it last, its segment for the one it was made for.
+    everywhere = _C.memory_stats(None)
+    allocated = everywhere["allocated_bytes.all.current"]
+    cached = everywhere["reserved_bytes.all.current"] - allocated
     limit = _C.get_limit()
     left = None if limit is None else limit - _C.managed_bytes()
     available = _available(properties)
@@ -79,6 +81,7 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
         new = _least(left, available)
         free = cached + (properties["free_memory"] if new is None else new)
         return free, free + allocated
+    allocated = _C.memory_stats(meant)["allocated_bytes.all.current"]
     pinned = _C.residency_stats()["host_bytes"]
     host_limit = get_host_limit()
     on_host = _least(None if host_limit is None else host_limit - pinned, available) or 0
