@@ -209,7 +209,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("argv", "named"),
         [
-            (["rnu"], ["'rnu'", "did you mean run?", "info, run, plot"]),
+            (["rnu"], ["'rnu'", "did you mean run?", "info, run, plan, plot"]),
             (["run", "--buget", "4GiB", "script.py"], ["'--buget'", "did you mean --budget?", "--limit"]),
             (["run", "--hostlimit=4GiB", "script.py"], ["'--hostlimit'", "did you mean --host-limit?"]),
             (["run", "--budget", "20G", "script.py"], ["20G", "did you mean 20GiB?"]),

@@ -143,9 +143,12 @@ def depth(call):
         call, count = call.__wrapped__, count + 1
     return count
 
+plain = torch.Tensor.data_ptr
+
 def watched():
-    methods = torch.Tensor.data_ptr, torch.Tensor.numpy, torch.UntypedStorage.data_ptr
-    return [depth(call) for call in (adam.adam, *methods)]
+    torch.empty(1).data_ptr()  # its wrapper is in C; one that wrapped itself would not return
+    calls = adam.adam, torch.Tensor.numpy, torch.UntypedStorage.data_ptr
+    return [int(torch.Tensor.data_ptr is not plain), *map(depth, calls)]
 
 def enable():
     torch_uvm.enable(budget=8 * MIB, moves="alias", optimizer="deferred", host_tensors=True)

@@ -1,5 +1,5 @@
-// Schedules from durations: predictions, evictions whose transfers are hidden, late fetches, and trials. Rates are one
-// byte a millisecond, so that times can be worked out by hand.
+// Schedules from durations: predictions, evictions whose transfers are hidden, late fetches, and what the policy asks
+// for. Rates are one byte a millisecond, so that times can be worked out by hand.
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -63,13 +63,6 @@ Schedule two_gaps_over_a_peak() {
     script.op(17, {{2, true}}); // 7
   }
   return timed(make_iteration(script.log(), 8), {1, 50, 1, 1, 10, 1, 20, 1});
-}
-
-Decisions candidate(std::vector<bool> evicted_after, double predicted_ms) {
-  Decisions decisions;
-  decisions.evicted_after = std::move(evicted_after);
-  decisions.predicted_ms = predicted_ms;
-  return decisions;
 }
 
 /// A policy, and a loop over three weights of which two fit.
@@ -235,66 +228,6 @@ TEST(fetches_are_as_late_as_the_link_allows) {
   CHECK_EQ(ahead[0], 1U); // needed at 40 ms, but the link is taken from 38 on: from 34 on, after operator 2
 }
 
-TEST(a_trial_keeps_the_candidate_that_was_fastest) {
-  Trial trial;
-  trial.start({candidate({true, false}, 10), candidate({false, true}, 11), candidate({true, true}, 16)});
-  CHECK(trial.is_running());
-  const auto measure = [&](const std::vector<double>& ms) {
-    bool changed = false;
-    for (const double each : ms) {
-      const std::uint64_t iteration = trial.begin_iteration();
-      changed = trial.took(iteration, each) || changed;
-    }
-    return changed;
-  };
-  CHECK(measure({99, 99, 12, 50, 13})); // two settle; the median is 13
-  CHECK(trial.current().evicted_after == std::vector<bool>({false, true}));
-  CHECK(!measure({99, 99, 12, 11, 12})); // the third candidate is not worth a trial: 16 is above 1.5 times 10
-  CHECK(!trial.is_running());
-  CHECK(trial.current().evicted_after == std::vector<bool>({false, true}));
-}
-
-TEST(a_trial_returns_to_an_earlier_candidate) {
-  Trial trial;
-  trial.start({candidate({true, false}, 10), candidate({false, true}, 11)});
-  std::vector<std::uint64_t> late;
-  for (int at = 0; at < 5; ++at) {
-    trial.took(trial.begin_iteration(), 10);
-  }
-  CHECK_EQ(trial.current().predicted_ms, 11.0);
-  for (int at = 0; at < 4; ++at) {
-    trial.took(trial.begin_iteration(), 20);
-  }
-  CHECK(trial.is_running());
-  CHECK(trial.took(trial.begin_iteration(), 20));
-  CHECK_EQ(trial.current().predicted_ms, 10.0);
-}
-
-TEST(equal_candidates_are_tried_once_and_one_alone_is_not) {
-  Trial trial;
-  trial.start({candidate({true}, 10), candidate({true}, 10)});
-  CHECK(!trial.is_running());
-  CHECK_EQ(trial.current().predicted_ms, 10.0);
-}
-
-TEST(a_trial_ignores_iterations_of_earlier_candidates) {
-  Trial trial;
-  trial.start({candidate({true, false}, 10), candidate({false, true}, 11)});
-  std::vector<std::uint64_t> iterations;
-  for (int at = 0; at < 8; ++at) { // the host runs ahead: durations come later
-    iterations.push_back(trial.begin_iteration());
-  }
-  for (const std::uint64_t iteration : iterations) {
-    trial.took(iteration, 10);
-  }
-  CHECK_EQ(trial.current().predicted_ms, 11.0); // three of them counted for the first, and none for the second
-  for (int at = 0; at < 5; ++at) {
-    CHECK(trial.is_running());
-    trial.took(trial.begin_iteration(), 9);
-  }
-  CHECK(!trial.is_running());
-}
-
 TEST(a_policy_asks_for_each_operators_duration_twice) {
   Loop loop(options(16));
   loop.settle();
@@ -325,6 +258,18 @@ TEST(an_operator_that_used_operands_in_place_counts_as_fast_as_the_others) {
   for (const Iteration::Op& op : schedule.iteration.ops) {
     CHECK_EQ(op.ms, op.in_place_ok ? 33.0F : 9.0F); // by bytes, and 1 MiB for each operator
   }
+}
+
+TEST(a_policy_stops_asking_for_durations_that_do_not_come) {
+  Loop loop(options(16));
+  loop.settle();
+  CHECK(loop.wants_durations);
+  CHECK(!loop.policy.is_settled());
+  for (int iteration = 0; iteration < 20; ++iteration) {
+    loop.iterate(0);
+  }
+  CHECK(!loop.wants_durations);
+  CHECK(loop.policy.is_settled());
 }
 
 TEST(a_policy_without_durations_asks_for_none) {

@@ -331,8 +331,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
     OperatorTimer::Pause scheduling_;
   };
   OperatorTimer* timer_of(int device) {
-    const Device& it = of(device);
-    return it.durations ? it.durations->timer() : nullptr;
+    return device >= 0 && of(device).durations ? of(device).durations->timer() : nullptr;
   }
   FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;

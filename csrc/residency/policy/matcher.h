@@ -34,6 +34,8 @@ struct SeenOperand {
 
 /// A schedule, and the index to find a position in it.
 struct KnownSchedule {
+  static constexpr std::uint64_t kMaxAsked = 16; ///< iterations
+
   Schedule schedule;
   std::uint64_t number = 0; ///< counts from 1
   std::uint64_t options = 0; ///< version of the options that it was computed for; 0: not yet computed
@@ -44,7 +46,13 @@ struct KnownSchedule {
   bool stale = false; ///< sizes differed too much in the last iteration
   std::vector<unsigned> timed; ///< by operator: how often its duration was reported; empty: never
   std::uint32_t untimed = kNone; ///< number of operators whose duration was reported too seldom; kNone: none was
+  std::uint64_t asked = 0; ///< number of operators whose duration was asked for
   Trial trial;
+
+  /// Whether durations are still missing. Operators that threads mix may never be timed, so asking ends.
+  bool wants_durations() const {
+    return untimed != 0 && asked <= kMaxAsked * schedule.iteration.size();
+  }
   bool retired_overdue = false; ///< storages that should be on the host were retired (Policy::State::retire_overdue)
   std::vector<StorageId> bound; ///< by value: its current storage
   FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them

@@ -55,7 +55,8 @@ void Policy::State::ask_for_durations() {
     return;
   }
   KnownSchedule& known = *matcher.current();
-  decision.wants_durations = known.untimed != 0;
+  decision.wants_durations = known.wants_durations();
+  known.asked += decision.wants_durations ? 1 : 0;
   if (matcher.position() == 0 && known.trial.is_running()) {
     decision.mark = known.trial.begin_iteration() * Matcher::kMarkStride + known.number % Matcher::kMarkStride;
     decision.is_whole = matcher.in_a_row() >= known.schedule.iteration.size();
@@ -108,7 +109,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
 bool Policy::is_settled() const {
   const State& it = *state_;
   const KnownSchedule* const known = it.matcher.matched() ? it.matcher.current() : nullptr;
-  return !it.options.timed || (known != nullptr && known->untimed == 0 && !known->trial.is_running());
+  return !it.options.timed || (known != nullptr && !known->wants_durations() && !known->trial.is_running());
 }
 
 void Policy::took(std::uint64_t mark, double ms) {
