@@ -138,7 +138,7 @@ def test_uses_in_place_take_the_operators_time(
 
 
 def test_an_optimizer_may_update_later(lower_bound: ModuleType, rates: Any, script: Script) -> None:
-    """Its state comes until the parameter's next use, and goes beside the rest of the step: 200 MB each way."""
+    """Its 200 MB of state come until the parameter's next use, and go beside the rest of the step."""
     script.storage(1, 100 * MB)
     script.storage(2, 200 * MB)
     for _ in range(4):
