@@ -121,7 +121,7 @@ class TestAutomatic:
             torch_uvm.set_limit(256 * MIB)
             torch_uvm.enable(budget="auto")
             kept = []
-            for number in range(12):  # segments grow in steps, so that more may reserve the whole budget
+            for number in range(20):
                 kept.append(torch.full((2 * MIB,), float(number), device="cuda"))  # 8 MiB each
             assert torch_uvm.residency_stats()["records"] == 0, "the engine is active"
             while len(kept) < 60:
