@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ os.environ["TORCH_UVM_CONF"] = "limit:4GiB"  # before torch_uvm is imported
 import torch
 import torch.nn.functional as F
 from _environment import describe
+from _residency_calls import seconds, synchronise
 from _residency_workloads import TransformerOf, Workload
 
 import torch_uvm
@@ -39,18 +39,6 @@ TENSORS = 50
 IDLE_AFTER = 40  # steps; then a program that fits has long been idle
 
 Call = Callable[[], object]
-
-
-def synchronise(device: torch.device) -> None:
-    torch.accelerator.synchronize(device)
-
-
-def seconds(device: torch.device, call: Call) -> float:
-    synchronise(device)
-    begin = time.perf_counter()
-    call()
-    synchronise(device)
-    return time.perf_counter() - begin
 
 
 # --- operators
