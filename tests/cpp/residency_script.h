@@ -51,6 +51,9 @@ class Script {
   OperatorLog& log() {
     return log_;
   }
+  const OperatorLog& log() const {
+    return log_;
+  }
 
  private:
   struct Live {

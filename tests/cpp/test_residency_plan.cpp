@@ -45,6 +45,20 @@ std::string in_place(const Schedule& schedule) {
   return text;
 }
 
+/// Parameters are used by forward and by the optimizer, and their optimizer state by the optimizer only: 6 operators.
+Script six_updates() {
+  Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, and the optimizer state of each
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, false}}, {{101, 8}}); // 0
+    script.op(11, {{2, false}, {101, false}}, {{102, 8}}, {101}); // 1
+    script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: computes the gradients
+    script.op(13, {{1, false}, {103, false}}, {{104, 8}}); // 3
+    script.op(14, {{1, true}, {103, false}, {3, true}}, {}, {103}, true); // 4
+    script.op(15, {{2, true}, {104, false}, {4, true}}, {}, {104}, true); // 5
+  }
+  return script;
+}
+
 } // namespace
 
 TEST(usage_adds_to_ranges_and_finds_where_a_bound_is_exceeded) {
@@ -107,18 +121,8 @@ TEST(the_activation_used_last_by_backward_is_evicted) {
   CHECK_EQ(shown(tight, tight.fetch), "3:b1 4:b0");
 }
 
-/// Parameters are used by forward and by the optimizer, and their optimizer state by the optimizer only. The state is
-/// used in place.
 TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
-  Script script({{1, 8}, {2, 8}, {3, 8}, {4, 8}}); // two parameters, and the optimizer state of each
-  for (int iteration = 0; iteration < 6; ++iteration) {
-    script.op(10, {{1, false}}, {{101, 8}}); // 0
-    script.op(11, {{2, false}, {101, false}}, {{102, 8}}, {101}); // 1
-    script.op(12, {{2, false}, {102, false}}, {{103, 8}}, {102}); // 2: computes the gradients
-    script.op(13, {{1, false}, {103, false}}, {{104, 8}}); // 3
-    script.op(14, {{1, true}, {103, false}, {3, true}}, {}, {103}, true); // 4
-    script.op(15, {{2, true}, {104, false}, {4, true}}, {}, {104}, true); // 5
-  }
+  Script script = six_updates();
   CHECK_EQ(script.log().candidate(), 6U);
   const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(32));
   CHECK_EQ(in_place(schedule), "4:3 5:4");
@@ -131,6 +135,14 @@ TEST(optimizer_state_that_does_not_fit_is_used_in_place) {
   // If everything fits, nothing is used in place.
   const Schedule roomy = make_schedule(make_iteration(script.log(), 6), options(48));
   CHECK_EQ(in_place(roomy), "");
+}
+
+/// A schedule of several iterations, as of a whole run that is repeated, chooses as the schedule of one.
+TEST(optimizer_state_is_used_in_place_whatever_the_length_of_the_schedule) {
+  const Script script = six_updates();
+  const Schedule schedule = make_schedule(make_iteration(script.log(), 18), options(32));
+  CHECK_EQ(in_place(schedule), "4:3 5:4 10:3 11:4 16:3 17:4");
+  CHECK(schedule.fetches.empty());
 }
 
 /// Of two storages at a similar distance, the one that needs no write-back is evicted.

@@ -81,13 +81,16 @@ class Belady {
     return static_cast<std::uint64_t>(iteration_number_) * iteration_.size() + op + 1;
   }
 
-  /// 2: the next use can be in place and is the only one in an iteration; 1: in place and the last one; 0: otherwise.
+  /// 2: the next use can be in place, and the uses around it are equally far; 1: in place and the last one; 0:
+  /// otherwise.
   std::uint32_t rank(std::uint32_t use) const {
     const std::uint32_t next = iteration_.uses[use].next;
     if (next == kNone || !options_.in_place || !iteration_.ops[iteration_.uses[next].op].in_place_ok) {
       return 0;
     }
-    return next == use ? 2 : iteration_.uses[next].next == kNone ? 1 : 0;
+    return iteration_.uses[next].distance == iteration_.uses[use].distance ? 2
+           : iteration_.uses[next].next == kNone                           ? 1
+                                                                           : 0;
   }
 
   void move_in(std::uint32_t value, std::uint64_t next, std::uint32_t rank) {
@@ -191,14 +194,15 @@ class Belady {
     }
   }
 
-  /// A fetch for a single use moves no fewer bytes across the link than the use in place.
+  /// A value that was evicted since its latest use is evicted again before the next one if that is as far. Its fetch
+  /// moves no fewer bytes across the link than the use in place.
   bool choose_in_place(std::uint32_t use) const {
     const Use& it = iteration_.uses[use];
     if (!options_.in_place || !iteration_.ops[it.op].in_place_ok) {
       return false;
     }
-    const bool only_use = it.next == kNone || it.next == use;
-    return only_use || (stage_ > 0 && leaves_[stage_ < kGood ? stage_ - 1 : kGood][use]);
+    const bool evicted_again = it.next == kNone || it.distance == iteration_.uses[values_[it.value].latest].distance;
+    return evicted_again || (stage_ > 0 && leaves_[stage_ < kGood ? stage_ - 1 : kGood][use]);
   }
 
   std::size_t use_the_rest_in_place(std::uint32_t first, std::uint32_t end, std::size_t excess) {
