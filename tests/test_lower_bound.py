@@ -17,6 +17,7 @@ pytest.importorskip("scipy")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 MB = 10**6
+ADAMW = "aten::_fused_adamw_"
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,21 @@ def test_uses_in_place_take_the_operators_time(
     assert got["bound_ms"] == pytest.approx(8 + max(0.1, in_place / 40))
 
 
+def test_what_is_used_last_is_kept_until_it_is_freed(
+    lower_bound: ModuleType, rates: Any, script: Script
+) -> None:
+    """The program may still read it. 200 MB go once they are made, beside two operators of a millisecond."""
+    script.storage(99, MB)
+    for step in range(4):
+        kept, peak = 10 + step, 20 + step
+        script.op([99], births={kept: 200 * MB})
+        script.op([kept])
+        script.op([99], births={peak: 200 * MB}, deaths=[peak])
+        script.op([99], us=20_000, deaths=[kept])
+    got = lower_bound.bound(script.write(), 201 * MB, rates=rates)
+    assert got["bound_ms"] == pytest.approx(23 + 4 - 2)
+
+
 def test_an_optimizer_may_update_later(lower_bound: ModuleType, rates: Any, script: Script) -> None:
     """Its 200 MB of state come until the parameter's next use, and go beside the rest of the step."""
     script.storage(1, 100 * MB)
@@ -144,13 +160,57 @@ def test_an_optimizer_may_update_later(lower_bound: ModuleType, rates: Any, scri
     for _ in range(4):
         script.op([1], us=4000)
         script.op([1], us=4000)
-        script.op([], writes=[1, 2], in_place=True, us=100, name="aten::_fused_adamw_")
+        script.op([], writes=[1, 2], in_place=True, us=100, name=ADAMW)
     got = lower_bound.bound(script.write(), 100 * MB, rates=rates)
     assert got["bound_ms"] == pytest.approx(8.1)
     assert lower_bound.least_traffic(script.path, 100 * MB) == pytest.approx((200 * MB, 200 * MB))
     assert lower_bound.bound(script.path, 100 * MB, step_ms=2, rates=rates)["bound_ms"] == pytest.approx(
         4 + 2 * 4000 / 8100  # nothing comes beside the second operator
     )
+
+
+class TestWhatUpdatesNeed:
+    """The optimizer takes 0.1 ms and the operators around it 1 ms each. 200 MB cross the link in 4 ms."""
+
+    def test_a_parameter_is_written_back_once_it_is_updated(
+        self, lower_bound: ModuleType, rates: Any, script: Script
+    ) -> None:
+        script.storage(1, 200 * MB)
+        for step in range(4):
+            peak = 10 + step
+            script.op([1])
+            script.op([], births={peak: 200 * MB}, deaths=[peak])
+            script.op([1], us=20_000)
+            script.op([], writes=[1], in_place=True, us=100, name=ADAMW)
+        got = lower_bound.bound(script.write(), 200 * MB, rates=rates)
+        assert got["bound_ms"] == pytest.approx(22.1 + 4 - 2.1)
+
+    def test_a_gradient_that_left_comes_back(
+        self, lower_bound: ModuleType, rates: Any, script: Script
+    ) -> None:
+        script.storage(1, MB)
+        for step in range(4):
+            gradient, peak = 10 + step, 20 + step
+            script.op([1])
+            script.op([1], births={gradient: 200 * MB})
+            script.op([1], us=20_000)
+            script.op([1], births={peak: 200 * MB}, deaths=[peak])
+            script.op([], writes=[1, gradient], deaths=[gradient], in_place=True, us=100, name=ADAMW)
+        got = lower_bound.bound(script.write(), 201 * MB, rates=rates)
+        assert got["bound_ms"] == pytest.approx(23.1 + 4 - 1.1)
+
+    def test_state_comes_before_its_own_parameter_is_used(
+        self, lower_bound: ModuleType, rates: Any, script: Script
+    ) -> None:
+        for name, size in ((1, 10), (2, 10), (3, 200), (4, 200)):
+            script.storage(name, size * MB)
+        for _ in range(4):
+            script.op([1])
+            script.op([], us=20_000)
+            script.op([2])
+            script.op([], writes=[1, 2, 3, 4], in_place=True, us=100, name=ADAMW)
+        got = lower_bound.bound(script.write(), 20 * MB, rates=rates)
+        assert got["bound_ms"] == pytest.approx(22.1 + 4 - 1.1)
 
 
 def test_what_one_iteration_leaves_to_the_next(lower_bound: ModuleType, rates: Any, script: Script) -> None:

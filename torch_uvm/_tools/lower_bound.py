@@ -11,10 +11,10 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
   live bytes. Between two checks the order of transfers and uses does not count.
 - An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
   rate of such kernels, in both directions if it writes, and the operator's.
-- A fused optimizer may update its parameters later, as deferred updates do, until the last of them is used:
-  what is absent when it is called stays absent. Bytes that only optimizers use come until then, and need no
-  room. They go when they were updated; what has not gone by then needs room.
-- Bytes that nothing will read again take no room.
+- A fused optimizer may update each parameter later, as deferred updates do, until it is used. What is absent
+  when the optimizer is called comes until then, and needs no room. It goes again, or stays and needs room.
+  The host's copy is old until the updated bytes are back there.
+- What was used last and is not freed yet takes room, or was written back: the program may still read it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,36 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Later:
-    """Variables of a use that floats. ``gone``: by segment from the use on, what of ``part`` the host has got
-    back; None: it need not."""
+    """Variables of a use that floats.
+
+    ``part``: what is absent when the operator is called. ``waits``: what of it is used once it is back for
+    the next use; None: nothing. The rest comes and goes for this use alone. ``gone``: by segment from the use
+    on, what of that the host has got back.
+    """
 
     part: int
     window: int
-    gone: list[int] | None
+    waits: int | None
+    gone: list[int]
+
+    def on_the_host(self, step: int) -> Terms:
+        """What of ``part`` may be absent, so many segments behind the use."""
+        if step <= self.window:
+            return [(self.part, 1.0)]
+        gone = [(self.gone[min(step, len(self.gone) - 1)], 1.0)]
+        return gone if self.waits is None else [*gone, (self.waits, 1.0)]
 
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Values of one pattern count as one value, of all their bytes."""
+    """Values of one pattern count as one value, of all their bytes.
+
+    ``kept``: at how many checks behind the last use a temporary is not freed yet.
+    """
 
     uses: tuple[_Use, ...]
     is_persistent: bool
+    kept: int
 
 
 class _Segments:
@@ -85,11 +101,11 @@ class _Segments:
 
 
 def _live(iteration: Iteration) -> np.ndarray[Any, Any]:
-    """Bytes at each operator if nothing is evicted; temporaries count until their last use."""
+    """Bytes at each operator if nothing is evicted."""
     size = len(iteration.durations_ms)
     change = np.zeros(size + 1)
     for value in iteration.values:
-        first, last = value.uses[0].at, value.uses[-1].at
+        first, last = value.uses[0].at, (value.uses[-1].at + value.kept) % size
         if value.is_persistent:
             first, last = 0, size - 1
         for begin, end in [(first, last)] if first <= last else [(first, size - 1), (0, last)]:
@@ -124,7 +140,9 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
                 )
             else:
                 uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held, window))
-        found[_Pattern(tuple(uses), value.is_persistent)] += value.bytes / _SCALE
+        behind = value.uses[-1].at + 1
+        kept = sum((check - behind) % size < value.kept for check in cut.checks)
+        found[_Pattern(tuple(uses), value.is_persistent, kept)] += value.bytes / _SCALE
     return found
 
 
@@ -167,12 +185,12 @@ class _Bound:
         gaps = list(zip(uses, uses[1:], strict=False))
         if pattern.is_persistent:
             gaps.append((uses[-1], uses[0]))
-        always_floats = all(use.floats for use in uses)
+        followed_by = dict(gaps)
         placed = {}
         floating = {}
         for use in uses:
             if use.floats:
-                floating[use] = self._use_later(use, size, always_floats)
+                floating[use] = self._use_later(use, size, followed_by.get(use))
                 placed[use] = floating[use].part
             elif use.in_place_ok:
                 placed[use] = self._use_in_place(use, size)
@@ -182,15 +200,25 @@ class _Bound:
             return
         # The host's copy is good from a use that writes to the next one, as far as it has been written back.
         first = next(number for number, use in enumerate(uses) if use.writes)
-        written: Terms = []
+        host: Terms = []
         for begin, end in gaps[first:] + gaps[:first]:
             later = floating.get(begin) if begin.writes else None
-            if later is not None and later.gone is not None:
-                written = []
-            elif begin.writes:
-                later = None
-                written = [(placed[begin], 1.0)] if begin in placed else []
-            written = self._add_gap(begin, end, size, written, placed, later)
+            if begin.writes:
+                host = [(placed[begin], 1.0)] if begin in placed and later is None else []
+            host = self._add_gap(begin, end, size, host, placed, later)
+        if pattern.kept:
+            if uses[-1].writes:
+                host = [(placed[uses[-1]], 1.0)] if uses[-1] in placed else []
+            self._keep(uses[-1], pattern.kept, size, host)
+
+    def _keep(self, last: _Use, checks: int, size: float, host: Terms) -> None:
+        """What nothing uses again is absent from the device once the host has it."""
+        begin = last.segment + (1 if last.held else 0)
+        for at in range(begin, begin + checks):
+            host = self._write_back(at % self.cut.count, host, size)
+            absent = self.programme.variable(size)
+            self.programme.row([(absent, 1.0), *((each, -factor) for each, factor in host)], 0.0)
+            self.absent[at % self.cut.count].append((absent, 1.0))
 
     def _use_in_place(self, use: _Use, size: float) -> int:
         part = self.programme.variable(size)
@@ -202,29 +230,31 @@ class _Bound:
             self.absent[use.segment].append((part, 1.0))
         return part
 
-    def _use_later(self, use: _Use, size: float, crosses: bool) -> _Later:
-        """What is absent at the use, and stays so. ``crosses``: it comes and goes for this use alone."""
+    def _use_later(self, use: _Use, size: float, following: _Use | None) -> _Later:
+        """``following``: the value's next use; None: it ends."""
         part = self.programme.variable(size)
         if use.held:
             self.absent[use.segment].append((part, 1.0))
-        if not crosses:
-            return _Later(part, use.window, None)
         count = self.cut.count
         comes = [self.programme.variable(size) for _ in range(use.window + 1)]
-        self.programme.row([(part, 1.0), *((each, -1.0) for each in comes)], 0.0)
+        waits = self.programme.variable(size) if following is not None and not following.floats else None
+        back = [each for each in (*comes, waits) if each is not None]
+        self.programme.row([(part, 1.0), *((each, -1.0) for each in back)], 0.0)
         for step, each in enumerate(comes):
             self.into[(use.segment + step) % count].append((each, 1.0))
-        if not use.writes:
-            return _Later(part, use.window, None)
         gone: list[int] = []
-        for step in range(count):
-            goes, total = self.programme.variable(size), self.programme.variable(size)
-            before = [(each, -1.0) for each in gone[-1:]]
+        came: Terms = []
+        for step in range((following.segment - use.segment - 1) % count + 1 if following is not None else 0):
+            goes, total, there = (self.programme.variable(size) for _ in range(3))
             self.out[(use.segment + step) % count].append((goes, 1.0))
+            before = [(each, -1.0) for each in gone[-1:]]
             self.programme.row([(total, 1.0), (goes, -1.0), *before], 0.0)
-            self.programme.row([(total, 1.0), (part, -1.0)], 0.0)
+            if step <= use.window:
+                self.programme.row([(there, 1.0), (comes[step], -1.0), *came], 0.0)
+                came = [(there, -1.0)]
+            self.programme.row([(total, 1.0), *came], 0.0)
             gone.append(total)
-        return _Later(part, use.window, gone)
+        return _Later(part, use.window, waits, gone)
 
     def _add_gap(
         self,
@@ -239,7 +269,7 @@ class _Bound:
 
         Args:
             written: the sum is what the host has at the gap's beginning; None: all of it.
-            later: of the use at the beginning, if the host gets bytes of it back.
+            later: of the use at the beginning, if it floats and writes.
 
         Returns:
             The same for its end.
@@ -253,9 +283,8 @@ class _Bound:
         for at in range(begin.segment + (1 if begin.held else 0), last):
             if written is not None:
                 host = self._write_back(at % count, host, size)
-            if later is not None and later.gone is not None:
-                step = at - begin.segment
-                back = [(later.part if step <= later.window else later.gone[min(step, count - 1)], 1.0)]
+            if later is not None:
+                back = later.on_the_host(at - begin.segment)
             absent, now = programme.variable(size), programme.variable(size)
             if fetched >= 0:
                 programme.row([(fetched, 1.0), (now, -1.0)], 0.0)
@@ -268,8 +297,10 @@ class _Bound:
                 programme.row([(absent, 1.0), (now, 1.0), *had], 0.0)
             self.absent[at % count].append((absent, 1.0))
             fetched = now
-        if later is not None and later.gone is not None:
+        if later is not None:
             host = [*host, (later.gone[-1], 1.0)]
+            if later.waits is not None:
+                programme.row([(later.waits, 1.0), (evicted, -1.0)], 0.0)
         # What was evicted is fetched for the next use, or used there in place.
         part = placed.get(end)
         programme.row([(evicted, 1.0), (arrives, -1.0), *([] if part is None else [(part, -1.0)])], 0.0)

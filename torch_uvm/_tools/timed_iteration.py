@@ -31,11 +31,15 @@ class Use:
 
 @dataclass
 class Value:
-    """``uses`` are in order; those of a temporary begin with its creation and may go on in the next round."""
+    """``uses`` are in order; those of a temporary begin with its creation and may go on in the next round.
+
+    ``kept``: a temporary is freed behind the operator that comes as many operators later than its last use.
+    """
 
     bytes: int
     uses: list[Use] = field(default_factory=list)
     is_persistent: bool = True
+    kept: int = 0
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Iteration:
     """``durations_ms``: by operator, with all operands on the device.
 
     ``floats``: by operator, whether it may run later, in parts. That is a fused optimizer, whose updates can
-    be deferred until the last of its parameters is used.
+    be deferred, each until its parameter is used.
     """
 
     durations_ms: list[float]
@@ -70,24 +74,35 @@ def iteration_of(trace: Trace, step_ms: float | None = None) -> Iteration:
         raise ValueError("the trace does not end with equal iterations; record four or more")
     end = len(trace.operators) - size
     floats = [op.name.startswith(_FLOATING) for op in trace.operators[end - size : end]]
-    values = _values(trace, end - size, end)
-    _limit_floating(values, size)
+    values, updated = _values(trace, end - size, end)
+    _limit_floating(updated, size)
     return Iteration(operator_times(trace, end - size, end, step_ms), floats, values)
 
 
-def _limit_floating(values: list[Value], size: int) -> None:
-    """Sets `Use.later`: until other operators have used all that the operator writes."""
-    later: dict[int, int] = {}
-    for value in values:
-        others = [use.at for use in value.uses if not use.floats]
-        for use in value.uses:
-            if use.floats and use.writes and others:
-                ahead = min((at - use.at - 1) % size + 1 for at in others)
-                later[use.at] = max(later.get(use.at, 0), ahead)
-    for value in values:
-        for use in value.uses:
-            if use.floats:
-                use.later = later.get(use.at, size - 1)
+def _limit_floating(operands: dict[int, list[Value]], size: int) -> None:
+    """Sets `Use.later` at the operators that float: until another operator uses the parameter.
+
+    Args:
+        operands: of each of them what it writes, in order: the parameters, then as many values of each kind
+            of state. Where the numbers do not show which state is whose, it waits for the last parameter.
+    """
+    for at, written in operands.items():
+        lasting = [value for value in written if value.is_persistent]
+        waits = {id(value): _until_used(value, at, size) for value in lasting}
+        until = [each for each in waits.values() if each is not None]
+        states = [value for value in lasting if waits[id(value)] is None]
+        paired = bool(until) and len(states) % len(until) == 0
+        for number, value in enumerate(states):
+            waits[id(value)] = until[number % len(until)] if paired else max(until, default=size - 1)
+        for value in written:
+            for use in value.uses:
+                if use.at == at:
+                    use.later = waits.get(id(value)) or max(until, default=size - 1)
+
+
+def _until_used(value: Value, at: int, size: int) -> int | None:
+    """The number of operators from ``at`` to the next one that cannot float; None: none uses the value."""
+    return min(((use.at - at - 1) % size + 1 for use in value.uses if not use.floats), default=None)
 
 
 def _first_uses(trace: Trace) -> dict[int, int]:
@@ -141,15 +156,23 @@ def _period(trace: Trace) -> int:
     return found
 
 
-def _values(trace: Trace, middle: int, end: int) -> list[Value]:
+def _values(trace: Trace, middle: int, end: int) -> tuple[list[Value], dict[int, list[Value]]]:
+    """The values, and what each operator that floats writes, in the order of its operands."""
     size = end - middle
     # A temporary of the iteration before has the role of the one that is made at the same place now.
     made: dict[int, tuple[int, int]] = {}
     places: dict[int, int] = {}  # temporaries by operator
-    for name, at in _first_uses(trace).items():
+    first = _first_uses(trace)
+    for name, at in first.items():
         if at >= middle - size:
             made[name] = (at % size, places.setdefault(at, 0))
             places[at] += 1
+    lives = {  # operators from the creation to the one behind which it is freed
+        made[name]: at - first[name]
+        for at, op in enumerate(trace.operators)
+        for name in op.deaths
+        if name in made and first[name] < end  # those of the last iteration may end with the program
+    }
     values: dict[object, Value] = {}
 
     def value_of(name: int) -> Value:
@@ -165,9 +188,16 @@ def _values(trace: Trace, middle: int, end: int) -> list[Value]:
             writes = is_made or name in op.writes
             floats = op.name.startswith(_FLOATING) and not is_made
             value_of(name).uses.append(Use(at - middle, writes, op.in_place_ok and not is_made, floats))
+    updated = {
+        at - middle: [value_of(name) for name in trace.operators[at].writes]
+        for at in range(middle, end)
+        if trace.operators[at].name.startswith(_FLOATING)
+    }
     for role, value in values.items():
         if isinstance(role, tuple):
             # Uses before the creation are of the temporary that the iteration before made.
             born = next(n for n, each in enumerate(value.uses) if each.at == (role[0] - middle) % size)
             value.uses = value.uses[born:] + value.uses[:born]
-    return list(values.values())
+            used = (value.uses[-1].at - value.uses[0].at) % size
+            value.kept = max(min(lives.get(role, 0), size - 1) - used, 0)
+    return list(values.values()), updated
