@@ -8,7 +8,8 @@ lower_bound.py's: for every policy, with updates whenever that is best. The budg
 PART. The durations of both traces are scaled to the step in core in place, and times are in multiples of it.
 `ratio` is that of the faster prediction and the bound. `measured` is the newest step of the fastest kind on
 an H200 (results/residency*.json), where there is one. `planned` is what the schedule itself predicts
-(docs/schedules.md), without fragments, for the faster kind. `cpu ms` is the time to make one schedule.
+(docs/schedules.md), without fragments, for the faster kind. `cpu ms` is what the policy takes to follow the
+whole trace and make its schedules.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lower_bound import bound
 
+from torch_uvm._tools.schedules import scheduling_ms
 from torch_uvm._tools.timed_iteration import iteration_of
 from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
@@ -51,14 +52,12 @@ def played_ms(trace: Path, budget: int, step_ms: float) -> float:
 
 
 def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[float, float] | None:
-    """What the faster schedule predicts, and the CPU time that a schedule takes; None: there is none."""
+    """What the faster schedule predicts, and the CPU time of the policy; None: there is none."""
     found, took = [], []
     for trace in traces:
-        begin = time.process_time()
         try:
-            schedule = schedule_of(trace, budget, step_ms)
-            took.append((time.process_time() - begin) * 1e3)
-            found.append(predict(schedule).step_ms)
+            found.append(predict(schedule_of(trace, budget, step_ms)).step_ms)
+            took.append(scheduling_ms(trace, budget))
         except ValueError:  # an operator exceeds the budget
             continue
     return (min(found), statistics.mean(took)) if found else None
