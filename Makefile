@@ -90,7 +90,7 @@ endif
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DUNITY=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" \
 	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
-	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
+	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS) $(if $(CPP_TARGETS),--target $(CPP_TARGETS))
 
 test-cpp: cpp ## run the tests of the C++ layers alone
 	$(VENV_PY) -m pytest tests/test_cpp_layers.py
@@ -234,11 +234,12 @@ $(STAMPS)/wheel-tools: $(STAMPS)/installed requirements/wheels.txt
 	@sed '/^torch==/d' requirements/wheels.txt | $(PIP) install -q -r /dev/stdin
 	@touch $@
 
-# Each night's torch, once a week: CONTRIBUTING.md has the command.
+# Each night's torch, once a week: CONTRIBUTING.md has the command. Of the C++ layers' programs two are needed.
+test-versions: CPP_TARGETS := fake_cuda play_accesses
 test-versions: $(STAMPS)/wheel-tools cpp ## run the suite with a wheel for each torch; VERSIONS="2.11.0 2.13.0", TESTS="test_moves.py"
 	rm -rf build/versions/wheel
 	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py --test build/versions/wheel $(VERSIONS)
-	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) $(if $(TESTS),--tests $(TESTS))
+	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) --jobs $(JOBS) $(if $(TESTS),--tests $(TESTS))
 
 packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and try them in empty environments; minutes
 	$(VENV_PY) scripts/packages.py dist
