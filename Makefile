@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels test-versions packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -229,6 +229,9 @@ stubs: build ## check torch_uvm/_C.pyi against the extension
 
 wheels: $(STAMPS)/wheel-tools ## build one wheel for each torch and CUDA 13 into dist/; VERSIONS="2.11.0 2.13.0": for these
 	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py dist $(VERSIONS)
+
+try-wheel: $(STAMPS)/installed ## install the wheel of `wheels` beside a pinned torch, without a compiler, and try it
+	$(VENV_PY) scripts/packages.py --try $(wildcard dist/*manylinux*.whl)
 
 $(STAMPS)/wheel-tools: $(STAMPS)/installed requirements/wheels.txt
 	@sed '/^torch==/d' requirements/wheels.txt | $(PIP) install -q -r /dev/stdin
