@@ -143,13 +143,14 @@ def try_version(wheel: Path, version: str, tests: list[str], jobs: int) -> dict[
         print(f"{said}: emulator tests", flush=True)
         results[own] = {
             "extension": said,
+            "files": str(len(tests)),
             "emulator": pytest(own, "emulator", tests, environment, jobs),
             "date": date,
         }
     environment = cuda_environment(wheel, version)
     said = loaded(environment, FOLDER / version)
     print(f"{said}: emulator tests", flush=True)
-    row = {"extension": said, "date": date}
+    row = {"extension": said, "date": date, "files": str(len(tests))}
     row["emulator"] = pytest(version, "emulator", tests, environment, jobs)
     missing = audit.missing(wheels.torch_folder(version) / "torch" / "include")
     row["audit"] = f"lacks {', '.join(missing)}" if missing else "passed"
@@ -165,10 +166,10 @@ def try_version(wheel: Path, version: str, tests: list[str], jobs: int) -> dict[
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
-    rows = ["| torch | date | emulator tests | virtual functions | control paths | CPU flavour, a part |"]
-    rows.append("| --- " * 6 + "|")
+    rows = ["| torch | date | files | emulator tests | virtual functions | control paths | CPU flavour |"]
+    rows.append("| --- " * 7 + "|")
     for torch, row in sorted(results.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
-        cells = [torch, row["date"], *(row.get(check, "-") for check in CHECKS)]
+        cells = [torch, row["date"], *(row.get(check, "-") for check in ["files", *CHECKS])]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
