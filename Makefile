@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels test-versions packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -90,7 +90,7 @@ endif
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DUNITY=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" \
 	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
-	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS)
+	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS) $(if $(CPP_TARGETS),--target $(CPP_TARGETS))
 
 test-cpp: cpp ## run the tests of the C++ layers alone
 	$(VENV_PY) -m pytest tests/test_cpp_layers.py
@@ -230,15 +230,19 @@ stubs: build ## check torch_uvm/_C.pyi against the extension
 wheels: $(STAMPS)/wheel-tools ## build one wheel for each torch and CUDA 13 into dist/; VERSIONS="2.11.0 2.13.0": for these
 	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py dist $(VERSIONS)
 
+try-wheel: $(STAMPS)/installed ## install the wheel of `wheels` beside a pinned torch, without a compiler, and try it
+	$(VENV_PY) scripts/packages.py --try $(wildcard dist/*manylinux*.whl)
+
 $(STAMPS)/wheel-tools: $(STAMPS)/installed requirements/wheels.txt
 	@sed '/^torch==/d' requirements/wheels.txt | $(PIP) install -q -r /dev/stdin
 	@touch $@
 
-# Each night's torch, once a week: CONTRIBUTING.md has the command.
+# Each night's torch, once a week: CONTRIBUTING.md has the command. Of the C++ layers' programs two are needed.
+test-versions: CPP_TARGETS := fake_cuda play_accesses
 test-versions: $(STAMPS)/wheel-tools cpp ## run the suite with a wheel for each torch; VERSIONS="2.11.0 2.13.0", TESTS="test_moves.py"
 	rm -rf build/versions/wheel
 	$(WITH_TOOLS) $(VENV_PY) scripts/wheels.py --test build/versions/wheel $(VERSIONS)
-	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) $(if $(TESTS),--tests $(TESTS))
+	$(VENV_PY) scripts/versions.py build/versions/wheel/*.whl $(VERSIONS) --jobs $(JOBS) $(if $(TESTS),--tests $(TESTS))
 
 packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and try them in empty environments; minutes
 	$(VENV_PY) scripts/packages.py dist

@@ -1,11 +1,15 @@
 """Builds the source distribution and the wheel, and tests them outside of the repository.
 
     python scripts/packages.py dist
+    python scripts/packages.py --try dist/NAME.whl [torch==2.13.0 ...]     a wheel of scripts/wheels.py
 
 The sdist contains the files that git tracks. Like pip, the script builds the wheel from it in a fresh
 environment that has torch, setuptools and ninja, so that a missing file would show. It then installs the
 wheel in an environment with torch alone. In both it runs `info` and tests/_smoke.py in a folder outside of
 the repository. torch comes from pip, as pinned in requirements/torch.txt. Compilation takes some minutes.
+
+With --try it installs a wheel that is there into an empty environment with torch, without a compiler in PATH,
+and times that. It also checks the message for a torch that the wheel has no extension for.
 """
 
 from __future__ import annotations
@@ -107,7 +111,7 @@ def timed(what: str) -> Iterator[None]:
     begin = time.perf_counter()
     print(f"{what} ...", flush=True)
     yield
-    print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
+    print(f"  {time.perf_counter() - begin:.1f} s", flush=True)
 
 
 def size(path: Path) -> str:
@@ -151,12 +155,40 @@ def build_and_try(output: Path, folder: Path) -> None:
         print(output / made.name)
 
 
+def try_wheel(wheel: Path, torch: list[str], folder: Path) -> None:
+    with timed(f"an empty environment, {' '.join(torch)}"):
+        user = make_environment(folder / "user")
+        subprocess.run([user, *PIP, "install", *torch], check=True)
+    print(size(wheel))
+    with timed("installing it, without a compiler in PATH"):
+        alone = os.environ | {"PATH": str(user.parent)}
+        subprocess.run([user, *PIP, "install", "--no-deps", str(wheel)], env=alone, check=True)
+    outside = folder / "outside"
+    outside.mkdir()
+    code = "import torch, torch_uvm; print(torch.__version__, torch_uvm._C.__file__.split('/')[-2])"
+    print("  imported:", run(user, "-c", code, folder=outside).strip())
+    said = try_out(user, outside).splitlines()
+    print(f"  {said[0]}\n  {said[-1]}")
+    code = "import torch; torch.__version__ = '2.99.0'; import torch_uvm"
+    done = subprocess.run([user, "-c", code], cwd=outside, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 0 or "no extension for torch 2.99.0" not in done.stderr:
+        sys.exit(f"torch 2.99.0 is not refused with a message that says why\n{done.stderr}")
+    print(f"  {done.stderr.splitlines()[-1]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("output", type=Path, help="the folder for what was built")
-    arguments = parser.parse_args()
+    parser.add_argument("--try", dest="wheel", type=Path, metavar="WHEEL", help="try this wheel")
+    parser.add_argument("arguments", nargs="*", help="the folder for what was built; with --try, which torch")
+    given = parser.parse_args()
+    pinned = ["-r", str(ROOT / "requirements" / "torch.txt")]
     with tempfile.TemporaryDirectory() as folder:
-        build_and_try(arguments.output.resolve(), Path(folder))
+        if given.wheel is not None:
+            try_wheel(given.wheel.resolve(), given.arguments or pinned, Path(folder))
+        elif len(given.arguments) == 1:
+            build_and_try(Path(given.arguments[0]).resolve(), Path(folder))
+        else:
+            parser.error("it takes one folder")
 
 
 if __name__ == "__main__":

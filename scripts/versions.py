@@ -9,7 +9,8 @@ interpreter's other packages serve both. Two kinds of torch are tried:
 
 - CUDA builds, as unpacked by wheels.py. Stand-ins take the places of CUDA's libraries, as in
   check_cuda_flavour.py; no GPU is found, so the tests run on the emulated accelerator. Then comes what needs
-  CUDA but no GPU: the audit of the allocator's virtual functions, and control paths over the fake runtime.
+  CUDA but no GPU: the audit of the allocator's virtual functions, and control paths over the fake runtime. At
+  last a few files of the suite run with the wheel's CPU flavour, which differs in two source files.
 - The torch of this interpreter, for its own minor version, if it is a CPU build.
 
 The results are in build/versions/results.json, one for each torch: that of its latest run.
@@ -52,7 +53,15 @@ LEFT_OUT += [
     "test_imports.py",
     "test_bench_*.py",
 ]
+CPU_FLAVOUR = [
+    "test_stubs.py",
+    "test_moves.py",
+    "test_operators.py",
+    "test_budget_training.py",
+    "test_cli_info.py",
+]
 CONTROL_PATHS = ["test_cuda_control.py", "test_cuda_control_memory.py", "test_cuda_control_switch.py"]
+CHECKS = ["emulator", "audit", "control", "cpu"]
 
 
 def emulator_tests() -> list[str]:
@@ -60,45 +69,40 @@ def emulator_tests() -> list[str]:
     return [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)]
 
 
-def site(wheel: Path, name: str) -> Path:
-    """The wheel's files, for the torch of that name."""
-    folder = FOLDER / name / "site"
+def site(wheel: Path, name: str, left_out: str | None = None) -> Path:
+    """The wheel's files, for the torch of that name, without the extensions of a flavour."""
+    folder = FOLDER / name / (f"site-without-{left_out}" if left_out else "site")
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps"]
     flavour.output_of([*command, "--no-compile", "--target", folder, str(wheel)])
+    for extension in folder.glob(f"torch_uvm/_native/*_{left_out}"):
+        shutil.rmtree(extension)
     return folder
 
 
-def cuda_environment(wheel: Path, version: str) -> dict[str, str]:
-    """The variables with which this interpreter imports a CUDA build of torch, and the wheel's files."""
+def cuda_environment(wheel: Path, version: str, left_out: str | None = None) -> dict[str, str]:
+    """The variables with which this interpreter imports a CUDA build of torch, and the wheel's files, without
+    the extensions of a flavour."""
     torch = wheels.torch_folder(version)
     library = FOLDER / version / "lib"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         flavour.make_stand_ins(torch / "torch" / "lib", library)
     return {
-        "PYTHONPATH": f"{site(wheel, version)}:{torch}",
+        "PYTHONPATH": f"{site(wheel, version, left_out)}:{torch}",
         "LD_LIBRARY_PATH": f"{library}:{flavour.cudart().parent}",
         "LD_PRELOAD": str(library / "libabsent.so"),
     }
 
 
-def pytest(name: str, tests: list[str], environment: dict[str, str], jobs: int) -> str:
-    """Runs test files outside of the repository. Returns pytest's summary: "812 passed, 3 skipped"."""
+def pytest(name: str, what: str, tests: list[str], environment: dict[str, str], jobs: int) -> str:
+    """Runs test files outside of the repository; `what` names the log. Returns pytest's summary, such as "812
+    passed, 3 skipped"."""
     folder = FOLDER / name
     own = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_UVM")}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        str(jobs),
-        "--dist",
-        "loadfile",
-    ]
-    log = folder / f"{tests[0].removesuffix('.py')}.log"
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider"]
+    command += ["-n", str(jobs), "--dist", "loadfile"]
+    log = folder / f"{what}.log"
     with log.open("w") as output:
         subprocess.run(
             [*command, "--rootdir", str(ROOT), *(str(ROOT / "tests" / test) for test in tests)],
@@ -137,25 +141,35 @@ def try_version(wheel: Path, version: str, tests: list[str], jobs: int) -> dict[
         environment = {"PYTHONPATH": str(site(wheel, own))}
         said = loaded(environment, FOLDER / own)
         print(f"{said}: emulator tests", flush=True)
-        results[own] = {"extension": said, "emulator": pytest(own, tests, environment, jobs), "date": date}
+        results[own] = {
+            "extension": said,
+            "files": str(len(tests)),
+            "emulator": pytest(own, "emulator", tests, environment, jobs),
+            "date": date,
+        }
     environment = cuda_environment(wheel, version)
     said = loaded(environment, FOLDER / version)
     print(f"{said}: emulator tests", flush=True)
-    row = {"extension": said, "emulator": pytest(version, tests, environment, jobs), "date": date}
+    row = {"extension": said, "date": date, "files": str(len(tests))}
+    row["emulator"] = pytest(version, "emulator", tests, environment, jobs)
     missing = audit.missing(wheels.torch_folder(version) / "torch" / "include")
     row["audit"] = f"lacks {', '.join(missing)}" if missing else "passed"
     print(f"{said}: control paths over the fake runtime", flush=True)
     fake = environment | {"TORCH_UVM_TEST_CUDA": "0"}  # no other flavour than the wheel's
-    row["control"] = pytest(version, CONTROL_PATHS, fake, jobs)
+    row["control"] = pytest(version, "control", CONTROL_PATHS, fake, jobs)
+    environment = cuda_environment(wheel, version, left_out="cu13")
+    said = loaded(environment, FOLDER / version)
+    print(f"{said}: a part of the emulator tests", flush=True)
+    row["cpu"] = pytest(version, "cpu", CPU_FLAVOUR, environment, jobs)
     results[f"{version} (CUDA build)"] = row
     return results
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
-    rows = ["| torch | date | emulator tests | allocator's virtual functions | control paths |"]
-    rows.append("| --- " * 5 + "|")
+    rows = ["| torch | date | files | emulator tests | virtual functions | control paths | CPU flavour |"]
+    rows.append("| --- " * 7 + "|")
     for torch, row in sorted(results.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
-        cells = [torch, row["date"], row["emulator"], row.get("audit", "-"), row.get("control", "-")]
+        cells = [torch, row["date"], *(row.get(check, "-") for check in ["files", *CHECKS])]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -186,7 +200,7 @@ def main() -> int:
         RESULTS.write_text(json.dumps(kept | made, indent=1))
     print(table(json.loads(RESULTS.read_text())))
     passed = re.compile(r"(?:\d+ (?:passed|skipped|deselected|warnings?|xfailed)(?:, )?)+|passed")
-    checks = [row.get(name, "passed") for row in made.values() for name in ("emulator", "audit", "control")]
+    checks = [row.get(name, "passed") for row in made.values() for name in CHECKS]
     return 0 if all(passed.fullmatch(check) for check in checks) else 1
 
 

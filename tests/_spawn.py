@@ -9,11 +9,21 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 # Variables that would enable or change torch_uvm in a child that did not set them.
 OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
 # Python 3.12 and later warn of every fork of a process with threads. PyTorch and CUDA always have threads.
 FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
 DEVICE = "TORCH_UVM_DEVICE"
+
+
+def python_path(*folders: Path) -> str:
+    """A PYTHONPATH: these folders, then this process's, then the repository.
+
+    A child imports the same torch and the same torch_uvm as this process, which may be a wheel's
+    (scripts/versions.py).
+    """
+    return os.pathsep.join(map(str, filter(None, [*folders, os.environ.get("PYTHONPATH"), ROOT])))
 
 
 class Spawn:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from _spawn import Spawn
+from _spawn import Spawn, python_path
 
 from torch_uvm import _environment
 
@@ -32,7 +32,7 @@ def installed(tmp_path: Path, spawn: Spawn) -> Spawn:
 
     class Installed(Spawn):
         def __call__(self, code=None, *, env=None, **rest):  # type: ignore[no-untyped-def]
-            path = {"PYTHONPATH": f"{site}:{ROOT}", "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
+            path = {"PYTHONPATH": python_path(site), "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
             return super().__call__(code, env={**path, **(env or {})}, **rest)
 
     return Installed(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,11 +32,12 @@ MEMORY = "emulated_memory:4MiB"
 def train(
     folder: Path, *launcher: str, arguments: list[str] | None = None, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
-    """Runs the script as a user would. Returns the outcome and its output."""
-    result = folder / "result.json"
+    """Runs the script in `folder`, where only the installed torch_uvm is found. Returns the outcome and its
+    output."""
+    result, script = folder / "result.json", str(ROOT / "examples" / "train_gpt.py")
     done = subprocess.run(
-        [sys.executable, *launcher, "examples/train_gpt.py", *SMALL, *(arguments or []), f"--json={result}"],
-        cwd=ROOT,
+        [sys.executable, *launcher, script, *SMALL, *(arguments or []), f"--json={result}"],
+        cwd=folder,
         env=demo.clean_environment(**environment),
         capture_output=True,
         text=True,
@@ -140,7 +140,7 @@ class TestRunStats:
         script.write_text(code)
         return subprocess.run(
             [sys.executable, "-m", "torch_uvm", "run", "--stats", stats, str(script)],
-            cwd=ROOT,
+            cwd=folder,
             env=demo.clean_environment(TORCH_UVM_DEVICE="emu"),
             capture_output=True,
             text=True,
@@ -159,10 +159,10 @@ class TestRunStats:
         assert figures["memory"]["allocated_bytes.all.peak"] >= 4 << 20
 
     def test_written_when_the_script_exits_elsewhere(self, tmp_path: Path) -> None:
-        stats = Path(os.path.relpath(tmp_path / "stats.json", ROOT))  # relative to the folder of the command
-        done = self.run_code(tmp_path, "import os, sys\nos.chdir('/')\nsys.exit(7)\n", str(stats))
+        code = "import os, sys\nos.chdir('/')\nsys.exit(7)\n"
+        done = self.run_code(tmp_path, code, "stats.json")  # relative to the folder of the command
         assert done.returncode == 7
-        assert json.loads((ROOT / stats).read_text())["backend"] in ("emulated", "none")
+        assert json.loads((tmp_path / "stats.json").read_text())["backend"] in ("emulated", "none")
 
     def test_missing_folder_is_refused_before_the_script_runs(self, tmp_path: Path) -> None:
         done = self.run_code(tmp_path, "print('ran')\n", str(tmp_path / "missing" / "stats.json"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from _spawn import Spawn
+from _spawn import Spawn, python_path
 
 import torch_uvm
 from torch_uvm import _C, allocation_iterations, allocation_logs, cli, replays
@@ -279,7 +279,7 @@ class TestShippedLogs:
                 f"the logs were made with torch 2.13; torch {torch.__version__} may allocate otherwise"
             )
         script = ROOT / "benchmarks" / "record_logs.py"
-        spawn(args=[str(script), "--folder", str(spawn.folder)], env=EMU | {"PYTHONPATH": str(ROOT)})
+        spawn(args=[str(script), "--folder", str(spawn.folder)], env=EMU | {"PYTHONPATH": python_path()})
 
         def shape(log: allocation_logs.AllocationLog) -> list[tuple[str, int, int]]:
             return [(it.action, it.allocation, it.bytes) for it in log]

@@ -6,6 +6,7 @@ wheels` compiles them.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shutil
 import sys
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import packages  # noqa: E402
+import versions  # noqa: E402
 import wheels  # noqa: E402
 from check_cuda_flavour import BELOW_TORCH  # noqa: E402
 
@@ -170,3 +172,27 @@ class TestContents:
             path.read_text().replace("test TORCH_UVM_WITH_CUDA before", "")
             for path in (ROOT / "csrc").rglob("*.h")
         )
+
+
+class TestVersions:
+    """What `make test-versions` runs, and the table that it prints."""
+
+    def test_every_named_file_is_there(self) -> None:
+        names = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
+        assert [pattern for pattern in versions.LEFT_OUT if not fnmatch.filter(names, pattern)] == []
+        assert set(versions.CPU_FLAVOUR) <= set(versions.emulator_tests())
+        assert set(versions.CONTROL_PATHS) <= set(names) - set(versions.emulator_tests())
+
+    def test_a_row_for_each_torch(self) -> None:
+        row = {
+            "date": "2026-11-24",
+            "files": "7",
+            "emulator": "3 failed, 812 passed",
+            "audit": "passed",
+            "cpu": "9 passed",
+        }
+        made = versions.table({"2.13.0+cpu": row, "2.9.1": {"date": "2026-11-23", "emulator": "no CUDA"}})
+        assert made.splitlines()[2:] == [
+            "| 2.9.1 | 2026-11-23 | - | no CUDA | - | - | - |",
+            "| 2.13.0+cpu | 2026-11-24 | 7 | 3 failed, 812 passed | passed | - | 9 passed |",
+        ]
