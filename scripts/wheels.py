@@ -48,14 +48,6 @@ FLAVOURS = {
     "cpu": ["c10", "torch_cpu", "torch_python"],
     "cu13": ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"],
 }
-# The headers that nearly every file above the core includes. Reading them takes 11 s, so they are precompiled
-# for each torch.
-HEADERS = [
-    "torch/csrc/utils/pybind.h",
-    "torch/library.h",
-    "ATen/core/Tensor.h",
-    "ATen/core/dispatch/Dispatcher.h",
-]
 # In glibc since 2.2.5; 2.34 gave them another version.
 OLD_GLIBC = ["pthread_getspecific", "pthread_key_create", "pthread_key_delete", "pthread_mutex_trylock"]
 OLD_GLIBC += ["pthread_once", "pthread_rwlock_rdlock", "pthread_rwlock_unlock", "pthread_rwlock_wrlock"]
@@ -108,22 +100,6 @@ def by_layer(files: Iterable[Path]) -> list[list[Path]]:
     return [group for files in layers.values() for group in unity.groups(files, 24)]
 
 
-def precompiled(version: str, include: list[Path]) -> Path:
-    """A header of HEADERS, with its precompiled form beside it, which GCC takes for it."""
-    header = FOLDER / "headers" / version / "torch.h"
-    if not header.exists():
-        begin = time.perf_counter()
-        shutil.rmtree(header.parent, ignore_errors=True)
-        header.parent.mkdir(parents=True)
-        source = header.with_suffix(".source.h")
-        source.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
-        command = ["c++", *FLAGS, *(f"-isystem{path}" for path in include), "-x", "c++-header", str(source)]
-        flavour.output_of([*command, "-o", f"{header}.gch"])
-        source.rename(header)
-        print(f"  headers of torch: {time.perf_counter() - begin:.0f} s", flush=True)
-    return header
-
-
 def objects(
     name: str, version: str, files: list[Path], include: list[Path], extra: Iterable[str] = ()
 ) -> list[Path]:
@@ -133,11 +109,8 @@ def objects(
     reads = flavour.BELOW_TORCH if version == "core" else layers  # all headers that they may include
     made_from = flavour.fingerprint(reads, version + " ".join([*FLAGS, *extra]))
     if not flavour.is_made(folder, made_from):
-        flags = [*FLAGS, *extra]
-        if version != "core":
-            flags += ["-include", str(precompiled(version, include))]
         begin = time.perf_counter()
-        flavour.compile_batches(by_layer(files), include, folder, flags)
+        flavour.compile_batches(by_layer(files), include, folder, [*FLAGS, *extra])
         (folder / "stamp").write_text(made_from)
         print(f"  {name}: {time.perf_counter() - begin:.0f} s", flush=True)
     return sorted(folder.glob("*.o"))
@@ -198,7 +171,6 @@ def build(version: str, native: Path, test: bool) -> None:
         target.parent.mkdir(parents=True)
         link(version, kind, parts, target)
         print(f"  {target.parent.name}: {target.stat().st_size / 1e6:.1f} MB", flush=True)
-    shutil.rmtree(FOLDER / "headers" / version, ignore_errors=True)  # some 100 MB
 
 
 # --- packing
