@@ -164,7 +164,7 @@ def step_table(rows: list[Row]) -> str:
         errors = [abs(row.error) for row in rows if row.date == date]
         within = sum(error <= 0.10 for error in errors)
         found.append(f"Of {date}: {within} of {len(errors)}, median {statistics.median(errors):.1%}.")
-    return "\n".join([*lines, "", " ".join(found)])
+    return "\n".join([*lines, "", *found])
 
 
 def peak_table(rows: list[Peak]) -> str:

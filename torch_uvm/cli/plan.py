@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import re
 import sys
@@ -295,6 +296,8 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
     is_script = bool(words) or arguments.module is not None
     if is_script == (arguments.traces is not None):
         raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
+    if arguments.output is not None and importlib.util.find_spec("matplotlib") is None:
+        raise _Failed("-o needs matplotlib, which is not installed: pip install matplotlib")
     card, budgets = load_card(arguments.card), _budgets(arguments.budgets)
     if arguments.traces is not None:
         return _from_traces(arguments, card, budgets)
@@ -342,11 +345,6 @@ def main(argv: Sequence[str]) -> int:
         records = _records(arguments, rest)
         if records is not None:
             _write(arguments, records)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "matplotlib":
-            raise
-        print("-o needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
-        return 1
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1
