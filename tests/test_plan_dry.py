@@ -63,13 +63,19 @@ def test_an_unchanged_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
-        ("raise ValueError('no data')", (), ["ValueError: no data", "5 steps", "line 1"]),
-        ("print('done')", (), ["used no accelerator", "done"]),
-        (HEAD + LOOP, ("3",), ["ended after 3 steps", "5 or more"]),
         (
-            HEAD + LOOP.replace("model(x)", "model(x if step % 2 else x * 2)"),
+            "raise ValueError('no data')",
             (),
-            ["no iteration that repeats", "--steps 16"],
+            ["ValueError: no data at train.py:1. Run the script without plan", "line 1"],
+        ),
+        (HEAD + "torch.cuda.CUDAGraph()", (), ["at train.py:9", "needs a real GPU", "--from"]),
+        ("raise SystemExit(3)", (), ["exited with status 3"]),
+        ("print('done')", (), ["used no accelerator", "done"]),
+        (HEAD + LOOP, ("3",), ["ended after 3 steps", "needs 5", "Let it run longer"]),
+        (
+            HEAD + LOOP.replace("loss = model", "for _ in range(step): x = x * 2\n    loss = model"),
+            (),
+            ["no iteration that repeats", "16 steps were run", "--steps 64", "pad"],
         ),
     ],
 )
@@ -80,6 +86,20 @@ def test_a_script_without_a_plan_says_what_to_do(
     assert done.returncode == 1
     assert all(it in done.stderr for it in said), done.stderr
     assert "usage:" not in done.stderr and "torch_uvm/cli" not in done.stderr
+
+
+def test_names_of_cuda_and_an_optimizer_of_single_tensors(tmp_path: Path) -> None:
+    """Roles are found without the names of lists of tensors."""
+    text = HEAD.replace("torch.accelerator.current_accelerator()", 'torch.device("cuda")')
+    text = text.replace("fused=True", "foreach=False")
+    loop = LOOP.replace("device=device)", 'device=device, generator=torch.Generator("cuda"))')
+    loop = loop.replace("    loss.backward()", '    torch.cuda.nvtx.range_push("b")\n    loss.backward()')
+    done = plan(tmp_path, text + loop, "--budgets", "0.3GiB", "--json", "plan.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    sizes = {it["what"]: it["bytes"] >> 20 for it in found["at_peak"]}
+    assert sizes["parameters"] >= 64 and sizes["optimizer state"] >= 96 and sizes["gradients"] >= 56
+    assert [it["budget"] for it in found["points"]] == [int(0.3 * (1 << 30))]
 
 
 def test_a_budget_below_the_largest_operator(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 // for. Rates are one byte a millisecond, so that times can be worked out by hand.
 #include <cmath>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -200,6 +201,42 @@ TEST(optimizer_state_that_cannot_be_fetched_in_time_is_used_in_place) {
   CHECK_EQ(in_place, 1U);
   place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
   CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 108.0);
+}
+
+/// A list of tensors that fills the budget, and results of the same size, as in AdamW without fused=True.
+TEST(operands_leave_the_device_for_results_that_find_no_room_beside_them) {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}, {2, true}}, {}, {}, /*in_place_ok=*/true);
+    script.op(11, {{1, false}, {2, false}}, {{101, 8}, {102, 8}}, {}, /*in_place_ok=*/true);
+    script.op(12, {{101, false}, {102, false}}, {}, {101, 102}, /*in_place_ok=*/true);
+  }
+  for (const std::size_t capacity : {16U, 24U}) {
+    Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
+    for (const Decisions& candidate : make_candidates(schedule, options(capacity))) {
+      CHECK(std::isfinite(candidate.predicted_ms));
+    }
+    choose_evictions(schedule, options(capacity), capacity);
+    for (const std::size_t bytes : base_usage(schedule)) {
+      CHECK(bytes <= capacity);
+    }
+  }
+}
+
+/// Gradients after their last use, until `zero_grad`.
+TEST(what_is_only_freed_leaves_the_device_for_what_finds_no_room_beside_it) {
+  Script script(std::map<StorageId, std::size_t>{{1, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, false}}, {{101, 8}});
+    script.op(11, {{1, true}}, {{102, 8}});
+    script.op(12, {{1, true}, {102, false}}, {}, {101, 102});
+  }
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
+    Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
+    choose_evictions_in_time(schedule, options(16), 16, rule);
+    place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
+    CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 11.0); // operators 3, and a write-back of 8
+  }
 }
 
 TEST(a_pinned_storage_is_not_evicted_in_time) {

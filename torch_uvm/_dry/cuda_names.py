@@ -52,6 +52,28 @@ def _to_emu(
     return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
 
 
+class _NoRanges:
+    """Profiler ranges of `torch.cuda.nvtx` that do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+_PlainGenerator = torch.Generator
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _PlainGenerator)
+
+
+class _Generator(_PlainGenerator, metaclass=_AnyGenerator):
+    """`torch.Generator`, which no function mode sees."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _PlainGenerator(_translated(device))
+
+
 def answer_for_cuda(card: Card) -> None:
     """Lets `torch.cuda` answer for the emulated accelerator, as if it were the card."""
     ours: Any = torch.get_device_module(_EMU)
@@ -70,6 +92,8 @@ def answer_for_cuda(card: Card) -> None:
     cuda.get_device_capability = lambda device=None: capability
     cuda.get_device_properties = lambda device=None: properties
     cuda.mem_get_info = lambda device=None: (card.memory_bytes, card.memory_bytes)
+    cuda.nvtx._nvtx = _NoRanges()
+    torch.Generator = _Generator  # type: ignore[misc]
     plain = torch.autocast.__init__
 
     @functools.wraps(plain)

@@ -124,7 +124,8 @@ class Loop:
             schedule = schedule_of(self.trace, room, self.step_ms)
             step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
         except ValueError as error:
-            return Point(budget, None, note=f"too little: {error}")
+            less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
+            return Point(budget, None, note=f"too little: {error}. Give more{less}")
         into, out = schedule.bytes_of("fetch"), schedule.bytes_of("write_back")
         return Point(budget, step_ms, None, optimizer, into, out, schedule.bytes_in_place())
 

@@ -9,6 +9,7 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.schedules import Schedule
 
 _OPTIMIZERS = ("aten::_fused_", "aten::_foreach_")  #: updates of lists of tensors
+_SCALAR = 512  #: bytes of a block that has one number
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
             alive.difference_update(op.frees)
     recorded = _recorded(trace, whole, first)
     added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
-    updated = _optimizer_values(whole)
+    optimizer = _optimizer_of(whole)
+    updated = optimizer.values
     operands = {use.value for use in whole.operators[peak].uses}
     made = {it for it in at_peak if not whole.values[it].is_persistent and it not in updated}
     return TraceMemory(
@@ -85,7 +87,7 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
         sum(whole.values[it].bytes for it in made - operands),
         sum(whole.values[it].bytes for it in made),
         sum(whole.values[it].bytes for it in updated if whole.values[it].is_persistent),
-        _largest(whole, at_peak, makers, updated),
+        _largest(whole, at_peak, makers, optimizer),
     )
 
 
@@ -125,9 +127,42 @@ def _recorded(trace: Trace, whole: Schedule, first: int | None) -> dict[int, int
     return found
 
 
-def _optimizer_values(whole: Schedule) -> set[int]:
-    """Parameters, their gradients and state."""
-    return {use.value for op in whole.operators if op.name.startswith(_OPTIMIZERS) for use in op.uses}
+@dataclass(frozen=True)
+class _Optimizer:
+    """Values that the optimizer uses: parameters, which others use too; its state; gradients."""
+
+    parameters: set[int]
+    state: set[int]
+    gradients: set[int]
+
+    @property
+    def values(self) -> set[int]:
+        return self.parameters | self.state | self.gradients
+
+
+def _optimizer_of(whole: Schedule) -> _Optimizer:
+    """By the names of updates of lists of tensors. If there are none, as with ``foreach=False``, by sizes.
+
+    An update of one tensor writes a persistent value, and reads a temporary of its size. Operators on state
+    use nothing of another size, except for scalars.
+    """
+    sizes = [it.bytes if it.bytes > _SCALAR else 0 for it in whole.values]
+    lists = [op for op in whole.operators if op.name.startswith(_OPTIMIZERS)]
+    updated = {use.value for op in lists for use in op.uses}
+    for op in whole.operators if not lists else ():
+        written = {it.value for it in op.uses if it.writes and not it.creates}
+        written = {it for it in written if whole.values[it].is_persistent}
+        read = {it.value for it in op.uses if not it.writes and not whole.values[it.value].is_persistent}
+        same = {it for it in read if sizes[it] and sizes[it] in {sizes[value] for value in written}}
+        if same:
+            updated |= written | same
+    elsewhere: set[int] = set()
+    for op in whole.operators:
+        used = {use.value for use in op.uses}
+        if not op.name.startswith(_OPTIMIZERS) if lists else len({sizes[value] for value in used} - {0}) > 1:
+            elsewhere |= used
+    persistent = {it for it in updated if whole.values[it].is_persistent}
+    return _Optimizer(persistent & elsewhere, persistent - elsewhere, updated - persistent)
 
 
 def _largest_operator(trace: Trace, whole: Schedule, first: int | None) -> tuple[int, str]:
@@ -140,19 +175,20 @@ def _largest_operator(trace: Trace, whole: Schedule, first: int | None) -> tuple
 
 
 def _largest(
-    whole: Schedule, at_peak: set[int], makers: dict[int, str], updated: set[int]
+    whole: Schedule, at_peak: set[int], makers: dict[int, str], optimizer: _Optimizer
 ) -> tuple[Largest, ...]:
-    elsewhere = {
-        use.value for op in whole.operators if not op.name.startswith(_OPTIMIZERS) for use in op.uses
-    }
     found: dict[str, list[int]] = {}
     for value in at_peak:
-        if not whole.values[value].is_persistent:
-            what = "gradients" if value in updated else f"made by {makers.get(value, 'no operator')}"
-        elif value in updated:
-            what = "parameters" if value in elsewhere else "optimizer state"
-        else:
+        if value in optimizer.gradients:
+            what = "gradients"
+        elif value in optimizer.parameters:
+            what = "parameters"
+        elif value in optimizer.state:
+            what = "optimizer state"
+        elif whole.values[value].is_persistent:
             what = "frozen parameters, inputs, buffers"
+        else:
+            what = f"made by {makers.get(value, 'no operator')}"
         found.setdefault(what, []).append(whole.values[value].bytes)
     rows = [Largest(what, sum(sizes), len(sizes)) for what, sizes in found.items()]
     return tuple(sorted(rows, key=lambda it: -it.bytes))

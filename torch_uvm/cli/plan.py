@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._tools.card_files import card_names, load_card
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
-from torch_uvm._tools.dry_runs import DryRunError, dry_run
+from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
 from torch_uvm._tools.plans import Loop, make_plan
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
@@ -40,6 +43,11 @@ _WITH_A_VALUE = (
     "--output",
 )
 _INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
+_FEWEST = 4  #: steps of which a schedule can be made
+_STEPS = (
+    _FEWEST,
+    4 * _FEWEST,
+)  #: tried in turn. Updates of single tensors look like a loop of their own at first
 _NO_SCIPY = "it needs scipy, which is not installed: pip install scipy"
 
 
@@ -79,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         "--steps",
         metavar="N",
         type=int,
-        default=4,
-        help="steps to run dry after the first one; 4 unless told",
+        help=f"steps to run dry after the first one, {_FEWEST} or more; unless told {_STEPS[0]}, or "
+        f"{_STEPS[1]} where those show no loop that repeats",
     )
     parser.add_argument("--json", metavar="FILE", type=_output, help="write the plan there, for tools")
     parser.add_argument(
@@ -115,7 +123,7 @@ def _budgets(text: str) -> list[int] | None:
     if text == "auto":
         return None
     try:
-        found = [_C.parse_bytes(word) for word in text.split(",")]
+        found = [_C.parse_bytes(_whole_bytes(word)) for word in text.split(",")]
     except ValueError as error:
         raise _Wrong(
             f"--budgets {excerpt(text)}: {error}; accepted: auto, or sizes such as 8GiB,12GiB"
@@ -127,10 +135,21 @@ def _budgets(text: str) -> list[int] | None:
     return found
 
 
+def _whole_bytes(word: str) -> str:
+    """Rounds such as 3.9GiB down to bytes. Other words stay as they are."""
+    found = re.fullmatch(r"\s*(\d{1,9}\.\d{1,9})\s*([KMGT]i?B)\s*", word, re.IGNORECASE)
+    return word if found is None else str(int(Fraction(found[1]) * _C.parse_bytes(f"1{found[2]}")))
+
+
 def _read(path: Path, step_ms: float | None) -> Trace:
     reading = Progress(f"reading {printable(path.name)}")
     try:
         trace = read_trace(path, reading)
+    except OSError as error:
+        raise _Wrong(
+            f"--from or --deferred {excerpt(str(path))}: {error.strerror}; expected a file that "
+            f"torch_uvm.record_accesses has written (docs/traces.md)"
+        ) from None
     finally:
         reading.close()
     if not trace.groups and step_ms is None:
@@ -218,33 +237,43 @@ def _from_script(
 ) -> dict[str, Any]:
     argv = words if arguments.module is None else ["-m", arguments.module, *words]
     if arguments.module is None and not Path(words[0]).exists():
-        raise _Wrong(f"there is no script {excerpt(words[0])}")
+        raise _Wrong(
+            f"there is no script {excerpt(words[0])} in {excerpt(str(Path.cwd()))}; give its path, or "
+            f"-m MODULE"
+        )
+    of = " ".join(argv)
     with tempfile.TemporaryDirectory(prefix="torch_uvm-plan-") as folder:
-        running = Progress("dry run")
-        try:
-            found = dry_run(argv, card=card, folder=Path(folder), steps=arguments.steps, progress=running)
-        except DryRunError as error:
-            running.close()
-            sys.stderr.write(_last_lines(error.output))
+        for steps in _STEPS if arguments.steps is None else (arguments.steps,):
+            found = _dry_run(argv, card, Path(folder), steps)
+            if found.steps < _FEWEST:
+                raise _Failed(
+                    f"the script ended after {1 + found.steps} steps of its optimizer; a plan needs "
+                    f"{1 + _FEWEST}. Let it run longer, for example with more data or epochs"
+                )
+            try:
+                loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
+                break
+            except _Wrong as error:
+                differs = str(error)
+        else:
             raise _Failed(
-                f"{error}. A plan needs {1 + arguments.steps} steps of the script, each with an optimizer's "
-                f"step; what it printed last is above, and docs/dry-runs.md says what a dry run gives it"
-            ) from None
-        finally:
-            running.close()
-        of = " ".join(argv)
-        if found.steps < 4:
-            raise _Failed(
-                f"the script ended after {1 + found.steps} steps of its optimizer; let it run for 5 or more"
+                f"{differs}. {steps} steps were run. If shapes take turns, more steps help: "
+                f"--steps {4 * steps}. If each step has shapes of its own, give all the same: pad, or drop "
+                f"the last batch"
             )
-        try:
-            loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
-        except _Wrong as error:
-            raise _Failed(
-                f"{error}. If every second step differs, or a few shapes take turns, more steps help: "
-                f"--steps {4 * arguments.steps}"
-            ) from None
         return _planned(loops, budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
+
+
+def _dry_run(argv: list[str], card: Card, folder: Path, steps: int) -> DryRun:
+    running = Progress("dry run")
+    try:
+        return dry_run(argv, card=card, folder=folder, steps=steps, progress=running)
+    except DryRunError as error:
+        running.close()
+        sys.stderr.write(_last_lines(error.output))
+        raise _Failed(f"{error}. The last lines that it printed are above") from None
+    finally:
+        running.close()
 
 
 def _last_lines(output: Path, count: int = 20) -> str:
@@ -262,11 +291,13 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
         raise _Wrong("--deferred and --step-ms are for traces: they need --from")
     if arguments.step_ms is not None and not 0 < arguments.step_ms < 1e9:
         raise _Wrong(f"--step-ms {arguments.step_ms:g}; expected milliseconds, more than 0")
-    if arguments.steps < 4:
-        raise _Wrong(f"--steps {arguments.steps}; expected 4 or more, of which a schedule can be made")
+    if arguments.steps is not None and arguments.steps < _FEWEST:
+        raise _Wrong(f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop")
     is_script = bool(words) or arguments.module is not None
     if is_script == (arguments.traces is not None):
         raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
+    if arguments.output is not None and importlib.util.find_spec("matplotlib") is None:
+        raise _Failed("-o needs matplotlib, which is not installed: pip install matplotlib")
     card, budgets = load_card(arguments.card), _budgets(arguments.budgets)
     if arguments.traces is not None:
         return _from_traces(arguments, card, budgets)
@@ -314,11 +345,6 @@ def main(argv: Sequence[str]) -> int:
         records = _records(arguments, rest)
         if records is not None:
             _write(arguments, records)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "matplotlib":
-            raise
-        print("-o needs matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
-        return 1
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1

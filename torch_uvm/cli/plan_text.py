@@ -104,9 +104,9 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield from _largest(record["by_line"])
     if record["stand_ins"]:
         yield ""
-        yield "not computed (docs/plan.md says what stands for it)"
+        yield "not computed (docs/dry-runs.md says what the script got)"
         for it in record["stand_ins"][:_MOST_LINES]:
-            what, place = printable(it["what"]), printable(it["place"] or "?")
+            what, place = printable(it["what"]), printable(_short(it["place"]) or "?")
             yield f"  {it['count']:>5}  {what} at {place}: {printable(it['value'])}"
         if len(record["stand_ins"]) > _MOST_LINES:
             yield f"  ... and {len(record['stand_ins']) - _MOST_LINES} more places"

@@ -135,12 +135,8 @@ class Belady {
       take_clean = static_cast<double>(clean->next - now) * kCleanIsWorth >= static_cast<double>(dirty->next - now);
     }
     const std::uint32_t value = (take_clean ? clean : dirty)->value;
-    State& state = values_[value];
     move_out(value);
-    state.dirty = false;
-    leaves_[state.iteration][state.latest] = true;
-    leaves_[stage_][state.latest] = true;
-    more_evictions_ = true;
+    leave_after_latest(values_[value]);
     return true;
   }
 
@@ -169,6 +165,9 @@ class Belady {
     }
     if (used_ + need > capacity_ && options_.in_place && iteration_.ops[op].in_place_ok) {
       need -= use_the_rest_in_place(first, end, used_ + need - capacity_);
+      for (std::uint32_t use = first; use < end && used_ + need > capacity_; ++use) {
+        evict_operand(use);
+      }
     }
     for (std::uint32_t use = first; use < end; ++use) {
       happen(use, now);
@@ -215,6 +214,26 @@ class Belady {
       }
     }
     return saved;
+  }
+
+  /// Evicts a resident operand after its latest use, and uses the host's copy. Lists of tensors may be as large as the
+  /// budget: the results of `_foreach_sqrt` beside its operands.
+  void evict_operand(std::uint32_t use) {
+    const Use& it = iteration_.uses[use];
+    State& state = values_[it.value];
+    if (it.is_creation || !state.resident) {
+      return;
+    }
+    move_out(it.value);
+    leave_after_latest(state);
+    in_place_[stage_][use] = true;
+  }
+
+  void leave_after_latest(State& state) {
+    state.dirty = false;
+    leaves_[state.iteration][state.latest] = true;
+    leaves_[stage_][state.latest] = true;
+    more_evictions_ = true;
   }
 
   void happen(std::uint32_t use, std::uint64_t now) {

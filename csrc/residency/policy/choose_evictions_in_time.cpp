@@ -52,7 +52,8 @@ struct Range {
   }
 };
 
-/// From one use of a value to its next one, with other operators between them.
+/// From one use of a value to its next one, with other operators between them; or from its last use until it is freed,
+/// such as gradients until `zero_grad`.
 struct Gap {
   std::uint32_t use = 0;
   std::uint32_t value = 0;
@@ -114,22 +115,23 @@ class ByTime {
   void add_gap(std::uint32_t use) {
     const Use& it = iteration_.uses[use];
     const Value& value = iteration_.values[it.value];
-    if (it.next == kNone || it.distance <= 1 || value.pinned || value.bytes == 0) {
+    const bool returns = it.next != kNone;
+    if (it.distance == kNone || it.distance < (returns ? 2 : 1) || value.pinned || value.bytes == 0) {
       return;
     }
     const std::vector<std::uint32_t>& uses = iteration_.uses_of[it.value];
     const bool is_written = std::ranges::any_of(uses, [&](std::uint32_t each) { return iteration_.uses[each].writes; });
     const auto bytes = static_cast<double>(value.bytes);
-    const std::uint64_t begin = std::uint64_t{size_} + it.op, end = begin + it.distance;
+    const std::uint64_t begin = std::uint64_t{size_} + it.op, end = begin + it.distance + (returns ? 0 : 1);
     Gap gap;
     gap.use = use;
     gap.value = it.value;
     gap.ms = clock_.begin(end) - clock_.end(begin);
-    gap.transferred = is_written ? 2 * bytes : bytes;
-    gap.between = {(it.op + 1) % size_, it.distance - 1};
+    gap.transferred = (is_written ? bytes : 0) + (returns ? bytes : 0);
+    gap.between = {(it.op + 1) % size_, static_cast<std::uint32_t>(end - begin) - 1};
     const double left = clock_.end(begin) + (is_written ? bytes / options_.rates.out : 0);
-    const double returns = clock_.begin(end) - bytes / options_.rates.into;
-    const std::uint64_t first = clock_.first_from(left), last = clock_.ended_by(returns);
+    const double back = clock_.begin(end) - (returns ? bytes / options_.rates.into : 0);
+    const std::uint64_t first = clock_.first_from(left), last = clock_.ended_by(back);
     if (last > first) {
       gap.hidden = {static_cast<std::uint32_t>(first % size_), static_cast<std::uint32_t>(last - first)};
     }
