@@ -15,8 +15,9 @@
 
 namespace torch_uvm {
 
-enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge };
-constexpr std::size_t kSizeClasses = 3;
+/// kRange: a large request whose segment is an address range of its own (caching/ranges.cpp).
+enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge, kRange };
+constexpr std::size_t kSizeClasses = 4;
 
 /// Guaranteed alignment. Vectorised kernels rely on it, and cudaMalloc provides it.
 constexpr std::size_t kBlockAlignment = 512;
