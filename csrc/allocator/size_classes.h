@@ -45,6 +45,9 @@ constexpr std::size_t kMediumSegment = 20 * MiB;
 constexpr std::size_t kSegmentMin = 32 * MiB;
 constexpr std::size_t kSegmentMax = 128 * MiB;
 
+/// Default minimum of a request that gets an address range of its own: rounding it up to 2 MiB wastes at most a fifth.
+constexpr std::size_t kRangeMin = 8 * MiB;
+
 /// No machine has more memory; rounding up a larger size could overflow.
 constexpr std::size_t kLargestRequest = std::numeric_limits<std::size_t>::max() / 4;
 

@@ -28,6 +28,7 @@ EmulatedConfig config(std::size_t memory) {
 
 AllocatorOptions options() {
   AllocatorOptions made;
+  made.uses_ranges = true;
   made.range_min_bytes = kMin;
   return made;
 }
@@ -64,8 +65,7 @@ TEST(large_blocks_under_a_cap_are_ranges) {
   Rig rig;
   Block* const range = rig.make(kMin + 1);
   Block* const small = rig.make(kMin - 1);
-  Block* const managed =
-      rig.memory.allocate(kMin + 1, kDevice, kStream, CachingManagedAllocator::Memory::kManaged);
+  Block* const managed = rig.memory.allocate(kMin + 1, kDevice, kStream, CachingManagedAllocator::Memory::kManaged);
   CHECK(rig.is_range(range) && !rig.is_range(small) && !rig.is_range(managed) && !rig.is_range(nullptr));
   CHECK(!rig.runtime.is_managed_ptr(rig.memory.data(range)));
   CHECK(rig.runtime.is_managed_ptr(rig.memory.data(managed)));
@@ -152,7 +152,7 @@ TEST(the_cap_may_be_exceeded_on_request) {
   rig.memory.detach(block);
   Block* const all = rig.make(kCap);
   CHECK(!rig.memory.attach(block, kStream));
-  CHECK(rig.memory.attach(block, kStream, /*over_cap=*/true));
+  CHECK(rig.memory.attach(block, kStream, CachingManagedAllocator::Room::kOverCap));
   CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(kCap + 16 * MiB));
   rig.is_well();
   rig.memory.free(all);
@@ -168,7 +168,7 @@ TEST(a_full_device_refuses_memory) {
   rig.memory.detach(block);
   void* const other = rig.runtime.allocate_device(30 * MiB, 0);
   CHECK(!rig.memory.attach(block, kStream));
-  CHECK(!rig.memory.attach(block, kStream, true));
+  CHECK(!rig.memory.attach(block, kStream, CachingManagedAllocator::Room::kOverCap));
   rig.is_well();
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(16 * MiB, kDevice, kStream));
   rig.is_well();

@@ -41,7 +41,7 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
 
 Block* CachingManagedAllocator::State::split(Block* free, const Request& request) {
   return stays_whole(free) || request.is_range() ? heap.split(free, free->bytes)
-                           : heap.split_aligned(free, request.bytes, alignment_of(request));
+                                                 : heap.split_aligned(free, request.bytes, alignment_of(request));
 }
 
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {

@@ -42,6 +42,18 @@ std::vector<int> exclusive_devices(const ManagedRuntime& runtime) {
   return found;
 }
 
+/// nullptr unless all devices have address ranges that segments fit into.
+AddressRanges* ranges_of_all_devices(ManagedRuntime& runtime) {
+  AddressRanges* const ranges = runtime.address_ranges();
+  for (int device = 0; ranges != nullptr && device < runtime.device_count(); ++device) {
+    const std::size_t granularity = ranges->granularity(device);
+    if (granularity == 0 || kLargeGranularity % granularity != 0) {
+      return nullptr;
+    }
+  }
+  return ranges;
+}
+
 } // namespace
 
 CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
@@ -53,7 +65,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       serves_devices(this->source->serves(Location::device(0))),
       least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
-      ranges(managed ? runtime.address_ranges() : nullptr),
+      ranges(managed ? ranges_of_all_devices(runtime) : nullptr),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       caps(static_cast<std::size_t>(devices)),

@@ -55,9 +55,9 @@ struct AllocatorOptions {
   /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
-  /// Requests from this size on for a device with a cap get an address range of their own, if the runtime has them.
-  /// Unset: none does.
-  std::optional<std::size_t> range_min_bytes = std::nullopt;
+  /// Whether requests from a size on, for a device with a cap, get an address range of their own.
+  bool uses_ranges = false;
+  std::size_t range_min_bytes = kRangeMin;
   std::size_t roundup_power2_divisions = 0; ///< round sizes up to 1/n steps of a power of two; 0: no rounding
   /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
   /// for longest whose work is done. Unset: keep all.
@@ -121,7 +121,7 @@ class CachingManagedAllocator {
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
-  /// Whether a block may be an address range with device memory (AllocatorOptions::range_min_bytes).
+  /// Whether a block may be an address range with device memory (AllocatorOptions::uses_ranges).
   enum class Memory { kAny, kManaged };
 
   /// Returns a block of at least `bytes` for use on `stream`, aligned to 512 bytes.
@@ -160,16 +160,22 @@ class CachingManagedAllocator {
   /// Whether the block is an address range. Its memory is the device's: it is not managed, and the host may not access
   /// it. Takes no lock.
   static bool is_range(const Block* block) noexcept;
-  /// Takes the memory of a range away; its contents are lost. The owner keeps the block, which is in no statistics until
-  /// it is attached again. Of the functions below, only data, bytes, requested_bytes, tag, set_tag and `free` take it.
-  /// No queued or running work may use the range.
+  /// Takes the memory of a range away; its contents are lost. The owner keeps the block, which is in no statistics
+  /// until it is attached again. Of the functions below, only data, bytes, requested_bytes, tag, set_tag and `free`
+  /// take it. No queued or running work may use the range.
   /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
   void detach(Block* block);
+  /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; from others,
+  /// too, for which the host waits; from beyond the cap.
+  enum class Room { kNow, kWait, kOverCap };
   /// Gives a detached range memory with undefined contents, for use on `stream`; nothing if it has some.
-  /// \param over_cap exceed the cap if necessary
   /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
   /// \throws RuntimeFailure; nothing has changed then
-  bool attach(Block* block, Stream stream, bool over_cap = false);
+  bool attach(Block* block, Stream stream, Room room = Room::kNow);
+  /// Whether the memory and all devices of the runtime have address ranges. Without them `uses_ranges` does nothing.
+  bool has_ranges() const noexcept;
+  /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument
+  bool takes_range(std::size_t bytes, int device) const;
 
   /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time
   /// of `free` is done. The host's own work needs no record. \throws InvalidArgument

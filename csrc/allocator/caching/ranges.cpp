@@ -101,7 +101,17 @@ void CachingManagedAllocator::detach(Block* block) {
   state.heap.detach(block);
 }
 
-bool CachingManagedAllocator::attach(Block* block, Stream stream, bool over_cap) {
+bool CachingManagedAllocator::has_ranges() const noexcept {
+  return state_->ranges != nullptr;
+}
+
+bool CachingManagedAllocator::takes_range(std::size_t bytes, int device) const {
+  state_->check_device(device);
+  const std::lock_guard lock(state_->mutex);
+  return state_->takes_range(bytes, Location::device(device));
+}
+
+bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   State& state = *state_;
   state.check_stream(stream);
   std::unique_lock lock(state.mutex);
@@ -115,11 +125,11 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, bool over_cap)
   }
   const Location home = block->segment->home;
   Request request = state.request_for(block->requested, home, stream, /*may_be_range=*/true);
-  request.may_wait = false;
+  request.may_wait = room == Room::kWait;
+  const bool over_cap = room == Room::kOverCap;
   FreeList& free_list = state.heap.free_list(home, stream);
   for (const bool refused : {false, true}) {
-    // Cached segments are spare memory: within the cap they make room if their work is done, on a full device at any
-    // rate.
+    // Cached segments are spare memory. On a full device the host waits for their work in any case.
     if (refused) {
       state.release(home);
     } else if (!over_cap && !state.fit_under_cap(request, block->bytes)) {

@@ -56,7 +56,8 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   // rarely reached. Address ranges share the cap with these segments, so then they stay small.
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share = hard && !(ranges != nullptr && options.range_min_bytes) ? std::min(cap, kMaxUnderCap) : kMediumSegment;
+  const std::size_t share =
+      hard && !(ranges != nullptr && options.uses_ranges) ? std::min(cap, kMaxUnderCap) : kMediumSegment;
   const bool leaves =
       hard && cap >= kMinForSmall && pool_statistics.reserved_bytes(request.home, PoolKind::kSmall) == 0;
   const std::size_t taken = this->taken(request.home.index) + (leaves ? kSmallSegment : 0);

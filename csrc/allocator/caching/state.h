@@ -163,7 +163,7 @@ struct CachingManagedAllocator::State {
   // ranges.cpp
   /// Whether such a request gets an address range.
   bool takes_range(std::size_t requested, Location home) const noexcept {
-    return ranges != nullptr && options.range_min_bytes && requested >= *options.range_min_bytes && cap_of(home);
+    return ranges != nullptr && options.uses_ranges && requested >= options.range_min_bytes && cap_of(home);
   }
   /// \param may_be_range false: the block is of managed memory
   Request request_for(std::size_t requested, Location home, Stream stream, bool may_be_range) const;
