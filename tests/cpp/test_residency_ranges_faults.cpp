@@ -57,6 +57,28 @@ TEST(an_operand_without_room_exceeds_the_budget_for_one_operator) {
   CHECK(all[5]->block == nullptr && all[6]->block == nullptr);
 }
 
+TEST(results_of_an_operator_that_exceeds_the_budget_may_exceed_it_too) {
+  Rig rig;
+  std::vector<Storage*> all;
+  for (int count = 0; count < 5; ++count) {
+    all.push_back(&rig.make());
+  }
+  for (const std::size_t pinned : {1, 2, 3, 4}) { // all of the budget
+    const Engine::Lock lock(rig.engine);
+    CHECK(rig.engine.pin(all[pinned]->record, kStream));
+  }
+  CHECK(all[0]->block == nullptr);
+  for (const std::size_t bytes : {std::size_t{4}, kBytes}) {
+    rig.run(7, {all[0]}, false, [&] {
+      CHECK(Rig::is_right(*all[0]));
+      rig.memory.free(rig.memory.allocate(bytes, Location::device(0), kStream)); // as an operator's result
+    });
+    CHECK_EQ(rig.memory.levels(Location::device(0)).reserved_bytes[0], static_cast<std::int64_t>(kBudget));
+  }
+  rig.is_well(false);
+  CHECK_THROWS(OutOfMemory, rig.memory.allocate(4, Location::device(0), kStream)); // in no operator
+}
+
 TEST(without_device_memory_an_operand_is_used_on_the_host) {
   Rig rig;
   std::vector<Storage*> all;

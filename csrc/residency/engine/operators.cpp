@@ -284,7 +284,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       evict_all(device, of(device).last_stream);
     }
     if (of(device).exceeded) {
-      of(device).exceeded = false;
+      of(device).exceeded = of(device).mapped_beyond = false;
       release_excess(frame, device);
     }
     if (of(device).excess && of(device).quiescent) {

@@ -105,6 +105,7 @@ bool ResidencyEngine::bring_anyway(Record& record, Stream stream) {
   }
   Device& device = of(record.device);
   device.exceeded = device.exceeded || device.hard; // returned to after the operator
+  device.mapped_beyond = device.exceeded;
   device.excess = device.excess || !device.hard;
   ++statistics_.over_budget;
   return true;
