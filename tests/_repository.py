@@ -79,7 +79,8 @@ def units(files: Files) -> dict[str, str]:
     for path, text in texts.items():
         nested = re.search(r"^(?:struct|class) (\w+)::\w+[^;{]*\{", text, re.MULTILINE)
         if path.endswith(".h") and nested:
-            outer = re.compile(rf"^(?:struct|class) {nested[1]}\b[^;:{{]*(?::[^;{{]*)?\{{", re.MULTILINE)
+            head = rf"^(?:struct|class) {nested[1]}\b(?!::)"
+            outer = re.compile(rf"{head}[^;:{{]*(?::[^;{{]*)?\{{", re.MULTILINE)
             for other, other_text in texts.items():
                 if posixpath.dirname(other) == posixpath.dirname(path) and outer.search(other_text):
                     found[path] = found[other]

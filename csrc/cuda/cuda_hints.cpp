@@ -36,6 +36,15 @@ std::optional<Location> location_of(int id) {
 
 } // namespace
 
+bool CudaRuntime::takes_hints(int device) const {
+  return device < 0 ? all_concurrent_ : devices_[static_cast<std::size_t>(device)].concurrent_managed_access;
+}
+
+bool CudaRuntime::prefetches(int device) const {
+  return takes_hints(device) &&
+         !(device < 0 ? any_one_memory_ : devices_[static_cast<std::size_t>(device)].one_memory());
+}
+
 CudaRuntime::Managed* CudaRuntime::find(const void* ptr) const {
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   auto position = managed_.upper_bound(address);

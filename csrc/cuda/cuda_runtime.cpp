@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/cuda_calls.h"
+#include "cuda/cuda_ranges.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 
@@ -128,8 +129,12 @@ CudaRuntime::~CudaRuntime() {
   ForkHandlers::remove(this);
 }
 
+bool CudaRuntime::is_forked_child() noexcept {
+  return ForkHandlers::in_child.load(std::memory_order_relaxed);
+}
+
 void CudaRuntime::check_usable() const {
-  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (is_forked_child()) {
     throw RuntimeFailure(
         "CUDA in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
   }
@@ -148,15 +153,6 @@ void CudaRuntime::check_stream(Stream stream) const {
     throw InvalidArgument("the host has no stream to queue work on; accepted: a stream of a device");
   }
   check_device(stream.device);
-}
-
-bool CudaRuntime::takes_hints(int device) const {
-  return device < 0 ? all_concurrent_ : devices_[static_cast<std::size_t>(device)].concurrent_managed_access;
-}
-
-bool CudaRuntime::prefetches(int device) const {
-  return takes_hints(device) &&
-         !(device < 0 ? any_one_memory_ : devices_[static_cast<std::size_t>(device)].one_memory());
 }
 
 // --- managed memory
@@ -188,7 +184,7 @@ void* CudaRuntime::do_allocate_managed(std::size_t bytes, Location home) {
 }
 
 void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
-  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (is_forked_child()) {
     return; // the memory belongs to the parent
   }
   int device = -1;
@@ -218,7 +214,7 @@ void* CudaRuntime::allocate_pinned(std::size_t bytes) {
 }
 
 void CudaRuntime::free_pinned(void* ptr) noexcept {
-  if (!ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (!is_forked_child()) {
     const CaptureScope uncaptured;
     pinned_->free(ptr);
   }
@@ -238,7 +234,7 @@ void* CudaRuntime::allocate_device(std::size_t bytes, int device) {
 }
 
 void CudaRuntime::free_device(void* ptr) noexcept {
-  if (ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (is_forked_child()) {
     return;
   }
   try {
@@ -278,7 +274,7 @@ Stream CudaRuntime::create_stream(int device, int priority) {
 }
 
 void CudaRuntime::destroy_stream(Stream stream) noexcept {
-  if (stream.handle != nullptr && !ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (stream.handle != nullptr && !is_forked_child()) {
     succeeded(cudaStreamDestroy(native(stream)));
   }
 }
@@ -327,7 +323,7 @@ Event CudaRuntime::create_event(int device, bool timing) {
 }
 
 void CudaRuntime::destroy_event(Event event) noexcept {
-  if (event && !ForkHandlers::in_child.load(std::memory_order_relaxed)) {
+  if (event && !is_forked_child()) {
     succeeded(cudaEventDestroy(native(event)));
   }
 }

@@ -66,6 +66,7 @@ class CudaRuntime final : public ManagedRuntime {
   DeviceProperties device_properties(int device) const override;
   MemoryInfo memory_info(int device) const override;
   std::size_t host_memory_available() const override;
+  AddressRanges* address_ranges() noexcept override; ///< nullptr if the driver has none
 
  protected:
   void* do_allocate_managed(std::size_t bytes, Location home) override;
@@ -73,6 +74,7 @@ class CudaRuntime final : public ManagedRuntime {
 
  private:
   struct ForkHandlers;
+  class Ranges; // cuda_ranges.h
 
   // The kinds of hints ever given on an allocation. CUDA's range attributes do not distinguish "never set" from "not
   // uniform over the range".
@@ -82,6 +84,7 @@ class CudaRuntime final : public ManagedRuntime {
     bool preferred = false, read_mostly = false, accessed_by = false, prefetched = false;
   };
 
+  static bool is_forked_child() noexcept;
   void check_usable() const;
   void check_device(int device) const;
   void check_stream(Stream stream) const;
@@ -94,6 +97,8 @@ class CudaRuntime final : public ManagedRuntime {
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
   std::unique_ptr<PinnedMemory> pinned_;
+  std::once_flag ranges_looked_for_;
+  std::unique_ptr<Ranges> ranges_; ///< null before the first call of address_ranges
   std::unique_ptr<PoolSource> pools_; ///< null if segments come from cudaMallocManaged
   mutable std::mutex said_; // leaf; guards managed_
   mutable std::map<std::uintptr_t, Managed> managed_; ///< by address

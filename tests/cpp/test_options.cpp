@@ -90,6 +90,16 @@ TEST(none_unsets_a_value) {
   }
 }
 
+TEST(segments_are_managed_or_stable) {
+  CHECK(!Options{}.allocator.uses_ranges);
+  const Options options = parse_options("segments:Stable,stable_min:2MiB");
+  CHECK(options.allocator.uses_ranges);
+  CHECK_EQ(options.allocator.range_min_bytes, 2 * MiB);
+  CHECK(!parse_options("segments:managed").allocator.uses_ranges);
+  CHECK_EQ(value_of(options, "segments"), "stable");
+  CHECK_EQ(value_of(Options{}, "segments"), "managed");
+}
+
 TEST(booleans_have_six_spellings) {
   for (const char* text : {"true", "1", "on", "ON"}) {
     CHECK(parse_options(std::string("populate:") + text).allocator.populate);
@@ -145,6 +155,10 @@ TEST(values_out_of_range_are_refused) {
                            "garbage_collection_threshold:0",
                            "garbage_collection_threshold:1.5",
                            "garbage_collection_threshold:nan",
+                           "segments:steady",
+                           "segments:none",
+                           "stable_min:1023KiB",
+                           "stable_min:none",
                            "zero_on_alloc:2",
                            "emulated_devices:0",
                            "emulated_devices:65",

@@ -37,8 +37,26 @@ int cuCtxGetCurrent(void** context) {
   return 0;
 }
 
+// Of all attributes only this one is asked for, by our runtime.
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  constexpr int kVirtualMemoryManagement = 102;
+  State& state = State::get();
+  const std::lock_guard lock(state.mutex);
+  *value = attribute == kVirtualMemoryManagement && state.has_ranges ? 1 : 0;
+  return attribute == kVirtualMemoryManagement && state.valid(device) ? 0 : 801;
+}
+
+// ranges.cpp
+int cuMemGetAllocationGranularity();
+int cuMemAddressReserve();
+int cuMemAddressFree();
+int cuMemCreate();
+int cuMemRelease();
+int cuMemMap();
+int cuMemUnmap();
+int cuMemSetAccess();
+
 NOT_SUPPORTED(cuCtxSetCurrent)
-NOT_SUPPORTED(cuDeviceGetAttribute)
 NOT_SUPPORTED(cuDevicePrimaryCtxRetain)
 NOT_SUPPORTED(cuFuncGetAttribute)
 NOT_SUPPORTED(cuFuncSetAttribute)
@@ -65,6 +83,15 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
       {"cuGetErrorString", reinterpret_cast<void*>(&cuGetErrorString)},
       {"cuDeviceGet", reinterpret_cast<void*>(&cuDeviceGet)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(&cuCtxGetCurrent)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(&cuDeviceGetAttribute)},
+      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},
+      {"cuMemAddressReserve", reinterpret_cast<void*>(&cuMemAddressReserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(&cuMemAddressFree)},
+      {"cuMemCreate", reinterpret_cast<void*>(&cuMemCreate)},
+      {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},
+      {"cuMemMap", reinterpret_cast<void*>(&cuMemMap)},
+      {"cuMemUnmap", reinterpret_cast<void*>(&cuMemUnmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(&cuMemSetAccess)},
   };
   *function = reinterpret_cast<void*>(&fake_cuda_unsupported);
   for (const auto& [name, address] : known) {

@@ -275,6 +275,12 @@ std::size_t fake_cuda_live_bytes(const char* name) {
   return bytes;
 }
 
+void fake_cuda_have_ranges(int on) {
+  State& state = State::get();
+  const std::lock_guard lock(state.mutex);
+  state.has_ranges = on != 0;
+}
+
 int fake_cuda_pool_of(const void* ptr, void* pool) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
@@ -301,6 +307,7 @@ void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char
   state.failures.clear();
   state.misuse.clear();
   state.hold = state.unloaded = false;
+  state.has_ranges = true;
   fake_cuda::current_device = 0;
 }
 

@@ -79,6 +79,7 @@ struct State {
   std::vector<DeviceState> devices;
   std::size_t memory = 0;
   bool concurrent = true, pools_supported = true;
+  bool has_ranges = true; ///< virtual memory management
   bool integrated = false, coherent = false; ///< coherent: the device uses the host's page tables
   bool hold = false, unloaded = false;
   std::unordered_map<std::string, std::size_t> counts;

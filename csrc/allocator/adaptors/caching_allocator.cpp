@@ -23,7 +23,8 @@ CachingAllocator::CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allo
       memory_(*own_) {}
 
 Allocation CachingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
-  Block* const block = memory_.allocate(bytes, home, stream);
+  // Managed: what takes memory from here may give it to host code.
+  Block* const block = memory_.allocate(bytes, home, stream, CachingManagedAllocator::Memory::kManaged);
   return {memory_.data(block), bytes, block};
 }
 

@@ -16,6 +16,7 @@
 
 #include "allocator/events.h"
 #include "allocator/size_classes.h"
+#include "runtime/address_ranges.h"
 #include "runtime/location.h"
 
 namespace torch_uvm {
@@ -84,6 +85,7 @@ struct Segment {
   std::size_t bytes = 0;
   Location home; ///< the home it was made for
   SizeClass size_class = SizeClass::kSmall;
+  Piece piece; ///< of an address range; empty in other segments, and while the range is detached
   Block* first = nullptr;
   std::size_t used = 0; ///< blocks that are not free
   std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
@@ -118,6 +120,7 @@ enum class BlockState : std::uint8_t {
   kReserved, ///< neither free nor owned: for a request that waits for earlier work, or being relocated
   kAllocated, ///< owned by a caller
   kPending, ///< freed, but still waits for `uses`
+  kDetached, ///< owned by a caller; an address range without memory
 };
 
 struct Block {

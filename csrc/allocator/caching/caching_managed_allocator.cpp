@@ -42,6 +42,18 @@ std::vector<int> exclusive_devices(const ManagedRuntime& runtime) {
   return found;
 }
 
+/// nullptr unless all devices have address ranges that segments fit into.
+AddressRanges* ranges_of_all_devices(ManagedRuntime& runtime) {
+  AddressRanges* const ranges = runtime.address_ranges();
+  for (int device = 0; ranges != nullptr && device < runtime.device_count(); ++device) {
+    const std::size_t granularity = ranges->granularity(device);
+    if (granularity == 0 || kLargeGranularity % granularity != 0) {
+      return nullptr;
+    }
+  }
+  return ranges;
+}
+
 } // namespace
 
 CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
@@ -53,6 +65,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       serves_devices(this->source->serves(Location::device(0))),
       least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
+      ranges(managed ? ranges_of_all_devices(runtime) : nullptr),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       caps(static_cast<std::size_t>(devices)),
@@ -111,7 +124,7 @@ CachingManagedAllocator::~CachingManagedAllocator() {
   state_->events.destroy_all();
 }
 
-Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
+Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream, Memory memory) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -125,7 +138,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
-  const Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  const Request request = state.request_for(bytes, home, stream, memory == Memory::kAny);
   if (home.is_host() && !state.exclusive.empty()) {
     const Unlocked unlocked(lock);
     state.wait_for_exclusive_devices();
@@ -235,7 +248,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   check_allocated(block);
-  if (!state.managed && home != block->free_list->home) {
+  if ((!state.managed || is_range(block)) && home != block->free_list->home) {
     throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->free_list->home) +
                           "; only managed memory moves");
   }

@@ -17,7 +17,8 @@
 //   neighbours.
 // - A fresh segment homed on a device is populated by one prefetch. The prefetch is a hint: if it fails, it is counted
 //   and the pages arrive by fault.
-// - A device may have a cap on its segments (`set_cap`).
+// - A device may have a cap on its segments (`set_cap`). Under a cap, large blocks may be address ranges: each is a
+//   segment of its own that can lose its memory and get it back at the same address.
 // - When memory runs short, the steps in the header comment of pressure/failure_path.cpp are tried. If none helps,
 //   OutOfMemory is raised, with a table of where the bytes are.
 //
@@ -54,6 +55,9 @@ struct AllocatorOptions {
   /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
+  /// Whether requests from a size on, for a device with a cap, get an address range of their own.
+  bool uses_ranges = false;
+  std::size_t range_min_bytes = kRangeMin;
   std::size_t roundup_power2_divisions = 0; ///< round sizes up to 1/n steps of a power of two; 0: no rounding
   /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
   /// for longest whose work is done. Unset: keep all.
@@ -117,13 +121,16 @@ class CachingManagedAllocator {
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
+  /// Whether a block may be an address range with device memory (AllocatorOptions::uses_ranges).
+  enum class Memory { kAny, kManaged };
+
   /// Returns a block of at least `bytes` for use on `stream`, aligned to 512 bytes.
   /// \param bytes 0 returns nullptr
   /// \param home where the block will be used first
   /// \param stream the stream that will use it first; Stream::host() if home is the host
   /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home or stream;
   ///         RuntimeFailure if a runtime call failed, and in a forked child. Strong guarantee
-  Block* allocate(std::size_t bytes, Location home, Stream stream);
+  Block* allocate(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
 
   /// Like allocate, but returns nullptr where allocate would have to make room. Never calls the memory-pressure
   /// callback, blocks the host, exceeds a cap or raises OutOfMemory. May release cached segments of the device to stay
@@ -147,6 +154,28 @@ class CachingManagedAllocator {
   // through `free_after`, or through `recycle_event` if unused. \throws what the runtime throws
   Event take_event(Stream stream);
   void recycle_event(Stream stream, Event event) noexcept;
+
+  // Address ranges: blocks that keep their address while their memory comes and goes (ranges.cpp).
+
+  /// Whether the block is an address range. Its memory is the device's: it is not managed, and the host may not access
+  /// it. Takes no lock.
+  static bool is_range(const Block* block) noexcept;
+  /// Takes the memory of a range away; its contents are lost. The owner keeps the block, which is in no statistics
+  /// until it is attached again. Of the functions below, only data, bytes, requested_bytes, tag, set_tag and `free`
+  /// take it. No queued or running work may use the range.
+  /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
+  void detach(Block* block);
+  /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; from others,
+  /// too, for which the host waits; from beyond the cap.
+  enum class Room { kNow, kWait, kOverCap };
+  /// Gives a detached range memory with undefined contents, for use on `stream`; nothing if it has some.
+  /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
+  /// \throws RuntimeFailure; nothing has changed then
+  bool attach(Block* block, Stream stream, Room room = Room::kNow);
+  /// Whether the memory and all devices of the runtime have address ranges. Without them `uses_ranges` does nothing.
+  bool has_ranges() const noexcept;
+  /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument
+  bool takes_range(std::size_t bytes, int device) const;
 
   /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time
   /// of `free` is done. The host's own work needs no record. \throws InvalidArgument
@@ -218,7 +247,7 @@ class CachingManagedAllocator {
   std::optional<std::vector<void*>> min_cost_range(
       std::size_t bytes, int device, const std::function<double(void* tag, std::size_t bytes)>& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
-  /// segment.
+  /// segment, nor a block that is an address range.
   std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device,
                                                     const std::function<double(void*, std::size_t)>& cost) const;
 

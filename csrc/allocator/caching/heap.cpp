@@ -171,7 +171,7 @@ namespace {
 template <typename Tell>
 void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
   for (const auto& [address, segment] : segments) {
-    if (segment_home && segment.home != *segment_home) {
+    if ((segment_home && segment.home != *segment_home) || segment.size_class == SizeClass::kRange) {
       continue;
     }
     Heap::Run window;
@@ -276,7 +276,12 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   slot.node_.key() = address;
   Segment& segment = segments_.insert(std::move(slot.node_)).position->second;
   Block* const block = std::exchange(slot.block_, nullptr);
-  segment = Segment{address, bytes, home, kind, block, 0};
+  segment = Segment{};
+  segment.address = address;
+  segment.bytes = bytes;
+  segment.home = home;
+  segment.size_class = kind;
+  segment.first = block;
   block->address = address;
   block->bytes = bytes;
   block->requested = 0;
@@ -302,6 +307,30 @@ Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexc
   }
   pool_statistics_.segment_released(segment.home, pool_kind(segment.size_class), segment.bytes);
   return segments_.erase(position);
+}
+
+void Heap::detach(Block* block) noexcept {
+  const Segment& segment = *block->segment;
+  detached_.insert(segments_.extract(segment.address));
+  block->state = BlockState::kDetached;
+  block->uses.clear();
+  pool_statistics_.freed(segment.home, pool_of(block), block->bytes, block->requested);
+  pool_statistics_.segment_released(segment.home, pool_of(block), segment.bytes);
+}
+
+void Heap::attach(Block* block, FreeList& free_list) noexcept {
+  const Segment& segment = *block->segment;
+  segments_.insert(detached_.extract(segment.address));
+  block->state = BlockState::kAllocated;
+  block->free_list = &free_list;
+  pool_statistics_.segment_made(segment.home, pool_of(block), segment.bytes);
+  pool_statistics_.allocated(segment.home, pool_of(block), block->bytes, block->requested);
+}
+
+void Heap::remove_detached(Block* block) noexcept {
+  detached_.erase(block->segment->address);
+  block->requested = 0;
+  pool_.give(block);
 }
 
 Block* Heap::find(std::uintptr_t address) const noexcept {

@@ -25,6 +25,10 @@ void CachingManagedAllocator::State::remove_pending(Block* block) noexcept {
 }
 
 void CachingManagedAllocator::State::free(Block* block) noexcept {
+  if (block->state == BlockState::kDetached) {
+    free_detached(block);
+    return;
+  }
   if (block->state != BlockState::kAllocated) {
     // Continuing would give the same bytes to two owners.
     std::fprintf(stderr, "torch_uvm: a block was freed that is not allocated (freed twice?)\n");

@@ -23,6 +23,9 @@ constexpr std::size_t kSmallSegmentMax = 32 * MiB;
 
 std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& request) const {
   const Location home = request.home;
+  if (request.is_range()) {
+    return request.bytes;
+  }
   if (request.kind == SizeClass::kSmall) {
     const std::size_t grown = pool_statistics.reserved_bytes(home, PoolKind::kSmall) / kGrowth;
     const std::size_t bytes = std::clamp(round_down(grown, kLargeGranularity), kSmallSegment, kSmallSegmentMax);
@@ -50,10 +53,11 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
 
 std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& request, std::size_t own) const {
   // Under a hard cap make one segment, because free bytes in two segments cannot serve one request. A soft cap is
-  // rarely reached.
+  // rarely reached. Address ranges share the cap with these segments, so then they stay small.
   const std::size_t cap = cap_of(request.home).value_or(0);
   const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share = hard ? std::min(cap, kMaxUnderCap) : kMediumSegment;
+  const std::size_t share =
+      hard && !(ranges != nullptr && options.uses_ranges) ? std::min(cap, kMaxUnderCap) : kMediumSegment;
   const bool leaves =
       hard && cap >= kMinForSmall && pool_statistics.reserved_bytes(request.home, PoolKind::kSmall) == 0;
   const std::size_t taken = this->taken(request.home.index) + (leaves ? kSmallSegment : 0);

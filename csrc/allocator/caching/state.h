@@ -5,6 +5,7 @@
 //   pending.cpp                    free; freed blocks that other streams' work may still touch
 //   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
+//   ranges.cpp                     segments that are address ranges, with and without memory
 //   block.h, heap.h                blocks, segments, free lists
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
@@ -50,6 +51,9 @@ struct Request {
   Location home;
   Stream stream;
   bool may_wait = true; ///< whether the host may wait for work or call the memory-pressure callback
+  bool is_range() const {
+    return kind == SizeClass::kRange;
+  }
   bool aligned = true; ///< whether a large block must begin on a large page
 
   /// True if the request is for the host, must not wait, and work queued on `earlier` is not done: then a block filed
@@ -155,6 +159,20 @@ struct CachingManagedAllocator::State {
       observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
+
+  // ranges.cpp
+  /// Whether such a request gets an address range.
+  bool takes_range(std::size_t requested, Location home) const noexcept {
+    return ranges != nullptr && options.uses_ranges && requested >= options.range_min_bytes && cap_of(home);
+  }
+  /// \param may_be_range false: the block is of managed memory
+  Request request_for(std::size_t requested, Location home, Stream stream, bool may_be_range) const;
+  /// Reserves an address range with memory. \throws what the runtime throws; nothing has changed then
+  void* make_range(std::size_t bytes, int device, Piece& piece) const;
+  /// Releases a range and its memory, after work that may still use it.
+  void release_range(void* range, std::size_t bytes, Piece piece, bool work_is_done) noexcept;
+  void free_detached(Block* block) noexcept;
+  std::optional<std::string> check_ranges() const;
 
   // fork.cpp
   /// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
@@ -275,6 +293,7 @@ struct CachingManagedAllocator::State {
   const bool serves_devices;
   const std::size_t least_shared_segment;
   const int devices;
+  AddressRanges* const ranges; ///< nullptr: requests get no address ranges
   /// Devices without concurrent access to managed memory; empty if the memory is not managed.
   const std::vector<int> exclusive;
 

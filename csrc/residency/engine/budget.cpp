@@ -259,7 +259,7 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (!device.quiescent || !device.hard) {
+  if (!device.quiescent || !device.hard || device.mapped_beyond) {
     device.exceeded =
         device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (retry_budget)
     ++statistics_.over_budget;

@@ -30,6 +30,9 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
   for (const Operand& operand : operands) {
     Record& record = *operand.record;
     try {
+      if (record.range != nullptr && record.points_at == Side::kHost && record.captured == 0) {
+        use_on_device(record, of(record.device).fetches, operand.writes);
+      }
       wait_here(record); // block the host instead: the graph must not contain a wait for a copy that happens only once
       if (record.fetching()) {
         abandon_fetch(record); // the graph may write to the host copy, which the fetched copy would lack

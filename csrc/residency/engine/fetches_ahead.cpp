@@ -55,6 +55,9 @@ void ResidencyEngine::retire_and_release(std::span<const StorageId> storages, in
     }
     take_sole_ownership(*record);
     if (record->host_valid || start_write_back(*record)) {
+      if (record->range != nullptr && (!record->block_ready || is_used_since(*record))) {
+        note_last_use(*record);
+      }
       record->retiring = true;
       record->retirement = ++device.retirements;
       device.retired.push_back({id, record->retirement});

@@ -73,7 +73,10 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     frame.region = op.region;
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
-    const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
+    // An address range has no memory while its storage is on the host.
+    const bool has_range = std::ranges::any_of(frame.operands, [](const Record* it) { return it->range != nullptr; });
+    const Decision& decision =
+        device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok && !has_range);
     std::span<const std::size_t> births = decision.births;
     const std::size_t guess = decision.guess;
     begin_workspace(frame.device);
@@ -152,6 +155,9 @@ void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream
   }
   mark_use(record, writes);
   try { // later work must still wait for the operator
+    if (record.range != nullptr && record.points_at == Side::kHost && !record.shows_pinned) {
+      show_pinned(record);
+    }
     if (record.points_at == Side::kDevice) {
       add_stream(record.streams, stream);
     } else {
@@ -195,6 +201,9 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
 
 bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   Device& device = of(record.device);
+  if (record.range != nullptr) {
+    return record.captured != 0;
+  }
   if (record.captured != 0 || device.policy->use_in_place(record.id)) {
     return true;
   }
@@ -209,9 +218,9 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
 }
 
 void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kHost) {
+  if (record.points_at == Side::kHost && (record.range == nullptr || record.shows_pinned)) {
     use_in_place(record, stream, writes);
-  } else {
+  } else { // the address of a range does not change
     use_on_device(record, stream, writes);
   }
 }
@@ -275,7 +284,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       evict_all(device, of(device).last_stream);
     }
     if (of(device).exceeded) {
-      of(device).exceeded = false;
+      of(device).exceeded = of(device).mapped_beyond = false;
       release_excess(frame, device);
     }
     if (of(device).excess && of(device).quiescent) {

@@ -37,7 +37,8 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
         continue;
       }
       Block* place = room_for(bytes, frame.device, Need::kNow, stream);
-      while (place == nullptr && evict_one_operand(frame, bytes, stream, left)) {
+      while (place == nullptr && !memory_.takes_range(bytes, frame.device) &&
+             evict_one_operand(frame, bytes, stream, left)) {
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
       if (place == nullptr) {

@@ -10,6 +10,9 @@
 //   kHost      none          set, host_valid   only on the host
 //   kHost      set           set, host_valid   prefetched (`fetching`): no operator has used the device copy yet
 //
+// A storage whose block is an address range has the block for life, `range`. Then device_block is the range while it
+// has memory, and none while it has not. The data pointer is the range's address in all rows (ranges.cpp).
+//
 // Valid means: for work that waits for the copy's event, `device_ready` or `host_ready`.
 #pragma once
 
@@ -44,6 +47,8 @@ struct Record {
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;
+  Block* range = nullptr; ///< the block if it is an address range, with or without memory; else nullptr
+  bool shows_pinned = false; ///< has a range, and points at the host copy: a last resort
   Side points_at = Side::kDevice;
   bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
                            ///< is only read

@@ -21,7 +21,8 @@ bool ResidencyEngine::is_unread(const Record& record) const {
 }
 
 bool ResidencyEngine::claim_address(Record& record, Mover mover) {
-  if (!address_may_change(record, mover)) {
+  const bool stays = mover == Mover::kOperator && record.range != nullptr && !record.shows_pinned && !record.dead;
+  if (!stays && !address_may_change(record, mover)) {
     return false;
   }
   if (!storages_.lock_if_sole_owner(record, locked_)) {
@@ -84,7 +85,8 @@ Block* ResidencyEngine::host_block(std::size_t bytes, Stream stream) {
 
 bool ResidencyEngine::start_write_back(Record& record) {
   const Stream stream = of(record.device).write_backs;
-  Staging* const staging = ready(of(record.device).outgoing);
+  // Only copies of managed memory need staging.
+  Staging* const staging = record.range != nullptr ? nullptr : ready(of(record.device).outgoing);
   const Stream link = staging != nullptr ? staging->link() : stream;
   if (record.host_block == nullptr) {
     record.host_block = host_block(record.bytes, link);
@@ -142,11 +144,10 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   }
   note_owners(record);
   Block* const block = record.device_block;
-  const bool used_since = !record.streams.empty() || std::ranges::any_of(memory_.streams(block), [&](Stream used) {
-    return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
-  });
-  const bool only_copied = record.block_ready && !used_since; // since the write-back began
-  if (!only_copied) {
+  const bool only_copied = record.block_ready && !is_used_since(record); // since the write-back began
+  if (record.range != nullptr) {
+    take_memory(record);
+  } else if (!only_copied) {
     const Stream next = taker.is_host() ? of(record.device).write_backs : taker;
     if (!is_read(record) && next != of(record.device).write_backs) {
       wait(next, was_read(record));
@@ -167,9 +168,12 @@ bool ResidencyEngine::release_device_copy(Record& record, Stream taker) {
   record.points_at = Side::kHost;
   record.streams.clear();
   recycle_event(record.device, record.device_ready);
-  storages_.point_at_host(record, host_memory_->data(record.host_block));
+  const bool has_range = record.range != nullptr;
+  storages_.point_at_host(record, has_range ? memory_.data(block) : host_memory_->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(memory_.bytes(block));
-  if (!only_copied) {
+  if (has_range) {
+    // It keeps the block.
+  } else if (!only_copied) {
     memory_.free(block);
   } else if (is_read(record)) { // the write-back waited for all other work on the block
     memory_.free_idle(block, taker.is_host() ? of(record.device).write_backs : taker);
@@ -215,13 +219,16 @@ bool ResidencyEngine::evict(Record& record, Stream taker) {
 
 bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
   const Untimed untimed(*this, stream);
-  Block* const block = room_for(record.bytes, record.device, need, stream);
+  const bool has_range = record.range != nullptr;
+  Block* const block =
+      has_range ? memory_for(record, need, stream) : room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
   }
   // Stage prefetches only. An operator's own fetch would occupy its slot until earlier operators finish, and block
   // prefetches meanwhile.
-  Staging* const staging = stream == of(record.device).fetches ? ready(of(record.device).incoming) : nullptr;
+  const bool stages = stream == of(record.device).fetches && !has_range;
+  Staging* const staging = stages ? ready(of(record.device).incoming) : nullptr;
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
     host_memory_->record_stream(record.host_block, link);
@@ -234,7 +241,7 @@ bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
     record.device_ready = events_.record(stream);
     record.ready_on = stream;
   } catch (...) {
-    memory_.free(block);
+    has_range ? take_unused_memory(record, stream) : memory_.free(block);
     throw;
   }
   record.device_block = block;
@@ -250,7 +257,7 @@ bool ResidencyEngine::start_fetch(Record& record, Need need, Stream stream) {
 void ResidencyEngine::abandon_fetch(Record& record) noexcept {
   // The block was allocated on the fetch's stream, so its next use is ordered after the copy.
   memory_.set_tag(record.device_block, nullptr);
-  memory_.free(record.device_block);
+  record.range != nullptr ? take_unused_memory(record, record.ready_on) : memory_.free(record.device_block);
   record.device_block = nullptr;
   no_longer_ahead(record);
   // The workspace is not corrected for the freed block: abandoned fetches are rare.
@@ -282,7 +289,8 @@ bool ResidencyEngine::bring_to_device(Record& record, Stream stream, Need need) 
   if (record.points_at == Side::kDevice) {
     return true;
   }
-  if (!address_may_change(record, Mover::kOperator) ||
+  const bool stays = record.range != nullptr && !record.shows_pinned;
+  if ((!stays && !address_may_change(record, Mover::kOperator)) ||
       (record.device_block == nullptr && !start_fetch(record, need, stream))) {
     return false;
   }
@@ -292,13 +300,14 @@ bool ResidencyEngine::bring_to_device(Record& record, Stream stream, Need need) 
   }
   storages_.point_at_device(record, record.device_block);
   record.points_at = Side::kDevice;
+  record.shows_pinned = false;
   no_longer_ahead(record);
   return true;
 }
 
 void ResidencyEngine::use_on_device(Record& record, Stream stream, bool writes) {
   const bool was_on_host = record.points_at == Side::kHost;
-  if (!bring_to_device(record, stream)) {
+  if (!bring_to_device(record, stream) && !bring_anyway(record, stream)) {
     use_in_place(record, stream, writes);
     return;
   }
@@ -325,6 +334,9 @@ void ResidencyEngine::use_in_place(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kDevice) {
     use_on_device(record, stream, writes);
     return;
+  }
+  if (record.range != nullptr && !record.shows_pinned) {
+    show_pinned(record);
   }
   if (record.fetching()) {
     if (!writes) {

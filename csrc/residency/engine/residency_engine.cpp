@@ -77,6 +77,7 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   record->bytes = memory_.requested_bytes(block);
   record->storage = storage;
   record->device_block = block;
+  record->range = CachingManagedAllocator::is_range(block) ? block : nullptr;
   record->site = AllocationSites::get().asked() ? AllocationSites::get().take(block) : 0;
   Record* const adopted = record.get();
   records_[adopted->id] = adopted;
@@ -140,13 +141,22 @@ void ResidencyEngine::expired(Block* block) noexcept {
 }
 
 void ResidencyEngine::unregister(Record* record) noexcept {
-  if (record->fetching()) {
+  if (record->fetching() && record->range == nullptr) {
     abandon_fetch(*record);
+  } else if (record->fetching()) {
+    no_longer_ahead(*record); // the range is freed in the order of the fetch
+  }
+  if (record->range != nullptr && record->points_at == Side::kDevice) {
+    keep_until_read(*record);
   }
   if (record->device_block != nullptr) {
     memory_.set_tag(record->device_block, nullptr); // it can be looked up until the caller frees it
     record->device_block = nullptr;
   }
+  if (record->range != nullptr && record->points_at == Side::kHost) {
+    memory_.free(record->range); // else the caller frees it
+  }
+  record->range = nullptr;
   if (record->host_block != nullptr) {
     drop_host_copy(*record);
   }
@@ -179,7 +189,9 @@ void ResidencyEngine::materialise(Record* record) {
   const std::size_t bytes = record->bytes;
   {
     const Lock lock(*this);
-    if (record->fetching()) {
+    if (record->range != nullptr && record->points_at == Side::kHost) {
+      use_on_device(*record, of(record->device).fetches, /*writes=*/true); // the address needs memory
+    } else if (record->fetching()) {
       abandon_fetch(*record);
     }
     record->retiring = false;
@@ -228,6 +240,9 @@ bool ResidencyEngine::pin(Record* record, Stream stream) {
       throw no_room_to_pin(*record);
     }
     use_on_device(*record, stream, false);
+    if (record->range != nullptr) {
+      wait_here(*record); // code that holds the address does not ask for it again, which would wait
+    }
   }
   count_pin(*record);
   record->retiring = false;
@@ -252,6 +267,10 @@ OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
 
 void ResidencyEngine::unpin(Record* record) noexcept {
   if (record->pins > record->captured && --record->pins == 0) { // a graph's pins are released by `release_capture`
+    if (record->range != nullptr && record->points_at == Side::kDevice) {
+      record->host_valid = false; // code that holds the address, which never changes, may have written
+      record->retiring = false;
+    }
     try {
       of(record->device).policy->pin(record->id, false);
     } catch (...) {

@@ -78,8 +78,8 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   friend class Lock;
 
   /// What room is needed for: an operator that waits, a prefetch, or a storage that has to stay on the device (it may
-  /// then move other blocks aside, and evict nothing).
-  enum class Need { kNow, kAhead, kToStay };
+  /// then move other blocks aside, and evict nothing). kAnyway: an operator that cannot run otherwise; for ranges only.
+  enum class Need { kNow, kAhead, kToStay, kAnyway };
 
   // All functions below require the mutex.
 
@@ -184,6 +184,27 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void order(const std::vector<Stream>& earlier, Stream later);
   void note_move(TransferKind kind, const Record& record) noexcept;
   static double now_us();
+
+  // ranges.cpp
+  /// Gives the storage's range memory, evicting others if needed. \return the range, or nullptr if there is no room
+  Block* memory_for(Record& record, Need need, Stream stream);
+  /// Takes the range's memory away after the host has waited for its users. Changes no pointer. \throws the runtime's
+  /// errors, and the memory stays
+  void take_memory(Record& record);
+  /// The same after a fetch that failed or is not wanted. If that fails, too, the range keeps memory that nobody uses
+  /// until the next fetch.
+  void take_unused_memory(Record& record, Stream stream) noexcept;
+  /// The range is about to be freed by its owner: its memory stays until the write-back has read it.
+  void keep_until_read(Record& record) noexcept;
+  /// Records the event after which nothing uses the device copy: the write-back, or all uses since.
+  void note_last_use(Record& record);
+  /// Whether a stream has used the device copy since its write-back began.
+  bool is_used_since(const Record& record) const;
+  /// Brings an operand with a range to the device, beyond the budget if it does not fit.
+  bool bring_anyway(Record& record, Stream stream);
+  /// Points a storage with a range at its host copy, because its memory cannot be had.
+  void show_pinned(Record& record);
+  bool evict_for_range(std::size_t bytes, int device, Need need, Stream taker);
 
   // room.cpp
   Block* room_for(std::size_t bytes, int device, Need need, Stream stream);

@@ -41,6 +41,9 @@ double ResidencyEngine::cost_of(const Record& record, Need need) {
       !record.address_may_change(Mover::kEngine, 0, operators_)) {
     return kNever;
   }
+  if (record.range != nullptr && need == Need::kAhead && record.write_back > of(record.device).write_backs_read) {
+    return kNever; // the host would wait
+  }
   const auto bytes = static_cast<double>(record.bytes);
   if (record.fetching()) { // needed soon, but the request is needed now
     if (need == Need::kAhead) {
@@ -171,6 +174,9 @@ bool ResidencyEngine::evict_range(std::size_t bytes, int device, Need need, Stre
   if (need != Need::kNow) {
     return false;
   }
+  if (memory_.takes_range(bytes, device)) {
+    return forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
+  }
   // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now, and
   // then slide at any price, since the host may have no memory for what leaves.
   return (forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
@@ -232,6 +238,9 @@ bool ResidencyEngine::evict_all(int device, Stream taker) {
 }
 
 bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
+  if (memory_.takes_range(bytes, device)) {
+    return evict_for_range(bytes, device, need, taker);
+  }
   // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
   // not fragment the memory for large storages.
   if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
@@ -305,10 +314,15 @@ Block* ResidencyEngine::room_for(std::size_t bytes, int device, Need need, Strea
     const bool made = need == Need::kToStay ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
                                             : evict_range(bytes, device, need, stream);
     if (!made) {
-      return nullptr;
+      break;
     }
   }
-  return nullptr;
+  if (need != Need::kNow || !memory_.takes_range(kLargestRequest, device)) {
+    return nullptr;
+  }
+  // Cached address ranges serve other requests only once they are released, for which the host waits.
+  memory_.empty_cache();
+  return memory_.try_allocate(bytes, Location::device(device), stream);
 }
 
 bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream) {

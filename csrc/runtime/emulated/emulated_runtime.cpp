@@ -28,6 +28,10 @@ const EmulatedConfig& EmulatedRuntime::config() const {
   return state_->config;
 }
 
+AddressRanges* EmulatedRuntime::address_ranges() noexcept {
+  return &state_->ranges;
+}
+
 void* EmulatedRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   {
     const State::Lock lock(state_->mutex);
@@ -60,23 +64,13 @@ void EmulatedRuntime::do_free_managed(void* ptr, std::size_t bytes) noexcept {
   unmap_host_memory(ptr, bytes);
 }
 
-/// With the mutex held.
-void EmulatedRuntime::check_one_memory(std::size_t bytes) const {
-  if (state_->profile.memory == MemoryKind::kOne && bytes > state_->left_of_one_memory()) {
-    throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
-                      "host and device share one memory of " + format_bytes(state_->config.memory) + ": " +
-                          format_bytes(bytes) + " asked for, " + format_bytes(state_->left_of_one_memory()) +
-                          " available");
-  }
-}
-
 void* EmulatedRuntime::allocate_pinned(std::size_t bytes) {
   if (bytes == 0) {
     throw InvalidArgument("pinned allocation of 0 bytes; at least 1 is needed");
   }
   State::Lock lock(state_->mutex);
   state_->call("allocate_pinned", bytes);
-  check_one_memory(bytes);
+  state_->check_one_memory(bytes);
   return state_->add_plain(bytes, -1, 0);
 }
 
@@ -93,7 +87,7 @@ void* EmulatedRuntime::allocate_device(std::size_t bytes, int device) {
   state_->call("allocate_device", bytes);
   // A size beyond the device's memory is not rounded: rounding could overflow, and the request is refused anyway.
   const std::size_t reserved = bytes > state_->config.memory ? bytes : round_up(bytes, kPlainGranularity);
-  check_one_memory(reserved);
+  state_->check_one_memory(reserved);
   Traffic traffic;
   state_->pages.reserve_plain(device, reserved, traffic);
   state_->clock.wait_for_room(device, traffic);

@@ -87,8 +87,11 @@ bool EmulatedRuntime::is_pinned_ptr(const void* ptr) const {
 
 std::optional<int> EmulatedRuntime::device_of(const void* ptr) const {
   State::Lock lock(state_->mutex);
-  const auto* allocation = state_->find_plain(ptr);
-  return allocation != nullptr && allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
+  if (const auto* allocation = state_->find_plain(ptr)) {
+    return allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
+  }
+  const auto range = state_->ranges.find(ptr);
+  return range ? std::optional(range->device) : std::nullopt;
 }
 
 EmulatedCounters EmulatedRuntime::counters(std::optional<int> device) const {
@@ -176,7 +179,7 @@ void EmulatedRuntime::await_waiter() {
 
 std::size_t EmulatedRuntime::live_objects() const {
   State::Lock lock(state_->mutex);
-  return state_->pages.allocations().size() + state_->plain.size() + state_->queue.handles();
+  return state_->pages.allocations().size() + state_->plain.size() + state_->ranges.live() + state_->queue.handles();
 }
 
 // --- fork -------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ EmulatedRuntime::State::State(const EmulatedConfig& wanted)
       pages(config.devices, config.memory, profile.memory, counters),
       clock(profile, config.devices),
       timelines(static_cast<std::size_t>(config.devices)),
+      ranges(*this),
       queue(config.devices, config.schedule_seed, mutex,
             [this](StreamState& stream, const Operation& operation) { account(stream, operation); }) {}
 
@@ -82,7 +83,16 @@ std::size_t EmulatedRuntime::State::left_of_one_memory() const {
   for (const auto& [base, allocation] : plain) {
     used += allocation.device < 0 ? allocation.bytes : allocation.reserved;
   }
+  used += ranges.piece_bytes();
   return used < config.memory ? config.memory - used : 0;
+}
+
+void EmulatedRuntime::State::check_one_memory(std::size_t bytes) const {
+  if (profile.memory == MemoryKind::kOne && bytes > left_of_one_memory()) {
+    throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
+                      "host and device share one memory of " + format_bytes(config.memory) + ": " +
+                          format_bytes(bytes) + " asked for, " + format_bytes(left_of_one_memory()) + " available");
+  }
 }
 
 void* EmulatedRuntime::State::add_plain(std::size_t bytes, int device, std::size_t reserved) {
@@ -133,6 +143,11 @@ void EmulatedRuntime::State::check_copy_range(const char* side, const void* ptr,
     left = allocation->bytes - (address - allocation->base);
   } else if (const PlainAllocation* allocation = find_plain(ptr)) {
     left = allocation->bytes - (address - allocation->base);
+  } else if (const auto range = ranges.find(ptr)) {
+    if (!range->is_mapped) {
+      refuse("no piece is mapped into that range");
+    }
+    left = range->end - address;
   }
   if (bytes > left) {
     refuse("the allocation there ends after " + std::to_string(left) + " bytes");
@@ -189,6 +204,9 @@ void EmulatedRuntime::State::account_copy(StreamState& stream, const Operation& 
     }
     if (const PlainAllocation* allocation = find_plain(ptr)) {
       return allocation->device;
+    }
+    if (const auto range = ranges.find(ptr)) {
+      return range->device;
     }
     pageable = true;
     return -1;

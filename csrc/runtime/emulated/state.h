@@ -10,6 +10,7 @@
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/emulated/pages.h"
 #include "runtime/emulated/queue.h"
+#include "runtime/emulated/ranges.h"
 #include "runtime/emulated/timeline.h"
 
 namespace torch_uvm {
@@ -42,8 +43,11 @@ struct EmulatedRuntime::State {
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
   /// With one memory: what is not allocated of it, by anybody.
   std::size_t left_of_one_memory() const;
+  /// \throws OutOfMemory if that is less than `bytes`
+  void check_one_memory(std::size_t bytes) const;
   void free_plain(void* ptr, bool pinned);
-  /// A copy's range must not extend beyond the end of the allocation in which it begins.
+  /// A copy's range must not extend beyond the end of the allocation in which it begins. An address range needs a
+  /// piece.
   void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
 
   /// The queue's callback: updates pages, clocks and counters for one operation.
@@ -64,6 +68,7 @@ struct EmulatedRuntime::State {
   emulated::EmulatedClock clock;
   std::vector<emulated::Timeline> timelines;
   std::map<std::uintptr_t, PlainAllocation> plain;
+  Ranges ranges;
   CallHook call_hook;
   emulated::EmulatedQueue queue; ///< last: its workers end before the other members are destroyed
 };

@@ -9,11 +9,28 @@ namespace torch_uvm {
 namespace {
 
 // Destroy and free functions cannot fail, so they are not listed.
-constexpr std::array<std::string_view, 17> kMayFail{
-    "allocate_managed",  "allocate_pinned",    "allocate_device", "prefetch",           "advise",
-    "discard",           "copy_async",         "create_stream",   "query_stream",       "create_event",
-    "record_event",      "synchronize_stream", "query_event",     "synchronize_device", "wait_event",
-    "synchronize_event", "zero_async",
+constexpr std::array<std::string_view, 21> kMayFail{
+    "allocate_managed",
+    "allocate_pinned",
+    "allocate_device",
+    "prefetch",
+    "advise",
+    "discard",
+    "copy_async",
+    "create_stream",
+    "query_stream",
+    "create_event",
+    "record_event",
+    "synchronize_stream",
+    "query_event",
+    "synchronize_device",
+    "wait_event",
+    "synchronize_event",
+    "zero_async",
+    "reserve_range",
+    "allocate_piece",
+    "map",
+    "unmap",
 };
 
 bool may_fail(std::string_view name) {

@@ -47,10 +47,13 @@ Location location_of(c10::Device device) {
   return Location::device(index);
 }
 
+/// nullptr for an address range, too: it takes no hints.
 Block* managed_block(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr())
-             ? block_of(tensor.storage().data_ptr())
-             : nullptr;
+  Block* const block =
+      tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr())
+          ? block_of(tensor.storage().data_ptr())
+          : nullptr;
+  return CachingManagedAllocator::is_range(block) ? nullptr : block;
 }
 
 /// Blocks the host until the work that is now queued on a stream is done.

@@ -93,7 +93,7 @@ std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size
     }
     Block* const block = block_of(tensor.storage().data_ptr());
     Ranges runs = runs_of(tensor, gap);
-    if (block == nullptr || runs.empty()) {
+    if (block == nullptr || runs.empty() || CachingManagedAllocator::is_range(block)) {
       continue;
     }
     const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(tensor.storage().data()) + tensor.storage().nbytes();

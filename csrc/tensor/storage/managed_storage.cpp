@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "residency/engine/relocation_min.h"
 #include "residency/trace/allocation_sites.h"
@@ -26,13 +27,17 @@ namespace {
 constexpr const char* kPlainHint =
     "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
 
+thread_local bool by_name = false;
+
 /// \param data_of makes the DataPtr of the block
 /// \param hint appended to an out-of-memory error
 c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
                       c10::Device device, c10::DataPtr (*data_of)(Block*, c10::Device), const char* hint = "") {
   Block* block = nullptr;
   try {
-    block = with_idle_memory([&] { return allocator.allocate(bytes, home, stream); });
+    using Memory = CachingManagedAllocator::Memory;
+    block = with_idle_memory(
+        [&] { return allocator.allocate(bytes, home, stream, by_name ? Memory::kManaged : Memory::kAny); });
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), hint);
   }
@@ -87,6 +92,19 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
     note_allocation(home.index, bytes);
   }
   return data;
+}
+
+ByNameScope::ByNameScope() : previous_(std::exchange(by_name, true)) {}
+ByNameScope::~ByNameScope() {
+  by_name = previous_;
+}
+
+bool is_address_range(const c10::DataPtr& data) {
+  const c10::DataPtr& bytes = data_behind_labels(data);
+  if (is_on_host(bytes)) {
+    return static_cast<const Record*>(bytes.get_context())->range != nullptr;
+  }
+  return is_own_block(bytes) && CachingManagedAllocator::is_range(static_cast<const Block*>(bytes.get_context()));
 }
 
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {

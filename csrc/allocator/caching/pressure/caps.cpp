@@ -227,7 +227,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // allocate always waits for devices that exclude the host
   }
-  Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  Request request = state.request_for(bytes, home, stream, /*may_be_range=*/true);
   request.may_wait = false;
   if (state.pending_first != nullptr) {
     state.poll_pending(false);

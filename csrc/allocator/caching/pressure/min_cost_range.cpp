@@ -41,6 +41,7 @@ Price price_of(const Block& block, const Cost& cost) {
     case BlockState::kPending:
       return {0, 0, block.bytes, block.bytes};
     case BlockState::kReserved:
+    case BlockState::kDetached:
       return {kNever, 0, 0, block.bytes};
     case BlockState::kAllocated:
       break;
@@ -171,7 +172,9 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
     if (segment.home != home) {
       continue;
     }
-    const Price all = walk(segment, needed, cost, best);
+    // An address range serves no other request, and a request for one is served by no part of a segment.
+    const bool apart = segment.size_class == SizeClass::kRange || state.takes_range(bytes, home);
+    const Price all = walk(segment, apart ? kLargestRequest : needed, cost, best);
     if (all.cost < kNever) {
       candidates.push_back({&segment, all});
     }
@@ -226,7 +229,8 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
   for (const auto& [address, segment] : state.heap.segments()) {
     const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
-    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
+    const bool looks = segment.home == home && segment.size_class != SizeClass::kRange;
+    for (const Block* block = looks ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {
         first = nullptr;
         found = 0;

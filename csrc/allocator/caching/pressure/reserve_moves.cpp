@@ -220,7 +220,8 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<MoveWindow> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home == Location::device(device) && segment.bytes >= needed) {
+    if (segment.home == Location::device(device) && segment.bytes >= needed &&
+        segment.size_class != SizeClass::kRange) {
       add_windows(segment, needed, cost, windows);
     }
   }

@@ -1,0 +1,163 @@
+// Segments that are address ranges: one block each, and memory that can be taken away and given back.
+//
+// A range is attached while it has a piece of device memory. It is then a segment like others: it counts towards the
+// cap, and a freed block stays cached for the next request of its size. A detached range belongs to its owner, takes no
+// memory and is in no statistics. Ranges need no contiguous memory, so they never move and never merge.
+#include "allocator/caching/state.h"
+#include "allocator/invariants.h"
+
+namespace torch_uvm {
+
+Request CachingManagedAllocator::State::request_for(std::size_t requested, Location home, Stream stream,
+                                                    bool may_be_range) const {
+  Request request(requested, bytes_for(requested, home), home, stream);
+  if (may_be_range && takes_range(requested, home)) {
+    request.kind = SizeClass::kRange;
+    request.bytes = round_up(requested, kLargeGranularity);
+  }
+  return request;
+}
+
+void* CachingManagedAllocator::State::make_range(std::size_t bytes, int device, Piece& piece) const {
+  void* const range = ranges->reserve(bytes, device);
+  Piece made;
+  try {
+    made = ranges->allocate_piece(bytes, device);
+    ranges->map(range, made);
+  } catch (...) {
+    ranges->free_piece(made);
+    ranges->release(range, bytes);
+    throw;
+  }
+  piece = made;
+  return range;
+}
+
+void CachingManagedAllocator::State::release_range(void* range, std::size_t bytes, Piece piece,
+                                                   bool work_is_done) noexcept {
+  try {
+    if (!work_is_done) {
+      runtime.synchronize_device(piece.device);
+    }
+    ranges->unmap(range, piece);
+  } catch (...) {
+    return; // the device has failed; leaking the memory is safer
+  }
+  ranges->free_piece(piece);
+  ranges->release(range, bytes);
+}
+
+void CachingManagedAllocator::State::free_detached(Block* block) noexcept {
+  block->tag.store(nullptr, std::memory_order_relaxed);
+  note_freed(block);
+  void* const range = reinterpret_cast<void*>(block->address);
+  const std::size_t bytes = block->segment->bytes;
+  heap.remove_detached(block);
+  if (!in_forked_child) {
+    ranges->release(range, bytes);
+  }
+}
+
+std::optional<std::string> CachingManagedAllocator::State::check_ranges() const {
+  const auto wrong = [](const Segment& segment, const char* what) {
+    return "the address range at " + std::to_string(segment.address) + " " + what;
+  };
+  for (const auto& [address, segment] : heap.segments()) {
+    const bool is_range = segment.size_class == SizeClass::kRange;
+    if (is_range != static_cast<bool>(segment.piece)) {
+      return wrong(segment, "is attached without memory, or is none and has some");
+    }
+    if (is_range && (segment.first->after != nullptr || segment.piece.bytes != segment.bytes)) {
+      return wrong(segment, "is split, or has memory of another size");
+    }
+  }
+  for (const auto& [address, segment] : heap.detached()) {
+    if (segment.piece || segment.size_class != SizeClass::kRange || address != segment.address) {
+      return wrong(segment, "is detached with memory, is none, or is misplaced");
+    }
+    if (segment.first->state != BlockState::kDetached || !segment.first->uses.empty()) {
+      return wrong(segment, "is detached and in use");
+    }
+  }
+  return std::nullopt;
+}
+
+bool CachingManagedAllocator::is_range(const Block* block) noexcept {
+  return block != nullptr && block->segment->size_class == SizeClass::kRange;
+}
+
+void CachingManagedAllocator::detach(Block* block) {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  const WalkAfterwards walk(state);
+  state.check_not_forked();
+  if (!is_range(block) || block->state != BlockState::kAllocated) {
+    throw InvalidArgument("only an allocated address range that has memory can lose it");
+  }
+  Segment& segment = *block->segment;
+  state.ranges->unmap(reinterpret_cast<void*>(block->address), segment.piece);
+  state.ranges->free_piece(std::exchange(segment.piece, Piece{}));
+  state.caps[static_cast<std::size_t>(segment.home.index)].refused = false;
+  state.heap.detach(block);
+}
+
+bool CachingManagedAllocator::has_ranges() const noexcept {
+  return state_->ranges != nullptr;
+}
+
+bool CachingManagedAllocator::takes_range(std::size_t bytes, int device) const {
+  state_->check_device(device);
+  const std::lock_guard lock(state_->mutex);
+  return state_->takes_range(bytes, Location::device(device));
+}
+
+bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
+  State& state = *state_;
+  state.check_stream(stream);
+  std::unique_lock lock(state.mutex);
+  const WalkAfterwards walk(state);
+  state.check_not_forked();
+  if (!is_range(block) || (block->state != BlockState::kAllocated && block->state != BlockState::kDetached)) {
+    throw InvalidArgument("only an address range of a caller can be given memory");
+  }
+  if (block->state == BlockState::kAllocated) {
+    return true;
+  }
+  const Location home = block->segment->home;
+  Request request = state.request_for(block->requested, home, stream, /*may_be_range=*/true);
+  request.may_wait = room == Room::kWait;
+  const bool over_cap = room == Room::kOverCap;
+  FreeList& free_list = state.heap.free_list(home, stream);
+  for (const bool refused : {false, true}) {
+    // Cached segments are spare memory. On a full device the host waits for their work in any case.
+    if (refused) {
+      state.release(home);
+    } else if (!over_cap && !state.fit_under_cap(request, block->bytes)) {
+      return false;
+    }
+    const State::Claim claim(state, home, block->bytes, over_cap);
+    if (!claim) {
+      return false;
+    }
+    Piece piece;
+    try {
+      const Unlocked unlocked(lock);
+      piece = state.ranges->allocate_piece(block->bytes, home.index);
+      state.ranges->map(reinterpret_cast<void*>(block->address), piece);
+    } catch (const OutOfMemory&) {
+      state.ranges->free_piece(piece);
+      claim.refused();
+      continue;
+    } catch (...) {
+      state.ranges->free_piece(piece);
+      throw;
+    }
+    claim.made();
+    block->segment->piece = piece;
+    state.heap.attach(block, free_list);
+    return true;
+  }
+  return false;
+}
+
+} // namespace torch_uvm
