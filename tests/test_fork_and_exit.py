@@ -54,7 +54,7 @@ class TestExit:
         ],
     )
     def test_with_live_objects(self, spawn: Spawn, alive: str) -> None:
-        done = spawn(PRELUDE + alive)
+        done = spawn(PRELUDE + alive, env={"TORCH_UVM_DEVICE": "emu"})
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_while_a_thread_allocates(self, spawn: Spawn) -> None:
