@@ -54,7 +54,7 @@ class TestExit:
         ],
     )
     def test_with_live_objects(self, spawn: Spawn, alive: str) -> None:
-        done = spawn(PRELUDE + alive)
+        done = spawn(PRELUDE + alive, env={"TORCH_UVM_DEVICE": "emu"})
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_while_a_thread_allocates(self, spawn: Spawn) -> None:
@@ -103,7 +103,8 @@ def body():
 
 assert in_child(body) == 0
 assert host[0].item() == 3.0 and moved[-1].item() == 4.0 and device.sum().item() == 4.0 * count
-"""
+""",
+            env={"TORCH_UVM_DEVICE": "emu"},  # a CUDA build without a GPU says so unless it is told
         )
         assert done.stderr == ""
 

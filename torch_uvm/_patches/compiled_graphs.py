@@ -136,6 +136,6 @@ _CAPTURES = {"capture_begin": _beginning, "capture_end": _ending, "replay": _rep
 def watch_graphs() -> None:
     """Patches the classes, Inductor's once Inductor is imported. Imports nothing."""
     when_imported("torch._inductor.output_code", _watch_calls)
-    if _C.built_with_cuda():
+    if _C.backend() == "cuda":  # not for the emulated accelerator of a CUDA build
         for name, wrap in _CAPTURES.items():
             replace_once(torch.cuda.CUDAGraph, name, wrap)
