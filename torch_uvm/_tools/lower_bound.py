@@ -87,7 +87,7 @@ class _Segments:
         durations = np.array(iteration.durations_ms)
         ends = np.cumsum(durations)
         interval = np.minimum((ends - durations / 2) / ends[-1] * count, count - 1).astype(int)
-        self.live = _live(iteration)
+        self.live = live_bytes(iteration)
         checks: dict[int, int] = {}
         for at, number in enumerate(interval):
             if number not in checks or self.live[at] > self.live[checks[number]]:
@@ -100,7 +100,7 @@ class _Segments:
         self.floating_ms = float(durations[floats].sum())
 
 
-def _live(iteration: Iteration) -> np.ndarray[Any, Any]:
+def live_bytes(iteration: Iteration) -> np.ndarray[Any, Any]:
     """Bytes at each operator if nothing is evicted."""
     size = len(iteration.durations_ms)
     change = np.zeros(size + 1)
