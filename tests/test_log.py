@@ -116,7 +116,7 @@ class TestTheEngine:
         script = f"""
 import torch, torch_uvm
 torch_uvm.emulated.configure(memory="256MiB")
-torch_uvm.enable(budget="16MiB")
+torch_uvm.enable(budget="6MiB")
 model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to("emu")
 optimizer = torch.optim.AdamW(model.parameters(), {options})
 for _ in range(3):

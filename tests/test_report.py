@@ -24,7 +24,7 @@ from torch_uvm.report.samples import Sample, Sampler
 EMU = {"TORCH_UVM_DEVICE": "emu"}
 RUN = ["-m", "torch_uvm", "run"]
 
-#: More than its budget of 48 MiB. The largest storage is allocated on a line of its own: 12 MiB.
+#: More than its budget of 32 MiB. The largest storage is allocated on a line of its own: 12 MiB.
 TRAINING = """
 import torch
 
@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pages.Page, dict[str,
     """The page of TRAINING, and the `--stats` output of the same run."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "train.py").write_text(TRAINING)
-    options = ["--budget", "48MiB", "--stats", "stats.json", "--report", "out.html"]
+    options = ["--budget", "32MiB", "--stats", "stats.json", "--report", "out.html"]
     done = Spawn(folder)(args=[*RUN, *options, "train.py", "--token", "hunter2"], env=EMU)
     assert done.stdout == ""
     assert done.stderr.count("\n") == done.stderr.count("needs less with fused=True") == 1
@@ -84,7 +84,7 @@ class TestAPage:
         for key in ("plan_hits", "plan_misses", "over_budget", "failures"):
             assert seen.figures[key] == residency[key]
         assert seen.figures["peak-0"] == residency["peak_device_bytes"]["0"]
-        assert seen.figures["budget-0"] == 48 << 20
+        assert seen.figures["budget-0"] == 32 << 20
         assert seen.figures["peak-managed"] == stats["memory"]["reserved_bytes.all.peak"]
         assert seen.figures["peak-host"] >= residency["host_bytes"] > 0
         assert seen.figures["steps"] == 4
