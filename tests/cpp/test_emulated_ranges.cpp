@@ -1,14 +1,11 @@
 // Address ranges of the emulated runtime: memory that comes and goes behind an address.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <functional>
 #include <vector>
 
+#include "child_signal.h"
 #include "harness.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/cost_profile.h"
@@ -38,19 +35,6 @@ char* bytes_of(void* range) {
 bool all_are(const void* ptr, std::size_t bytes, char value) {
   const auto* const begin = static_cast<const char*>(ptr);
   return std::all_of(begin, begin + bytes, [value](char byte) { return byte == value; });
-}
-
-/// The signal that ends a child process which does this; 0: it returned.
-int signal_of(const std::function<void()>& action) {
-  const pid_t child = fork();
-  if (child == 0) {
-    std::signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would exit instead
-    action();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
 } // namespace

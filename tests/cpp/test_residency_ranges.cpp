@@ -1,36 +1,16 @@
 // The engine over storages that are address ranges: an address stays equal for life, and has its bytes when they are
 // used.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <vector>
 
+#include "child_signal.h"
 #include "ranges_rig.h"
 
 using namespace torch_uvm;
 using namespace ranges_rig;
-
-namespace {
-
-/// The signal that ends a child process which does this; 0: it returned.
-int signal_of(const std::function<void()>& action) {
-  const pid_t child = fork();
-  if (child == 0) {
-    std::signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would exit instead
-    action();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-}
-
-} // namespace
 
 TEST(an_address_is_equal_for_life) {
   for (const Seed seed : kSeeds) {
