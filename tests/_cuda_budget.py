@@ -74,6 +74,40 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(512, 1024), torch.randint(0, 16, (512,))
 
 
+class Transformer(nn.Module):
+    def __init__(self, checkpointed: bool = False, width: int = 256, layers: int = 4) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.embedding = nn.Embedding(1024, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 1024)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            if self.checkpointed:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    words = torch.randint(0, 1024, (16, 65))
+    return words[:, :-1], words[:, 1:]
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
 def training(
     make_model: Callable[[], nn.Module],
     make_batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],

@@ -26,6 +26,8 @@ struct Settings {
   double scale = 1; ///< factor on the duration of every operator
   double host_us = 30; ///< host time of one operator, if the trace has no durations: they include it
   std::size_t ahead = 64; ///< operators by which the host may run ahead of the device
+  bool find_races = false; ///< whether every access is checked (race_detector.h)
+  std::size_t streams = 1; ///< of the program, which run operators in turn; each waits for the one before
 };
 
 struct Figures {
@@ -40,6 +42,9 @@ struct Figures {
 class Player {
  public:
   Player(const Trace& trace, const Settings& settings) : trace_(trace), settings_(settings) {
+    for (std::size_t more = 1; more < settings.streams; ++more) {
+      streams_.push_back(runtime_.create_stream(0, 0));
+    }
     engine_.set_staging(settings.staging);
     engine_.set_budget(0, settings.budget, /*hard=*/true);
     for (const Made& found : trace.found) {
@@ -79,11 +84,17 @@ class Player {
   Engine& engine() {
     return engine_;
   }
+  const RaceDetector& races() const {
+    return races_;
+  }
 
  private:
   struct Storage {
     std::size_t bytes = 0;
     Block* block = nullptr; ///< nullptr: on the host
+    void* on_host = nullptr; ///< the address there
+    Stream stream; ///< that it was allocated on
+    RaceDetector::Version version = 0; ///< of its contents
     Record* record = nullptr;
   };
 
@@ -99,8 +110,9 @@ class Player {
     bool is_expired(const Record&) const override {
       return false;
     }
-    void point_at_host(Record& record, void*) noexcept override {
+    void point_at_host(Record& record, void* ptr) noexcept override {
       static_cast<Storage*>(record.storage)->block = nullptr;
+      static_cast<Storage*>(record.storage)->on_host = ptr;
     }
     void point_at_device(Record& record, Block* block) noexcept override {
       static_cast<Storage*>(record.storage)->block = block;
@@ -113,12 +125,27 @@ class Player {
     void forget(Record&) noexcept override {}
   };
 
-  static constexpr Stream kStream = Stream::default_of(0);
+  /// The stream of the next operator. It waits for the operator before.
+  void turn_to_next_stream() {
+    const Stream before = stream();
+    turn_ = (turn_ + 1) % streams_.size();
+    order(before, stream());
+  }
+  void order(Stream earlier, Stream later) {
+    if (earlier != later) {
+      runtime_.record_event(turned_, earlier);
+      runtime_.wait_event(later, turned_);
+    }
+  }
+  Stream stream() const {
+    return streams_[turn_];
+  }
 
   Storage& make(const Made& made) {
     auto storage = std::make_unique<Storage>();
     storage->bytes = made.bytes;
-    storage->block = memory_.allocate(made.bytes, Location::device(0), kStream);
+    storage->block = memory_.allocate(made.bytes, Location::device(0), stream());
+    storage->stream = stream();
     engine_.note_allocation(0);
     return *(storages_[made.id] = std::move(storage));
   }
@@ -130,6 +157,7 @@ class Player {
     }
     const std::unique_ptr<Storage> storage = std::move(found->second);
     storages_.erase(found);
+    order(stream(), storage->stream); // as record_stream's documentation asks for
     Block* const block = storage->block;
     if (storage->record != nullptr) {
       engine_.destroyed(storage->record);
@@ -150,6 +178,7 @@ class Player {
   /// \param ms its duration if all its operands are on the device
   void run(const Op& op, double ms) {
     ms *= settings_.scale;
+    turn_to_next_stream();
     runtime_.pass_on_host(trace_.groups.empty() ? settings_.host_us / 1e3 : 0);
     for (const Made& found : op.found) {
       make(found);
@@ -163,7 +192,7 @@ class Player {
       for (const Use& use : op.uses) {
         operands.push_back({record_of(*storages_.at(use.id)), use.writes});
       }
-      engine_.begin(frame, {frame.key, op.name.c_str(), op.in_place_ok, false, false}, operands, {kStream});
+      engine_.begin(frame, {frame.key, op.name.c_str(), op.in_place_ok, false, false}, operands, {stream()});
       double across = 0; // bytes accessed over the link
       for (const Use& use : op.uses) {
         const Storage& used = *storages_.at(use.id);
@@ -175,7 +204,10 @@ class Player {
     for (const Made& made : op.births) {
       born.push_back(&make(made));
     }
-    queued_.push_back(runtime_.run(kStream, ms));
+    if (settings_.find_races) {
+      access(op, born);
+    }
+    queued_.push_back(runtime_.run(stream(), ms));
     if (queued_.size() > settings_.ahead) {
       runtime_.host_waits_until(queued_.front());
       queued_.pop_front();
@@ -184,7 +216,7 @@ class Player {
       const Engine::Lock lock(engine_);
       for (Storage* const storage : born) {
         if (Record* const record = record_of(*storage)) {
-          engine_.created(frame, record, {kStream});
+          engine_.created(frame, record, {stream()});
         }
       }
       engine_.end(frame);
@@ -197,13 +229,35 @@ class Player {
     }
   }
 
+  /// Tells the race detector what the operator reads and writes.
+  void access(const Op& op, const std::vector<Storage*>& born) {
+    races_.begin_kernel(stream());
+    const auto address = [&](const Storage& storage) {
+      return storage.block == nullptr ? storage.on_host : memory_.data(storage.block);
+    };
+    for (const Use& use : op.uses) {
+      const Storage& used = *storages_.at(use.id);
+      if (used.version != 0) {
+        races_.kernel_reads(address(used), used.bytes, stream(), used.version, op.name);
+      }
+    }
+    for (const Use& use : op.uses) {
+      if (Storage& used = *storages_.at(use.id); use.writes) {
+        used.version = races_.kernel_writes(address(used), used.bytes, stream());
+      }
+    }
+    for (Storage* const storage : born) {
+      storage->version = races_.kernel_writes(address(*storage), storage->bytes, stream());
+    }
+  }
+
   Figures run(std::size_t begin, std::size_t end) {
     const double from = runtime_.host_ms();
     memory_.reset_peak_statistics(Location::device(0));
     for (std::size_t at = begin; at < end; ++at) {
       run(trace_.ops[at], durations_[at]);
     }
-    runtime_.synchronize_stream(kStream); // as a program does when it reads the loss
+    runtime_.synchronize_stream(stream()); // as a program does when it reads the loss
     Figures figures = take_figures();
     figures.ms = runtime_.host_ms() - from;
     return figures;
@@ -250,7 +304,8 @@ class Player {
 
   const Trace& trace_;
   const Settings settings_;
-  PacedRuntime runtime_{CostProfile::named("h200")};
+  RaceDetector races_;
+  PacedRuntime runtime_{CostProfile::named("h200"), /*staged=*/true, settings_.find_races ? &races_ : nullptr};
   const std::vector<double> durations_ = durations_ms(trace_, runtime_.costs(), settings_.arithmetic); ///< by operator
   CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
   Adapter adapter_;
@@ -258,6 +313,9 @@ class Player {
   Engine& engine_ = *owned_engine_;
   std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
   std::unordered_map<Id, std::size_t> found_; ///< sizes of the storages that existed before the first operator
+  std::vector<Stream> streams_{Stream::default_of(0)};
+  std::size_t turn_ = 0;
+  const Event turned_ = runtime_.create_event(0, false);
   std::deque<double> queued_; ///< end times of the latest operators
   double compute_ms_ = 0;
 };

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "idle_runtime.h"
+#include "race_detector.h"
 #include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/emulated_runtime.h"
 
@@ -22,7 +23,9 @@ class PacedRuntime final : public bench::IdleRuntime {
  public:
   /// \param staged whether copies of managed memory cannot run concurrently with kernels, so that the engine uses
   /// staging slots
-  explicit PacedRuntime(const CostProfile& costs, bool staged = true) : costs_(costs), staged_(staged) {}
+  /// \param races is told of all work; nullptr: nothing is checked
+  explicit PacedRuntime(const CostProfile& costs, bool staged = true, RaceDetector* races = nullptr)
+      : costs_(costs), staged_(staged), races_(races) {}
 
   const CostProfile& costs() const {
     return costs_;
@@ -57,6 +60,9 @@ class PacedRuntime final : public bench::IdleRuntime {
     const bool to_host = to >= kPinned && to < kPlain, from_host = from >= kPinned && from < kPlain;
     double& clock = clock_of(stream);
     clock = std::max(clock, host_);
+    if (races_ != nullptr) {
+      races_->copy(dst, src, bytes, stream);
+    }
     if (to_host == from_host) {
       clock += static_cast<double>(bytes) / costs_.device_copy_rate * 1e3;
       return;
@@ -71,33 +77,52 @@ class PacedRuntime final : public bench::IdleRuntime {
     return Stream{device, streams_.back().get()};
   }
   bool query_stream(Stream stream) override {
-    return clock_of(stream) <= host_;
+    const bool done = clock_of(stream) <= host_;
+    if (done) {
+      seen(stream);
+    }
+    return done;
   }
   void synchronize_stream(Stream stream) override {
     host_waits_until(clock_of(stream));
+    seen(stream);
   }
-  void synchronize_device(int /*device*/) override {
-    host_waits_until(main_);
+  void synchronize_device(int device) override {
+    synchronize_stream(Stream::default_of(device));
     for (const auto& clock : streams_) {
-      host_waits_until(*clock);
+      synchronize_stream(Stream{device, clock.get()});
     }
   }
   Event create_event(int /*device*/, bool /*timing*/) override {
     return Event{new double(0)};
   }
   void destroy_event(Event event) noexcept override {
+    if (races_ != nullptr) {
+      races_->forget(event);
+    }
     delete &time_of(event);
   }
   void record_event(Event event, Stream stream) override {
     time_of(event) = std::max(clock_of(stream), host_);
+    if (races_ != nullptr) {
+      races_->record(event, stream);
+    }
   }
   bool query_event(Event event) override {
-    return time_of(event) <= host_;
+    const bool done = time_of(event) <= host_;
+    if (done) {
+      seen(event);
+    }
+    return done;
   }
   void synchronize_event(Event event) override {
     host_waits_until(time_of(event));
+    seen(event);
   }
   void wait_event(Stream stream, Event event) override {
+    if (races_ != nullptr) {
+      races_->wait(stream, event);
+    }
     clock_of(stream) = std::max(clock_of(stream), time_of(event));
   }
   double elapsed_ms(Event from, Event to) override {
@@ -118,6 +143,12 @@ class PacedRuntime final : public bench::IdleRuntime {
   static constexpr std::uintptr_t kPinned = std::uintptr_t{1} << 44;
   static constexpr std::uintptr_t kPlain = std::uintptr_t{1} << 45;
 
+  template <typename Work>
+  void seen(Work done) {
+    if (races_ != nullptr) {
+      races_->host_saw(done);
+    }
+  }
   static void* take(std::uintptr_t& next, std::size_t bytes) {
     const std::uintptr_t at = next;
     next += round_up(bytes, 2 * MiB);
@@ -132,6 +163,7 @@ class PacedRuntime final : public bench::IdleRuntime {
 
   const CostProfile& costs_;
   const bool staged_;
+  RaceDetector* const races_;
   double host_ = 0; ///< in ms, like all clocks
   double main_ = 0; ///< clock of the default stream
   std::array<double, 2> links_{}; ///< clocks of the link: to the device, to the host

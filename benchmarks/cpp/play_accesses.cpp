@@ -1,6 +1,7 @@
 // Plays an access trace (docs/traces.md) through the engine and the allocator under other budgets, in modelled time:
 //
 //   play_accesses TRACE --budget BYTES,... [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] [--steps yes]
+//   ... [--races yes] [--streams N]
 //
 // Plays every step except the last one, in which a program ends, then repeats the second-to-last step N times
 // (--repeat, default 20). A row shows the means of the last steps (--of-these, default 10); with --steps, each step has
@@ -11,6 +12,10 @@
 // arithmetic at 600 TFLOP/s in bf16. --step-ms, the measured duration of a step in core, scales these durations. The
 // times at which operators were queued are not used, since they include waits. Not modelled: workspaces (no trace has
 // them), other threads, and pins by bare addresses.
+//
+// --races checks that all work of the engine and of the allocator is ordered, and that every operator reads the bytes
+// that were written last (race_detector.h). It fails otherwise. With --streams the program runs its operators on N
+// streams in turn.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -61,7 +66,7 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
 int run(const std::vector<std::string>& arguments) {
   const std::string usage =
       "TRACE --budget BYTES,... [--iteration OPERATORS] [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] "
-      "[--steps yes]";
+      "[--steps yes] [--races yes] [--streams N]";
   if (arguments.empty()) {
     throw InvalidArgument("no trace is named; " + usage);
   }
@@ -91,6 +96,10 @@ int run(const std::vector<std::string>& arguments) {
       iteration = std::stoul(value);
     } else if (name == "--staging") {
       settings.staging = parse_bytes(value);
+    } else if (name == "--races") {
+      settings.find_races = value == "yes";
+    } else if (name == "--streams") {
+      settings.streams = std::stoul(value);
     } else if (name == "--steps") {
       each_step = value == "yes";
     } else {
@@ -112,7 +121,12 @@ int run(const std::vector<std::string>& arguments) {
               "in place", "moved", "over", "hits", "misses", "peak", "compute", "ms");
   for (const std::size_t budget : budgets) {
     settings.budget = budget;
-    const std::vector<Figures> figures = Player(trace, settings).play(repeat);
+    Player player(trace, settings);
+    const std::vector<Figures> figures = player.play(repeat);
+    if (player.races().faults() != 0) {
+      throw std::runtime_error(std::to_string(player.races().faults()) +
+                               " accesses are wrong; the first: " + player.races().first_fault());
+    }
     if (each_step) {
       std::printf("%12s\n", in_mib(budget).c_str());
       for (std::size_t step = 0; step < figures.size(); ++step) {
