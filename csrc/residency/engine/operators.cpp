@@ -50,6 +50,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
                             const std::vector<Stream>& streams) noexcept {
   try {
     ++operators_;
+    frame.surely_outermost = op.surely_outermost;
     accesses_.clear();
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
@@ -264,6 +265,9 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       return;
     }
     if (!frame.planned) { // results but no operands: a factory function
+      if (!of(device).quiescent) {
+        count_since_wake(device, frame.surely_outermost); // a script may begin with many of them
+      }
       const Decision& decision = of(device).policy->begin(frame.key, {}, false);
       if (of(device).durations) {
         of(device).durations->begin(decision, of(device).last_stream);
