@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from _cuda_budget import check, mlp, training, vectors
+from _cuda_budget import OPTIMIZERS, Transformer, check, mlp, tokens, training, vectors
 from _spawn import Spawn
 from torch import nn
 
@@ -16,40 +15,6 @@ from torch_uvm._patches import deferred_updates
 from torch_uvm._patches.update_trial import LONGEST_SETTLING, MEASURED
 
 pytestmark = pytest.mark.usefixtures("to_the_last_bit")
-
-
-class Transformer(nn.Module):
-    def __init__(self, checkpointed: bool = False, width: int = 256, layers: int = 4) -> None:
-        super().__init__()
-        self.checkpointed = checkpointed
-        self.embedding = nn.Embedding(1024, width)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, 1024)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            if self.checkpointed:
-                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = layer(x)
-        logits: torch.Tensor = self.head(x)
-        return logits
-
-
-def tokens() -> tuple[torch.Tensor, torch.Tensor]:
-    words = torch.randint(0, 1024, (16, 65))
-    return words[:, :-1], words[:, 1:]
-
-
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-}
 
 
 class TestTraining:
