@@ -212,7 +212,6 @@ class RaceDetector {
     begin->second.writer = {index_of(stream), now, 0};
   }
   void spoil(std::uint64_t copy) {
-    ++spoilt_;
     for (auto& [at, piece] : pieces_) {
       for (const Hop* hop = piece.path.get(); hop != nullptr; hop = hop->before.get()) {
         if (hop->copy == copy) {
@@ -236,7 +235,6 @@ class RaceDetector {
   std::uint64_t kernel_ = 0;
   Version latest_ = 0;
   std::uint64_t copies_ = 0;
-  std::uint64_t spoilt_ = 0; ///< copies
   std::uint64_t faults_ = 0;
   std::string first_fault_;
 };
