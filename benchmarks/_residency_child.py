@@ -26,6 +26,7 @@ from _residency_workloads import NotHere, Workload, larger
 from _workloads import make
 
 SPIKE = 4  # multiple of the usual batch size
+MOST_SETTLING = 40  # steps until the engine has chosen a schedule
 RECORDED = 4  # recorded steps; the lower bound uses the middle ones
 
 
@@ -106,6 +107,13 @@ class Training:
         self.step(batch)
         self.marks.wait()
         return (time.perf_counter() - begin) * 1e3
+
+    def settle(self) -> list[float]:
+        """Runs steps until the column is settled. Returns their milliseconds."""
+        took: list[float] = []
+        while not self.column.is_settled() and len(took) < MOST_SETTLING:
+            took.append(self.alone())
+        return took
 
     def steady(self, count: int) -> dict[str, Any]:
         """Runs steps as a script does: without synchronisation between them, unless the column needs it."""
@@ -209,6 +217,7 @@ def train(spec: dict[str, Any], report: Report) -> None:
     warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]
     if column.settles:
         training.steady(column.settles)
+    warm_up += training.settle()
     report.found["warm_up_ms"] = warm_up
     before = column.statistics()
     if before:

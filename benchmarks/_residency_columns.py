@@ -54,6 +54,10 @@ class Column:
         """The engine's statistics; empty without the engine."""
         return {}
 
+    def is_settled(self) -> bool:
+        """Whether steps are those that a long run has."""
+        return True
+
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:
         """The scope in which accesses of steps are recorded; None if the column cannot record."""
         return None
@@ -260,6 +264,11 @@ class Engine(Managed):
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = bindings().residency_stats()
         return found
+
+    def is_settled(self) -> bool:
+        """A trial of schedules also follows slower ones."""
+        settled: bool = bindings().schedules_are_settled()
+        return settled
 
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:
         if self.trace is None:

@@ -1,8 +1,9 @@
 """Training with less device memory than it needs, by the residency engine and by other means, on a GPU.
 
-Runs each column in a fresh process, the most important first, for at most --seconds. Prints one table, and
-writes JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing
-starts unless the card has eight times that free: managed memory beyond a card's free memory can hang it.
+Runs each column in a fresh process, the most important first, for at most --seconds. Columns of the engine
+are measured once it has chosen a schedule, at most 40 steps after the warm-up. Prints one table, and writes
+JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing starts
+unless the card has eight times that free: managed memory beyond a card's free memory can hang it.
 
     python benchmarks/bench_residency.py [--seconds 480] [--only TEXT]... [--json FILE] [--resume FILE]
 

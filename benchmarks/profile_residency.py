@@ -53,6 +53,7 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     training = child.Training(column, make(workload_name, device, False), device)
     for _ in range(8 + column.settles):
         print(f"warm-up {training.alone():.1f} ms", flush=True)
+    print("until schedules are settled:", [round(ms, 1) for ms in training.settle()], "ms", flush=True)
     # Host operators are not recorded: recording them takes longer than running them.
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiled:
         training.step()
