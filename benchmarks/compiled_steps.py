@@ -30,7 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _environment import describe
 from _residency_limits import GIB, LIMIT, ROOM
+from _results import write_results
 
 WORKLOADS = {"default": "language model, compiled", "reduce-overhead": "language model, CUDA graphs"}
 COLUMNS = ("native", "no budget", "budget")
@@ -307,7 +309,7 @@ def main() -> int:
         for each in [["calls"], *todo]:
             found += child(["--child", *each], environment, deadline - time.monotonic())
             if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+                write_results(arguments.json, {"environment": describe(sys.argv), "rows": found})
     show(found)
     return 1 if any("failed" in row for row in found) else 0
 
