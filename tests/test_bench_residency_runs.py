@@ -49,7 +49,7 @@ def test_calls_of_compiled_graphs(spawn: Spawn) -> None:
     """The part of compiled_steps.py that needs no GPU. On a smaller machine its figures say nothing."""
     script = str(ROOT / "benchmarks" / "compiled_steps.py")
     done = spawn(args=[script, "--calls", "--json", "out.json"], env={"TORCH_UVM_DEVICE": "emu"})
-    found = json.loads((spawn.folder / "out.json").read_text())
+    found = json.loads((spawn.folder / "out.json").read_text())["rows"]
     columns = ["plain", "no budget", "watched", "idle"]
     assert [(row["column"], row["inputs"]) for row in found] == [
         (column, inputs) for inputs in (10, 100, 300) for column in columns
