@@ -306,10 +306,11 @@ def main() -> int:
         path = [str(Path(__file__).resolve().parent.parent), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         todo = [] if arguments.calls else [[c, m] for m in arguments.modes.split(",") for c in COLUMNS]
+        about = describe(["python", "benchmarks/compiled_steps.py", *sys.argv[1:]])
         for each in [["calls"], *todo]:
             found += child(["--child", *each], environment, deadline - time.monotonic())
             if arguments.json:
-                write_results(arguments.json, {"environment": describe(sys.argv), "rows": found})
+                write_results(arguments.json, {"environment": about, "rows": found})
     show(found)
     return 1 if any("failed" in row for row in found) else 0
 

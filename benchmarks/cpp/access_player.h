@@ -61,6 +61,7 @@ class Player {
       die(storages_.begin()->first);
     }
     memory_.set_pressure_callback(nullptr);
+    runtime_.destroy_event(turned_);
   }
   Player(const Player&) = delete;
   Player& operator=(const Player&) = delete;
