@@ -201,3 +201,20 @@ def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
         guard.check()
         """
     )
+
+
+def test_an_automatic_budget_evicts_once_memory_is_short(over_fake: Run) -> None:
+    """Kernels that run are not counted here, unlike on the emulated accelerator: the engine counts operators."""
+    over_fake(
+        """
+        torch_uvm.set_limit(64 * MiB)
+        torch_uvm.enable(budget="auto")
+        kept = []
+        while len(kept) < 80:
+            kept.append(torch.empty(MiB // 4, device="cuda").fill_(len(kept)))  # 1 MiB each
+            if len(kept) == 40:
+                assert torch_uvm.residency_stats()["records"] == 0, "the engine is active"
+        assert torch_uvm.residency_stats()["written_back"]["bytes"] >= 8 * MiB
+        assert managed_bytes() <= 64 * MiB
+        """
+    )

@@ -87,10 +87,10 @@ class TestAutomatic:
             torch_uvm.enable(budget="auto")
             kept = []
             for number in range(20):
-                kept.append(torch.full((2 * MIB,), float(number), device="cuda"))  # 8 MiB each
+                kept.append(torch.empty(2 * MIB, device="cuda").fill_(number))  # 8 MiB each
             assert torch_uvm.residency_stats()["records"] == 0, "the engine is active"
             while len(kept) < 60:
-                kept.append(torch.full((2 * MIB,), float(len(kept)), device="cuda"))
+                kept.append(torch.empty(2 * MIB, device="cuda").fill_(len(kept)))
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number
             stats = torch_uvm.residency_stats()

@@ -128,7 +128,6 @@ class Engine {
     bool planned = false; ///< `begin` told the policy
     bool region = false; ///< see Operator
     bool counted = false; ///< included in Device::running
-    bool surely_outermost = true; ///< see Operator
 
     bool uses(const Record& record) const {
       const bool by_place = record.operand < operands.size() && operands[record.operand] == &record;
@@ -142,7 +141,6 @@ class Engine {
       name = "";
       device = -1;
       planned = region = counted = false;
-      surely_outermost = true;
     }
   };
   struct Operator {

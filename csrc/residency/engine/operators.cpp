@@ -50,7 +50,6 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
                             const std::vector<Stream>& streams) noexcept {
   try {
     ++operators_;
-    frame.surely_outermost = op.surely_outermost;
     accesses_.clear();
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
@@ -266,7 +265,8 @@ void ResidencyEngine::end(Frame& frame) noexcept {
     }
     if (!frame.planned) { // results but no operands: a factory function
       if (!of(device).quiescent) {
-        count_since_wake(device, frame.surely_outermost); // a script may begin with many of them
+        // PyTorch excludes the autograd keys around all of them, so each may be nested in an unwatched operator.
+        count_since_wake(device, /*surely_outermost=*/false);
       }
       const Decision& decision = of(device).policy->begin(frame.key, {}, false);
       if (of(device).durations) {
