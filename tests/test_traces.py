@@ -15,7 +15,7 @@ from torch_uvm.cli import plot
 
 HEADER: dict[str, Any] = {
     "format": "torch_uvm accesses",
-    "version": 3,
+    "version": 4,
     "units": {"time": "us", "size": "bytes"},
     "budgets": [1 << 30, None],
 }
@@ -129,7 +129,7 @@ class TestRead:
             7,
             {"death": 7},
             {**HEADER, "format": "other"},
-            {**HEADER, "version": 4},
+            {**HEADER, "version": 5},
             {**HEADER, "version": True},
             {**HEADER, "units": {"time": "s", "size": "bytes"}},
             {**HEADER, "budgets": 5},

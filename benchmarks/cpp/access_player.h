@@ -205,6 +205,9 @@ class Player {
     for (const Made& made : op.births) {
       born.push_back(&make(made));
     }
+    if (op.workspace != 0) {
+      memory_.free(memory_.allocate(op.workspace, Location::device(0), stream()));
+    }
     if (settings_.find_races) {
       access(op, born);
     }

@@ -34,6 +34,7 @@ struct Op {
   std::vector<Made> found; ///< created before the operator, by an operator that the trace does not name
   std::vector<Use> uses;
   std::vector<Made> births;
+  std::size_t workspace = 0;
   std::vector<Id> deaths; ///< freed after the operator
   unsigned marks = 0; ///< step boundaries after the operator
 };
@@ -120,8 +121,8 @@ class TraceReader {
   void line() {
     if (number_ == 1) {
       require(begins_with("format") && after("format").starts_with("\"torch_uvm accesses\"") &&
-                  number(after("version")) >= 1 && number(after("version")) <= 3,
-              "this is not a trace of accesses, version 1 to 3");
+                  number(after("version")) >= 1 && number(after("version")) <= 4,
+              "this is not a trace of accesses, version 1 to 4");
     } else if (begins_with("storage")) {
       const Made found = made("storage");
       if (known_.insert(found.id).second) {
@@ -148,6 +149,9 @@ class TraceReader {
       } else if (known_.erase(id) != 0) { // otherwise it was never used
         trace_.ops.back().deaths.push_back(id);
       }
+    } else if (begins_with("workspace")) {
+      require(!trace_.ops.empty(), "a workspace before the first operator");
+      trace_.ops.back().workspace = static_cast<std::size_t>(number(after("workspace")));
     } else if (begins_with("ran")) {
       const Group group{number(after("ran")), number(after("operators")), number<double>(after("us"))};
       require(group.first <= trace_.ops.size() && group.ops <= trace_.ops.size() - group.first,

@@ -10,8 +10,8 @@
 // The profile h200 gives the duration of copies, of operators that access host memory and of copies within the device.
 // Operators take as long as the trace says (`ran`), or else as their bytes take or, for matrix products, their
 // arithmetic at 600 TFLOP/s in bf16. --step-ms, the measured duration of a step in core, scales these durations. The
-// times at which operators were queued are not used, since they include waits. Not modelled: workspaces (no trace has
-// them), other threads, and pins by bare addresses.
+// times at which operators were queued are not used, since they include waits. Not modelled: other threads, and pins by
+// bare addresses.
 //
 // --races checks that all work of the engine and of the allocator is ordered, and that every operator reads the bytes
 // that were written last (race_detector.h). It fails otherwise. With --streams the program runs its operators on N

@@ -21,10 +21,10 @@ namespace py = pybind11;
 using namespace scheduling;
 
 using Made = std::pair<StorageId, std::size_t>;
-/// Name, whether operands may be used in place, storages found before it, reads, writes, births, deaths, steps that end
-/// after it.
+/// Name, whether operands may be used in place, storages found before it, reads, writes, births, workspace, deaths,
+/// steps that end after it.
 using TracedOperator = std::tuple<std::string, bool, std::vector<Made>, std::vector<StorageId>, std::vector<StorageId>,
-                                  std::vector<Made>, std::vector<StorageId>, unsigned>;
+                                  std::vector<Made>, std::size_t, std::vector<StorageId>, unsigned>;
 
 struct Followed {
   Schedule schedule;
@@ -37,7 +37,7 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
   std::optional<Followed> followed;
   std::vector<Access> accesses;
   for (std::size_t at = 0; at < operators.size(); ++at) {
-    const auto& [name, in_place_ok, found, reads, writes, births, deaths, steps] = operators[at];
+    const auto& [name, in_place_ok, found, reads, writes, births, workspace, deaths, steps] = operators[at];
     for (const auto& [storage, bytes] : found) {
       policy.created(storage, bytes);
     }
@@ -49,7 +49,7 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
       accesses.push_back({storage, true});
     }
     policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
-    policy.end(births, 0);
+    policy.end(births, workspace);
     const auto [schedule, position] = policy.schedule();
     const bool is_last = schedule != nullptr && position + 1 == schedule->iteration.size();
     if (is_last && at + 1 >= schedule->iteration.size()) {
@@ -91,6 +91,11 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
     uses.append(py::make_tuple(it.value, it.op, it.writes, it.is_creation, static_cast<bool>(schedule.in_place[use])));
   }
   dict["uses"] = uses;
+  py::list workspaces;
+  for (const Iteration::Op& op : iteration.ops) {
+    workspaces.append(op.workspace);
+  }
+  dict["workspaces"] = workspaces;
   dict["frees"] = nested(iteration.frees, iteration.size());
   dict["evictions"] = nested(schedule.retire, iteration.size());
   py::list fetches;

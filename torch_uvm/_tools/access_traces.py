@@ -17,9 +17,9 @@ from typing import Any
 from torch_uvm._util.escaping import excerpt, printable
 
 FORMAT = "torch_uvm accesses"
-VERSION = 3
-#: Version 1 has no `took`, version 2 no `ran`.
-READ_VERSIONS = (1, 2, VERSION)
+VERSION = 4
+#: Version 1 has no `took`, version 2 no `ran`, version 3 no `workspace`.
+READ_VERSIONS = (1, 2, 3, VERSION)
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
 _LONGEST_LINE = 64 << 20  # characters; about 20 for each operand of an operator
@@ -41,7 +41,8 @@ class Storage:
 class Operator:
     """An outermost operator; storages are numbers.
 
-    ``births`` and ``deaths`` are storages created and freed before the next operator.
+    ``births`` and ``deaths`` are storages created and freed before the next operator. ``workspace``: bytes that
+    it had allocated at most, beyond operands and results.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Operator:
     writes: tuple[int, ...]
     births: list[int] = field(default_factory=list)
     deaths: list[int] = field(default_factory=list)
+    workspace: int = 0
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,12 @@ class _Reader:
         if self.trace.operators:
             self.trace.operators[-1].deaths.append(number)
 
+    def _workspace(self, record: dict[str, Any]) -> None:
+        if not self.trace.operators:
+            raise ValueError("a workspace before the first operator")
+        latest = self.trace.operators[-1]
+        self.trace.operators[-1] = replace(latest, workspace=_count(record["workspace"], "workspace"))
+
     def _transfer(self, record: dict[str, Any]) -> None:
         kind = record["transfer"]
         if kind not in TRANSFERS:
@@ -305,6 +313,7 @@ class _Reader:
         "operator": ({"operator", "time", "in_place_ok", "reads", "writes"}, _operator),
         "birth": ({"birth", "device", "bytes"}, _birth),
         "death": ({"death"}, _death),
+        "workspace": ({"workspace"}, _workspace),
         "transfer": ({"transfer", "storage", "bytes", "time"}, _transfer),
         "took": ({"took", "us"}, _took),
         "ran": ({"ran", "operators", "us"}, _ran),

@@ -195,8 +195,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     """The schedule that the engine follows at the end of a trace: of those it makes, the one that is
     predicted to be fastest.
 
-    The trace needs four equal iterations. What operators allocate only while they run is in no trace, so
-    it is not in the schedule either.
+    The trace needs four equal iterations. An operator's workspace is a value that it creates and frees.
 
     Args:
         trace: of one device. Recorded transfers do not count.
@@ -219,16 +218,20 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     uses: list[list[Use]] = [[] for _ in range(count)]
     for value, op, writes, creates, in_place in found["uses"]:
         uses[op].append(Use(value, writes, creates, in_place))
+    frees = found["frees"]
+    values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
+    for at, workspace in enumerate(found["workspaces"]):
+        if workspace:
+            uses[at].append(Use(len(values), writes=True, creates=True, in_place=False))
+            frees[at].append(len(values))
+            values.append(Value(workspace, is_persistent=False))
     operators = tuple(
-        Operator(
-            trace.operators[first + at].name, times[first + at], tuple(uses[at]), tuple(found["frees"][at])
-        )
+        Operator(trace.operators[first + at].name, times[first + at], tuple(uses[at]), tuple(frees[at]))
         for at in range(count)
     )
-    values = tuple(Value(bytes, is_persistent) for bytes, is_persistent in found["values"])
     evictions = [(value, op) for op, leaving in enumerate(found["evictions"]) for value in leaving]
     transfers = _transfers(operators, values, evictions, found["fetches"], found["capacity"])
-    return Schedule(budget, found["capacity"], operators, values, transfers)
+    return Schedule(budget, found["capacity"], operators, tuple(values), transfers)
 
 
 def scheduling_ms(trace: Trace, budget: int) -> float:
@@ -262,7 +265,17 @@ def _traced(trace: Trace) -> list[tuple[Any, ...]]:
         born.update(found)
         sized = [[(name, trace.storages[name].bytes) for name in names] for names in (found, op.births)]
         rows.append(
-            (op.name, op.in_place_ok, sized[0], op.reads, op.writes, sized[1], op.deaths, steps[at + 1])
+            (
+                op.name,
+                op.in_place_ok,
+                sized[0],
+                op.reads,
+                op.writes,
+                sized[1],
+                op.workspace,
+                op.deaths,
+                steps[at + 1],
+            )
         )
     return rows
 

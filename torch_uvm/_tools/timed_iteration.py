@@ -200,4 +200,9 @@ def _values(trace: Trace, middle: int, end: int) -> tuple[list[Value], dict[int,
             value.uses = value.uses[born:] + value.uses[:born]
             used = (value.uses[-1].at - value.uses[0].at) % size
             value.kept = max(min(lives.get(role, 0), size - 1) - used, 0)
-    return list(values.values()), updated
+    workspaces = [
+        Value(op.workspace, [Use(at, True, False)], is_persistent=False)
+        for at, op in enumerate(trace.operators[middle:end])
+        if op.workspace
+    ]
+    return [*values.values(), *workspaces], updated

@@ -278,6 +278,9 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       for (const auto& [id, bytes] : frame.births) {
         recorder_->birth(id, device, bytes);
       }
+      if (workspace >= relocation_min()) {
+        recorder_->workspace(workspace);
+      }
       recorder_->resident(device, allocated_bytes(device));
     }
     const Decision& decision = of(device).policy->end(frame.births, workspace);

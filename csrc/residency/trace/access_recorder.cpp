@@ -64,7 +64,7 @@ AccessRecorder::AccessRecorder(const std::string& path, std::span<const std::siz
   }
   std::setvbuf(file_, nullptr, _IONBF, 0); // `buffer_` does the buffering
   buffer_.reserve(kBlock + kBlock / 4);
-  buffer_ += R"({"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
+  buffer_ += R"({"format": "torch_uvm accesses", "version": 4, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
   for (std::size_t device = 0; device < budgets.size(); ++device) {
     buffer_ += device == 0 ? "" : ", ";
     buffer_ += budgets[device] == 0 ? "null" : std::to_string(budgets[device]);
@@ -150,6 +150,10 @@ void AccessRecorder::birth(StorageId storage, int device, std::size_t bytes) noe
   line([&](std::string& to) {
     append_format(to, R"({"birth": %)" PRIu64 R"(, "device": %d, "bytes": %zu})", storage, device, bytes);
   });
+}
+
+void AccessRecorder::workspace(std::size_t bytes) noexcept {
+  line([&](std::string& to) { append_format(to, R"({"workspace": %zu})", bytes); });
 }
 
 void AccessRecorder::death(StorageId storage) noexcept {

@@ -42,6 +42,8 @@ class AccessRecorder {
   /// A storage created by the latest operator that outlives it.
   void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
+  /// What the latest operator had allocated at most, beyond operands and results.
+  void workspace(std::size_t bytes) noexcept;
   /// \param begin_us when the transfer was queued
   /// \return the transfer's number in this recording, from 0
   std::uint64_t transfer(TransferKind kind, StorageId storage, std::size_t bytes, double begin_us) noexcept;
