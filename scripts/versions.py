@@ -92,6 +92,7 @@ def cuda_environment(wheel: Path, version: str, left_out: str | None = None) -> 
         "PYTHONPATH": f"{site(wheel, version, left_out)}:{torch}",
         "LD_LIBRARY_PATH": f"{library}:{flavour.cudart().parent}",
         "LD_PRELOAD": str(library / "libabsent.so"),
+        "TORCH_UVM_DEVICE": "emu",  # else each import says that there is no GPU
     }
 
 

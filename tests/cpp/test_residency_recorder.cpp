@@ -57,6 +57,7 @@ TEST(the_file_is_json_lines_in_order) {
   recorder.ran(0, 1, 250.5);
   recorder.transfer(TransferKind::kDrop, 9, 1, 12.25);
   recorder.transfer(TransferKind::kInPlace, 9, 1, std::numeric_limits<double>::quiet_NaN());
+  recorder.workspace(2048);
   recorder.resident(0, 5000);
   recorder.death(10);
   recorder.mark_step();
@@ -66,7 +67,7 @@ TEST(the_file_is_json_lines_in_order) {
   CHECK_EQ(recorder.close(), "");
   CHECK_EQ(
       file.text(),
-      R"({"format": "torch_uvm accesses", "version": 3, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
+      R"({"format": "torch_uvm accesses", "version": 4, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
 {"storage": 7, "device": 0, "bytes": 4096, "resident": true}
 {"operator": "aten::mm \"quoted\"\u000a\\", "time": 12.500, "in_place_ok": false, "reads": [7, 9], "writes": [8]}
 {"birth": 10, "device": 1, "bytes": 64}
@@ -76,6 +77,7 @@ TEST(the_file_is_json_lines_in_order) {
 {"ran": 0, "operators": 1, "us": 250.500}
 {"transfer": "drop", "storage": 9, "bytes": 1, "time": 12.250}
 {"transfer": "in_place", "storage": 9, "bytes": 1, "time": 0.000}
+{"workspace": 2048}
 {"resident": 5000, "device": 0}
 {"death": 10}
 {"step": "end"}

@@ -82,6 +82,7 @@ def answer_for_cuda(card: Card) -> None:
             setattr(torch.cuda, name, getattr(ours, name))
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
+    cuda.is_current_stream_capturing = lambda: False  # optimizers ask in each step; a driver is not there
     cuda.is_bf16_supported = lambda including_emulation=True: "bfloat16" in card.flops
     # What scripts derive from it: TF32 and bfloat16 from 8.0 on, float8 from 8.9 on.
     capability = (9, 0) if "float8" in card.flops else (8, 0) if "tf32" in card.flops else (7, 5)

@@ -86,7 +86,7 @@ class OperatorGroup:
     """Device time of ``operators`` consecutive operators, the first of which is number ``first``, from 0.
 
     The time is what the device took, or what the host took to queue the operators if that was longer. It
-    excludes transfers of operands, and includes waits for the memory of results.
+    excludes transfers, and waits for operands and for the memory of results.
     """
 
     first: int

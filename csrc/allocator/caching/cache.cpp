@@ -74,7 +74,7 @@ void CachingManagedAllocator::State::order_after(const Block& free, const Reques
     runtime.synchronize_event(ready->event);
     return;
   }
-  runtime.wait_event(request.stream, ready->event);
+  wait_for_memory(request.stream, ready->event);
 }
 
 void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::uint64_t filed_at, Location home,
@@ -100,8 +100,17 @@ void CachingManagedAllocator::State::order(Stream earlier, Stream later, std::ui
     pool_statistics.count(PoolStatistics::k_num_events_recorded, home);
   }
   // Waits for the work recorded so far, even if the event is recorded again later.
-  runtime.wait_event(later, event->event);
+  wait_for_memory(later, event->event);
   stream_order.note_wait(earlier, later);
+}
+
+void CachingManagedAllocator::State::wait_for_memory(Stream stream, Event event) {
+  const auto queue = [&] { runtime.wait_event(stream, event); };
+  if (pressure_callback != nullptr) {
+    pressure_callback->waits_for_memory(stream, queue);
+  } else {
+    queue();
+  }
 }
 
 void CachingManagedAllocator::State::wait_for_exclusive_devices() {

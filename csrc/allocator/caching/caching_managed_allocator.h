@@ -79,6 +79,11 @@ class PressureCallback {
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
     return false;
   }
+  /// Calls `queue` once, which makes the stream wait for a block's memory. Called with the allocator's lock, so it must
+  /// not wait for a lock that is held while this allocator is called.
+  virtual void waits_for_memory(Stream /*stream*/, const std::function<void()>& queue) {
+    queue();
+  }
   /// Text for the error message of a refused request: complete sentences, each ending in a newline. May be empty.
   virtual std::string explain(std::size_t /*bytes*/, Location /*home*/) noexcept {
     return {};

@@ -141,6 +141,7 @@ struct CachingManagedAllocator::State {
 
   /// Waits for every device without concurrent managed access: any work on it keeps the host from touching managed
   /// memory.
+  void wait_for_memory(Stream stream, Event event);
   void wait_for_exclusive_devices();
 
   // Report allocations and frees to the observer. Called next to the corresponding updates of pool_statistics.

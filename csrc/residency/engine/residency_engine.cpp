@@ -20,7 +20,9 @@ std::unique_ptr<Engine> Engine::make(ManagedRuntime& runtime, CachingManagedAllo
   return std::make_unique<ResidencyEngine>(runtime, memory, storages);
 }
 
-Engine::Lock::Lock(Engine& engine) : engine_(static_cast<ResidencyEngine&>(engine)), lock_(engine_.mutex_) {}
+Engine::Lock::Lock(Engine& engine) : engine_(static_cast<ResidencyEngine&>(engine)), lock_(engine_.mutex_) {
+  engine_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
 
 Engine::Lock::~Lock() {
   walk_if_due([this] { return engine_.check_records(); }); // the allocators check themselves
@@ -28,6 +30,7 @@ Engine::Lock::~Lock() {
 }
 
 void Engine::Lock::release() {
+  engine_.holder_.store({}, std::memory_order_relaxed);
   if (engine_.locked_.empty()) {
     lock_.unlock();
     return;
@@ -44,6 +47,7 @@ void Engine::Lock::wait_for_a_block() {
   release(); // the block waited for may belong to a storage in `locked_`
   lock_.lock();
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
+  engine_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 ResidencyEngine::ResidencyEngine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
@@ -93,6 +97,18 @@ Record* ResidencyEngine::find(StorageId id) const {
 void ResidencyEngine::wait(Stream stream, Event event) {
   const Untimed untimed(*this, stream);
   runtime_.wait_event(stream, event);
+}
+
+void ResidencyEngine::waits_for_memory(Stream stream, const std::function<void()>& queue) {
+  // Another thread that has the lock may be waiting for the allocator's, which this thread has.
+  const bool mine = holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  if (stream.is_host() || !(mine || lock.try_lock())) {
+    queue();
+    return;
+  }
+  const Untimed untimed(*this, stream);
+  queue();
 }
 
 bool ResidencyEngine::reached(Event& event) noexcept {

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allocator/events.h"
@@ -72,6 +74,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   }
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
   bool may_exceed(std::size_t bytes, Location home) override;
+  void waits_for_memory(Stream stream, const std::function<void()>& queue) override;
   std::string explain(std::size_t bytes, Location home) noexcept override;
 
  private:
@@ -329,6 +332,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   CachingManagedAllocator& memory_;
   StorageAdapter& storages_;
   mutable std::mutex mutex_;
+  std::atomic<std::thread::id> holder_; ///< the thread that has a `Lock`
   std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
   std::atomic<int> blocks_being_freed_{0}; ///< blocks of destroyed storages that are not freed yet
   std::vector<Device> devices_;

@@ -2,8 +2,8 @@
 //
 // A group begins with an event before its first operator and ends with one before the next group. Its time is what the
 // device spent from one to the other, or what the host took to queue the operators if that was longer. What the engine
-// adds to the operators' stream, such as fetches and waits for operands, is excluded: a group is a list of parts, with
-// a pair of events each. Waits that the allocator adds, for the memory of results, count.
+// adds to the operators' stream, such as fetches and waits for operands and for the memory of results, is excluded: a
+// group is a list of parts, with a pair of events each.
 #pragma once
 
 #include <cstddef>
