@@ -204,7 +204,7 @@ def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
 
 
 def test_an_automatic_budget_evicts_once_memory_is_short(over_fake: Run) -> None:
-    """Kernels that run are not counted here, unlike on the emulated accelerator: the engine counts operators."""
+    """Running kernels are not counted here, unlike on the emulated accelerator: operators are."""
     over_fake(
         """
         torch_uvm.set_limit(64 * MiB)

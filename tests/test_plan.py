@@ -26,7 +26,7 @@ KINDS = (IN_PLACE, DEFERRED)
 
 @pytest.fixture(scope="module")
 def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A loop of 379 operators of an H200, whose peak is 4.96 GiB."""
+    """A loop of 379 operators of an H200, whose peak is 5.05 GiB."""
     path = tmp_path_factory.mktemp("trace") / "run.trace"
     path.write_bytes(lzma.decompress((TRACES / "2k_tokens.jsonl.xz").read_bytes()))
     return path
@@ -73,14 +73,16 @@ class TestLoop:
         assert sorted(steps) == steps and steps[0] > loop.in_core_ms  # type: ignore[type-var, operator]
 
     def test_the_peak_is_what_was_recorded(self, loop: Loop, trace: Trace) -> None:
-        assert loop.memory.peak_bytes == max(it.bytes for it in trace.resident)
+        recorded = json.loads((TRACES / "index.json").read_text())["2k tokens"]["in_place"]
+        assert loop.memory.peak_bytes == pytest.approx(recorded["peak_bytes"], rel=0.002)
+        assert loop.memory.peak_bytes > max(it.bytes for it in trace.resident)  # those have no workspaces
         assert sum(it.bytes for it in loop.memory.largest) + loop.memory.added_bytes == loop.memory.peak_bytes
         roles = {it.what: it.storages for it in loop.memory.largest}
         # 12 blocks with four matrices each: a parameter, and two moments.
         assert roles["parameters"] == 48 and roles["optimizer state"] == 96
 
     def test_the_least_budget_is_of_the_largest_operator(self, loop: Loop) -> None:
-        assert loop.memory.largest_operator[1] == "aten::gelu_backward"
+        assert loop.memory.largest_operator[1] == "aten::sum"  # with its workspace
         assert loop.point(loop.least_bytes).step_ms is not None
         assert loop.point(loop.least_bytes // 2).step_ms is None
 
@@ -113,12 +115,12 @@ class TestPlan:
             assert point.step_ms is not None and point.bound_ms is not None
             assert loop.in_core_ms * 0.999 <= point.bound_ms <= point.step_ms
 
-    def test_the_faster_kind_of_update_is_taken(self, loop: Loop, deferred: Loop) -> None:
-        found = make_plan([loop, deferred], [4 * GIB, GIB])
+    def test_the_faster_kind_of_update_is_taken(self, trace: Trace, deferred: Loop) -> None:
+        card = load_card("h200")
+        loops = [Loop(trace, card, step_ms=30), Loop(deferred.trace, card, step_ms=32)]
+        found = make_plan(loops, [8 * GIB, GIB])
         for point in found.points:
-            steps = {
-                kind: it.point(point.budget).step_ms for kind, it in zip(KINDS, (loop, deferred), strict=True)
-            }
+            steps = {kind: it.point(point.budget).step_ms for kind, it in zip(KINDS, loops, strict=True)}
             assert None not in steps.values()
             assert point.optimizer == min(steps, key=lambda kind: steps[kind] or 0)
             assert point.step_ms == steps[point.optimizer]
@@ -206,7 +208,7 @@ class TestCommand:
         file = tmp_path / "plan.json"
         argv = ["--from", str(trace_file), "--budgets", "4GiB,2GiB", "--json", str(file)]
         said, _ = plan(argv, capsys)
-        assert "peak          4.96 GiB without a budget; a step takes 19.2 ms" in said
+        assert "peak          5.05 GiB without a budget; a step takes 30.2 ms" in said
         assert "fits          yes" in said and "optimizer state" in said
         record = json.loads(file.read_text())
         assert record["format"] == "torch_uvm plan" and record["version"] == 1 and record["slowest"] == 0

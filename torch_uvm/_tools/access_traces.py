@@ -41,8 +41,8 @@ class Storage:
 class Operator:
     """An outermost operator; storages are numbers.
 
-    ``births`` and ``deaths`` are storages created and freed before the next operator. ``workspace``: bytes that
-    it had allocated at most, beyond operands and results.
+    ``births`` and ``deaths`` are storages created and freed before the next operator. ``workspace``: bytes
+    that it had allocated at most, beyond operands and results.
     """
 
     name: str

@@ -23,6 +23,7 @@ namespace torch_uvm {
 struct Workspace {
   std::int64_t peak = 0;
   std::int64_t ours = 0; ///< bytes fetched minus bytes evicted since it began
+  std::int64_t freed = 0; ///< bytes of storages that ended while it ran, as in a compiled graph
 };
 
 /// Allocated bytes when the allocator was last queried.

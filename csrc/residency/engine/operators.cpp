@@ -371,7 +371,7 @@ void ResidencyEngine::note_workspace(int device, std::int64_t bytes) {
 std::size_t ResidencyEngine::end_workspace(int device) {
   note_workspace(device, 0);
   const Workspace& workspace = of(device).workspace;
-  const std::int64_t now = static_cast<std::int64_t>(of(device).allocated.bytes) - workspace.ours;
+  const std::int64_t now = static_cast<std::int64_t>(of(device).allocated.bytes) - workspace.ours + workspace.freed;
   return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
 }
 

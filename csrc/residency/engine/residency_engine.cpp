@@ -144,6 +144,7 @@ void ResidencyEngine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
     blocks_being_freed_.fetch_add(1, std::memory_order_relaxed);
+    of(record->device).workspace.freed += static_cast<std::int64_t>(memory_.bytes(record->device_block));
   }
   unregister(record);
 }
