@@ -139,9 +139,10 @@ struct CachingManagedAllocator::State {
   /// \return false if the prefetch failed. The pages then arrive by fault
   bool populate(void* ptr, std::size_t bytes, const Request& request) noexcept;
 
+  /// Makes the stream wait for a block's memory, which does not count as an operator's time.
+  void wait_for_memory(Stream stream, Event event);
   /// Waits for every device without concurrent managed access: any work on it keeps the host from touching managed
   /// memory.
-  void wait_for_memory(Stream stream, Event event);
   void wait_for_exclusive_devices();
 
   // Report allocations and frees to the observer. Called next to the corresponding updates of pool_statistics.
