@@ -232,3 +232,15 @@ def test_updates_in_hooks_move_no_more_than_one_update_at_the_end(spawn: Spawn) 
 def test_a_loop_moves_about_as_much_when_the_whole_run_is_repeated(kind: str) -> None:
     first, *later = (sum(within(LOOPS[kind], 12).link[WARM_UP:]) for _ in range(4))
     assert max(later) <= 1.5 * first
+
+
+def test_a_growing_cache_moves_what_the_budget_lacks() -> None:
+    """What lacks room leaves once a step and comes back. The whole cache would be twice as much at least."""
+
+    def decoding(iterations: int) -> Loop:
+        return growing_cache(iterations, layers=8, batch=32)
+
+    peak = follow(decoding, 12, None).peak
+    seen = within(decoding, 12)
+    moved = sum(seen.link[WARM_UP:]) / len(seen.link[WARM_UP:])
+    assert moved <= 2.2 * 0.4 * peak

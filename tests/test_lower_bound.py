@@ -226,6 +226,24 @@ def test_what_one_iteration_leaves_to_the_next(lower_bound: ModuleType, rates: A
         lower_bound.bound(script.path, 140 * MB, rates=rates)
 
 
+@pytest.mark.parametrize(("budget", "ms"), [(400, 3), (300, 3), (250, 4), (200, 6)])
+def test_a_cache_that_is_replaced_lasts_until_the_next_one_is_made(
+    lower_bound: ModuleType, rates: Any, script: Script, budget: int, ms: float
+) -> None:
+    """The old cache and the new one are there together, and beside the weights, of 200 MB, there is one."""
+    script.storage(1, 200 * MB)
+    script.storage(100, 100 * MB)
+    for step in range(100, 106):
+        script.op([step], births={step + 1: 100 * MB}, deaths=[step], name="cat")
+        script.op([step + 1])
+        script.op([1])
+    got = lower_bound.bound(script.write(), budget * MB, rates=rates)
+    # Within 200 MB the weights make room for a second cache, and the cache makes room for the weights.
+    assert got["bound_ms"] == pytest.approx(ms)
+    with pytest.raises(ValueError, match="exceed the budget"):
+        lower_bound.bound(script.path, 190 * MB, rates=rates)
+
+
 class TestReading:
     def test_needs_iterations_that_repeat(self, lower_bound: ModuleType, script: Script) -> None:
         script.storage(1, MB)

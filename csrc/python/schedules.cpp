@@ -48,12 +48,17 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
     for (const StorageId storage : writes) {
       accesses.push_back({storage, true});
     }
+    const std::uint64_t made = policy.counters().schedules_made;
     policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
     policy.end(births, workspace);
     const auto [schedule, position] = policy.schedule();
-    const bool is_last = schedule != nullptr && position + 1 == schedule->iteration.size();
-    if (is_last && at + 1 >= schedule->iteration.size()) {
-      followed = Followed{*schedule, at + 1 - schedule->iteration.size()};
+    const bool is_first =
+        position == 0 && policy.counters().schedules_made != made; // of one of the operators before it
+    if (schedule != nullptr && (is_first || position + 1 == schedule->iteration.size())) {
+      const std::size_t end = is_first ? at : at + 1;
+      if (end >= schedule->iteration.size()) {
+        followed = Followed{*schedule, end - schedule->iteration.size()};
+      }
     }
     for (const StorageId storage : deaths) {
       policy.freed(storage);
@@ -79,6 +84,7 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   py::dict dict;
   dict["first"] = followed.first;
   dict["operators"] = iteration.size();
+  dict["steps"] = iteration.steps;
   dict["capacity"] = capacity;
   py::list values;
   for (const Value& value : iteration.values) {

@@ -102,7 +102,7 @@ TEST(emptied_segments_cost_at_most_twice_the_minimum) {
       costs.push_back(static_cast<double>(1 + random() % 100));
       total += rig.allocator->bytes(blocks.back());
     }
-    rig.allocator->set_cap(0, total, true);
+    rig.allocator->set_cap(0, total + kForSmall, true);
     const std::size_t bytes = (15 + random() % 10) * 2 * MiB; // larger than any of the segments
     double least = kNever;
     for (std::size_t set = 1; set < std::size_t{1} << count; ++set) {

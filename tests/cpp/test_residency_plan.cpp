@@ -201,6 +201,48 @@ TEST(a_value_may_live_across_the_end_of_an_iteration) {
   }
 }
 
+/// A cache that grows: each iteration makes a larger one from the one before, which is freed an operator later.
+TEST(storages_that_outlive_an_iteration_take_turns_in_one_of_two) {
+  Script script(std::map<StorageId, std::size_t>{{1, 4}});
+  script.op(10, {{1, false}}, {{100, 8}});
+  for (int iteration = 0; iteration < 8; ++iteration) {
+    const StorageId older = 100 + iteration % 2, newer = 101 - iteration % 2;
+    script.op(11, {{1, false}});
+    script.op(12, {{older, false}}, {{newer, 8}});
+    script.op(13, {{newer, false}}, {}, {older});
+  }
+  CHECK_EQ(script.log().candidate(), 3U);
+  CHECK_EQ(bytes_that_outlive(script.log(), 3), std::size_t{8});
+  const Iteration iteration = make_iteration(script.log(), 6, 3);
+  CHECK_EQ(iteration.steps, 2U);
+  CHECK_EQ(iteration.values.size(), 3U); // the parameter and two caches
+  for (std::uint32_t value = 0; value < iteration.values.size(); ++value) {
+    const Value& it = iteration.values[value];
+    if (it.created_at == kNone) {
+      continue;
+    }
+    CHECK_EQ(it.freed_at, (it.created_at + 4) % 6);
+    std::vector<std::uint32_t> distances; // from its creation, its first use and its last one
+    for (const std::uint32_t use : iteration.uses_of[value]) {
+      distances.push_back(iteration.uses[use].distance);
+    }
+    CHECK(distances == std::vector<std::uint32_t>({1, 2, 1}));
+  }
+  // Both caches of an operator have to fit: the parameter goes, twice.
+  const Schedule schedule = make_schedule(iteration, options(16));
+  CHECK_EQ(shown(schedule, schedule.retire), "0:1 3:1");
+}
+
+TEST(storages_that_end_before_their_counterparts_begin_do_not_outlive_an_iteration) {
+  Script script(std::map<StorageId, std::size_t>{{1, 4}});
+  script.op(10, {{1, false}}, {{101, 4}});
+  for (int iteration = 0; iteration < 9; ++iteration) {
+    script.op(11, {{101, false}}, {}, {101});
+    script.op(10, {{1, false}}, {{101, 4}});
+  }
+  CHECK_EQ(bytes_that_outlive(script.log(), 2), std::size_t{0});
+}
+
 TEST(identical_layers_are_not_an_iteration) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 6; ++iteration) {

@@ -105,12 +105,14 @@ def live_bytes(iteration: Iteration) -> np.ndarray[Any, Any]:
     size = len(iteration.durations_ms)
     change = np.zeros(size + 1)
     for value in iteration.values:
-        first, last = value.uses[0].at, (value.uses[-1].at + value.kept) % size
-        if value.is_persistent:
-            first, last = 0, size - 1
-        for begin, end in [(first, last)] if first <= last else [(first, size - 1), (0, last)]:
+        # A temporary of the iteration before may last until the one of this iteration has been made.
+        begin = 0 if value.is_persistent else value.uses[0].at
+        left = size if value.is_persistent else value.lasts(size) + value.kept + 1
+        while left > 0:
+            end = min(begin + left, size)
             change[begin] += value.bytes
-            change[end + 1] -= value.bytes
+            change[end] -= value.bytes
+            begin, left = 0, left - (end - begin)
     return np.cumsum(change)[:size]
 
 
@@ -119,6 +121,7 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
     size = len(iteration.durations_ms)
     for value in iteration.values:
         uses: list[_Use] = []
+        latest = -1
         for use in value.uses:
             segment, held = int(cut.of[use.at]), use.at in cut.checks
             window = 0
@@ -126,7 +129,7 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
                 until = int(cut.of[(use.at + use.later) % size])
                 wraps = use.later == size - 1  # behind almost all operators, maybe in the same segment again
                 window = cut.count - 1 if wraps else (until - segment) % cut.count
-            if uses and uses[-1].segment == segment:
+            if uses and uses[-1].segment == segment and use.at > latest:
                 last = uses.pop()
                 uses.append(
                     _Use(
@@ -140,6 +143,7 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
                 )
             else:
                 uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held, window))
+            latest = use.at
         behind = value.uses[-1].at + 1
         kept = sum((check - behind) % size < value.kept for check in cut.checks)
         found[_Pattern(tuple(uses), value.is_persistent, kept)] += value.bytes / _SCALE

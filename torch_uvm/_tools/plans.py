@@ -101,7 +101,7 @@ class Loop:
         self.trace, self.card, self.step_ms = freed_before_replaced(trace), card, step_ms
         self.whole: Schedule = schedule_of(self.trace, _EVERYTHING, step_ms)
         self.memory = memory_of(self.trace, self.whole)
-        count = len(self.whole.operators)
+        count = len(self.whole.operators) // self.whole.steps
         self.host_ms = host_ms(trace, self.whole) if on_gpu else count * card.host_us / 1e3
 
     @property
@@ -126,8 +126,9 @@ class Loop:
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
             return Point(budget, None, note=f"too little: {error}. Give more{less}")
-        into, out = schedule.bytes_of("fetch"), schedule.bytes_of("write_back")
-        return Point(budget, step_ms, None, optimizer, into, out, schedule.bytes_in_place())
+        moved = (schedule.bytes_of("fetch"), schedule.bytes_of("write_back"), schedule.bytes_in_place())
+        into, out, in_place = (each // schedule.steps for each in moved)
+        return Point(budget, step_ms, None, optimizer, into, out, in_place)
 
 
 def faster(points: Sequence[Point]) -> Point:

@@ -43,7 +43,7 @@ class Prediction:
     """One iteration in the steady state; times count from its beginning.
 
     Args:
-        step_ms: its duration.
+        step_ms: its duration; if it has several steps, that of one.
         wait_ms: how long operators wait for operands, and for room.
         memory: times in ms, and the bytes on the device from each time on.
     """
@@ -98,7 +98,7 @@ class _Model:
             begin, found = self.now, Prediction()
             for number in range(len(self.schedule.operators)):
                 self.operator(number, begin, found)
-        found.step_ms = self.now - begin
+        found.step_ms = (self.now - begin) / self.schedule.steps
         for spans, lane in ((self.into, found.into), (self.out, found.out)):
             lane += [
                 Span(it.begin_ms - begin, it.end_ms - begin, it.number) for it in spans if it.end_ms > begin

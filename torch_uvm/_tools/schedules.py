@@ -75,6 +75,7 @@ class Schedule:
     Args:
         budget: bytes of device memory.
         capacity: the part of it for storages. The rest is for staging, and a reserve against fragments.
+        steps: of the loop. Two, if storages of a step last until those of the next one have been made.
     """
 
     budget: int
@@ -82,11 +83,12 @@ class Schedule:
     operators: tuple[Operator, ...]
     values: tuple[Value, ...]
     transfers: tuple[Transfer, ...]
+    steps: int = 1
 
     @property
     def in_core_ms(self) -> float:
-        """The iteration's duration without transfers."""
-        return sum(op.ms for op in self.operators)
+        """A step's duration without transfers."""
+        return sum(op.ms for op in self.operators) / self.steps
 
     def bytes_of(self, kind: str) -> int:
         """Bytes of all transfers of this kind."""
@@ -101,7 +103,7 @@ class Schedule:
         size = _C.format_bytes
         moved = ", ".join(f"{size(self.bytes_of(kind))} {kind.replace('_', ' ')}" for kind in KINDS)
         return (
-            f"{len(self.operators)} operators, {self.in_core_ms:.2f} ms in core; "
+            f"{len(self.operators)} operators, {self.in_core_ms * self.steps:.2f} ms in core; "
             f"budget {size(self.budget)}, of which {size(self.capacity)} for storages\n"
             f"{len(self.transfers)} transfers: {moved}; {size(self.bytes_in_place())} used in place"
         )
@@ -146,6 +148,7 @@ def load_schedule(path: str | Path) -> Schedule:
             tuple(_operator(it) for it in record["operators"]),
             tuple(Value(_number(it["bytes"]), _flag(it["is_persistent"])) for it in record["values"]),
             tuple(_transfer(it) for it in record["transfers"]),
+            _number(record.get("steps", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{printable(path)}: {type(error).__name__}: {error}") from None
@@ -155,7 +158,7 @@ def load_schedule(path: str | Path) -> Schedule:
         named += [use.value for use in op.uses] + list(op.frees)
     if max(named, default=-1) >= len(schedule.values) or max(ends, default=-1) >= len(schedule.operators):
         raise ValueError(f"{printable(path)}: a value or an operator that the schedule does not have")
-    if schedule.budget == 0 or schedule.in_core_ms <= 0:
+    if schedule.budget == 0 or schedule.steps == 0 or schedule.in_core_ms <= 0:
         raise ValueError(f"{printable(path)}: a schedule without budget, or without time")
     return schedule
 
@@ -212,7 +215,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     found = _made(traced, times, budget)
     first, count = found["first"], found["operators"]
     if step_ms is not None:
-        scale = step_ms / sum(times[first : first + count])
+        scale = step_ms * found["steps"] / sum(times[first : first + count])
         times = [scale * ms for ms in times]
         found = _made(traced, times, budget)
     uses: list[list[Use]] = [[] for _ in range(count)]
@@ -231,7 +234,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     )
     evictions = [(value, op) for op, leaving in enumerate(found["evictions"]) for value in leaving]
     transfers = _transfers(operators, values, evictions, found["fetches"], found["capacity"])
-    return Schedule(budget, found["capacity"], operators, tuple(values), transfers)
+    return Schedule(budget, found["capacity"], operators, tuple(values), transfers, found["steps"])
 
 
 def scheduling_ms(trace: Trace, budget: int) -> float:

@@ -69,7 +69,8 @@ def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPred
         slowed = use.rates(rates, card)
         found = predict(use.stretched(schedule), slowed)
     moved = [schedule.values[it.value].bytes for it in schedule.transfers if it.kind != "drop"]
-    host_ms += len(schedule.operators) * _OPERATOR_MS + sum(-(-size // _PIECE) for size in moved) * _PIECE_MS
+    pieces = sum(-(-size // _PIECE) for size in moved)
+    host_ms += (len(schedule.operators) * _OPERATOR_MS + pieces * _PIECE_MS) / schedule.steps
     if not moved and not schedule.bytes_in_place():
         host_ms = 0.0  # nothing moves: the engine is idle, and the durations have the host's time
     return CardPrediction(max(found.step_ms, host_ms), host_ms, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.operator_times import operator_times
@@ -31,7 +32,9 @@ class Use:
 
 @dataclass
 class Value:
-    """``uses`` are in order; those of a temporary begin with its creation and may go on in the next round.
+    """``uses`` are in order. Those of a temporary begin with its creation and may go on in the next round.
+
+    A use at the same operator as the one before it, or at an earlier one, is a round later.
 
     ``kept``: a temporary is freed behind the operator that comes as many operators later than its last use.
     """
@@ -40,6 +43,10 @@ class Value:
     uses: list[Use] = field(default_factory=list)
     is_persistent: bool = True
     kept: int = 0
+
+    def lasts(self, size: int) -> int:
+        """Operators from a temporary's creation to its last use, in an iteration of ``size`` operators."""
+        return sum((use.at - before.at - 1) % size + 1 for before, use in pairwise(self.uses))
 
 
 @dataclass
@@ -174,6 +181,7 @@ def _values(trace: Trace, middle: int, end: int) -> tuple[list[Value], dict[int,
         if name in made and first[name] < end  # those of the last iteration may end with the program
     }
     values: dict[object, Value] = {}
+    creations: dict[tuple[int, int], int] = {}  # by role, the index of the creation in Value.uses
 
     def value_of(name: int) -> Value:
         role = made.get(name, name)
@@ -184,22 +192,24 @@ def _values(trace: Trace, middle: int, end: int) -> tuple[list[Value], dict[int,
     for at in range(middle, end):
         op = trace.operators[at]
         for name in sorted({*op.reads, *op.writes, *op.births}):
-            is_made = made.get(name) is not None and made[name][0] == at % size
+            is_made = first.get(name) == at
             writes = is_made or name in op.writes
             floats = op.name.startswith(_FLOATING) and not is_made
-            value_of(name).uses.append(Use(at - middle, writes, op.in_place_ok and not is_made, floats))
+            uses = value_of(name).uses
+            if is_made:
+                creations[made[name]] = len(uses)
+            uses.append(Use(at - middle, writes, op.in_place_ok and not is_made, floats))
     updated = {
         at - middle: [value_of(name) for name in trace.operators[at].writes]
         for at in range(middle, end)
         if trace.operators[at].name.startswith(_FLOATING)
     }
-    for role, value in values.items():
-        if isinstance(role, tuple):
-            # Uses before the creation are of the temporary that the iteration before made.
-            born = next(n for n, each in enumerate(value.uses) if each.at == (role[0] - middle) % size)
-            value.uses = value.uses[born:] + value.uses[:born]
-            used = (value.uses[-1].at - value.uses[0].at) % size
-            value.kept = max(min(lives.get(role, 0), size - 1) - used, 0)
+    for role, born in creations.items():
+        # Uses before the creation are of the temporary that the iteration before made.
+        value = values[role]
+        value.uses = value.uses[born:] + value.uses[:born]
+        used = value.lasts(size)
+        value.kept = max(min(lives.get(role, 0), size - 1) - used, 0)
     workspaces = [
         Value(op.workspace, [Use(at, True, False)], is_persistent=False)
         for at, op in enumerate(trace.operators[middle:end])

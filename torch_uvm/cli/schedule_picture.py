@@ -27,7 +27,7 @@ def _draw_memory(axes: Axes, schedule: Schedule, found: Prediction) -> None:
     unit, name = next(it for it in _UNITS if schedule.budget >= it[0])
     times, levels = [at for at, _ in found.memory], [level / unit for _, level in found.memory]
     axes.fill_between(
-        [*times, found.step_ms],
+        [*times, found.step_ms * schedule.steps],
         [*levels, levels[-1]],
         step="post",
         color=_RESIDENT,
@@ -63,7 +63,7 @@ def make_figure(schedule: Schedule, found: Prediction) -> Figure:
     _lane(below, 1, found.into, _INTO, "to the device")
     _lane(below, 0, found.out, _OUT, "to the host")
     below.set_yticks([2, 1, 0], ["operators", "in", "out"])
-    below.set_xlim(0, found.step_ms)
+    below.set_xlim(0, found.step_ms * schedule.steps)
     below.set_xlabel("ms")
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)

@@ -239,6 +239,9 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, bool hard);
   std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument
+  /// Free bytes for large blocks under a device's cap, in segments and for new ones, possibly in pieces. 0 without a
+  /// cap. \throws InvalidArgument
+  std::size_t unused(int device) const;
 
   /// Min-cost eviction range: the cheapest contiguous blocks of a device's segments whose eviction frees `bytes` in one
   /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all

@@ -9,9 +9,10 @@
 namespace torch_uvm {
 namespace {
 
-/// From this cap on, the large segment leaves room for a segment of small requests. Small blocks never move: in the
-/// large segment they would prevent its release when the cap is lowered.
+/// From this cap on, other segments leave 1/kSmallShare of it to segments of small requests. Small blocks never move:
+/// in a large segment they split what could be one range, and prevent its release when the cap is lowered.
 constexpr std::size_t kMinForSmall = 16 * MiB;
+constexpr std::size_t kSmallShare = 64;
 /// Maximum segment under a large budget, because making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is 1/kGrowth of the reserved bytes: it over-allocates little, and few calls of the source reach a
@@ -58,11 +59,22 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
   const std::size_t share =
       hard && !(ranges != nullptr && options.uses_ranges) ? std::min(cap, kMaxUnderCap) : kMediumSegment;
-  const bool leaves =
-      hard && cap >= kMinForSmall && pool_statistics.reserved_bytes(request.home, PoolKind::kSmall) == 0;
-  const std::size_t taken = this->taken(request.home.index) + (leaves ? kSmallSegment : 0);
+  const std::size_t taken = this->taken(request.home.index) + left_for_small(request.home, request.kind, own);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
+}
+
+std::size_t CachingManagedAllocator::State::left_for_small(Location home, SizeClass kind, std::size_t own) const {
+  if (home.is_host() || kind == SizeClass::kSmall || kind == SizeClass::kRange) {
+    return 0;
+  }
+  const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];
+  const std::size_t cap = budget.cap.value_or(0);
+  const std::size_t share = std::clamp(round_down(cap / kSmallShare, kSmallSegment), kSmallSegment, kSmallSegmentMax);
+  if (!budget.hard || cap < kMinForSmall || own > cap - share) {
+    return 0;
+  }
+  return share - std::min(share, pool_statistics.reserved_bytes(home, PoolKind::kSmall));
 }
 
 bool CachingManagedAllocator::State::has_free(Location home, std::size_t bytes) const {

@@ -222,6 +222,8 @@ struct CachingManagedAllocator::State {
   /// Size of the segment to make for a request if there is room.
   std::size_t new_segment_bytes(const Request& request) const;
   std::size_t capped_segment_bytes(const Request& request, std::size_t own) const;
+  /// Bytes of a hard cap that a new segment of `own` bytes leaves to segments of small requests.
+  std::size_t left_for_small(Location home, SizeClass kind, std::size_t own) const;
   /// Whether a device has that much free memory now, so that populating a segment evicts nothing.
   bool has_free(Location home, std::size_t bytes) const;
   /// From a segment of new_segment_bytes or, if that is refused, one just large enough for the request.
@@ -260,6 +262,8 @@ struct CachingManagedAllocator::State {
   std::size_t taken(int device) const {
     return pool_statistics.reserved_bytes(Location::device(device)) + caps[static_cast<std::size_t>(device)].under_way;
   }
+  /// Bytes by which a new segment would exceed the cap or take what is left for small requests; 0 without a cap.
+  std::size_t excess(Location home, SizeClass kind, std::size_t bytes) const;
   /// What can be allocated under the cap without waiting for pending frees and without the memory-pressure callback.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   /// From the largest shared segment that the source grants; halves the size after each refusal.

@@ -238,8 +238,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// Whether another thread is about to free a storage's block on the device.
   bool is_block_being_freed(int device) const;
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
-  /// Free bytes for large blocks within the cap, possibly fragmented.
-  std::size_t unused(int device) const;
   /// The record of a retirement, or nullptr if the storage was used or freed since.
   Record* retiring(const Device::Retirement& retirement) const;
 

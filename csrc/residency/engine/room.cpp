@@ -108,14 +108,6 @@ bool ResidencyEngine::evict_same_size(std::size_t bytes, int index, Stream taker
   return false;
 }
 
-std::size_t ResidencyEngine::unused(int index) const {
-  const Levels now = memory_.levels(Location::device(index));
-  const auto large = static_cast<std::size_t>(PoolKind::kLarge), all = static_cast<std::size_t>(PoolKind::kAll);
-  const auto cap = static_cast<std::int64_t>(devices_[static_cast<std::size_t>(index)].cap);
-  const std::int64_t to_come = std::max<std::int64_t>(cap - now.reserved_bytes[all], 0);
-  return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large] + to_come);
-}
-
 double ResidencyEngine::price_of(const std::vector<Record*>& victims, Need need) {
   double price = 0;
   for (const Record* const victim : victims) {
@@ -249,14 +241,14 @@ bool ResidencyEngine::try_to_evict(std::size_t bytes, int device, Need need, Str
   if (evict_same_size(bytes, device, taker)) {
     return true;
   }
-  if (need == Need::kAhead && unused(device) < bytes && of(device).retired.empty()) {
+  if (need == Need::kAhead && memory_.unused(device) < bytes && of(device).retired.empty()) {
     return false; // a prefetch evicts only retiring storages, and there are none
   }
   std::optional<std::vector<Record*>> run = min_cost_range(bytes, device, need);
   // Compare evicting a contiguous range with evicting the cheapest storages anywhere and relocating blocks afterwards.
   // Relocation needs free places for the blocks in the way, so retry with more and more spare bytes.
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
-    const std::size_t wanting = bytes + spare - std::min(unused(device), bytes + spare);
+    const std::size_t wanting = bytes + spare - std::min(memory_.unused(device), bytes + spare);
     const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
     if ((wanting > 0 && scattered.empty()) || (run && price_of(*run, need) <= price_of(scattered, need))) {
       break;

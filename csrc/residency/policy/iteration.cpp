@@ -1,6 +1,7 @@
 #include "residency/policy/iteration.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace torch_uvm::scheduling {
 
@@ -13,13 +14,14 @@ std::uint32_t distance(std::uint32_t from, std::uint32_t to, std::uint32_t size)
 
 class IterationBuilder {
  public:
-  IterationBuilder(const OperatorLog& log, std::uint64_t operators, bool repeated)
+  IterationBuilder(const OperatorLog& log, std::uint64_t operators, std::uint64_t period)
       : log_(log),
         first_(log.latest() - operators + 1),
         size_(static_cast<std::uint32_t>(operators)),
-        repeated_(repeated) {}
+        period_(static_cast<std::uint32_t>(period)) {}
 
   Iteration make() {
+    iteration_.steps = period_ == 0 ? 1 : size_ / period_;
     add_created_values();
     for (std::uint32_t op = 0; op < size_; ++op) {
       add_operator(op);
@@ -47,7 +49,8 @@ class IterationBuilder {
         births_.push(here.back());
       });
       births_.close_list();
-      if (!repeated_) {
+      const std::uint64_t ago = log_.latest() + 1 - (first_ + op) + size_;
+      if (op < size_ - period_ || !log_.holds(ago) || log_[first_ + op].key != log_[first_ + op - size_].key) {
         continue;
       }
       std::size_t place = 0;
@@ -122,7 +125,7 @@ class IterationBuilder {
   const OperatorLog& log_;
   std::uint64_t first_;
   std::uint32_t size_;
-  bool repeated_;
+  std::uint32_t period_;
   Iteration iteration_;
   Lists births_;
   FlatMap<std::uint32_t> temporaries_;
@@ -130,8 +133,32 @@ class IterationBuilder {
 
 } // namespace
 
-Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, bool repeated) {
-  return IterationBuilder(log, operators, repeated).make();
+Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, std::uint64_t period) {
+  return IterationBuilder(log, operators, period).make();
+}
+
+std::size_t bytes_that_outlive(const OperatorLog& log, std::uint64_t operators) {
+  struct Created {
+    std::uint64_t after = 0; ///< which operator
+    std::size_t bytes = 0;
+  };
+  const std::uint64_t first = log.latest() - operators + 1;
+  FlatMap<Created> created;
+  for (std::uint64_t number = first - operators; number < first; ++number) {
+    log.creations_of(number, [&](const LoggedCreation& it) { created[it.storage] = {number, it.bytes}; });
+  }
+  std::size_t outlive = 0;
+  for (std::uint64_t number = first; number <= log.latest(); ++number) {
+    const auto look = [&](StorageId storage) {
+      Created* const it = created.find(storage);
+      if (it != nullptr && number - it->after >= operators) {
+        outlive += std::exchange(it->bytes, 0);
+      }
+    };
+    log.accesses_of(number, [&](const LoggedAccess& access) { look(access.storage); });
+    log.frees_of(number, look);
+  }
+  return outlive;
 }
 
 } // namespace torch_uvm::scheduling

@@ -68,6 +68,7 @@ struct Iteration {
     bool in_place_ok = false;
     float ms = 0; ///< duration with all operands on the device; 0 for all operators: unknown
   };
+  std::uint32_t steps = 1; ///< how often the program's operators repeat in it
   std::vector<Op> ops;
   std::vector<Value> values;
   std::vector<Use> uses; ///< in order of operators
@@ -88,8 +89,16 @@ struct Iteration {
 };
 
 /// Makes an iteration from the last `operators` of the log.
-/// \param repeated the operators before them are an equal iteration; temporaries of it that are still alive then map to
-///   the same values
-Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, bool repeated = true);
+/// \param period of the operators, and of as many before them: temporaries of the period before that are still alive
+///   map to the values of the last one. 0: they do not repeat
+Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, std::uint64_t period);
+inline Iteration make_iteration(const OperatorLog& log, std::uint64_t operators) {
+  return make_iteration(log, operators, operators);
+}
+
+/// Bytes of the temporaries of the `operators` before the last `operators`, which are equal, that are still alive when
+/// their counterparts are created: a cache that grows, results that a variable holds until it is assigned again. An
+/// iteration of twice as many operators has a value for each of the two; in one of `operators` they would be one.
+std::size_t bytes_that_outlive(const OperatorLog& log, std::uint64_t operators);
 
 } // namespace torch_uvm::scheduling

@@ -11,6 +11,7 @@ namespace {
 constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ULL; // of the rolling hash; odd, so no power of it is 0
 constexpr std::uint64_t kShortestEvidence = 16; ///< minimum number of operators that must repeat
 constexpr std::size_t kLargestSeen = 1 << 18;
+constexpr std::size_t kNearlyEqual = 32; ///< sizes repeat if they differ by at most 1/32
 
 std::uint64_t power(std::uint64_t base, std::uint64_t exponent) {
   std::uint64_t result = 1;
@@ -31,19 +32,17 @@ OperatorLog::OperatorLog() : seen_(1 << 10) {
 void OperatorLog::begin(OperatorKey key, std::span<const Operand> operands, bool in_place_ok) {
   const std::uint64_t number = operators_.end();
   std::uint64_t signature = mix_bits(key + operands.size());
-  std::uint64_t sizes = 0;
   since_operand_ = 0;
   const std::uint64_t first_access = accesses_.end();
   for (const Operand& operand : operands) {
     const std::uint64_t distance = operand.last_use == 0 ? 0 : number - operand.last_use;
     signature = mix_bits(signature ^ (2 * distance + (operand.access.writes ? 1 : 0)));
-    sizes = mix_bits(sizes ^ operand.access.bytes);
     since_operand_ = std::max(since_operand_, distance);
     accesses_.push(operand.access);
   }
   const LoggedOperator& before = operators_[number - 1];
-  operators_.push({key, before.order * kBase + signature, before.sizes * kBase + sizes, first_access, creations_.end(),
-                   frees_.end(), 0, in_place_ok});
+  operators_.push(
+      {key, before.order * kBase + signature, first_access, creations_.end(), frees_.end(), 0, in_place_ok});
 
   if (seen_.size() < kLargestSeen && number - operators_.first() > seen_.size()) {
     std::vector<Seen> larger(2 * seen_.size());
@@ -72,24 +71,21 @@ void OperatorLog::forget_the_oldest() {
   }
 }
 
-bool OperatorLog::equal_iterations(std::uint64_t operators, std::uint64_t span,
-                                   std::uint64_t LoggedOperator::* hash) const {
+bool OperatorLog::equal_iterations(std::uint64_t operators, std::uint64_t span) const {
   const std::uint64_t end = latest();
   if (operators == 0 || end < operators_.first() + operators + span) {
     return false;
   }
   const std::uint64_t factor = power(kBase, span);
-  const std::uint64_t last = operators_[end].*hash - operators_[end - span].*hash * factor;
-  const std::uint64_t before = operators_[end - operators].*hash - operators_[end - operators - span].*hash * factor;
-  return last == before;
+  const auto hash = [&](std::uint64_t last) { return operators_[last].order - operators_[last - span].order * factor; };
+  return hash(end) == hash(end - operators);
 }
 
 bool OperatorLog::may_repeat(std::uint64_t operators) const {
   if (operators == refused_ && latest() < refused_until_) {
     return false;
   }
-  return operators <= kLongestStep &&
-         equal_iterations(operators, std::max(operators, kShortestEvidence), &LoggedOperator::order);
+  return operators <= kLongestStep && equal_iterations(operators, std::max(operators, kShortestEvidence));
 }
 
 std::uint64_t OperatorLog::candidate() const {
@@ -100,7 +96,16 @@ std::uint64_t OperatorLog::candidate() const {
 }
 
 bool OperatorLog::sizes_repeat(std::uint64_t operators) const {
-  return equal_iterations(operators, operators, &LoggedOperator::sizes);
+  std::size_t all = 0, differ = 0;
+  for (std::uint64_t number = latest() - operators + 1; number <= latest(); ++number) {
+    std::uint64_t other = operators_[number - operators].accesses;
+    accesses_of(number, [&](const LoggedAccess& access) {
+      const std::size_t before = accesses_[other++].bytes;
+      all += access.bytes;
+      differ += std::max(access.bytes, before) - std::min(access.bytes, before);
+    });
+  }
+  return differ <= all / kNearlyEqual;
 }
 
 bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive) {

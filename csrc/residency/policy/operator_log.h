@@ -28,7 +28,6 @@ struct LoggedCreation {
 struct LoggedOperator {
   OperatorKey key = 0;
   std::uint64_t order = 0; ///< rolling hash of all signatures up to this one (see OperatorLog)
-  std::uint64_t sizes = 0; ///< rolling hash of all operands' bytes up to this one
   std::uint64_t accesses = 0; ///< index of its first one in the log; likewise below
   std::uint64_t creations = 0;
   std::uint64_t frees = 0;
@@ -108,7 +107,8 @@ class OperatorLog {
   bool repeats(std::uint64_t operators, const std::function<bool(StorageId)>& is_alive);
   /// Whether the hashes of the last `operators` equal those of the same number of operators before them.
   bool may_repeat(std::uint64_t operators) const;
-  /// Whether the operands' sizes are equal, too.
+  /// Whether the operands of the last `operators` have nearly as many bytes as those of the operators before them,
+  /// which are equal.
   bool sizes_repeat(std::uint64_t operators) const;
 
  private:
@@ -121,7 +121,8 @@ class OperatorLog {
   std::uint64_t after(std::uint64_t number, std::uint64_t LoggedOperator::* field, const Ring<T>& ring) const {
     return number == latest() ? ring.end() : operators_[number + 1].*field;
   }
-  bool equal_iterations(std::uint64_t operators, std::uint64_t span, std::uint64_t LoggedOperator::* hash) const;
+  /// Whether the hash of the last `span` operators equals that of as many, `operators` before.
+  bool equal_iterations(std::uint64_t operators, std::uint64_t span) const;
   void forget_the_oldest();
 
   Ring<LoggedOperator> operators_;

@@ -12,6 +12,8 @@ using namespace scheduling;
 
 namespace {
 
+/// Storages that outlive an iteration matter from 1/16 of the budget on. Batches are smaller.
+constexpr std::size_t kMatters = 16;
 constexpr unsigned kLongestWait = 6; // at most 2^6 iterations between schedules while earlier ones are unproven
 
 } // namespace
@@ -25,24 +27,33 @@ void Policy::State::consider_scheduling() {
   for (int tried = 0; tried < 2; ++tried) { // a refused candidate is not proposed again, so the second try sees another
     const std::uint64_t operators = log.candidate();
     const bool foreseen = current != nullptr && matcher.in_a_row() >= operators;
-    if (operators == 0 || (foreseen && !(current->stale && log.sizes_repeat(operators)))) {
+    if (operators == 0 || (foreseen && !current->stale)) {
+      return;
+    }
+    if (foreseen && !log.sizes_repeat(operators)) {
+      next_scheduling = log.latest() + operators; // the next iteration may have those of this one
       return;
     }
     if (repeats(operators)) {
-      schedule_last(operators, true, next_scheduling);
+      schedule_repeated(operators);
       return;
     }
   }
+}
+
+void Policy::State::schedule_repeated(std::uint64_t operators) {
+  const bool twice = bytes_that_outlive(log, operators) > options.budget / kMatters;
+  schedule_last(twice ? 2 * operators : operators, operators, next_scheduling);
 }
 
 bool Policy::State::repeats(std::uint64_t operators) {
   return log.repeats(operators, [this](StorageId storage) { return storages.find(storage) != nullptr; });
 }
 
-void Policy::State::schedule_last(std::uint64_t operators, bool repeated, std::uint64_t& next) {
+void Policy::State::schedule_last(std::uint64_t operators, std::uint64_t period, std::uint64_t& next) {
   next = log.latest() + (operators << std::min(matcher.unproven(options_version), kLongestWait));
   Schedule schedule;
-  schedule.iteration = make_iteration(log, operators, repeated);
+  schedule.iteration = make_iteration(log, operators, period);
   matcher.add(std::move(schedule), log.latest(), storages);
   solve(*matcher.current());
   ++counters.schedules_made;
@@ -72,7 +83,8 @@ void Policy::State::end_marked_step() {
   } else if (end >= next_marked_scheduling) {
     // Storages that one step passes to the next (gradients, with deferred updates) can be matched only if the previous
     // step was the same.
-    schedule_last(operators, log.may_repeat(operators) && repeats(operators), next_marked_scheduling);
+    const bool repeated = log.may_repeat(operators) && repeats(operators);
+    schedule_last(operators, repeated ? operators : 0, next_marked_scheduling);
   }
 }
 

@@ -69,8 +69,10 @@ struct Policy::State {
   /// Makes a schedule if the latest operators repeat those before them and it is time for one.
   void consider_scheduling();
   bool repeats(std::uint64_t operators);
-  /// Makes a schedule from the last `operators`. \param repeated see make_iteration \param next when to make another
-  void schedule_last(std::uint64_t operators, bool repeated, std::uint64_t& next);
+  /// Makes a schedule of operators that repeat.
+  void schedule_repeated(std::uint64_t operators);
+  /// Makes a schedule from the last `operators`. \param period see make_iteration \param next when to make another
+  void schedule_last(std::uint64_t operators, std::uint64_t period, std::uint64_t& next);
   void end_marked_step();
   /// (Re)computes a schedule for the current options and pins.
   void solve(scheduling::KnownSchedule& known);

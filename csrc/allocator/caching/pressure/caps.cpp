@@ -68,6 +68,10 @@ Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& 
 Block* CachingManagedAllocator::State::from_shared_segment(const Request& request, Lock& lock,
                                                            std::optional<OutOfMemory>& refusal) {
   const std::size_t own = round_up(request.bytes, kLargeGranularity);
+  if (excess(request.home, request.kind, own) > 0) {
+    refusal.reset();
+    return nullptr;
+  }
   for (std::size_t bytes = new_segment_bytes(request);; bytes = round_up(bytes / 2, kLargeGranularity)) {
     if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
       return block;
@@ -112,13 +116,18 @@ OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) 
                          format_bytes(taken(request.home.index)) + ", and nothing more could be released or evicted");
 }
 
+std::size_t CachingManagedAllocator::State::excess(Location home, SizeClass kind, std::size_t bytes) const {
+  const auto& cap = cap_of(home);
+  const std::size_t all = cap ? taken(home.index) + bytes + left_for_small(home, kind, bytes) : 0;
+  return all > cap.value_or(0) ? all - *cap : 0;
+}
+
 bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::size_t bytes) {
   const int device = request.home.index;
-  const auto& cap = cap_of(request.home);
-  if (!cap || taken(device) + bytes <= *cap) {
+  const std::size_t excess = this->excess(request.home, request.kind, bytes);
+  if (excess == 0) {
     return true;
   }
-  const std::size_t excess = taken(device) + bytes - *cap;
   Heap::Segments& segments = heap.segments();
   std::vector<Heap::Segments::iterator> unused;
   std::size_t free = 0;
@@ -199,6 +208,22 @@ std::optional<std::size_t> CachingManagedAllocator::cap(int device) const {
   state_->check_device(device);
   const std::lock_guard lock(state_->mutex);
   return state_->caps[static_cast<std::size_t>(device)].cap;
+}
+
+std::size_t CachingManagedAllocator::unused(int device) const {
+  const State& state = *state_;
+  state.check_device(device);
+  const Location home = Location::device(device);
+  const std::lock_guard lock(state.mutex);
+  const std::size_t cap = state.cap_of(home).value_or(0);
+  if (cap == 0) {
+    return 0;
+  }
+  const std::size_t taken =
+      state.pool_statistics.reserved_bytes(home) + state.left_for_small(home, SizeClass::kLarge, 0);
+  const Levels now = state.pool_statistics.levels(home);
+  const auto large = static_cast<std::size_t>(PoolKind::kLarge);
+  return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large]) + cap - std::min(cap, taken);
 }
 
 CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_peak(int device) {

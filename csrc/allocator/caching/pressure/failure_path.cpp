@@ -5,7 +5,8 @@
 //   2. release cached segments                    | 2. release unused segments of the device
 //   3. merge free neighbours                      | 3. memory-pressure callback
 //   4. memory-pressure callback (evicts, if the   | 4. wait for pending frees
-//      device has a budget)                       | 5. exceed the cap, if it is soft or the callback allows it
+//      device has a budget)                       | 5. take what is left for small requests
+//                                                 | 6. exceed the cap, if it is soft or the callback allows it
 //
 // On a device with a cap, both lists begin with a wait for the segments that other threads are making there. The
 // callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
@@ -44,10 +45,13 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     if (Block* const block = retry(request, lock, refusal)) { // this time with waiting
       return block;
     }
+    const std::size_t own = round_up(request.bytes, kLargeGranularity);
+    if (Block* const block = refusal ? nullptr : from_new_segment(request, own, lock, refusal)) {
+      return block; // from what was left for small requests
+    }
     if (!refusal && may_exceed_cap(request, lock)) {
       release(request.home); // so that unused segments do not add to the excess
-      if (Block* const block =
-              from_new_segment(request, round_up(request.bytes, kLargeGranularity), lock, refusal, true)) {
+      if (Block* const block = from_new_segment(request, own, lock, refusal, true)) {
         return block;
       }
     }

@@ -185,8 +185,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
   if (cap.cap && !cap.refused) {
-    const std::size_t taken = state.taken(device);
-    wanting = taken + own > *cap.cap ? taken + own - *cap.cap : 0;
+    wanting = state.excess(home, state.takes_range(bytes, home) ? SizeClass::kRange : size_class(bytes), own);
   }
   std::size_t unused = 0;
   for (const Candidate& candidate : candidates) {
