@@ -48,7 +48,7 @@ def ring(
 
 def budget_for(storages: int) -> int:
     """Leaves room for these bytes behind the parts for staging and the reserve."""
-    return int(storages / (1 - 4 / 256) / (1 - 1 / 64)) + MIB
+    return int(storages / (1 - 4 / 128) / (1 - 1 / 64)) + MIB
 
 
 @pytest.fixture

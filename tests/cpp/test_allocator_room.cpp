@@ -116,7 +116,7 @@ TEST(memory_freed_by_one_size_class_serves_another) {
 
 TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  rig.allocator->set_cap(0, 256 * MiB + 2 * kForSmall, true);
+  rig.allocator->set_cap(0, 256 * MiB + kForSmall, true);
   std::vector<Block*> blocks;
   for (int i = 0; i < 12; ++i) { // medium and large requests share the segments
     blocks.push_back(rig.allocate(3 * MiB + 5));
@@ -136,14 +136,14 @@ TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
 
 TEST(large_requests_leave_a_hard_cap_a_share_for_segments_of_small_ones) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  constexpr std::size_t kShare = 8 * MiB; // 1/64 of the cap
-  rig.allocator->set_cap(0, 512 * MiB, true);
+  constexpr std::size_t kShare = 8 * MiB; // 1/128 of the cap
+  rig.allocator->set_cap(0, 1024 * MiB, true);
   std::vector<Block*> blocks;
   while (Block* const block = rig.allocator->try_allocate(8 * MiB, kDevice, kStream)) {
     rig.allocator->set_tag(block, tag_of(blocks.size() + 1));
     blocks.push_back(block);
   }
-  CHECK_EQ(blocks.size(), (512 * MiB - kShare) / (8 * MiB));
+  CHECK_EQ(blocks.size(), (1024 * MiB - kShare) / (8 * MiB));
   CHECK_EQ(rig.allocator->unused(0), std::size_t{0});
   CHECK_EQ(rig.allocator->min_cost_range(8 * MiB, 0, by_bytes)->size(), std::size_t{1}); // the share does not serve it
   for (std::size_t bytes = 0; bytes < kShare - kSmallSegment; bytes += kSmallRequest) {
@@ -155,7 +155,7 @@ TEST(large_requests_leave_a_hard_cap_a_share_for_segments_of_small_ones) {
   rig.check();
   // If nothing can be evicted, a large request takes what is left.
   Block* const last = rig.allocate(kSmallSegment);
-  CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(512 * MiB));
+  CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(1024 * MiB));
   CHECK_THROWS(OutOfMemory, rig.allocate(kSmallSegment));
   rig.allocator->free(last);
   for (Block* const block : blocks) {

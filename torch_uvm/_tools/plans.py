@@ -18,7 +18,7 @@ KNEE = 1.1  #: multiple of the step in core
 
 _EVERYTHING = 1 << 52  # a budget that everything fits in
 _PARTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # of the peak, for budgets "auto"
-_SPARE = 32 / 31  # a 64th of a budget is for staging, and another one is a reserve (docs/schedules.md)
+_SPARE = 21 / 20  # a 32nd of a budget is for staging, and a 64th is a reserve (docs/schedules.md)
 _REFINED = 3  # budgets more, to find the knee
 
 IN_PLACE, DEFERRED = "in place", "deferred"

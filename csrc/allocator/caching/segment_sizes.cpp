@@ -12,7 +12,7 @@ namespace {
 /// From this cap on, other segments leave 1/kSmallShare of it to segments of small requests. Small blocks never move:
 /// in a large segment they split what could be one range, and prevent its release when the cap is lowered.
 constexpr std::size_t kMinForSmall = 16 * MiB;
-constexpr std::size_t kSmallShare = 64;
+constexpr std::size_t kSmallShare = 128;
 /// Maximum segment under a large budget, because making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is 1/kGrowth of the reserved bytes: it over-allocates little, and few calls of the source reach a
