@@ -6,10 +6,10 @@ Each workload's traces (benchmarks/traces, timed on an H200 by record_traces.py)
 and the allocator in modelled time: one with updates in place, one with deferred updates. The bound is
 lower_bound.py's: for every policy, with updates whenever that is best. The budget is the peak in place /
 PART. The durations of both traces are scaled to the step in core in place, and times are in multiples of it.
-`ratio` is that of the faster prediction and the bound. `measured` is the newest step of the fastest kind on
-an H200 (results/residency*.json), where there is one. `planned` is what the schedule itself predicts
-(docs/schedules.md), without fragments, for the faster kind. `cpu ms` is what the policy takes to follow the
-whole trace and make its schedules.
+`ratio` is that of the faster prediction and the bound. `measured` is the newest step of the fastest kind on a
+GPU (results/residency*.json), in multiples of the step in core of the same run. `planned` is what the
+schedule itself predicts (docs/schedules.md), without fragments, for the faster kind. `cpu ms` is what the
+policy takes to follow the whole trace and make its schedules.
 """
 
 from __future__ import annotations
@@ -63,17 +63,15 @@ def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[fl
     return (min(found), statistics.mean(took)) if found else None
 
 
-def measured_ms(workload: str, part: float) -> float | None:
-    """The newest step of the fastest kind at the peak / PART; None: not measured."""
-    for name in ("residency_schedules", "residency"):  # the newer one first
+def measured(workload: str, part: float) -> float | None:
+    """The newest step of the fastest kind at the peak / PART, over the one in core; None: not measured."""
+    for name in ("residency_h100", "residency_schedules", "residency"):  # the newest one first
         stored = json.loads((FOLDER / "results" / f"{name}.json").read_text())["rows"]
-        steps = [
-            row["step_ms"]
-            for row in stored
-            if row["workload"] == workload and row["planned_budget"] == f"1/{part:g}" and "step_ms" in row
-        ]
-        if steps:
-            return float(min(steps))
+        rows = [row for row in stored if row["workload"] == workload and "step_ms" in row]
+        steps = [row["step_ms"] for row in rows if row["planned_budget"] == f"1/{part:g}"]
+        in_core = [row["step_ms"] for row in rows if row["column"] == "in core"]
+        if steps and in_core:
+            return float(min(steps) / in_core[0])
     return None
 
 
@@ -129,8 +127,8 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
                     print(f"{ratios[-1]:>10.2f}", end="")
             except (RuntimeError, ValueError) as reason:
                 print(f"  {reason}", end="")
-            seen = measured_ms(workload, part)
-            print(f"{'-' if seen is None else format(seen / step_ms, '.2f'):>10}", end="")
+            seen = measured(workload, part)
+            print(f"{'-' if seen is None else format(seen, '.2f'):>10}", end="")
             if planned := planned_ms(recorded, budget, step_ms):
                 print(f"{planned[0] / step_ms:>10.2f}{planned[1]:>10.0f}", end="")
             print(flush=True)

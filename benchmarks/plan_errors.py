@@ -2,11 +2,11 @@
 
     python benchmarks/plan_errors.py [--only TEXT] [--write docs/plan.md]
 
-A row is a workload, a budget and a way to update of results/residency.json or residency_schedules.json, for
-which traces/ has a trace of a run in core. The engine of the second file makes the schedules that are
-predicted; that of the first one chose schedules by the order of operators alone. The prediction takes nothing
-but the trace, with the durations that it has, and the card profile "h200". Peaks are compared with those of
-the runs that the traces are of (traces/index.json), and with those without torch_uvm (the rows in core), less
+A row is a workload, a budget and a way to update of results/residency.json, residency_schedules.json or
+residency_h100.json, for which traces/ has a trace of a run in core. The engine of the last file is the one
+that is predicted; those of the others were older (docs/plan.md). The prediction takes nothing but the trace,
+of an H200, with the durations that it has, and the profile of the card. Peaks are compared with those of the
+runs that the traces are of (traces/index.json), and with those without torch_uvm (the rows in core), less
 cuBLAS's workspaces. --write puts both tables into the page, between its marks.
 """
 
@@ -31,7 +31,11 @@ from torch_uvm.traces import read_trace
 
 MIB = 1 << 20
 FOLDER = Path(__file__).resolve().parent
-RESULTS = ("residency.json", "residency_schedules.json")
+RESULTS = {  # and their cards
+    "residency.json": "h200",
+    "residency_schedules.json": "h200",
+    "residency_h100.json": "h100",
+}
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
 MARK = "<!-- benchmarks/plan_errors.py: {} -->"
 
@@ -72,14 +76,14 @@ class Peak:
         return self.predicted / self.measured - 1
 
 
-def measured_rows(name: str = RESULTS[0]) -> list[dict[str, Any]]:
+def measured_rows(name: str = "residency.json") -> list[dict[str, Any]]:
     """Rows of a file of results/ that ended well, of workloads with a trace; of equal ones the warmest."""
     stored = json.loads((FOLDER / "results" / name).read_text())
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in stored["rows"]:
         if row.get("status", "ok") == "ok" and row["workload"] in index():
             row = {"spike": False, "warm_up_steps": 0, "name": row["column"]} | row
-            row["date"] = stored["environment"]["date"][:10]
+            row |= {"date": stored["environment"]["date"][:10], "card": RESULTS[name]}
             key = (row["workload"], row["column"], row["name"], row["budget"])
             if key not in found or row["warm_up_steps"] >= found[key]["warm_up_steps"]:
                 found[key] = row
@@ -93,14 +97,14 @@ def index() -> dict[str, Any]:
 
 
 @cache
-def loop_of(workload: str, optimizer: str) -> Loop:
+def loop_of(workload: str, optimizer: str, card: str) -> Loop:
     """The loop of a workload's trace."""
     kind = "deferred" if optimizer == DEFERRED else "in_place"
     packed = (FOLDER / "traces" / index()[workload][kind]["file"]).read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
         path.write_bytes(lzma.decompress(packed))
-        return Loop(read_trace(path), load_card("h200"))
+        return Loop(read_trace(path), load_card(card))
 
 
 def step_rows(only: str = "") -> Iterator[Row]:
@@ -115,7 +119,7 @@ def step_rows(only: str = "") -> Iterator[Row]:
         optimizer = COLUMNS.get(row["column"])
         if optimizer is None or row["spike"] or only not in row["workload"]:
             continue
-        loop = loop_of(row["workload"], optimizer)
+        loop = loop_of(row["workload"], optimizer, row["card"])
         point = loop.point(row["budget"], optimizer)
         if point.step_ms is None:
             raise ValueError(f"{row['workload']}, {row['name']}: {point.note}")
@@ -133,7 +137,7 @@ def peak_rows(only: str = "") -> Iterator[Peak]:
         workspaces = [row["native_reserved"] for row in ours if row["column"] in COLUMNS]
         in_core = [row["max_allocated"] for row in ours if row["column"] == "in core"]
         plain = in_core[0] - workspaces[0] if in_core else None
-        peak = loop_of(workload, IN_PLACE).memory.peak_bytes
+        peak = loop_of(workload, IN_PLACE, "h200").memory.peak_bytes
         yield Peak(workload, peak, traces["in_place"]["peak_bytes"], plain)
 
 

@@ -85,9 +85,9 @@ def test_names_of_the_package_exist(document: Path) -> None:
             found = getattr(found, part)
 
 
-def measured(*names: str) -> list[str]:
+def measured(*names: str, file: str = "residency.json") -> list[str]:
     """Goals' values from the residency benchmark's results, formatted as in documents."""
-    goals = json.loads((ROOT / "benchmarks" / "results" / "residency.json").read_text())["goals"]
+    goals = json.loads((ROOT / "benchmarks" / "results" / file).read_text())["goals"]
     values = {goal["name"]: goal["value"] for goal in goals}
     return [f"{values[name]:.2f}" for name in names]
 
@@ -97,18 +97,19 @@ FSDP2 = [
     f"FSDP2 offload / engine at no more peak, {case}"
     for case in ("2k tokens", "16k tokens, checkpointing", "16k tokens")
 ]
+H100 = "residency_h100.json"
 SAVE_ON_CPU = [f"save_on_cpu / engine at no more peak, {case}" for case in ("2k tokens", "16k tokens", "CNN")]
 
 
 def test_figures_of_coming_from_are_those_of_the_results() -> None:
     """coming-from.md: step times of other means over ours, at no more memory."""
     sections = (DOCS / "coming-from.md").read_text().split("\n## ")
-    for title, names in {
-        "`torch.autograd.graph.save_on_cpu`": SAVE_ON_CPU[:2],
-        "FSDP2's `CPUOffloadPolicy`": FSDP2,
+    for title, figures in {
+        "`torch.autograd.graph.save_on_cpu`": measured(*SAVE_ON_CPU[:2]),
+        "FSDP2's `CPUOffloadPolicy`": measured(*FSDP2[:2], file=H100) + measured(FSDP2[2]),
     }.items():
         (section,) = (each for each in sections if each.startswith(title))
-        assert re.findall(r"\d\.\d+(?=\s+times)", section) == measured(*names)
+        assert re.findall(r"\d\.\d+(?=\s+times)", section) == figures
 
 
 def test_figures_of_the_performance_page_are_those_of_the_results() -> None:
@@ -117,12 +118,15 @@ def test_figures_of_the_performance_page_are_those_of_the_results() -> None:
     assert steps['... optimizer="deferred"'] == measured(*STEPS)
     others = table(page, "beside others, at no more memory: their step / ours")
     assert [cells[0] for cells in others.values()][:6] == measured(*FSDP2, *SAVE_ON_CPU)
+    newest = table(page, "a peer's step / ours, at no more memory")
+    assert [cells[2] for cells in newest.values()][:2] == measured(*FSDP2[1::-1], file=H100)
 
 
 def test_figures_of_the_readme_are_those_of_the_results() -> None:
     first_cells = [cells[0] for cells in table(ROOT / "README.md", "").values()]
-    for names, separator in ((STEPS, ", "), (FSDP2, "; "), (SAVE_ON_CPU[:2], "; ")):
-        assert separator.join(measured(*names)) in first_cells
+    assert ", ".join(measured(*STEPS, file=H100)) in first_cells
+    assert "; ".join(measured(*FSDP2[:2], file=H100) + measured(FSDP2[2])) in first_cells
+    assert "; ".join(measured(*SAVE_ON_CPU[:2])) in first_cells
 
 
 def test_the_index_has_every_document() -> None:
