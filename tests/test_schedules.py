@@ -103,6 +103,34 @@ class TestOfATrace:
         with pytest.raises(ValueError, match="no iteration that repeats"):
             schedules.schedule_of(ring(tmp_path / "run.trace", rounds=rounds), 4 * WEIGHT)
 
+    def test_a_cache_that_is_replaced_makes_a_schedule_of_two_steps(self, tmp_path: Path) -> None:
+        """The old one is freed once the new one is made, so there are two of them for an operator."""
+        path = tmp_path / "trace"
+        ring(path, weights=2)
+        lines = [json.loads(line) for line in path.read_text().splitlines()][:3]
+        lines.append({"storage": 100, "device": 0, "bytes": WEIGHT, "resident": True})
+        for step in range(12):
+            old, new = 100 + step, 101 + step
+            for at, (name, reads) in enumerate(
+                (("cat", [old]), ("use", [new]), ("first", [0]), ("second", [1]))
+            ):
+                number = 4 * step + at
+                lines.append(
+                    {"operator": name, "time": number, "in_place_ok": False, "reads": reads, "writes": []}
+                )
+                if at == 0:
+                    lines += [{"birth": new, "device": 0, "bytes": WEIGHT}, {"death": old}]
+                lines.append({"ran": number, "operators": 1, "us": 2000})
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        made = schedules.schedule_of(traces.read_trace(path), budget_for(3 * WEIGHT))
+        assert (made.steps, len(made.operators), len(made.values)) == (2, 8, 4)
+        assert problems(made) == []
+        assert made.in_core_ms == pytest.approx(8)
+        assert made.bytes_of("fetch") == 2 * WEIGHT, "a weight leaves for the second cache, in each step"
+        assert schedules.predict(made, RATES).step_ms == pytest.approx(8)
+        made.save(tmp_path / "schedule")
+        assert schedules.load_schedule(tmp_path / "schedule") == made
+
     def test_no_durations(self, tmp_path: Path) -> None:
         trace = ring(tmp_path / "run.trace")
         trace.groups.clear()

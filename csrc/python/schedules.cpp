@@ -52,10 +52,9 @@ std::optional<Followed> follow(const std::vector<TracedOperator>& operators, con
     policy.begin(std::hash<std::string>{}(name), accesses, in_place_ok);
     policy.end(births, workspace);
     const auto [schedule, position] = policy.schedule();
-    const bool is_first =
-        position == 0 && policy.counters().schedules_made != made; // of one of the operators before it
-    if (schedule != nullptr && (is_first || position + 1 == schedule->iteration.size())) {
-      const std::size_t end = is_first ? at : at + 1;
+    const bool is_new = position == 0 && policy.counters().schedules_made != made; // of the operators before this one
+    if (schedule != nullptr && (is_new || position + 1 == schedule->iteration.size())) {
+      const std::size_t end = is_new ? at : at + 1;
       if (end >= schedule->iteration.size()) {
         followed = Followed{*schedule, end - schedule->iteration.size()};
       }
