@@ -92,7 +92,6 @@ def cuda_environment(wheel: Path, version: str, left_out: str | None = None) -> 
         "PYTHONPATH": f"{site(wheel, version, left_out)}:{torch}",
         "LD_LIBRARY_PATH": f"{library}:{flavour.cudart().parent}",
         "LD_PRELOAD": str(library / "libabsent.so"),
-        "TORCH_UVM_DEVICE": "emu",  # else each import says that there is no GPU
     }
 
 
@@ -157,7 +156,6 @@ def try_version(wheel: Path, version: str, tests: list[str], jobs: int) -> dict[
     row["audit"] = f"lacks {', '.join(missing)}" if missing else "passed"
     print(f"{said}: control paths over the fake runtime", flush=True)
     fake = environment | {"TORCH_UVM_TEST_CUDA": "0"}  # no other flavour than the wheel's
-    del fake["TORCH_UVM_DEVICE"]  # the fake runtime has a device
     row["control"] = pytest(version, "control", CONTROL_PATHS, fake, jobs)
     environment = cuda_environment(wheel, version, left_out="cu13")
     said = loaded(environment, FOLDER / version)

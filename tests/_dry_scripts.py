@@ -149,6 +149,18 @@ for step in range(4):
 print("the end")
 """
 
+FAKE = (
+    HEAD
+    + """
+from torch._subclasses import FakeTensorMode
+
+with FakeTensorMode():
+    fake = torch.empty(1 << 22).detach() + torch.ones(1 << 22)
+print(type(fake).__name__, fake.device)
+"""
+    + TRANSFORMER
+)
+
 RANK = (
     HEAD
     + """

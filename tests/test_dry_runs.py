@@ -176,6 +176,12 @@ def test_scripts_that_name_cuda_get_the_emulated_accelerator(tmp_path: Path) -> 
     assert ("torch.compile", 1) in [(it.what, it.count) for it in found.stand_ins]
 
 
+def test_fake_tensors_are_left_to_their_mode(tmp_path: Path) -> None:
+    """DTensor asks for shapes under FakeTensorMode. Modes of PyTorch's own come after those of scripts."""
+    found = run_dry(tmp_path, scripts.FAKE, steps=1)
+    assert "FakeTensor cpu" in found.output.read_text()
+
+
 @pytest.mark.parametrize("sharded", [(), ("--sharded",)], ids=["ddp", "fsdp2"])
 def test_a_rank_runs_dry_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: tuple[str, ...]

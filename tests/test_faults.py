@@ -58,7 +58,7 @@ def _allocations(attempt: Attempts) -> None:
 def test_allocation(managed: bool) -> None:
     if managed:
         torch_uvm.enable(budget=None)
-    assert each_call_fails(_allocations, every=2) > 10
+    assert each_call_fails(_allocations, every=2) >= 10
 
 
 def test_pinned_memory_is_refused_as_memory() -> None:

@@ -212,7 +212,8 @@ class TestSending:
         used = torch_uvm.memory_allocated()
         arrived = sent(source)
         assert arrived.device == source.device and arrived.tolist() == [0, 1, 2, 3]
-        assert not torch_uvm.is_managed(arrived) and arrived.is_shared()
+        assert not torch_uvm.is_managed(arrived)
+        assert arrived.is_shared() or device != "cpu"  # before torch 2.13 False for `emu`
         arrived.zero_()
         assert x.tolist() == [0, 1, 2, 3]
         assert labels(x) == 2 and torch_uvm.is_managed(source) and y.data_ptr() == x.data_ptr()

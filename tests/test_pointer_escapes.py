@@ -201,7 +201,9 @@ class TestEscapes:
         def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a + 1 if a.data_ptr() == b.data_ptr() else a * 5
 
-        compiled = torch.compile(same, backend="eager", fullgraph=True)
+        # Before torch 2.13 a comparison of addresses splits the graph.
+        whole = torch.__version__ >= "2.13"
+        compiled = torch.compile(same, backend="eager", fullgraph=whole)
         x = torch.ones(3)
         assert torch.equal(compiled(x, x), same(x, x))
 
