@@ -69,12 +69,13 @@ def work():
 
 for _ in range(3):
     threading.Thread(target=work).start()
-"""
+""",
+            env={"TORCH_UVM_DEVICE": "emu"},
         )
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_with_delayed_work(self, spawn: Spawn) -> None:
-        env = {"TORCH_UVM_CONF": "emulated_schedule_seed:1"}
+        env = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "emulated_schedule_seed:1"}
         code = "x = torch.ones(1 << 20).pin_memory(); y = [x.to('emu', non_blocking=True) for _ in range(8)]"
         done = spawn(PRELUDE + code, env=env)
         assert (done.returncode, done.stderr) == (0, "")

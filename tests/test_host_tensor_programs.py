@@ -149,7 +149,7 @@ class TestProcesses:
         ids=["one", "moved", "in-modules", "switched-off", "graph", "pending-copy"],
     )
     def test_exit_with_live_ones(self, spawn: Spawn, alive: str) -> None:
-        done = spawn(PRELUDE + alive)
+        done = spawn(PRELUDE + alive, env={"TORCH_UVM_DEVICE": "emu"})
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_forked_children_read_them_and_make_ordinary_ones(self, spawn: Spawn) -> None:

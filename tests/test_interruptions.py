@@ -265,7 +265,7 @@ training.step(0)
 sys.modules["kept"] = (training, pending)
 graph = training.model(inputs[0].to("emu")).sum()
 """,
-            env={"TORCH_UVM_CONF": f"emulated_schedule_seed:{seed}"},
+            env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": f"emulated_schedule_seed:{seed}"},
             timeout=120,
         )
         assert (done.returncode, done.stderr) == (0, "")
