@@ -134,6 +134,22 @@ TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
   rig.allocator->free(more_than_half);
 }
 
+TEST(under_a_cap_large_pages_waste_little_of_a_request) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), false);
+  rig.allocator->set_cap(0, 1024 * MiB, true);
+  const auto rounded = [&](std::size_t bytes) {
+    Block* const block = rig.allocate(bytes);
+    const std::size_t found = rig.allocator->bytes(block);
+    rig.allocator->free(block);
+    return found;
+  };
+  CHECK_EQ(rounded(64 * MiB - 4), 64 * MiB);
+  CHECK_EQ(rounded(63 * MiB), 63 * MiB); // 1/63 of it would be wasted
+  CHECK_EQ(rounded(65 * MiB), 66 * MiB);
+  CHECK_EQ(rounded(13 * MiB + 1), 13 * MiB + 64 * KiB);
+  CHECK_EQ(rounded(639 * MiB), 640 * MiB);
+}
+
 TEST(large_requests_leave_a_hard_cap_a_share_for_segments_of_small_ones) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   constexpr std::size_t kShare = 8 * MiB; // 1/128 of the cap

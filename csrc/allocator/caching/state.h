@@ -18,6 +18,7 @@
 //   slides.cpp                     neighbours to push together to make room
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <memory>
@@ -36,8 +37,10 @@
 
 namespace torch_uvm {
 
-/// Rounding a request up may waste at most 1/kRoundingShare of the cap.
+/// Under a cap, rounding a request up to large pages may waste at most 1/kRoundingShare of the cap, and at most
+/// 1/kRoundingPart of the request.
 inline constexpr std::size_t kRoundingShare = 128;
+inline constexpr std::size_t kRoundingPart = 64;
 
 /// A request and what follows from its size.
 struct Request {
@@ -121,7 +124,8 @@ struct CachingManagedAllocator::State {
     const std::size_t bytes = round_up_to_division(requested, options.roundup_power2_divisions);
     const std::optional<std::size_t>& cap = cap_of(home);
     const std::size_t whole = block_bytes(bytes, cap ? kLargeRequest : kWholePagesRequest);
-    return cap && whole - bytes > *cap / kRoundingShare ? block_bytes(bytes, kLargestRequest) : whole;
+    const bool wastes = cap && whole - bytes > std::min(*cap / kRoundingShare, bytes / kRoundingPart);
+    return wastes ? block_bytes(bytes, kLargestRequest) : whole;
   }
   /// Takes a free block, orders the request's stream after the work of its free list, and allocates it.
   Block* take(Block* free, const Request& request, Lock& lock);
