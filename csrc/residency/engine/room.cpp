@@ -20,8 +20,8 @@ constexpr double kDirtyByte = 1;
 constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
-/// A retiring block matches a request if at most 1/8 of the block would be left over.
-constexpr std::size_t kSlackShare = 8;
+/// A retiring block matches a request if at most 1/64 of the block would be left over, as rounding wastes at most.
+constexpr std::size_t kSlackShare = 64;
 
 /// Maximum size of the blocks that a small request may evict by first fit. Larger blocks are chosen by cost.
 constexpr std::size_t kMaxForSmall = 32 * MiB;
