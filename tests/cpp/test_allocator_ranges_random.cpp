@@ -16,7 +16,8 @@ namespace {
 /// Bytes of the block that serves a request, as in CachingManagedAllocator::State::bytes_for.
 std::size_t bytes_of(std::size_t asked, std::optional<std::size_t> cap) {
   const std::size_t whole = block_bytes(asked, cap ? kLargeRequest : kWholePagesRequest);
-  return cap && whole - asked > *cap / 128 ? block_bytes(asked, kLargestRequest) : whole;
+  const bool wastes = cap && whole - asked > std::min(*cap / 128, asked / 64);
+  return wastes ? block_bytes(asked, kLargestRequest) : whole;
 }
 
 /// The least cost of evicting neighbours within one segment, found by trying every range of them.
