@@ -30,13 +30,14 @@ DEVICE = torch.device("emu", 0)
 def stable_segments() -> Iterator[None]:
     gc.collect()
     torch_uvm.empty_cache()
+    before = {each["key"]: each["value"] for each in _C.describe_options()}
     _C.set_option("segments", "stable")
     _C.set_option("stable_min", "1MiB")
     yield
     gc.collect()
     _C.request_budget(None, None)
-    _C.set_option("segments", "managed")
-    _C.set_option("stable_min", "8MiB")
+    for name in ("segments", "stable_min"):  # the whole suite may run with this home
+        _C.set_option(name, before[name])
     torch_uvm.empty_cache()
     assert _C.check_allocator() is None
 
