@@ -95,10 +95,10 @@ class TestResets:
         assert torch_uvm.max_memory_allocated("cpu") == 0
         assert torch_uvm.max_memory_allocated(0) == 4 * MIB
         assert torch_uvm.max_memory_allocated() == 8 * MIB
-        z = _device(1)
+        z = _device(2)
         torch_uvm.reset_peak_memory_stats()
         for home in (None, 0):
-            assert torch_uvm.max_memory_allocated(home) == torch_uvm.memory_allocated(home) == MIB
+            assert torch_uvm.max_memory_allocated(home) == torch_uvm.memory_allocated(home) == 2 * MIB
             assert torch_uvm.max_memory_reserved(home) == torch_uvm.memory_reserved(home)
         del z
 
@@ -222,7 +222,7 @@ class TestFragmentation:
         del host
 
     def test_is_in_the_summary(self) -> None:
-        x = _device(4)
+        x = torch.empty(100, device=DEVICE)  # the rest of its segment is a free piece
         table = torch_uvm.memory_fragmentation()["table"]
         assert "free piece" in table and table in torch_uvm.memory_summary()
         assert "free piece" not in torch_uvm.memory_summary(abbreviated=True)
