@@ -30,7 +30,7 @@ def python_path(*folders: Path) -> str:
 class Spawn:
     """Runs Python in a fresh process and an empty folder, with none of our variables set.
 
-    options: of TORCH_UVM_CONF for each process, before those of the test
+    options: of TORCH_UVM_CONF for each process, before those of the test, unless those name the segments
     """
 
     def __init__(self, folder: Path, options: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Spawn:
                 environment.pop(key, None)
             else:
                 environment[key] = value
-        if self.options is not None:
+        if self.options is not None and "segments:" not in environment.get(CONF, ""):
             environment[CONF] = ",".join(filter(None, [self.options, environment.get(CONF)]))
         command = [sys.executable, *(["-c", textwrap.dedent(code)] if code is not None else []), *args]
         done = subprocess.run(
