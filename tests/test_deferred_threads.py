@@ -137,6 +137,7 @@ class TestStreams:
                 torch_uvm._C.flush_all_pending()  # runs them on `side`, without a wait
             else:
                 torch_uvm.set_budget(None)
+                flags |= 32 * (not side.query())  # none would wait: no operator is observed now
             assert torch_uvm._C.pending_updates() == 0
             if look == "another stream":
                 flags |= 1 * differ(other)
@@ -154,8 +155,14 @@ class TestStreams:
         return flags
     """
 
-    def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn) -> None:
-        assert across_seeds(spawn, textwrap.indent(textwrap.dedent(self.STEPS), " " * 4), count=12) == 0
+    @pytest.mark.parametrize("segments", ["managed", "stable"])
+    def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn, segments: str) -> None:
+        home = f"""
+        torch_uvm._C.set_option("segments", "{segments}")
+        torch_uvm._C.set_option("stable_min", "1MiB")
+        """
+        steps = textwrap.dedent(home) + textwrap.dedent(self.STEPS)
+        assert across_seeds(spawn, textwrap.indent(steps, " " * 4), count=8) == 0
 
     def test_operators_wait_beside_a_thread_that_waits_for_an_address(self, spawn: Spawn) -> None:
         done = spawn("""
