@@ -170,6 +170,10 @@ class Results:
             raise NoResult(f"operator {op} has results that a dry run cannot know: {error}") from None
         if op is torch.ops.aten.convolution.default:
             returned = _formatted(returned, meta_args[0], meta_args[1])
+        elif op is torch.ops.aten.native_group_norm.default:
+            # The meta kernel of torch 2.14 loses the format.
+            format = suggest_memory_format(meta_args[0])
+            returned = (returned[0].contiguous(memory_format=format), *returned[1:])
         elif op is torch.ops.aten.native_group_norm_backward.default and returned[0] is not None:
             # The meta kernel promotes the gradient to the weight's dtype; devices return the input's.
             returned = (returned[0].to(meta_args[1].dtype), *returned[1:])
