@@ -74,7 +74,8 @@ def resolve(path):
 def here(when):
     from torch_uvm import _C
     backend = _C.backend()
-    return ("CUDA" not in when or backend == "cuda") and ("emu" not in when or backend == "emulated")
+    named = ("CUDA" not in when or backend == "cuda") and ("emu" not in when or backend == "emulated")
+    return named and ("torch 2.13 and later" not in when or torch.__version__ >= "2.13")
 
 def expect(*begins, then):
     global before
