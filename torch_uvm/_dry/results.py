@@ -171,9 +171,7 @@ class Results:
         if op is torch.ops.aten.convolution.default:
             returned = _formatted(returned, meta_args[0], meta_args[1])
         elif op is torch.ops.aten.native_group_norm.default:
-            # The meta kernel of torch 2.14 loses the format.
-            format = suggest_memory_format(meta_args[0])
-            returned = (returned[0].contiguous(memory_format=format), *returned[1:])
+            returned = (_formatted(returned[0], meta_args[0]), *returned[1:])
         elif op is torch.ops.aten.native_group_norm_backward.default and returned[0] is not None:
             # The meta kernel promotes the gradient to the weight's dtype; devices return the input's.
             returned = (returned[0].to(meta_args[1].dtype), *returned[1:])
@@ -181,9 +179,12 @@ class Results:
         return _described(returned, numbers)
 
 
-def _formatted(result: Tensor, given: Tensor, weight: Tensor) -> Tensor:
-    """A convolution's result in the format that devices give it. Its meta kernel does not look at formats."""
-    formats = {suggest_memory_format(it) for it in (given, weight)} - {torch.contiguous_format}
+def _formatted(result: Tensor, *given: Tensor) -> Tensor:
+    """A result in the format that devices give it.
+
+    The meta kernels of convolutions, and of group norm in torch 2.14, do not look at formats.
+    """
+    formats = {suggest_memory_format(it) for it in given} - {torch.contiguous_format}
     return result.contiguous(memory_format=formats.pop()) if formats else result
 
 
