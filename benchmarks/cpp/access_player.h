@@ -182,7 +182,7 @@ class Player {
     turn_to_next_stream();
     runtime_.pass_on_host(trace_.groups.empty() ? settings_.host_us / 1e3 : 0);
     for (const Made& found : op.found) {
-      make(found);
+      record_of(make(found)); // a storage without a record cannot be evicted for the next one
     }
     compute_ms_ += ms;
     Engine::Frame frame;
