@@ -139,13 +139,13 @@ __all__ = [
 
 __version__ = VERSION
 
-register_rules()
-watch_dynamo()
 try:
     apply_environment()
 except (ValueError, RuntimeError) as error:
     end_as_command(error)
     raise
+register_rules()  # once the import cannot fail any more: torch 2.12 refuses to register a rule again
+watch_dynamo()
 accept_managed_keyword(move_or_copy)
 hint_at_the_end()
 del accept_managed_keyword, apply_environment, end_as_command, hint_at_the_end

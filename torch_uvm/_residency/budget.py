@@ -89,23 +89,11 @@ def request(text: str, device: int | None = None) -> None:
     if text != "none":
         install.for_budgets()
     _C.flush_all_pending()  # before their budget is replaced
-    if text == "none":
-        _wait_for_work(device)
     _C.request_budget(device, text)
     deferred_updates.try_again()
     warn_if_cut()
     if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
         _C.make_known(_managed_tensors())
-
-
-def _wait_for_work(device: int | None) -> None:
-    """Waits for the work of devices whose budget ends, deferred updates among it.
-
-    Without a budget no operator is observed, so none waits for an update that ran on another stream.
-    """
-    for index in range(torch.accelerator.device_count() if _C.in_use() else 0):
-        if device in (None, index) and _C.budget_of(index) is not None:
-            torch.accelerator.synchronize(index)
 
 
 def _managed_tensors() -> list[torch.Tensor]:

@@ -101,6 +101,8 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     memory_.set_cap(device, std::nullopt, false);
     try {
       bring_back(device, lock);
+      // Work of the caller's, such as deferred updates on the streams of their steps: no later operator waits for it.
+      runtime_.synchronize_device(device);
     } catch (...) {
       memory_.set_cap(device, changed.cap, changed.hard);
       throw;
