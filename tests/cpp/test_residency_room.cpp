@@ -297,6 +297,28 @@ TEST(a_request_waits_for_a_free_by_another_thread) {
   rig.check_engine();
 }
 
+/// An operator that needs more than a budget exceeds it. One that needs exactly as much does so, too, if something
+/// small lies beside it: otherwise it would fail where it runs within a smaller budget.
+TEST(a_request_for_all_of_a_hard_budget_is_served_beside_little) {
+  const auto make = [](Rig& rig, std::size_t bytes) {
+    return rig.memory.allocate(bytes, Location::device(0), kStream);
+  };
+  for (const std::size_t share : {64, 32}) {
+    Rig rig;
+    const std::size_t cap = *rig.memory.cap(0);
+    Block* const little = make(rig, cap / share);
+    Block* const all = make(rig, cap);
+    CHECK_EQ(rig.engine.statistics().over_budget, 1);
+    rig.memory.free(all);
+    rig.memory.free(little);
+  }
+  Rig rig;
+  const std::size_t cap = *rig.memory.cap(0);
+  Block* const more = make(rig, cap / 16);
+  CHECK_THROWS(OutOfMemory, make(rig, cap - cap / 32));
+  rig.memory.free(more);
+}
+
 /// A memory-pressure callback that signals each call and forwards it to the engine's.
 class Asked final : public PressureCallback {
  public:

@@ -22,7 +22,8 @@ constexpr int kMaxUrgent = -1; ///< priority of the engine's streams
 constexpr std::size_t kMaxStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
 
 // The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
-// driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget.
+// driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget. As
+// much may lie beside an operator that needs all of a hard budget (may_exceed).
 constexpr std::size_t kBeyondShare = 32;
 constexpr std::size_t kUnusedShare = 16;
 
@@ -282,9 +283,10 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
     }
   }
   const std::size_t allocated = allocated_bytes(home.index);
-  if (device.regions != 0 || device.running != 0) {
-    used += allocated - std::min(allocated, known); // results of running operators have no record yet
-  }
+  const std::size_t unknown = allocated - std::min(allocated, known);
+  // Results of running operators have no record yet. Storages that are too small to move have none either. A few of
+  // them are room that no operator has: without them a budget would fail where a smaller one is exceeded.
+  used += device.regions != 0 || device.running != 0 ? unknown : std::min(unknown, device.cap / kBeyondShare);
   // Storages created while the device was idle and not used since have no record yet. Count them as evictable.
   evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
   const std::size_t stays = allocated - std::min(allocated, evictable);
