@@ -1,8 +1,8 @@
 """Runs the suite with the other home of device copies, `segments:stable`: `make test-stable`.
 
-`pytest tests --stable-home` sets the option for the process that runs the tests, and for the processes that
-the files in WITH_CHILDREN start. LEFT_OUT names the tests that need managed segments, with the reason. They
-are skipped.
+`pytest tests --stable-home` sets the option for the process that runs the tests, and for those that tests
+start and that do not choose a home themselves. LEFT_OUT names the tests that need managed segments, with the
+reason. They are skipped.
 """
 
 from __future__ import annotations
@@ -10,34 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 VARIABLE = "TORCH_UVM_CONF"
 CONF = "segments:stable,stable_min:1MiB"
 
-#: Files whose tests start processes that have this home, too. Those of other files have managed segments.
-WITH_CHILDREN = (
-    "test_budget_control_flow.py",
-    "test_budget_devices.py",
-    "test_budget_exceeded.py",
-    "test_compiled_regions.py",
-    "test_deferred_ends.py",
-    "test_deferred_threads.py",
-    "test_emulated_rows.py",
-    "test_exports_and_budgets.py",
-    "test_faults.py",
-    "test_interrupted_calls.py",
-    "test_races.py",
-    "test_residency_stats.py",
-    "test_soak_training.py",
-    "test_stable_addresses.py",
-    "test_streams_and_events.py",
-)
-
 LOOKS = "test_deferred_looks.py::TestLooks::test_finds_the_bits_of_a_step_at_once"
 GUARD = "test_guard.py::TestEveryWay"
+LOG = "test_log.py::TestTheEngine"
 #: The ways to managed memory that make a range. Those by name make managed segments.
 WAYS = ("the switch", "plain to", "a tensor from a file's sizes", "an operator", "a gradient", "resize_")
 LEFT_OUT: dict[str, tuple[str, ...]] = {
@@ -47,6 +28,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_budget_foreign_code.py::TestForeignCode::test_numpy_on_a_cpu_label",
         "test_checkpoint_files.py::test_safetensors_of_a_cpu_label",
         "test_deferred_at_once.py::TestNotDeferred::test_parameters_with_a_cpu_label",
+        "test_fork_and_exit.py::TestDataLoader::test_two_forked_workers_read_a_managed_dataset",
+        "test_fork_and_exit.py::TestExit::test_with_live_objects[moved]",
+        "test_fork_and_exit.py::TestFork::test_child_reads_the_parents_host_tensors",
+        "test_interruptions.py::TestEnds::test_a_child_with_shared_memory_and_aliases_is_killed",
         f"{LOOKS}[adamw fused-numpy of the cpu label]",
         f"{LOOKS}[adamw fused-dlpack]",
         f"{LOOKS}[adamw foreach-numpy of the cpu label]",
@@ -74,8 +59,11 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_budget_devices.py::test_with_a_foreach_optimizer",
         "test_budget_exceeded.py::TestLargerThanTheBudget::test_an_operator_that_exceeds_a_hard_budget_alone",
         "test_compiled_regions.py::TestLargerThanTheBudget::test_inputs_are_used_on_the_host[8388608]",
+        f"{LOG}::test_the_remedy_for_an_optimizer_that_exceeds_the_budget_is_logged[fused=True-False]",
     ),
     "needs more than the device has; pages of managed segments leave it, ranges are refused": (
+        "test_device_memory.py::TestPlainMemory::test_other_devices_have_their_own",
+        "test_environment.py::TestOptions::test_set_options_and_configure_the_accelerator",
         "test_device_memory.py::TestManagedMemory::test_leaves_plain_memory_as_it_is",
         "test_device_memory.py::TestManagedMemory::test_one_tensor_may_be_larger",
         "test_device_memory.py::TestSwitching::test_resizing_follows_the_switch",
@@ -90,29 +78,25 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_memory_stats.py::TestStats::test_a_refusal_is_counted_and_names_the_bytes",
         "test_out_of_memory.py::TestUnderALimit::test_retried_with_smaller_batches",
     ),
-    "has a budget, or a bound on bytes moved, without room for sizes rounded up to 2 MiB": (
+    "has a budget, or a bound on bytes, without room for sizes rounded up to 2 MiB": (
         "test_budget_training.py::TestInference::test_equal_layers_are_one_step",
         "test_deferred_bits.py::TestBits::test_equal_at_every_budget[sgd]",
+        "test_dry_runs.py::test_operators_and_peak_are_those_of_a_real_run",
+        "test_interruptions.py::TestMemory::test_pinned_memory_is_refused",
         "test_loops.py::test_a_growing_cache_moves_what_the_budget_lacks",
         "test_schedules.py::TestBesideTheEngine::test_it_moves_at_least_what_the_schedule_says",
+        "test_tight_budgets.py::TestGraphNetwork::test_operators_that_fit_stay_within_the_budget[1.1]",
+    ),
+    "limits the size of files, which is the memory of ranges on the emulated accelerator": (
+        "test_interruptions.py::TestDisk::test_a_recording_on_a_full_disk",
     ),
     "counts the bytes of staging buffers; copies of ranges have none": (
         "test_staging.py::test_slots_count_against_the_budget_and_end_with_it[64KiB-262144]",
         "test_staging.py::test_slots_count_against_the_budget_and_end_with_it[1GiB-2097152]",
+        "test_staging.py::test_under_delayed_schedules",
     ),
-    "starts all its processes with managed segments": (
-        "test_both_sides.py",
-        "test_distributed.py",
-        "test_cli.py",
-        "test_cli_info.py",
-        "test_bench_residency_runs.py",
-        "test_documented_code.py",
-        "test_dry_runs.py",
-        "test_example_embedding.py",
-        "test_example_lora.py",
-        "test_examples.py",
-        "test_plan_dry.py",
-        "test_programs.py",
+    "expects the environment of other tests in a message": (
+        "test_cli_info.py::TestInfo::test_a_failed_import_is_reported_in_one_line",
     ),
     "has no device memory of its own: documents, packages, C++, CUDA, plans": (
         "gpu",
@@ -140,8 +124,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
 }
 
-CHILDREN = "starts processes with managed segments"
-
 
 def choose() -> None:
     """Sets the option for this process. torch_uvm reads it when it is imported."""
@@ -161,14 +143,12 @@ def leave_out(items: Iterable[pytest.Item], whole: bool) -> None:
         names = {file, file.partition("/")[0], f"{file}::{test}", f"{file}::{test.partition('[')[0]}"}
         unknown -= names
         known = [reasons[name] for name in names if name in reasons]
-        if not known and "spawn" in getattr(item, "fixturenames", ()) and file not in WITH_CHILDREN:
-            known = [CHILDREN]
         if known:
             item.add_marker(pytest.mark.skip(reason=known[0]))
     if whole and unknown:
         raise pytest.UsageError(f"tests/_stable_home.py names tests that do not exist: {sorted(unknown)}")
 
 
-def options_of_children(file: Path) -> str | None:
-    """The options of the processes that this file's tests start; None: those of the tests."""
-    return CONF if os.environ.get(VARIABLE) == CONF and file.name in WITH_CHILDREN else None
+def options_of_children() -> str | None:
+    """The options of the processes that tests start; None: those of the tests."""
+    return CONF if os.environ.get(VARIABLE) == CONF else None

@@ -58,8 +58,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture
-def spawn(tmp_path: Path, request: pytest.FixtureRequest) -> Spawn:
-    return Spawn(tmp_path, _stable_home.options_of_children(request.path))
+def spawn(tmp_path: Path) -> Spawn:
+    return Spawn(tmp_path, _stable_home.options_of_children())
 
 
 @pytest.fixture(scope="module", autouse=True)
