@@ -23,7 +23,7 @@ constexpr std::size_t kMaxStagedShare = 8; ///< all slots together get at most 1
 
 // The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
 // driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget. As
-// much may lie beside an operator that needs all of a hard budget (may_exceed).
+// much in small storages may lie beside an operator that needs all of a hard budget (may_exceed).
 constexpr std::size_t kBeyondShare = 32;
 constexpr std::size_t kUnusedShare = 16;
 
@@ -102,7 +102,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     memory_.set_cap(device, std::nullopt, false);
     try {
       bring_back(device, lock);
-      // Work of the caller's, such as deferred updates on the streams of their steps: no later operator waits for it.
+      // Later operators are not observed, so none of them waits for work of other streams, such as deferred updates.
       runtime_.synchronize_device(device);
     } catch (...) {
       memory_.set_cap(device, changed.cap, changed.hard);
@@ -284,8 +284,8 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   }
   const std::size_t allocated = allocated_bytes(home.index);
   const std::size_t unknown = allocated - std::min(allocated, known);
-  // Results of running operators have no record yet. Storages that are too small to move have none either. A few of
-  // them are room that no operator has: without them a budget would fail where a smaller one is exceeded.
+  // Results of running operators have no record yet. Storages that are too small to move have none either: up to
+  // 1/kBeyondShare of the cap they count as the operator's, or a request would fail where it exceeds a smaller budget.
   used += device.regions != 0 || device.running != 0 ? unknown : std::min(unknown, device.cap / kBeyondShare);
   // Storages created while the device was idle and not used since have no record yet. Count them as evictable.
   evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
