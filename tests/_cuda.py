@@ -29,6 +29,17 @@ def runtime() -> Any:
     raise LookupError("no CUDA runtime is loaded")
 
 
+def copy(target: int, source: int, count: int, stream: int | None = None) -> None:
+    """Copies by CUDA itself, without an operator. Synchronous without a stream."""
+    default = 4  # cudaMemcpyDefault
+    arguments = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(count), default
+    if stream is None:
+        status = runtime().cudaMemcpy(*arguments)
+    else:
+        status = runtime().cudaMemcpyAsync(*arguments, ctypes.c_void_p(stream))
+    assert status == 0, status
+
+
 def memory_kind(address: int) -> int:
     """cudaMemoryType: 0 unregistered, 1 host, 2 device, 3 managed."""
     attributes = (ctypes.c_int * 64)()  # larger than any version's cudaPointerAttributes; `type` comes first

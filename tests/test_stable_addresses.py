@@ -252,6 +252,79 @@ class TestAddresses:
         assert torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()
 
 
+@torch.library.custom_op("torch_uvm_tests::captured", mutates_args=())
+def captured(x: torch.Tensor) -> int:
+    """Captures a graph of which only this operator's operand is known."""
+    graph = _C.begin_capture()
+    _C.end_capture(graph)
+    return graph
+
+
+@torch.library.custom_op("torch_uvm_tests::launched", mutates_args=())
+def launched(x: torch.Tensor, graph: int, address: int) -> float:
+    """Launches a graph, which reads a float."""
+    assert _C.enter_launch(graph) is None
+    torch.accelerator.synchronize()
+    return ctypes.c_float.from_address(address).value
+
+
+@pytest.mark.usefixtures("small_budget")
+class TestLaunches:
+    @pytest.fixture
+    def x(self) -> torch.Tensor:
+        return torch.ones(MIB // 2, device="emu")
+
+    @pytest.fixture
+    def graph(self, x: torch.Tensor) -> Iterator[int]:
+        graph = captured(x)
+        yield graph
+        _C.release_capture(graph)
+
+    def test_a_launch_brings_the_bytes_back(self, x: torch.Tensor, graph: int) -> None:
+        address = x.data_ptr()
+        for _ in range(3):
+            press()
+            assert torch_uvm.residency(x) == {torch.device("cpu"): x.nbytes}
+            region = _C.enter_launch(graph)
+            assert region is not None
+            assert torch_uvm.residency(x) == {DEVICE: x.nbytes}
+            torch.accelerator.synchronize()  # the graph's work would wait for the fetch
+            assert ctypes.c_float.from_address(address).value == 1
+            _C.leave_region(region, None)
+
+    def test_a_launch_within_an_operator(self, x: torch.Tensor, graph: int) -> None:
+        address = x.data_ptr()
+        press()
+        assert launched(torch.ones(MIB, device="emu"), graph, address) == 1
+        assert torch_uvm.residency(x) == {DEVICE: x.nbytes} and _C.check_residency() is None
+
+    def test_without_device_memory_nothing_is_launched(self, x: torch.Tensor, graph: int) -> None:
+        press()
+        gc.collect()
+        torch_uvm.empty_cache()
+        with torch_uvm.disabled():
+            balloon = torch.empty(torch.accelerator.get_memory_info()[0], dtype=torch.uint8, device="emu")
+        with pytest.raises(torch.OutOfMemoryError, match="that a captured graph uses"):
+            _C.enter_launch(graph)
+        del balloon
+        torch.accelerator.empty_cache()
+        region = _C.enter_launch(graph)
+        assert region is not None and torch_uvm.residency(x) == {DEVICE: x.nbytes}
+        _C.leave_region(region, None)
+        assert bool((x == 1).all()) and _C.check_residency() is None
+
+    def test_its_updates_are_not_deferred(self, steps_at_once_afterwards: None) -> None:
+        torch_uvm.enable(budget=16 * MIB, optimizer="deferred")
+        parameters = [nn.Parameter(torch.ones(MIB // 2, device="emu")) for _ in range(2)]
+        graph = captured(parameters[0].detach())
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        optimizer.step()
+        assert _C.pending_updates() == 1
+        _C.release_capture(graph)
+
+
 class TestBudgets:
     def test_lifting_the_budget_brings_everything_back(self) -> None:
         begin(16 * MIB)

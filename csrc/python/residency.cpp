@@ -75,7 +75,7 @@ bool addresses_stay() {
     return true;
   }
   const Engine* const engine = engine_in_use();
-  return !may_need_updates() && (engine == nullptr || !engine->is_awake());
+  return !may_need_updates() && (engine == nullptr || !(engine->is_awake() || engine->has_open_captures()));
 }
 
 PyObject* data_ptr(PyObject* self, PyObject* /*unused*/) {

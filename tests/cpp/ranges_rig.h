@@ -185,6 +185,21 @@ struct Rig {
       std::memset(used.front()->ptr, used.front()->content, used.front()->bytes);
     });
   }
+  /// Uses the storages, and evicts them after that.
+  void evict(const std::vector<Storage*>& used) {
+    engine.evict_after_operators(true);
+    use(used);
+    engine.evict_after_operators(false);
+    for (Storage* const storage : used) {
+      CHECK(storage->block == nullptr);
+    }
+  }
+  /// Makes storages of more than the budget, so that all others that can go are evicted.
+  void press() {
+    for (std::size_t count = 0; count < kBudget / kBytes + 2; ++count) {
+      make();
+    }
+  }
   void is_well(bool within = true) {
     for (const auto& storage : storages) {
       CHECK(storage->ptr == storage->address);

@@ -93,8 +93,10 @@ TEST(an_eviction_waits_for_the_last_launch_of_a_released_graph) {
   capture(rig, captured, true);
   rig.engine.end_capture(graph);
   const Stream launches = rig.runtime.create_stream(0, 0);
-  rig.engine.replayed(graph, launches);
-  rig.engine.replayed(graph, launches);
+  for (int launch = 0; launch < 2; ++launch) {
+    const Engine::Lock lock(rig.engine);
+    CHECK(rig.engine.launched(graph, launches).empty());
+  }
   rig.engine.release_capture(graph);
   rig.runtime.hold(launches);
   const Event launched = rig.runtime.create_event(0, false);

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
-from _cuda import MIB, runtime
+from _cuda import MIB, copy
 from _cuda_budget import churn
 
 import torch_uvm
 
 pytestmark = pytest.mark.usefixtures("to_the_last_bit")
-
-
-def copy(target: int, source: int, count: int) -> None:
-    """Copies by CUDA itself, without an operator. Synchronous."""
-    default = 4  # cudaMemcpyDefault
-    status = runtime().cudaMemcpy(
-        ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(count), default
-    )
-    assert status == 0, status
 
 
 class TestAddresses:
@@ -105,6 +95,21 @@ class TestGraphs:
         assert torch_uvm.residency_stats()["written_back"]["bytes"] > before
         assert torch.device("cpu") in torch_uvm.residency(weight), "the tensor is still pinned"
         assert weight[7].item() == 7, "the graph's writes are lost"
+
+    def test_an_address_that_was_asked_for_in_a_capture(self) -> None:
+        """As by a launcher of kernels that are no operators. No operator of the graph uses the tensors."""
+        source, target = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            stream = torch.cuda.current_stream().cuda_stream
+            copy(target.data_ptr(), source.data_ptr(), source.nbytes, stream)
+        kept = [torch.zeros(MIB, device="cuda") for _ in range(12)]
+        for turn in range(3):
+            churn(kept)
+            source.fill_(turn + 1.0)
+            graph.replay()
+            churn(kept)
+            assert bool((target == turn + 1).all())
 
     def test_captured_before_there_is_a_budget(self) -> None:
         torch_uvm.set_budget(None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from _cuda import MIB
+from _cuda import MIB, copy
 from _cuda_budget import OPTIMIZERS, Transformer, check, churn, mlp, tokens, training, vectors
 from torch import nn
 
@@ -61,21 +62,6 @@ class TestAddresses:
         for each in pressure:
             assert bool((each == 6).all())
 
-    def test_a_graph_captured_on_an_address(self, pressure: list[torch.Tensor]) -> None:
-        table, result = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.add(table, 1, out=result)
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph):
-            torch.add(table, 1, out=result)
-        for turn in range(3):
-            churn(pressure)
-            table.add_(1)
-            graph.replay()
-            assert torch.equal(result, torch.arange(float(MIB), device="cuda") + turn + 2)
-
     def test_freed_on_either_side(self, pressure: list[torch.Tensor]) -> None:
         churn(pressure)
         records = torch_uvm.residency_stats()["records"]
@@ -86,3 +72,112 @@ class TestAddresses:
                 assert torch_uvm.residency(x) == {torch.device("cpu"): x.nbytes}
             del x
         assert torch_uvm.residency_stats()["records"] == records
+
+
+class CapturedTraining:
+    """A model of 12 MiB whose training step is a captured graph. A call launches it and returns its loss."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(3))).cuda()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        self.x = torch.randn(64, 1024).cuda()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.step()
+
+    def step(self) -> torch.Tensor:
+        loss: torch.Tensor = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    def __call__(self) -> float:
+        self.graph.replay()
+        return self.loss.item()
+
+
+class TestGraphs:
+    """Captured graphs pin no storage with an address range: they are evicted between launches."""
+
+    @pytest.fixture
+    def pressure(self, stable_segments: None) -> list[torch.Tensor]:
+        torch_uvm.enable(budget=24 * MIB)
+        return [torch.zeros(MIB, device="cuda") for _ in range(10)]  # 40 MiB
+
+    def test_inputs_and_results_are_evicted_between_launches(self, pressure: list[torch.Tensor]) -> None:
+        table, result = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")
+        addresses = table.data_ptr(), result.data_ptr()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.add(table, 1, out=result)
+            table.add_(1)
+        evicted = {0: 0, 1: 0}
+        for turn in range(5):
+            churn(pressure)
+            for index, each in enumerate((table, result)):
+                evicted[index] += torch_uvm.residency(each) == {torch.device("cpu"): each.nbytes}
+            graph.replay()
+            churn(pressure)
+            assert torch.equal(result, torch.arange(float(MIB), device="cuda") + turn + 1)
+            assert torch.equal(table, result)
+        assert all(evicted.values()) and (table.data_ptr(), result.data_ptr()) == addresses
+        del graph
+        gc.collect()
+        churn(pressure)
+        assert torch.equal(table, result)
+        assert torch_uvm.residency_stats()["failures"] == 0 and _C.check_residency() is None
+
+    def test_two_graphs_that_do_not_fit_together(self) -> None:
+        """Two models of 36 MiB with gradients and momenta. A graph has the whole step."""
+        torch_uvm.enable(budget=None)
+        programs = [CapturedTraining(seed) for seed in range(2)]
+        expected = [programs[index]() for _ in range(4) for index in range(2)]
+        del programs
+        gc.collect()
+        torch_uvm.enable(budget=40 * MIB)
+        programs = [CapturedTraining(seed) for seed in range(2)]
+        torch_uvm.reset_residency_stats()
+        for turn in range(8):
+            assert programs[turn % 2]() == expected[turn], turn
+        figures = torch_uvm.residency_stats()
+        assert figures["written_back"]["count"] > 0 and figures["failures"] == 0, figures
+        assert _C.check_residency() is None
+
+    def test_launches_on_two_streams(self, pressure: list[torch.Tensor]) -> None:
+        table = torch.zeros(MIB, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            table.add_(1)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        for turn in range(8):
+            stream = streams[turn % 2]
+            stream.wait_stream(streams[(turn + 1) % 2])
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(100_000)
+                graph.replay()
+            churn(pressure)  # evicts the table, after the launch
+        torch.cuda.synchronize()
+        assert bool((table == 8).all())
+
+    def test_an_address_that_was_asked_for_in_a_capture(self, pressure: list[torch.Tensor]) -> None:
+        """As by a launcher of kernels that are no operators."""
+        source, target = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            stream = torch.cuda.current_stream().cuda_stream
+            copy(target.data_ptr(), source.data_ptr(), source.nbytes, stream)
+        for turn in range(3):
+            source.add_(1)
+            churn(pressure)
+            graph.replay()
+            churn(pressure)
+            assert torch.equal(target, torch.arange(float(MIB), device="cuda") + turn + 1)

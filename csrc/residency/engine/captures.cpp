@@ -1,4 +1,5 @@
 // Graph captures: a captured storage keeps its address, on the device or on the host, for the lifetime of the graph.
+// One in an address range keeps it anyway: it is an operand of each launch, and may be evicted between them.
 #include <algorithm>
 
 #include "residency/engine/residency_engine.h"
@@ -15,15 +16,44 @@ std::uint64_t ResidencyEngine::begin_capture() {
 void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
   const Lock lock(*this);
   const auto found = captures_.find(capture);
-  if (found != captures_.end() && found->second.open) {
-    found->second.open = false;
-    open_captures_.fetch_sub(1, std::memory_order_relaxed);
+  if (found == captures_.end() || !found->second.open) {
+    return;
   }
+  found->second.open = false;
+  open_captures_.fetch_sub(1, std::memory_order_relaxed);
+  std::erase_if(found->second.pinned, [&](const auto& pinned) {
+    Record* const record = find(pinned.first);
+    if (record == nullptr || record->range == nullptr || !record->is_in_range()) {
+      return record == nullptr;
+    }
+    try {
+      found->second.operands.push_back({pinned.first, pinned.second});
+    } catch (...) { // no host memory: it stays pinned
+      ++failures_;
+      return false;
+    }
+    ++record->graphs;
+    unpin_address(*record);
+    return true;
+  });
 }
 
 void ResidencyEngine::pin_address(Record& record) {
   count_pin(record);
   ++record.captured;
+}
+
+void ResidencyEngine::unpin_address(Record& record) noexcept {
+  --record.captured;
+  unpin(&record);
+}
+
+void ResidencyEngine::pin_for(Capture& capture, Record& record, bool writes) {
+  const auto [place, is_new] = capture.pinned.try_emplace(record.id, writes);
+  place->second = place->second || writes;
+  if (is_new) {
+    pin_address(record);
+  }
 }
 
 void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
@@ -42,8 +72,8 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
         pin_address(record); // a capture we were not told of: its graph's end is not reported
       }
       for (auto& [id, capture] : captures_) {
-        if (capture.open && capture.pinned.insert(record.id).second) {
-          pin_address(record); // with several open captures, pin it for each: the right one is unknown
+        if (capture.open) {
+          pin_for(capture, record, operand.writes); // with several open captures, for each: the right one is unknown
         }
       }
     } catch (...) {
@@ -54,12 +84,19 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
   }
 }
 
-void ResidencyEngine::replayed(std::uint64_t capture, Stream stream) {
-  const Lock lock(*this);
+std::vector<Engine::Operand> ResidencyEngine::launched(std::uint64_t capture, Stream stream) {
+  std::vector<Operand> operands;
   const auto found = captures_.find(capture);
-  if (found != captures_.end() && std::ranges::find(found->second.streams, stream) == found->second.streams.end()) {
-    found->second.streams.push_back(stream);
+  if (found == captures_.end()) {
+    return operands;
   }
+  add_stream(found->second.streams, stream);
+  for (const Access& access : found->second.operands) {
+    if (Record* const record = find(access.storage)) { // else it was freed before the graph was
+      operands.push_back({record, access.writes});
+    }
+  }
+  return operands;
 }
 
 void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
@@ -69,7 +106,12 @@ void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
   if (found == captures_.end()) {
     return;
   }
-  for (const StorageId id : found->second.pinned) {
+  for (const Access& access : found->second.operands) {
+    if (Record* const record = find(access.storage)) {
+      --record->graphs;
+    }
+  }
+  for (const auto& [id, writes] : found->second.pinned) {
     Record* const record = find(id);
     if (record == nullptr) {
       continue; // freed before the graph was
@@ -89,8 +131,7 @@ void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
       ++failures_;
       continue; // leave it pinned, which is safe
     }
-    --record->captured;
-    unpin(record);
+    unpin_address(*record);
   }
   captures_.erase(found);
 }

@@ -70,6 +70,7 @@ struct Record {
   unsigned in_use = 0; ///< number of running operators that use it
   unsigned pins = 0; ///< by exports, captures, keep_resident
   unsigned captured = 0; ///< those of the pins that are graphs': the address must not change, even if it is the host's
+  unsigned graphs = 0; ///< captured graphs that have it as an operand of each launch
   bool collective = false; ///< last used by a collective, which may still run on its own stream
   /// The address does not change before this operator. Set if other storages share the bytes, if the storage is being
   /// destroyed, or if the end of a use is not known.
@@ -86,6 +87,11 @@ struct Record {
   bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
     const bool unused = !dead && in_use == unread && pins == 0;
     return unused && (mover == Mover::kOperator || (!collective && now >= unmovable_until));
+  }
+
+  /// Whether its range has the bytes; true of a storage without one.
+  bool is_in_range() const {
+    return range == nullptr || points_at == Side::kDevice;
   }
 
   bool fetching() const {

@@ -6,12 +6,11 @@
 namespace torch_uvm {
 
 /// Begins a capture: storages that captured operators use are pinned at their address (Engine::begin_capture). So are
-/// the operands of the operator or compiled graph that the calling thread is running.
+/// the operands of the operator or compiled graph that the calling thread is running, and storages whose address is
+/// asked for.
 /// \return the id for the other functions; 0 if there is no managed memory, or in a forked child
 std::uint64_t begin_capture();
 void end_capture(std::uint64_t capture) noexcept;
-/// Records a replay on the calling thread's current stream of the current device.
-void note_replay(std::uint64_t capture);
 void release_capture(std::uint64_t capture) noexcept;
 
 /// Installs the function that tells whether the calling thread's current stream is being captured; CUDA sets it once.

@@ -49,14 +49,14 @@ bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
   });
 }
 
-/// Whether the engine may move the storage. The update of a pinned storage is not deferred: code that has its address
-/// expects the result there.
-bool is_movable(Engine& engine, const at::Tensor& tensor) {
+/// Whether all code that uses the storage asks for it: if it is pinned, or a captured graph has its address, code
+/// expects the result of an update there.
+bool is_asked_for(Engine& engine, const at::Tensor& tensor) {
   if (tensor.device().is_cpu() || has_owner(tensor.storage().data_ptr())) {
     return false;
   }
   const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
-  return record != nullptr && record->pins == 0;
+  return record != nullptr && record->pins == 0 && record->graphs == 0;
 }
 
 } // namespace
@@ -80,7 +80,7 @@ std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& 
   }
   const Engine::Lock lock(*engine);
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    if (std::ranges::all_of(operands, [&](const auto& list) { return is_movable(*engine, list[index]); })) {
+    if (std::ranges::all_of(operands, [&](const auto& list) { return is_asked_for(*engine, list[index]); })) {
       found.push_back(index);
     }
   }

@@ -24,17 +24,12 @@ constexpr std::chrono::seconds kLongestWait{30};
 void materialise(const at::Tensor& tensor) {
   finish_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
+  c10::StorageImpl* const storage = accelerators_storage(tensor);
+  if (engine == nullptr || storage == nullptr || !(engine->is_awake() || engine->has_open_captures()) ||
+      Context::forked()) {
     return;
   }
-  Record* record = nullptr;
-  {
-    const Engine::Lock lock(*engine);
-    record = find_record(*engine, tensor);
-  }
-  if (record != nullptr) {
-    engine->materialise(record); // the record is valid without the lock: the tensor keeps its storage alive
-  }
+  give_out_address(*engine, storage);
 }
 
 void keep_resident(const at::Tensor& tensor, bool keep) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "residency/engine/relocation_min.h"
+#include "tensor/dispatch/captures.h"
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/thread_state.h"
@@ -38,16 +39,8 @@ Strong lock(const Record& record) {
   }
   finish_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
-    return;
-  }
-  Record* record = nullptr;
-  {
-    const Engine::Lock lock(*engine);
-    record = record_of(*engine, storage);
-  }
-  if (record != nullptr) {
-    engine->materialise(record);
+  if (engine != nullptr && !Context::forked()) {
+    give_out_address(*engine, storage);
   }
 }
 
@@ -208,6 +201,22 @@ Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) 
   }
   Block* const block = own_block(const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks());
   return block == nullptr ? nullptr : engine.record_on(block);
+}
+
+void give_out_address(Engine& engine, c10::StorageImpl* storage) {
+  Record* record = nullptr;
+  {
+    const Engine::Lock lock(engine);
+    record = record_of(engine, storage);
+    if (record != nullptr && engine.has_open_captures() && is_capturing()) {
+      const Engine::Operand operand{record, /*writes=*/true}; // for all that is known
+      engine.captured({&operand, 1});
+      return;
+    }
+  }
+  if (record != nullptr) {
+    engine.materialise(record); // the record is valid without the lock: the storage is kept alive
+  }
 }
 
 Record* find_record(Engine& engine, const at::Tensor& tensor) {

@@ -40,6 +40,10 @@ Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) n
 /// engine's lock.
 Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept;
 
+/// Prepares an address that is about to leave PyTorch: as an operand of the graph if one is being captured on the
+/// calling thread's stream, else by Engine::materialise. The caller keeps the storage alive.
+void give_out_address(Engine& engine, c10::StorageImpl* storage);
+
 /// As record_of, for a tensor's storage.
 Record* find_record(Engine& engine, const at::Tensor& tensor);
 
