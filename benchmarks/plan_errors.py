@@ -2,12 +2,12 @@
 
     python benchmarks/plan_errors.py [--only TEXT] [--write docs/plan.md]
 
-A row is a workload, a budget and a way to update of results/residency.json, residency_schedules.json or
-residency_h100.json, for which traces/ has a trace of a run in core. The engine of the last file is the one
-that is predicted; those of the others were older (docs/plan.md). The prediction takes nothing but the trace,
-of an H200, with the durations that it has, and the profile of the card. Peaks are compared with those of the
-runs that the traces are of (traces/index.json), and with those without torch_uvm (the rows in core), less
-cuBLAS's workspaces. --write puts both tables into the page, between its marks.
+A row is a workload, a budget and a way to update of a file in RESULTS, for which traces/ has a trace of a
+run in core. The engine of the files of H100s is the one that is predicted; those of the others were older
+(docs/plan.md). The prediction takes nothing but the trace, of an H200, with the durations that it has, and
+the profile of the card. Peaks are compared with those of the runs that the traces are of
+(traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write
+puts both tables into the page, between its marks.
 """
 
 from __future__ import annotations
@@ -35,29 +35,35 @@ RESULTS = {  # and their cards
     "residency.json": "h200",
     "residency_schedules.json": "h200",
     "residency_h100.json": "h100",
+    "residency_h100_workloads.json": "h100",
+    "residency_h100_again.json": "h100",
 }
+CALM = 0.10  # the largest spread of steps in core that the host does not dominate
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
 MARK = "<!-- benchmarks/plan_errors.py: {} -->"
 
 
 @dataclass(frozen=True)
 class Row:
-    """``predicted`` and ``measured`` in ms. ``in_core``: a step in core, in the trace and measured.
+    """``predicted`` and ``measured`` in ms. ``predicted``: None if one operator exceeds the budget.
 
-    ``date``: of the measurement.
+    ``in_core``: a step in core, in the trace and measured. ``spread``: how much the measured steps in core
+    differ, as a part of their median. ``file``: of results/.
     """
 
     workload: str
     what: str
     budget: int
-    date: str
-    predicted: float
+    file: str
+    predicted: float | None
     measured: float
     in_core: tuple[float, float]
+    spread: float
 
     @property
     def error(self) -> float:
         """The part by which the prediction is too high."""
+        assert self.predicted is not None
         return self.predicted / self.measured - 1
 
 
@@ -83,7 +89,7 @@ def measured_rows(name: str = "residency.json") -> list[dict[str, Any]]:
     for row in stored["rows"]:
         if row.get("status", "ok") == "ok" and row["workload"] in index():
             row = {"spike": False, "warm_up_steps": 0, "name": row["column"]} | row
-            row |= {"date": stored["environment"]["date"][:10], "card": RESULTS[name]}
+            row |= {"file": name, "card": RESULTS[name]}
             key = (row["workload"], row["column"], row["name"], row["budget"])
             if key not in found or row["warm_up_steps"] >= found[key]["warm_up_steps"]:
                 found[key] = row
@@ -108,23 +114,26 @@ def loop_of(workload: str, optimizer: str, card: str) -> Loop:
 
 
 def step_rows(only: str = "") -> Iterator[Row]:
-    """Steps within budgets.
-
-    Raises:
-        ValueError: the schedule has no prediction.
-    """
+    """Steps within budgets."""
     rows = [row for name in RESULTS for row in measured_rows(name)]
-    in_core = {(row["date"], row["workload"]): row["step_ms"] for row in rows if row["column"] == "in core"}
+    in_core = {(row["file"], row["workload"]): row for row in rows if row["column"] == "in core"}
     for row in rows:
         optimizer = COLUMNS.get(row["column"])
         if optimizer is None or row["spike"] or only not in row["workload"]:
             continue
         loop = loop_of(row["workload"], optimizer, row["card"])
         point = loop.point(row["budget"], optimizer)
-        if point.step_ms is None:
-            raise ValueError(f"{row['workload']}, {row['name']}: {point.note}")
-        both = (loop.in_core_ms, in_core[row["date"], row["workload"]])
-        yield Row(row["workload"], optimizer, row["budget"], row["date"], point.step_ms, row["step_ms"], both)
+        plain = in_core[row["file"], row["workload"]]
+        yield Row(
+            row["workload"],
+            optimizer,
+            row["budget"],
+            row["file"],
+            point.step_ms,
+            row["step_ms"],
+            (loop.in_core_ms, plain["step_ms"]),
+            (max(plain["steps_ms"]) - min(plain["steps_ms"])) / plain["step_ms"],
+        )
 
 
 def peak_rows(only: str = "") -> Iterator[Peak]:
@@ -153,22 +162,45 @@ def summary(rows: Sequence[Row | Peak], most: float, middle: float | None) -> st
 
 def step_table(rows: list[Row]) -> str:
     lines = [
-        "| workload | optimizer | date | budget | in core, ms: trace / measured "
+        "| workload | optimizer | file | budget | in core, ms: trace / measured, spread "
         "| predicted | measured | error |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row.workload} | {row.what} | {row.date} | {_C.format_bytes(row.budget)} "
-        f"| {row.in_core[0]:.1f} / {row.in_core[1]:.1f} "
-        f"| {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.0%} |"
+        f"| {row.workload} | {row.what} | {short(row.file)} | {_C.format_bytes(row.budget)} "
+        f"| {row.in_core[0]:.1f} / {row.in_core[1]:.1f}, {row.spread:.0%} "
+        + (
+            f"| - | {row.measured:.1f} | - |"
+            if row.predicted is None
+            else f"| {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.0%} |"
+        )
         for row in rows
     ]
-    found = [summary(rows, 0.10, 0.05)]
-    for date in sorted({row.date for row in rows}):
-        errors = [abs(row.error) for row in rows if row.date == date]
-        within = sum(error <= 0.10 for error in errors)
-        found.append(f"Of {date}: {within} of {len(errors)}, median {statistics.median(errors):.1%}.")
+    predicted = [row for row in rows if row.predicted is not None]
+    found = [summary(predicted, 0.10, 0.05)]
+    found += [
+        "",
+        "| rows of | rows | within 10 % | median | of these, spread at most 10 % | within 10 % | median |",
+    ]
+    found += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    for file in RESULTS:
+        ours = [row for row in predicted if row.file == file]
+        if ours:
+            calm = [row for row in ours if row.spread <= CALM]
+            found.append(f"| {short(file)} | {cells(ours)} | {cells(calm)} |")
     return "\n".join([*lines, "", *found])
+
+
+def short(file: str) -> str:
+    return file.removesuffix(".json").removeprefix("residency_")
+
+
+def cells(rows: Sequence[Row]) -> str:
+    """How many rows, how many within the goal, and the median of the errors."""
+    if not rows:
+        return "0 | - | -"
+    errors = [abs(row.error) for row in rows]
+    return f"{len(errors)} | {sum(error <= 0.10 for error in errors)} | {statistics.median(errors):.1%}"
 
 
 def peak_table(rows: list[Peak]) -> str:

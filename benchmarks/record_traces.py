@@ -44,6 +44,9 @@ def record(workload: str, optimizer: str, out: Path, small: bool) -> dict[str, A
     from torch_uvm import _C
 
     device = torch.device("emu" if small else "cuda")
+    # As the benchmark's processes do: the durations of some operators depend on it.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if not small:
         limit = min(MOST, torch.cuda.mem_get_info()[0] // ROOM // GIB * GIB)
         if limit < LIMIT:
