@@ -21,16 +21,15 @@ constexpr int kMaxUrgent = -1; ///< priority of the engine's streams
 
 constexpr std::size_t kMaxStagedShare = 8; ///< all slots together get at most 1/8 of the budget, even if set by option
 
-// The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most 1/32, the
-// driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16 of the budget. As
-// much in small storages may lie beside an operator that needs all of a hard budget (may_exceed).
-constexpr std::size_t kBeyondShare = 32;
+// The driver may commit managed memory in large steps. If rounding up to a step exceeds the budget by at most
+// 1/kBeyondShare, the driver may do so. Otherwise the cap is rounded down to a step, unless that wastes more than 1/16
+// of the budget.
 constexpr std::size_t kUnusedShare = 16;
 
 } // namespace
 
 std::size_t ResidencyEngine::cap_within(int device, std::size_t budget, std::size_t staged) const {
-  const std::size_t cap = budget - staged, step = runtime_.device_properties(device).managed_step;
+  const std::size_t cap = budget - staged, step = state_.runtime.device_properties(device).managed_step;
   const std::size_t whole = round_down(cap, step);
   const bool is_near = round_up(cap, step) - cap <= budget / kBeyondShare;
   return is_near || cap - whole > budget / kUnusedShare ? cap : whole;
@@ -40,29 +39,29 @@ std::size_t ResidencyEngine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
     return round_down(std::min(*staging_, budget / kMaxStagedShare / kStagingSlots), kSlotGranularity);
   }
-  return runtime_.device_properties(device).managed_copies_overlap ? 0 : default_slot_bytes(budget);
+  return state_.runtime.device_properties(device).managed_copies_overlap ? 0 : default_slot_bytes(budget);
 }
 
 void ResidencyEngine::make_streams(int index, bool stages) {
-  Device& device = of(index);
+  Device& device = state_.of(index);
   std::vector<Stream> made;
   try {
     const auto make = [&] {
-      made.push_back(runtime_.create_stream(index, kMaxUrgent));
+      made.push_back(state_.runtime.create_stream(index, kMaxUrgent));
       return made.back();
     };
     const bool first = device.fetches.is_host();
     const Stream fetches = first ? make() : device.fetches;
     const Stream write_backs = first ? make() : device.write_backs;
     if (stages && !device.incoming) {
-      auto incoming = std::make_unique<Staging>(runtime_, Staging::Direction::kToDevice, make());
-      device.outgoing = std::make_unique<Staging>(runtime_, Staging::Direction::kToHost, make());
+      auto incoming = std::make_unique<Staging>(state_.runtime, Staging::Direction::kToDevice, make());
+      device.outgoing = std::make_unique<Staging>(state_.runtime, Staging::Direction::kToHost, make());
       device.incoming = std::move(incoming);
     }
     device.fetches = fetches;
     device.write_backs = write_backs;
   } catch (...) {
-    std::ranges::for_each(made, [this](Stream stream) { runtime_.destroy_stream(stream); });
+    std::ranges::for_each(made, [this](Stream stream) { state_.runtime.destroy_stream(stream); });
     throw;
   }
 }
@@ -81,12 +80,12 @@ void ResidencyEngine::set_staging(std::optional<std::size_t> slot_bytes) {
 }
 
 void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
-  if (device < 0 || device >= static_cast<int>(devices_.size())) {
+  if (device < 0 || device >= static_cast<int>(state_.devices.size())) {
     throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
-                          std::to_string(devices_.size()) + " devices");
+                          std::to_string(state_.devices.size()) + " devices");
   }
   Lock lock(*this);
-  Device& changed = of(device);
+  Device& changed = state_.of(device);
   const std::size_t slot = bytes ? slot_bytes(device, *bytes) : 0;
   if (bytes) {
     make_streams(device, slot != 0);
@@ -94,18 +93,18 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
   if (bytes && !changed.policy) {
     changed.policy = std::make_unique<Policy>();
   }
-  if (bytes && !changed.durations && runtime_.device_properties(device).kernels_take_time) {
-    changed.durations = std::make_unique<Durations>(runtime_, *changed.policy);
-    changed.rates = measure_link(runtime_, changed.fetches);
+  if (bytes && !changed.durations && state_.runtime.device_properties(device).kernels_take_time) {
+    changed.durations = std::make_unique<Durations>(state_.runtime, *changed.policy);
+    changed.rates = measure_link(state_.runtime, changed.fetches);
   }
   if (!bytes && changed.budget) {
-    memory_.set_cap(device, std::nullopt, false);
+    state_.memory.set_cap(device, std::nullopt, false);
     try {
       bring_back(device, lock);
       // Later operators are not observed, so none of them waits for work of other streams, such as deferred updates.
-      runtime_.synchronize_device(device);
+      state_.runtime.synchronize_device(device);
     } catch (...) {
-      memory_.set_cap(device, changed.cap, changed.hard);
+      state_.memory.set_cap(device, changed.cap, changed.hard);
       throw;
     }
   }
@@ -118,22 +117,22 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     options.timed = changed.durations != nullptr;
     options.rates = changed.rates;
     changed.policy->set_options(options);
-    memory_.set_pressure_callback(this);
+    state_.memory.set_pressure_callback(this);
   }
-  memory_.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
+  state_.memory.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
   const bool watched = changed.budget && !changed.idle;
   changed.budget = bytes;
   changed.hard = hard;
   changed.idle = bytes && !hard && !watched;
   note_awake(); // before unwatched operators are counted, so that an operator is either counted or watched
-  changed.quiescent = !bytes || (watched ? changed.quiescent : allocated_bytes(device) == 0);
+  changed.quiescent = !bytes || (watched ? changed.quiescent : state_.allocated_bytes(device) == 0);
   if (bytes) {
     shrink(device);
   }
   changed.idle = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = QuietPeriod{};
-  changed.quiet.still_since = operators_;
-  take_allocated_peak(device); // discard the peak from before
+  changed.quiet.still_since = state_.operators;
+  state_.take_allocated_peak(device); // discard the peak from before
   changed.excess = false;
   changed.next_shrink = changed.shrink_pause = 0;
   if (!changed.quiescent && !changed.idle && !may_run_unseen(changed)) {
@@ -143,40 +142,40 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
 }
 
 void ResidencyEngine::note_awake() {
-  awake_.store(std::ranges::any_of(devices_, [](const Device& each) { return each.budget && !each.idle; }),
+  awake_.store(std::ranges::any_of(state_.devices, [](const Device& each) { return each.budget && !each.idle; }),
                std::memory_order_release);
   const auto is_idle = [](const Device& each) { return each.budget && each.idle && each.quiet.alarm != 0; };
-  for (Device& each : devices_) {
+  for (Device& each : state_.devices) {
     each.alarm.store(is_idle(each) ? each.quiet.alarm : Device::kNever, std::memory_order_relaxed);
   }
-  idle_devices_.store(static_cast<int>(std::ranges::count_if(devices_, is_idle)), std::memory_order_relaxed);
-  may_run_unwatched_.store(std::ranges::any_of(devices_, [](const Device& each) { return !each.quiescent; }),
+  idle_devices_.store(static_cast<int>(std::ranges::count_if(state_.devices, is_idle)), std::memory_order_relaxed);
+  may_run_unwatched_.store(std::ranges::any_of(state_.devices, [](const Device& each) { return !each.quiescent; }),
                            std::memory_order_relaxed);
 }
 
 void ResidencyEngine::bring_back(int device, Lock& lock) {
-  const Stream fetches = of(device).fetches;
+  const Stream fetches = state_.of(device).fetches;
   const auto began = std::chrono::steady_clock::now();
   for (bool waits = true; waits;) {
     waits = false;
-    for (const auto& [id, record] : records_) {
+    for (const auto& [id, record] : state_.records) {
       if (record->device != device || record->captured != 0) {
         continue;
       }
-      if (record->points_at == Side::kHost && !address_may_change(*record, Mover::kOperator)) {
+      if (record->points_at == Side::kHost && !state_.address_may_change(*record, Mover::kOperator)) {
         waits = true;
         continue;
       }
       // To evict one storage for another would leave it on the host, where it is used unwatched.
-      if (!bring_to_device(*record, fetches, Need::kToStay)) {
-        if (is_unmovable(*record)) {
+      if (!copies_.bring_to_device(*record, fetches, Need::kToStay)) {
+        if (state_.is_unmovable(*record)) {
           continue; // it is being destroyed
         }
         throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
                           "no room on " + to_string(Location::device(device)) + " to bring back " +
                               format_bytes(record->bytes) + " that are on the host; the budget stays");
       }
-      use_on_device(*record, fetches, false);
+      copies_.use_on_device(*record, fetches, false);
     }
     if (waits && std::chrono::steady_clock::now() - began > kLongestWait) {
       throw RuntimeFailure("an operator uses managed memory on the host and does not end; the budget of " +
@@ -186,18 +185,18 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
       lock.wait_for_a_block();
     }
   }
-  runtime_.synchronize_stream(of(device).write_backs);
-  runtime_.synchronize_stream(fetches);
-  if (of(device).outgoing) {
-    runtime_.synchronize_stream(of(device).outgoing->link());
+  state_.runtime.synchronize_stream(state_.of(device).write_backs);
+  state_.runtime.synchronize_stream(fetches);
+  if (state_.of(device).outgoing) {
+    state_.runtime.synchronize_stream(state_.of(device).outgoing->link());
   }
-  for (const auto& [id, record] : records_) {
+  for (const auto& [id, record] : state_.records) {
     if (record->device == device && record->points_at == Side::kDevice && record->host_block != nullptr) {
-      drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
-      if (memory_.stream(record->device_block) == fetches && !record->owners.empty()) {
-        note_owners(*record);
-        memory_.hand_over(record->device_block, record->owners.front()); // so that freeing it takes no event
-        record_owners(*record);
+      copies_.drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
+      if (state_.memory.stream(record->device_block) == fetches && !record->owners.empty()) {
+        copies_.note_owners(*record);
+        state_.memory.hand_over(record->device_block, record->owners.front()); // so that freeing it takes no event
+        copies_.record_owners(*record);
       }
     }
   }
@@ -205,16 +204,16 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
 
 bool ResidencyEngine::is_brought_back(int device, Lock& lock) {
   std::size_t missing = 0;
-  for (const auto& [id, record] : records_) {
+  for (const auto& [id, record] : state_.records) {
     if (record->device != device || record->points_at == Side::kDevice) {
       continue;
     }
-    if (!address_may_change(*record, Mover::kOperator)) {
+    if (!state_.address_may_change(*record, Mover::kOperator)) {
       return false;
     }
     missing += record->device_block == nullptr ? record->bytes : 0;
   }
-  if (allocated_bytes(device) + missing > of(device).cap) {
+  if (state_.allocated_bytes(device) + missing > state_.of(device).cap) {
     return false;
   }
   try {
@@ -226,83 +225,37 @@ bool ResidencyEngine::is_brought_back(int device, Lock& lock) {
 }
 
 bool ResidencyEngine::is_over_cap(int device) {
-  return static_cast<std::size_t>(memory_.levels(Location::device(device)).reserved_bytes[0]) > of(device).cap;
+  return static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]) >
+         state_.of(device).cap;
 }
 
 void ResidencyEngine::shrink(int device) {
   if (!is_over_cap(device)) {
     return;
   }
-  memory_.empty_cache();
+  state_.memory.empty_cache();
   if (!is_over_cap(device)) {
     return;
   }
-  evict_all(device, Stream::host());
-  memory_.empty_cache();
+  room_.evict_all(device, Stream::host());
+  state_.memory.empty_cache();
 }
 
 std::optional<std::size_t> ResidencyEngine::budget(int device) const {
   const std::lock_guard lock(mutex_);
-  return devices_.at(static_cast<std::size_t>(device)).budget;
+  return state_.devices.at(static_cast<std::size_t>(device)).budget;
 }
 
 void ResidencyEngine::set_host_limit(std::optional<std::size_t> bytes) {
-  host_source_->set_limit(bytes);
-  if (bytes && host_source_->bytes() > *bytes) {
-    host_memory_->empty_cache(); // cached memory would be reused without checking the limit
+  state_.host_source->set_limit(bytes);
+  if (bytes && state_.host_source->bytes() > *bytes) {
+    state_.host_memory->empty_cache(); // cached memory would be reused without checking the limit
   }
-}
-
-bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
-  if (home.is_host()) {
-    return true;
-  }
-  const Lock lock(*this);
-  Device& device = of(home.index);
-  if (!device.budget) {
-    return true;
-  }
-  if (!device.quiescent || !device.hard || device.mapped_beyond) {
-    device.exceeded =
-        device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (retry_budget)
-    ++statistics_.over_budget;
-    return true;
-  }
-  std::size_t used = 0; // in use by running operators
-  std::size_t evictable = 0; // 0 if pinned memory is exhausted
-  std::size_t known = 0; // of storages with records
-  for (const auto& [id, record] : records_) {
-    if (record->device == home.index && record->device_block != nullptr) {
-      const std::size_t bytes_of_block = memory_.bytes(record->device_block);
-      known += bytes_of_block;
-      if (record->in_use != 0) {
-        used += bytes_of_block;
-      } else if (address_may_change(*record, Mover::kOperator) && !is_unmovable(*record) && !host_refused_) {
-        evictable += bytes_of_block;
-      }
-    }
-  }
-  const std::size_t allocated = allocated_bytes(home.index);
-  const std::size_t unknown = allocated - std::min(allocated, known);
-  // Results of running operators have no record yet. Storages that are too small to move have none either: up to
-  // 1/kBeyondShare of the cap they count as the operator's, or a request would fail where it exceeds a smaller budget.
-  used += device.regions != 0 || device.running != 0 ? unknown : std::min(unknown, device.cap / kBeyondShare);
-  // Storages created while the device was idle and not used since have no record yet. Count them as evictable.
-  evictable += std::min(device.quiet.unseen, allocated - std::min(allocated, known + device.quiet.other));
-  const std::size_t stays = allocated - std::min(allocated, evictable);
-  // Fail if the bytes that must stay leave no room for the request, although the running operators alone would fit.
-  // Otherwise exceed the cap: the bytes fit but the memory is fragmented, or the running operators alone need more.
-  if (stays + bytes > device.cap && used + bytes <= device.cap) {
-    return false;
-  }
-  device.exceeded = true;
-  ++statistics_.over_budget;
-  return true;
 }
 
 void ResidencyEngine::retry_budget(int index) {
-  Device& device = of(index);
-  if (operators_ < device.next_shrink) {
+  Device& device = state_.of(index);
+  if (state_.operators < device.next_shrink) {
     return;
   }
   // Storages from before the wake-up or before the budget can be evicted only once operators have used them. So retry,
@@ -310,18 +263,19 @@ void ResidencyEngine::retry_budget(int index) {
   shrink(index);
   device.excess = is_over_cap(index);
   device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
-  device.next_shrink = operators_ + device.shrink_pause;
+  device.next_shrink = state_.operators + device.shrink_pause;
 }
 
 void ResidencyEngine::release_excess(const Frame& frame, int device) {
-  const auto again = [&] { memory_.set_cap(device, of(device).cap, of(device).hard); };
+  const auto again = [&] { state_.memory.set_cap(device, state_.of(device).cap, state_.of(device).hard); };
   again();
   if (!is_over_cap(device)) {
     return;
   }
   for (const auto& [id, bytes] : frame.births) {
-    if (Record* const record = find(id); record != nullptr && std::isfinite(cost_of(*record, Need::kNow))) {
-      evict(*record, Stream::host());
+    if (Record* const record = state_.find(id);
+        record != nullptr && std::isfinite(room_.cost_of(*record, Need::kNow))) {
+      copies_.evict(*record, Stream::host());
     }
   }
   again();

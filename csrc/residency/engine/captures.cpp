@@ -22,14 +22,14 @@ void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
   found->second.open = false;
   open_captures_.fetch_sub(1, std::memory_order_relaxed);
   std::erase_if(found->second.pinned, [&](const auto& pinned) {
-    Record* const record = find(pinned.first);
+    Record* const record = state_.find(pinned.first);
     if (record == nullptr || record->range == nullptr || !record->is_in_range()) {
       return record == nullptr;
     }
     try {
       found->second.operands.push_back({pinned.first, pinned.second});
     } catch (...) { // no host memory: it stays pinned
-      ++failures_;
+      ++state_.failures;
       return false;
     }
     ++record->graphs;
@@ -61,13 +61,14 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
     Record& record = *operand.record;
     try {
       if (record.range != nullptr && record.points_at == Side::kHost && record.captured == 0) {
-        use_on_device(record, of(record.device).fetches, operand.writes);
+        copies_.use_on_device(record, state_.of(record.device).fetches, operand.writes);
       }
-      wait_here(record); // block the host instead: the graph must not contain a wait for a copy that happens only once
+      copies_.wait_here(
+          record); // block the host instead: the graph must not contain a wait for a copy that happens only once
       if (record.fetching()) {
-        abandon_fetch(record); // the graph may write to the host copy, which the fetched copy would lack
+        copies_.abandon_fetch(record); // the graph may write to the host copy, which the fetched copy would lack
       }
-      mark_use(record, operand.writes);
+      copies_.mark_use(record, operand.writes);
       if (!has_open_captures() && record.captured == 0) {
         pin_address(record); // a capture we were not told of: its graph's end is not reported
       }
@@ -79,7 +80,7 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
     } catch (...) {
       ++record.pins; // no host memory to track the pin: pin it forever
       ++record.captured;
-      ++failures_;
+      ++state_.failures;
     }
   }
 }
@@ -92,7 +93,7 @@ std::vector<Engine::Operand> ResidencyEngine::launched(std::uint64_t capture, St
   }
   add_stream(found->second.streams, stream);
   for (const Access& access : found->second.operands) {
-    if (Record* const record = find(access.storage)) { // else it was freed before the graph was
+    if (Record* const record = state_.find(access.storage)) { // else it was freed before the graph was
       operands.push_back({record, access.writes});
     }
   }
@@ -107,12 +108,12 @@ void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
     return;
   }
   for (const Access& access : found->second.operands) {
-    if (Record* const record = find(access.storage)) {
+    if (Record* const record = state_.find(access.storage)) {
       --record->graphs;
     }
   }
   for (const auto& [id, writes] : found->second.pinned) {
-    Record* const record = find(id);
+    Record* const record = state_.find(id);
     if (record == nullptr) {
       continue; // freed before the graph was
     }
@@ -124,11 +125,11 @@ void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
           streams.push_back(stream);
         }
         if (record->points_at == Side::kHost) {
-          host_memory_->record_stream(record->host_block, stream);
+          state_.host_memory->record_stream(record->host_block, stream);
         }
       }
     } catch (...) {
-      ++failures_;
+      ++state_.failures;
       continue; // leave it pinned, which is safe
     }
     unpin_address(*record);

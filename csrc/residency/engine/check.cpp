@@ -48,16 +48,16 @@ std::optional<std::string> ResidencyEngine::check() {
   if (const auto wrong = check_records()) {
     return wrong;
   }
-  if (const auto wrong = host_memory_->check()) {
+  if (const auto wrong = state_.host_memory->check()) {
     return "host copies: " + *wrong;
   }
-  return memory_.check();
+  return state_.memory.check();
 }
 
 std::optional<std::string> ResidencyEngine::check_records() const {
   std::unordered_set<const Block*> host_blocks;
-  std::vector<std::size_t> fetched_ahead(devices_.size(), 0);
-  for (const auto& [id, record] : records_) {
+  std::vector<std::size_t> fetched_ahead(state_.devices.size(), 0);
+  for (const auto& [id, record] : state_.records) {
     const auto wrong = [&](const char* what) { return "storage " + std::to_string(id) + ": " + what; };
     if (record->id != id) {
       return wrong("filed wrongly");
@@ -66,13 +66,13 @@ std::optional<std::string> ResidencyEngine::check_records() const {
       return wrong(what);
     }
     const auto device = static_cast<std::size_t>(record->device);
-    const bool ahead = record->fetching() && record->fetch_round == devices_[device].fetch_round;
+    const bool ahead = record->fetching() && record->fetch_round == state_.devices[device].fetch_round;
     fetched_ahead[device] += ahead ? record->bytes : 0;
     if (record->device_block != nullptr) {
-      if (memory_.tag(record->device_block) != record) {
+      if (state_.memory.tag(record->device_block) != record) {
         return wrong("its block is another's");
       }
-      if (memory_.requested_bytes(record->device_block) != record->bytes) {
+      if (state_.memory.requested_bytes(record->device_block) != record->bytes) {
         return wrong("a device copy of another size");
       }
     }
@@ -80,18 +80,18 @@ std::optional<std::string> ResidencyEngine::check_records() const {
       if (!host_blocks.insert(record->host_block).second) {
         return wrong("its host copy is another's, too");
       }
-      if (host_memory_->requested_bytes(record->host_block) != record->bytes) {
+      if (state_.host_memory->requested_bytes(record->host_block) != record->bytes) {
         return wrong("a host copy of another size");
       }
     }
   }
-  for (std::size_t device = 0; device < devices_.size(); ++device) {
-    if (devices_[device].fetched_ahead != fetched_ahead[device]) {
-      return "device " + std::to_string(device) + ": " + std::to_string(devices_[device].fetched_ahead) +
+  for (std::size_t device = 0; device < state_.devices.size(); ++device) {
+    if (state_.devices[device].fetched_ahead != fetched_ahead[device]) {
+      return "device " + std::to_string(device) + ": " + std::to_string(state_.devices[device].fetched_ahead) +
              " bytes count as fetched ahead; the storages have " + std::to_string(fetched_ahead[device]);
     }
   }
-  const std::int64_t copies = host_memory_->statistics().allocation[0].current;
+  const std::int64_t copies = state_.host_memory->statistics().allocation[0].current;
   if (copies != static_cast<std::int64_t>(host_blocks.size())) {
     return "there are " + std::to_string(copies) + " host copies; the storages have " +
            std::to_string(host_blocks.size());

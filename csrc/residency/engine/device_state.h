@@ -34,6 +34,8 @@ struct Allocated {
 
 /// Whether a device may become idle, and its state when it did (sleep.cpp).
 struct QuietPeriod {
+  static constexpr std::uint64_t kMin = 128; ///< minimum number of quiet operators, however short the step
+
   std::uint64_t since = 0; ///< the operator that last restarted the quiet period
   std::uint64_t still_since = 0; ///< the same, except for operators that missed the schedule
   std::uint64_t next_look = 0;
@@ -53,6 +55,11 @@ struct QuietPeriod {
 struct Device {
   static constexpr std::size_t kNever = ~std::size_t{0};
 
+  /// Records the allocated bytes; a marked rise restarts the quiet period.
+  /// \param now the engine's count of operators
+  void note_level(std::size_t bytes, std::uint64_t now);
+  void restart_quiet(std::uint64_t now);
+
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
   bool hard = false;
@@ -71,7 +78,7 @@ struct Device {
   std::deque<StorageId> pending; ///< the policy's fetches that have not started for want of room
   std::size_t fetched_ahead = 0; ///< bytes prefetched for the current schedule and not used yet
   std::uint64_t fetch_round = 0; ///< number of dropped schedules: their prefetches may never be used
-  std::multimap<std::uint64_t, StorageId> unforeseen; ///< unscheduled evictions, by the operator to re-fetch them at
+  std::multimap<std::uint64_t, StorageId> unforeseen; ///< unscheduled evictions, by the operator that uses them next
   unsigned pause = 0; ///< operators until the next search for room for `pending`
   unsigned next_pause = 0;
   struct Retirement {

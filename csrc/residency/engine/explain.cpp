@@ -1,6 +1,7 @@
 // The explanation in an out-of-memory error: the running operator's needs, the pinned bytes, and a sufficient budget.
 #include <algorithm>
 
+#include "residency/engine/relocation_min.h"
 #include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 #include "runtime/bytes.h"
@@ -16,22 +17,22 @@ constexpr std::size_t kSegmentStep = 2 * MiB;
 ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* const> operands) const {
   Staying found;
   std::size_t known = 0;
-  for (const auto& [id, record] : records_) {
+  for (const auto& [id, record] : state_.records) {
     if (record->device != device) {
       continue;
     }
     const bool is_operand = std::ranges::find(operands, record) != operands.end();
-    const std::size_t bytes = record->device_block == nullptr ? 0 : memory_.bytes(record->device_block);
+    const std::size_t bytes = record->device_block == nullptr ? 0 : state_.memory.bytes(record->device_block);
     known += bytes;
     if (record->pins != 0) {
       found.pinned += bytes;
     } else if (is_operand) {
       found.operands += bytes == 0 ? record->bytes : bytes;
-    } else if (record->in_use != 0 || is_unmovable(*record)) {
+    } else if (record->in_use != 0 || state_.is_unmovable(*record)) {
       found.others += bytes;
     }
   }
-  const auto allocated = allocated_bytes(device);
+  const auto allocated = state_.allocated_bytes(device);
   found.unknown = allocated - std::min(allocated, known);
   return found;
 }
@@ -53,11 +54,11 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
       return {};
     }
     const Lock lock(*this);
-    const Device& device = of(home.index);
+    const Device& device = state_.of(home.index);
     if (!device.budget) {
       return {};
     }
-    const StorageAdapter::RunningOperator op = storages_.running();
+    const StorageAdapter::RunningOperator op = state_.storages.running();
     const Staying now = staying(home.index, op.operands);
     std::string said;
     if (op.name != nullptr) {
@@ -75,8 +76,8 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
     }
     if (device.hard) {
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
-      if (host_refused_) { // without pinned memory nothing can be evicted
-        stays = allocated_bytes(home.index);
+      if (state_.host_refused) { // without pinned memory nothing can be evicted
+        stays = state_.allocated_bytes(home.index);
         for (const Record* const record : op.operands) {
           stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
         }
@@ -88,15 +89,15 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
                 "\"), `python -m torch_uvm run --budget " + text + "`).\n";
       }
     }
-    const std::optional<std::size_t> host_limit = host_source_->limit();
-    if (host_refused_ && host_limit) {
+    const std::optional<std::size_t> host_limit = state_.host_source->limit();
+    if (state_.host_refused && host_limit) {
       said += "Nothing more can leave the device: pinned host memory is at its limit, " +
-              format_bytes(host_source_->bytes()) + " of " + format_bytes(*host_limit) +
+              format_bytes(state_.host_source->bytes()) + " of " + format_bytes(*host_limit) +
               ". To raise it: torch_uvm.set_host_limit(...), `python -m torch_uvm run --host-limit`, "
               "TORCH_UVM_CONF=host_limit:...\n";
-    } else if (host_refused_) {
+    } else if (state_.host_refused) {
       said += "Nothing more can leave the device: the host has no more memory to pin beside " +
-              format_bytes(host_source_->bytes()) + ".\n";
+              format_bytes(state_.host_source->bytes()) + ".\n";
     }
     return said;
   } catch (...) {

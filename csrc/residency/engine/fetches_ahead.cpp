@@ -1,8 +1,7 @@
-// Carries out the policy's decisions after an operator: write-backs, and fetches ahead of the next uses.
+#include "residency/engine/fetches_ahead.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -13,7 +12,7 @@ constexpr unsigned kLongestPause = 31;
 /// Number of operators before its use at which a storage that was evicted off schedule is fetched again. An earlier
 /// fetch takes room that was already short; a later one queues behind the scheduled prefetches. In modelled time 64 to
 /// 256 perform alike; 32 is worse if many fetches are queued.
-constexpr double kSoon = 128;
+constexpr std::uint64_t kSoon = 128;
 
 /// At most 1/4 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
 /// memory and leaves no contiguous room for large results. In modelled time 1/5 to 1/3 perform alike. Without a bound
@@ -22,8 +21,8 @@ constexpr std::size_t kAheadShare = 4;
 
 } // namespace
 
-void ResidencyEngine::follow(const Decision& decision, int index) {
-  Device& device = of(index);
+void FetchesAhead::follow(const Decision& decision, int index) {
+  Device& device = state_.of(index);
   if (decision.forget) {
     forget_fetches(device);
   }
@@ -37,26 +36,20 @@ void ResidencyEngine::follow(const Decision& decision, int index) {
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
 }
 
-void ResidencyEngine::retire_and_release(std::span<const StorageId> storages, int index) {
-  Device& device = of(index);
-  const struct Section {
-    ResidencyEngine& engine;
-    ~Section() {
-      engine.just_used_ = Stream::host();
-      engine.behind_.clear();
-    }
-  } section{*this};
-  just_used_ = device.last_stream;
+void FetchesAhead::retire_and_release(std::span<const StorageId> storages, int index) {
+  Device& device = state_.of(index);
+  const Copies::AfterOperator after(copies_, device.last_stream);
   const std::uint64_t before = device.write_backs_started; // those started now wait for the operator
   for (const StorageId id : storages) {
-    Record* const record = find(id);
-    if (record == nullptr || record->points_at != Side::kDevice || !address_may_change(*record, Mover::kEngine)) {
+    Record* const record = state_.find(id);
+    if (record == nullptr || record->points_at != Side::kDevice ||
+        !state_.address_may_change(*record, Mover::kEngine)) {
       continue;
     }
-    take_sole_ownership(*record);
-    if (record->host_valid || start_write_back(*record)) {
-      if (record->range != nullptr && (!record->block_ready || is_used_since(*record))) {
-        note_last_use(*record);
+    copies_.take_sole_ownership(*record);
+    if (record->host_valid || copies_.start_write_back(*record)) {
+      if (record->range != nullptr && (!record->block_ready || copies_.is_used_since(*record))) {
+        copies_.note_last_use(*record);
       }
       record->retiring = true;
       record->retirement = ++device.retirements;
@@ -66,44 +59,39 @@ void ResidencyEngine::retire_and_release(std::span<const StorageId> storages, in
   release_read_copies(index, before);
 }
 
-void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
-  Device& device = of(index);
+void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {
+  Device& device = state_.of(index);
   while (!device.retired.empty()) {
-    Record* const record = retiring(device.retired.front());
+    Record* const record = room_.retiring(device.retired.front());
     if (record != nullptr && record->in_use == 0) {
-      if (record->write_back > latest || !is_read(*record)) {
+      if (record->write_back > latest || !state_.is_read(*record)) {
         return;
       }
-      if (std::isfinite(cost_of(*record, Need::kAhead))) {
-        release_device_copy(*record, device.last_stream);
+      if (std::isfinite(room_.cost_of(*record, Need::kAhead))) {
+        copies_.release_device_copy(*record, device.last_stream);
       }
     }
     device.retired.pop_front();
   }
 }
 
-bool ResidencyEngine::is_wanted(const Record& pending) const {
+bool FetchesAhead::is_wanted(const Record& pending) const {
   // A collective may still write to the host copy, on a stream that is not known.
   return pending.points_at == Side::kHost && !pending.fetching() && pending.captured == 0 && !pending.collective;
 }
 
-bool ResidencyEngine::may_fetch_ahead(const Device& device, std::size_t bytes) const {
+bool FetchesAhead::may_fetch_ahead(const Device& device, std::size_t bytes) const {
   return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= device.cap / kAheadShare;
 }
 
-void ResidencyEngine::forget_fetches(Device& device) noexcept {
+void FetchesAhead::forget_fetches(Device& device) noexcept {
   device.pending.clear();
   device.fetched_ahead = 0;
   ++device.fetch_round;
 }
 
-void ResidencyEngine::no_longer_ahead(const Record& record) noexcept {
-  Device& device = of(record.device);
-  device.fetched_ahead -= record.fetch_round == device.fetch_round ? record.bytes : 0;
-}
-
-void ResidencyEngine::start_pending_fetches(int index, bool changed) {
-  Device& device = of(index);
+void FetchesAhead::start_pending_fetches(int index, bool changed) {
+  Device& device = state_.of(index);
   if (changed) {
     device.pause = 0;
   } else if (device.pause > 0) {
@@ -111,12 +99,12 @@ void ResidencyEngine::start_pending_fetches(int index, bool changed) {
     return;
   }
   while (!device.pending.empty()) {
-    Record* const record = find(device.pending.front());
+    Record* const record = state_.find(device.pending.front());
     const bool wanted = record != nullptr && is_wanted(*record);
     if (wanted && !may_fetch_ahead(device, record->bytes)) {
       return; // until a prefetched storage is used or its fetch abandoned
     }
-    if (wanted && (record->in_use != 0 || !start_fetch(*record, Need::kAhead, device.fetches))) {
+    if (wanted && (record->in_use != 0 || !copies_.start_fetch(*record, Need::kAhead, device.fetches))) {
       device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
       device.pause = device.next_pause;
       return; // no room yet, or a running operator uses it on the host
@@ -126,26 +114,18 @@ void ResidencyEngine::start_pending_fetches(int index, bool changed) {
   }
 }
 
-void ResidencyEngine::fetch_again(const Record& record) {
-  Device& device = of(record.device);
-  const double next = device.policy->next_use_on_device(record.id);
-  if (std::isfinite(next)) {
-    device.unforeseen.emplace(operators_ + static_cast<std::uint64_t>(std::max(next - kSoon, 0.0)), record.id);
-  }
-}
-
-void ResidencyEngine::queue_unforeseen_fetches(int index) {
-  Device& device = of(index);
+void FetchesAhead::queue_unforeseen_fetches(int index) {
+  Device& device = state_.of(index);
   const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
-  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= operators_) {
+  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= state_.operators + kSoon) {
     const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
-    const Record* const record = find(id);
+    const Record* const record = state_.find(id);
     const double next = next_use(id); // the schedule may have changed
     if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
       continue;
     }
-    if (next > kSoon) {
-      fetch_again(*record);
+    if (next > static_cast<double>(kSoon)) {
+      state_.fetch_again(*record);
       continue;
     }
     const auto later = std::ranges::find_if(device.pending, [&](StorageId other) { return next_use(other) > next; });

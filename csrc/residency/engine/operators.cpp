@@ -1,20 +1,11 @@
 // Prepares operands before an operator and releases them after it. fetches_ahead.cpp carries out the policy's
-// decisions; copies are in relocation.cpp.
+// decisions; copies are in copies.cpp.
 #include <algorithm>
 
+#include "residency/engine/relocation_min.h"
 #include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
-
-void ResidencyEngine::announce(Record& record) {
-  if (!record.announced) {
-    record.announced = true;
-    of(record.device).policy->created(record.id, record.bytes);
-    if (recorder_) {
-      recorder_->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
-    }
-  }
-}
 
 void ResidencyEngine::add_operand(Frame& frame, Record* record) {
   record->operand = frame.operands.size();
@@ -36,10 +27,10 @@ std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& fr
 }
 
 void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
-  Device& device = of(frame.device);
+  Device& device = state_.of(frame.device);
   frame.counted = true;
   if (device.running++ != 0) {
-    device.quiet.overlap = operators_;
+    device.quiet.overlap = state_.operators;
   }
   if (!device.quiescent && !device.idle) {
     count_since_wake(frame.device, op.surely_outermost);
@@ -49,18 +40,18 @@ void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
 void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
                             const std::vector<Stream>& streams) noexcept {
   try {
-    ++operators_;
+    ++state_.operators;
     accesses_.clear();
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
-      if (record.last_use == operators_) { // an operand twice
+      if (record.last_use == state_.operators) { // an operand twice
         accesses_[record.operand].writes |= operand.writes;
         continue;
       }
-      announce(record);
-      record.last_use = operators_;
+      state_.announce(record);
+      record.last_use = state_.operators;
       accesses_.push_back({record.id, operand.writes}); // same order as frame.operands
-      of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
+      state_.of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
       add_operand(frame, &record);
     }
     if (frame.operands.empty()) {
@@ -69,7 +60,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     }
     frame.device = frame.operands.front()->device;
     note_begin(frame, op);
-    Device& device = of(frame.device);
+    Device& device = state_.of(frame.device);
     frame.region = op.region;
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
@@ -79,21 +70,21 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
         device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok && !has_range);
     std::span<const std::size_t> births = decision.births;
     const std::size_t guess = decision.guess;
-    begin_workspace(frame.device);
+    state_.begin_workspace(frame.device);
     if (device.durations) {
       device.durations->begin(decision, device.last_stream);
     }
-    if (recorder_) {
-      recorder_->operator_begin(op.name, now_us(), accesses_, op.in_place_ok);
-      operator_timer_->begin(device.last_stream);
+    if (state_.recorder) {
+      state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
+      state_.operator_timer->begin(device.last_stream);
     }
     for (std::size_t index = 0; index < frame.operands.size(); ++index) {
-      mark_use(*frame.operands[index], accesses_[index].writes);
+      copies_.mark_use(*frame.operands[index], accesses_[index].writes);
       // A storage that a collective used last must not move while this operator is prepared either.
       frame.operands[index]->collective = frame.operands[index]->collective || op.collective;
     }
     no_room_ahead_ = false;
-    const std::int64_t in_place_before = statistics_.used_in_place.count;
+    const std::int64_t in_place_before = state_.statistics.used_in_place.count;
     bool wanted_in_place = false;
     const auto provide = [&](Record& record) {
       const bool writes = accesses_[record.operand].writes;
@@ -101,39 +92,40 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       try {
         if (record.points_at == Side::kHost && choose_in_place(record, op)) {
           wanted_in_place = true;
-          use_in_place(record, stream, writes);
+          copies_.use_in_place(record, stream, writes);
         } else {
-          use_on_device(record, stream, writes);
+          copies_.use_on_device(record, stream, writes);
         }
       } catch (...) {
         use_after_failed_preparation(record, stream, writes);
       }
     };
-    beginning_ = &frame;
+    state_.beginning = &frame;
     for (Record* const record : frame.operands) {
       provide(*record);
     }
     // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
     // cannot move once the operator runs. Otherwise eviction waits until the operator does allocate as much.
-    if (births.empty() && guess != 0 && of(frame.device).hard && !min_cost_range(guess, frame.device, Need::kNow)) {
+    if (births.empty() && guess != 0 && state_.of(frame.device).hard &&
+        !room_.min_cost_range(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }
     if (!births.empty()) {
       std::vector<Record*> left;
-      prepare_room(frame, births, of(frame.device).last_stream, left);
+      room_.prepare_room(frame, births, state_.of(frame.device).last_stream, left);
       for (Record* const record : left) {
         provide(*record);
       }
     }
-    beginning_ = nullptr;
+    state_.beginning = nullptr;
     for (Record* const record : frame.operands) {
       record->collective = op.collective;
     }
-    if (!wanted_in_place && statistics_.used_in_place.count != in_place_before) {
-      ++statistics_.over_budget;
+    if (!wanted_in_place && state_.statistics.used_in_place.count != in_place_before) {
+      ++state_.statistics.over_budget;
     }
   } catch (...) { // no host memory for the frame
-    beginning_ = nullptr;
+    state_.beginning = nullptr;
     for (const Operand& operand : operands) {
       use_untracked(*operand.record, streams[static_cast<std::size_t>(operand.record->device)], operand.writes);
     }
@@ -143,29 +135,29 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
 void ResidencyEngine::use_untracked(Record& record, Stream stream, bool writes) noexcept {
   use_after_failed_preparation(record, stream, writes);
   if (record.in_use == 0) {
-    mark_unmovable(record); // no frame holds it, so its end of use is unknown
+    state_.mark_unmovable(record); // no frame holds it, so its end of use is unknown
   }
 }
 
 void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept {
-  ++failures_;
-  wait_here(record);
+  ++state_.failures;
+  copies_.wait_here(record);
   if (record.fetching() && writes) {
-    abandon_fetch(record);
+    copies_.abandon_fetch(record);
   }
-  mark_use(record, writes);
+  copies_.mark_use(record, writes);
   try { // later work must still wait for the operator
     if (record.range != nullptr && record.points_at == Side::kHost && !record.shows_pinned) {
-      show_pinned(record);
+      copies_.show_pinned(record);
     }
     if (record.points_at == Side::kDevice) {
       add_stream(record.streams, stream);
     } else {
       add_stream(record.in_place_streams, stream);
-      host_memory_->record_stream(record.host_block, stream);
+      state_.host_memory->record_stream(record.host_block, stream);
     }
   } catch (...) { // no host memory
-    mark_unmovable(record);
+    state_.mark_unmovable(record);
   }
 }
 
@@ -175,9 +167,9 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
       if (!frame.uses(record)) { // it may be in use by another thread's operator, which may end first
-        announce(record);
+        state_.announce(record);
         add_operand(frame, &record);
-        mark_use(record, operand.writes);
+        copies_.mark_use(record, operand.writes);
         try {
           use_where_it_is(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         } catch (...) {
@@ -185,8 +177,8 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
         }
       } else if (operand.writes) {
         if (record.fetching()) { // the outer operator only reads it, on the host
-          wait(streams[static_cast<std::size_t>(record.device)], record.device_ready);
-          abandon_fetch(record);
+          state_.wait(streams[static_cast<std::size_t>(record.device)], record.device_ready);
+          copies_.abandon_fetch(record);
         }
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
         record.retiring = false;
@@ -200,7 +192,7 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
 }
 
 bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
-  Device& device = of(record.device);
+  Device& device = state_.of(record.device);
   if (record.range != nullptr) {
     return record.captured != 0;
   }
@@ -213,95 +205,96 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   // The schedule has this use on the device, but the storage was not fetched. Fetch it only if there is room: a single
   // use does not justify an eviction.
   const bool tries = !no_room_ahead_;
-  no_room_ahead_ = !tries || !start_fetch(record, Need::kAhead, device.fetches);
+  no_room_ahead_ = !tries || !copies_.start_fetch(record, Need::kAhead, device.fetches);
   return no_room_ahead_;
 }
 
 void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kHost && (record.range == nullptr || record.shows_pinned)) {
-    use_in_place(record, stream, writes);
+    copies_.use_in_place(record, stream, writes);
   } else { // the address of a range does not change
-    use_on_device(record, stream, writes);
+    copies_.use_on_device(record, stream, writes);
   }
 }
 
 void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
   try {
     add_operand(frame, record);
-    record->last_use = operators_;
+    record->last_use = state_.operators;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
     record->announced = true; // `end` tells the policy, as created
     frame.births.emplace_back(record->id, record->bytes);
   } catch (...) {
-    ++failures_;
+    ++state_.failures;
   }
 }
 
 void ResidencyEngine::end(Frame& frame) noexcept {
   if (frame.counted) {
     frame.counted = false;
-    --of(frame.device).running;
+    --state_.of(frame.device).running;
   }
   try {
     if (frame.region) {
-      --of(frame.device).regions;
+      --state_.of(frame.device).regions;
     }
     release_operands(frame);
-    std::erase_if(frame.births, [this](const auto& birth) { return find(birth.first) == nullptr; });
+    std::erase_if(frame.births, [this](const auto& birth) { return state_.find(birth.first) == nullptr; });
     const int device = frame.device >= 0      ? frame.device
                        : frame.births.empty() ? -1
-                                              : find(frame.births.front().first)->device;
+                                              : state_.find(frame.births.front().first)->device;
     std::erase_if(frame.births, [&](const auto& birth) {
-      Record* const record = find(birth.first);
+      Record* const record = state_.find(birth.first);
       if (record->device == device) {
         return false;
       }
       record->announced = false; // created on another device, whose own policy must know it
-      announce(*record);
+      state_.announce(*record);
       return true;
     });
-    if (device < 0 || !watches(device)) {
+    if (device < 0 || !state_.watches(device)) {
       return;
     }
     if (!frame.planned) { // results but no operands: a factory function
-      if (!of(device).quiescent) {
+      if (!state_.of(device).quiescent) {
         // PyTorch excludes the autograd keys around all of them, so each may be nested in an unwatched operator.
         count_since_wake(device, /*surely_outermost=*/false);
       }
-      const Decision& decision = of(device).policy->begin(frame.key, {}, false);
-      if (of(device).durations) {
-        of(device).durations->begin(decision, of(device).last_stream);
+      const Decision& decision = state_.of(device).policy->begin(frame.key, {}, false);
+      if (state_.of(device).durations) {
+        state_.of(device).durations->begin(decision, state_.of(device).last_stream);
       }
     }
-    const std::size_t workspace = frame.planned ? end_workspace(device) : 0; // a factory's begin was not recorded
-    if (recorder_) {
+    const std::size_t workspace =
+        frame.planned ? state_.end_workspace(device) : 0; // a factory's begin was not recorded
+    if (state_.recorder) {
       for (const auto& [id, bytes] : frame.births) {
-        recorder_->birth(id, device, bytes);
+        state_.recorder->birth(id, device, bytes);
       }
       if (workspace >= relocation_min()) {
-        recorder_->workspace(workspace);
+        state_.recorder->workspace(workspace);
       }
-      recorder_->resident(device, allocated_bytes(device));
+      state_.recorder->resident(device, state_.allocated_bytes(device));
     }
-    const Decision& decision = of(device).policy->end(frame.births, workspace);
-    if (of(device).quiescent) {
-      follow(decision, device);
+    const Decision& decision = state_.of(device).policy->end(frame.births, workspace);
+    if (state_.of(device).quiescent) {
+      fetches_.follow(decision, device);
     }
     if (evicts_after_operators_) {
-      evict_all(device, of(device).last_stream);
+      room_.evict_all(device, state_.of(device).last_stream);
     }
-    if (of(device).exceeded) {
-      of(device).exceeded = of(device).mapped_beyond = false;
+    if (state_.of(device).exceeded) {
+      state_.of(device).exceeded = state_.of(device).mapped_beyond = false;
       release_excess(frame, device);
     }
-    if (of(device).excess && of(device).quiescent) {
+    if (state_.of(device).excess && state_.of(device).quiescent) {
       retry_budget(device);
     }
     if (frame.planned) {
       become_idle_if_quiet(device);
     }
   } catch (...) {
-    ++failures_;
+    ++state_.failures;
   }
 }
 
@@ -324,55 +317,19 @@ void ResidencyEngine::release_operands(Frame& frame) noexcept {
     --record->in_use;
     try {
       if (!record->dead) {
-        storages_.watch_for_writes(*record, locked_);
+        state_.storages.watch_for_writes(*record, state_.locked);
       }
     } catch (...) { // writes cannot be watched: assume one, so that the other copy is not taken for up to date
-      ++failures_;
-      mark_use(*record, true);
+      ++state_.failures;
+      copies_.mark_use(*record, true);
       if (record->fetching()) {
-        abandon_fetch(*record);
+        copies_.abandon_fetch(*record);
       }
-      mark_unmovable(*record);
+      state_.mark_unmovable(*record);
     }
     free_if_dead(record);
   }
   frame.operands.clear();
-}
-
-// An operator's workspace: its peak of allocated bytes beyond operands and results, without the engine's fetches and
-// evictions while it runs.
-
-std::int64_t ResidencyEngine::take_allocated_peak(int device) {
-  Allocated& known = of(device).allocated;
-  std::size_t most = known.bytes;
-  if (known.changes != memory_.allocation_changes(device)) {
-    const CachingManagedAllocator::AllocatedPeak peak = memory_.take_allocated_peak(device);
-    known = {peak.now, peak.changes};
-    most = peak.most;
-  }
-  return static_cast<std::int64_t>(most);
-}
-
-void ResidencyEngine::begin_workspace(int device) {
-  take_allocated_peak(device);
-  of(device).workspace = {};
-}
-
-void ResidencyEngine::note_workspace(int device, std::int64_t bytes) {
-  Workspace& workspace = of(device).workspace;
-  const std::int64_t peak = take_allocated_peak(device);
-  note_level(of(device), static_cast<std::size_t>(peak));
-  // `ours` does not include this change yet. A block just freed still counts in both `peak` and `ours`. A block just
-  // allocated counts only in `peak`, so its bytes are subtracted.
-  workspace.peak = std::max(workspace.peak, peak - workspace.ours - std::max<std::int64_t>(bytes, 0));
-  workspace.ours += bytes;
-}
-
-std::size_t ResidencyEngine::end_workspace(int device) {
-  note_workspace(device, 0);
-  const Workspace& workspace = of(device).workspace;
-  const std::int64_t now = static_cast<std::int64_t>(of(device).allocated.bytes) - workspace.ours + workspace.freed;
-  return static_cast<std::size_t>(std::max<std::int64_t>(workspace.peak - now, 0));
 }
 
 } // namespace torch_uvm

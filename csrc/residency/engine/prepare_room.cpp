@@ -2,7 +2,7 @@
 //
 // A running operator's operands cannot move. If they fragment the free memory, a result may find no contiguous range
 // although there are enough free bytes.
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/room.h"
 
 namespace torch_uvm {
 namespace {
@@ -12,9 +12,9 @@ constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
 
-void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream,
-                                   std::vector<Record*>& left) {
-  Device& device = of(frame.device);
+void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t> pieces, Stream stream,
+                        std::vector<Record*>& left) {
+  Device& device = state_.of(frame.device);
   std::size_t all = 0; // results and operands
   bool any = false;
   for (const std::size_t bytes : pieces) {
@@ -27,7 +27,7 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
   if (!any || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
-  note_workspace(frame.device, 0);
+  state_.note_workspace(frame.device, 0);
   const std::int64_t peak = device.workspace.peak;
   std::vector<Block*> places; // keep all allocated, so that no two results count on the same place
   try {
@@ -37,7 +37,7 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
         continue;
       }
       Block* place = room_for(bytes, frame.device, Need::kNow, stream);
-      while (place == nullptr && !memory_.takes_range(bytes, frame.device) &&
+      while (place == nullptr && !state_.memory.takes_range(bytes, frame.device) &&
              evict_one_operand(frame, bytes, stream, left)) {
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
@@ -47,21 +47,20 @@ void ResidencyEngine::prepare_room(const Frame& frame, std::span<const std::size
       places.push_back(place);
     }
   } catch (...) {
-    ++failures_;
+    ++state_.failures;
   }
   for (Block* const place : places) {
-    memory_.free(place);
+    state_.memory.free(place);
   }
-  take_allocated_peak(frame.device); // discard the peak: these blocks are no part of the operator's workspace
+  state_.take_allocated_peak(frame.device); // discard the peak: these blocks are no part of the operator's workspace
   device.workspace.peak = peak;
 }
 
-bool ResidencyEngine::evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream,
-                                        std::vector<Record*>& left) {
+bool Room::evict_one_operand(const Engine::Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
   Record* largest = nullptr;
   for (Record* const record : frame.operands) {
     if (record->points_at == Side::kDevice && record->device == frame.device &&
-        address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
+        state_.address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
       largest = record;
     }
   }
@@ -69,13 +68,13 @@ bool ResidencyEngine::evict_one_operand(const Frame& frame, std::size_t bytes, S
     return false;
   }
   left.push_back(largest); // before the eviction, which may throw: the caller provides it again in any case
-  if (!evict(*largest, stream)) {
+  if (!copies_.evict(*largest, stream)) {
     return false;
   }
   // Find one range for the request and the operand together, so that the operand is not in the way again.
   if (Block* const both = room_for(bytes + largest->bytes, frame.device, Need::kNow, stream)) {
-    memory_.free(both);
-    start_fetch(*largest, Need::kNow, stream);
+    state_.memory.free(both);
+    copies_.start_fetch(*largest, Need::kNow, stream);
   }
   return true;
 }

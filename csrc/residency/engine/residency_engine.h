@@ -1,10 +1,9 @@
-// The implementation of Engine: its state, and what each file of this folder adds.
+// The implementation of Engine. Its parts are explained in engine_state.h; which file adds what is said below.
 #pragma once
 
 #include <condition_variable>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -12,20 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/events.h"
-#include "residency/engine/device_state.h"
-#include "residency/engine/engine.h"
-#include "residency/engine/relocation_min.h"
-#include "residency/engine/transfers.h"
-#include "residency/policy/flat_map.h"
-#include "residency/trace/access_recorder.h"
-#include "residency/trace/allocation_sites.h"
-#include "residency/trace/operator_timer.h"
+#include "residency/engine/engine_state.h"
+#include "residency/engine/fetches_ahead.h"
 
 namespace torch_uvm {
-
-/// Number of operators for which a storage counts as unmovable after an attempt to move it failed.
-inline constexpr std::uint64_t kUnmovableFor = 64;
 
 class ResidencyEngine final : public Engine, public PressureCallback {
  public:
@@ -80,10 +69,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
  private:
   friend class Lock;
 
-  /// What room is needed for: an operator that waits, a prefetch, or a storage that has to stay on the device (it may
-  /// then move other blocks aside, and evict nothing). kAnyway: an operator that cannot run otherwise; for ranges only.
-  enum class Need { kNow, kAhead, kToStay, kAnyway };
-
   // All functions below require the mutex.
 
   // budget.cpp
@@ -124,9 +109,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   std::size_t budget_for(int device, std::size_t bytes) const;
 
   // sleep.cpp
-  /// Records the allocated bytes; a marked rise restarts the quiet period.
-  void note_level(Device& device, std::size_t bytes);
-  void restart_quiet(Device& device);
   /// Makes the device idle after enough quiet steps.
   void become_idle_if_quiet(int device);
   bool make_idle(int device);
@@ -138,159 +120,13 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   bool may_run_unseen(const Device& device) const;
   /// Marks the device quiescent: no unwatched operator runs, so storages may be evicted from now on.
   void note_quiescent(int device);
-  std::size_t allocated_bytes(int device) const;
 
-  // relocation.cpp
-  /// Whether the operator being begun holds the record and has not read its address yet.
-  bool is_unread(const Record& record) const;
-  bool address_may_change(const Record& record, Mover mover) const {
-    return record.address_may_change(mover, is_unread(record) ? 1 : 0, operators_);
-  }
-  /// Whether the storage's address may change now. If so, keeps the storage alive until the lock is released.
-  bool claim_address(Record& record, Mover mover);
-  /// Marks the storage unmovable for `kUnmovableFor` operators. Storages that share its bytes may be freed in the
-  /// meantime.
-  void mark_unmovable(Record& record) {
-    record.unmovable_until = operators_ + kUnmovableFor;
-    found_unmovable_ = true;
-  }
-  bool is_unmovable(const Record& record) const {
-    return operators_ < record.unmovable_until;
-  }
-  /// If the storage shared its bytes and no longer does, marks the device copy dirty: a host copy may be outdated.
-  void take_sole_ownership(Record& record);
-  /// Adds the streams that the allocator knows for the device copy to the record's owners.
-  void note_owners(Record& record);
-  /// Tells the allocator that the owners use the device copy, which is in a new block.
-  void record_owners(const Record& record);
-  bool start_write_back(Record& record);
-  /// Frees the device copy and points the storage at its host copy, which must be valid.
-  /// \param taker the stream that will use the memory next; the host's if it is not known
-  bool release_device_copy(Record& record, Stream taker);
-  /// Frees the device copy, writing it back first if it is dirty. `taker`: as above. \return false if it stays
-  bool evict(Record& record, Stream taker);
-  bool start_fetch(Record& record, Need need, Stream stream);
-  void mark_use(Record& record, bool writes) noexcept;
-  /// Blocks the host until the record's copies are done. Used if a stream could not be made to wait.
-  void wait_here(Record& record) noexcept;
-  /// Points the storage at its device copy, fetching it if needed. \return false if the storage stays on the host
-  bool bring_to_device(Record& record, Stream stream, Need need = Need::kNow);
-  void use_on_device(Record& record, Stream stream, bool writes);
-  void use_in_place(Record& record, Stream stream, bool writes);
-  void drop_host_copy(Record& record) noexcept;
-  void abandon_fetch(Record& record) noexcept;
-  /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
-  Block* host_block(std::size_t bytes, Stream stream);
-  /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
-  bool is_host_copy_ready(Record& record);
-  /// Makes `later` wait for the work queued on the `earlier` streams.
-  void order(const std::vector<Stream>& earlier, Stream later);
-  void note_move(TransferKind kind, const Record& record) noexcept;
-  static double now_us();
-
-  // ranges.cpp
-  /// Gives the storage's range memory, evicting others if needed. \return the range, or nullptr if there is no room
-  Block* memory_for(Record& record, Need need, Stream stream);
-  /// Takes the range's memory away after the host has waited for its users. Changes no pointer. \throws the runtime's
-  /// errors, and the memory stays
-  void take_memory(Record& record);
-  /// The same after a fetch that failed or is not wanted. If that fails, too, the range keeps memory that nobody uses
-  /// until the next fetch.
-  void take_unused_memory(Record& record, Stream stream) noexcept;
-  /// The range is about to be freed by its owner: its memory stays until the write-back has read it.
-  void keep_until_read(Record& record) noexcept;
-  /// Records the event after which nothing uses the device copy: the write-back, or all uses since.
-  void note_last_use(Record& record);
-  /// Whether a stream has used the device copy since its write-back began.
-  bool is_used_since(const Record& record) const;
-  /// Brings an operand with a range to the device, beyond the budget if it does not fit.
-  bool bring_anyway(Record& record, Stream stream);
-  /// Points a storage with a range at its host copy, because its memory cannot be had.
-  void show_pinned(Record& record);
-  bool evict_for_range(std::size_t bytes, int device, Need need, Stream taker);
-
-  // room.cpp
-  Block* room_for(std::size_t bytes, int device, Need need, Stream stream);
-  /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
-  bool evict_range(std::size_t bytes, int device, Need need, Stream taker);
-  bool try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker);
-  /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
-  bool forget_unmovable(int device);
-  bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
-  bool evict_first_fit(std::size_t bytes, int device, Stream taker);
-  /// Evicts everything that can be evicted. \return whether anything was
-  bool evict_all(int device, Stream taker);
-  /// Frees a retiring device copy of about the requested size. \return whether there was one
-  bool evict_same_size(std::size_t bytes, int device, Stream taker);
-  /// Whether the latest write-back has finished reading the device copy.
-  bool is_read(Record& record);
-  /// Cost of evicting the storage; infinity if it cannot be evicted.
-  double cost_of(const Record& record, Need need);
-  /// Whether the current schedule does not contain the storage and it was not used for a whole step.
-  bool is_unused_by_step(const Record& record) const;
-  /// Approaches 1 if the next use is near, 0 if it is far.
-  double soonness(const Record& record);
-  double price_of(const std::vector<Record*>& victims, Need need);
-  /// The cheapest victims of `bytes` in total, anywhere on the device; empty if there are not enough.
-  std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
-  /// The allocator's min-cost eviction range of `bytes`.
-  std::optional<std::vector<Record*>> min_cost_range(std::size_t bytes, int device, Need need);
+  // pressure.cpp
   /// Whether another thread is about to free a storage's block on the device.
   bool is_block_being_freed(int device) const;
-  bool evict_all(const std::vector<Record*>& victims, Stream taker);
-  /// The record of a retirement, or nullptr if the storage was used or freed since.
-  Record* retiring(const Device::Retirement& retirement) const;
-
-  // move_aside.cpp
-  /// Frees a contiguous range by relocating blocks within the device. \return false if that cannot be done
-  bool move_aside(std::size_t bytes, int device, Stream taker);
-  /// The same by pushing neighbours together, if that costs at most `limit`, in the unit of cost_of.
-  bool slide(std::size_t bytes, int device, Stream taker, double limit);
-  /// Cost of relocating a block, in bytes; infinity if it has no record or cannot move.
-  double cost_to_move(const Record* record, std::size_t block_bytes) const;
-  /// Whether the storage's block may move now. If so, it is not freed until the lock is released.
-  bool claim_move(Record& record);
-  void move(const CachingManagedAllocator::Move& move, Stream taker);
-  /// Copies within a device; the ranges may overlap. \return an event for the end; empty: it is done
-  /// \throws the runtime's errors, and the bytes are still at `from`
-  Event copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
-
-  // prepare_room.cpp
-  /// Makes contiguous room for results of the given sizes, all at once.
-  /// \param left receives the operands that were evicted for it; the caller must provide them again
-  void prepare_room(const Frame& frame, std::span<const std::size_t> pieces, Stream stream, std::vector<Record*>& left);
-  /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
-  bool evict_one_operand(const Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
-
-  // fetches_ahead.cpp
-  void follow(const Decision& decision, int device);
-  void retire_and_release(std::span<const StorageId> storages, int device);
-  /// Frees the retiring device copies whose write-backs are done.
-  /// \param latest the latest write-back that may be done
-  void release_read_copies(int device, std::uint64_t latest);
-  /// Whether a pending fetch is still needed and may start.
-  bool is_wanted(const Record& pending) const;
-  /// Whether so many bytes more may be prefetched now.
-  bool may_fetch_ahead(const Device& device, std::size_t bytes) const;
-  void forget_fetches(Device& device) noexcept;
-  /// The prefetched storage was used, or its fetch abandoned: it no longer counts as fetched ahead.
-  void no_longer_ahead(const Record& record) noexcept;
-  void start_pending_fetches(int device, bool changed);
-  /// Notes an eviction that was not scheduled, to fetch the storage again before its next use in the schedule.
-  void fetch_again(const Record& record);
-  /// Adds the noted re-fetches that are needed soon to `pending`, in order of need.
-  void queue_unforeseen_fetches(int device);
 
   // operators.cpp
   void note_begin(Frame& frame, const Operator& op);
-  /// Peak allocated bytes since the last call. Takes no lock if nothing was allocated since, which is the common case.
-  std::int64_t take_allocated_peak(int device);
-  void begin_workspace(int device);
-  /// The engine itself has allocated that many bytes, or freed them if negative.
-  void note_workspace(int device, std::int64_t bytes);
-  std::size_t end_workspace(int device);
-  /// Tells the policy and the recorder of the storage, once.
-  void announce(Record& record);
   /// The accesses of the frame's operands on one device: each device has its own policy.
   std::span<const Access> accesses_on(int device, const Frame& frame);
   void add_operand(Frame& frame, Record* record);
@@ -313,72 +149,28 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   // residency_engine.cpp
   void count_pin(Record& record);
   OutOfMemory no_room_to_pin(const Record& wanted) const;
-  void wait(Stream stream, Event event);
-  bool reached(Event& event) noexcept;
-  void recycle_event(int device, Event& event) noexcept;
-  void recycle_block_ready(Record& record) noexcept;
-  /// Fires when the latest write-back has read the device copy. With staging the host copy is complete only later.
-  Event& was_read(Record& record) {
-    return record.block_ready ? record.block_ready : record.host_ready;
-  }
   void unregister(Record* record) noexcept;
   void free_if_dead(Record* record) noexcept;
-  Device& of(int device) {
-    return devices_[static_cast<std::size_t>(device)];
-  }
-  Record* find(StorageId id) const;
 
-  ManagedRuntime& runtime_;
-  CachingManagedAllocator& memory_;
-  StorageAdapter& storages_;
+  EngineState state_;
+  Copies copies_;
+  Room room_;
+  FetchesAhead fetches_;
+
   mutable std::mutex mutex_;
   std::atomic<std::thread::id> holder_; ///< the thread that has a `Lock`
   std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
   std::atomic<int> blocks_being_freed_{0}; ///< blocks of destroyed storages that are not freed yet
-  std::vector<Device> devices_;
-  std::unique_ptr<CachingManagedAllocator> host_memory_; ///< pinned
-  PinnedSegmentSource* host_source_ = nullptr;
-  EventPool events_;
-  Transfers transfers_;
   std::optional<std::size_t> staging_;
-  ResidencyStatistics statistics_;
-  std::unique_ptr<AccessRecorder> recorder_;
-  std::unique_ptr<OperatorTimer> operator_timer_; ///< while there is a recorder
-
-  /// A scope in which the engine queues work of its own on an operator's stream.
-  class Untimed {
-   public:
-    Untimed(ResidencyEngine& engine, Stream stream)
-        : recording_(engine.operator_timer_.get(), stream), scheduling_(engine.timer_of(stream.device), stream) {}
-
-   private:
-    OperatorTimer::Pause recording_;
-    OperatorTimer::Pause scheduling_;
-  };
-  OperatorTimer* timer_of(int device) {
-    return device >= 0 && of(device).durations ? of(device).durations->timer() : nullptr;
-  }
-  FlatMap<Record*> records_; ///< by storage id
   StorageId next_id_ = 1;
   std::map<std::uint64_t, Capture> captures_;
   std::uint64_t next_capture_ = 1;
-  std::uint64_t operators_ = 0;
   std::vector<Access> accesses_; ///< of the operator being begun
   std::vector<Access> told_; ///< those of `accesses_` on one device (accesses_on)
   std::int64_t hits_at_reset_ = 0;
   std::int64_t misses_at_reset_ = 0;
-  std::int64_t failures_ = 0;
   bool evicts_after_operators_ = false;
-  bool found_unmovable_ = false; ///< a storage turned out to be unmovable since the flag was last cleared
-  const Frame* beginning_ = nullptr; ///< of the operator whose operands `begin` is placing
   bool no_room_ahead_ = false; ///< a prefetch for the operator being begun found no room
-  bool host_refused_ = false; ///< the latest write-back found no pinned memory
-  /// While storages retire and their copies are released after an operator: the operator's stream, which is not idle
-  /// yet; else the host's. Nothing is queued to it meanwhile, and no storage that moves is in use. So one wait of each
-  /// other stream for it (`behind_`) is enough.
-  Stream just_used_;
-  std::vector<Stream> behind_;
-  std::vector<void*> locked_; ///< storages whose references are dropped after the mutex is released
 };
 
 } // namespace torch_uvm

@@ -11,6 +11,7 @@
 // the budget.
 #include <algorithm>
 
+#include "residency/engine/relocation_min.h"
 #include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
@@ -18,14 +19,12 @@ namespace {
 
 constexpr std::uint64_t kQuietSteps = 2; ///< quiet steps before a device first becomes idle; doubles each time
 constexpr unsigned kMaxDoublings = 6;
-constexpr std::uint64_t kMinQuiet = 128; ///< minimum number of quiet operators, however short the step
 /// Number of operators without evictions and without more memory than before, after which a device becomes idle even if
 /// no step repeats, or if no operator uses a storage that could be moved. Doubles likewise.
 constexpr std::uint64_t kStill = 16384;
 constexpr std::uint64_t kMissesShare = 32; ///< at most 1/32 of the operators may miss the schedule
 constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
 constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
-constexpr std::size_t kRiseShare = 64; ///< a rise of up to 1/64 of the allocated bytes still counts as quiet
 
 /// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
 /// running kernels are not counted (StorageAdapter). An operator that is certainly outermost adds `kSurely`, others 1.
@@ -34,98 +33,83 @@ constexpr unsigned kSurely = 128;
 
 } // namespace
 
-void ResidencyEngine::note_level(Device& device, std::size_t bytes) {
-  QuietPeriod& quiet = device.quiet;
-  quiet.peak = std::max(quiet.peak, bytes);
-  // Tolerate slow growth, for example from steps that each append their loss to a list.
-  if (bytes > quiet.level + std::max(quiet.level / kRiseShare, relocation_min())) {
-    quiet.level = bytes;
-    restart_quiet(device);
-  }
-}
-
-void ResidencyEngine::restart_quiet(Device& device) {
-  device.quiet.since = device.quiet.still_since = operators_;
-  device.quiet.next_look = operators_ + kMinQuiet;
-  device.quiet.misses = device.policy->counters().plan_misses;
-}
-
 void ResidencyEngine::become_idle_if_quiet(int index) {
-  Device& device = of(index);
+  Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
-  if (operators_ < quiet.next_look) {
+  if (state_.operators < quiet.next_look) {
     return;
   }
-  quiet.next_look = operators_ + kMinQuiet;
-  if (quiet.rooms != statistics_.made_room.count || quiet.write_backs != device.write_backs_started) {
-    quiet.rooms = statistics_.made_room.count;
+  quiet.next_look = state_.operators + QuietPeriod::kMin;
+  if (quiet.rooms != state_.statistics.made_room.count || quiet.write_backs != device.write_backs_started) {
+    quiet.rooms = state_.statistics.made_room.count;
     quiet.write_backs = device.write_backs_started;
     quiet.peak = quiet.level = 0;
-    restart_quiet(device);
+    device.restart_quiet(state_.operators);
     return;
   }
   const unsigned doublings = std::min(quiet.idle_periods, kMaxDoublings);
-  if (operators_ - quiet.still_since < kStill << doublings) {
+  if (state_.operators - quiet.still_since < kStill << doublings) {
     const std::uint64_t length = device.policy->step_length();
-    const std::uint64_t quietly = operators_ - quiet.since;
+    const std::uint64_t quietly = state_.operators - quiet.since;
     const std::uint64_t misses = device.policy->counters().plan_misses;
     if (length == 0 || quietly < length * (kQuietSteps << doublings)) {
       return;
     }
     if ((misses - quiet.misses) * kMissesShare > quietly) {
-      quiet.since = operators_;
+      quiet.since = state_.operators;
       quiet.misses = misses;
       return;
     }
   }
   if (!make_idle(index)) {
-    restart_quiet(device); // do not repeat the checks at every look
+    device.restart_quiet(state_.operators); // do not repeat the checks at every look
   }
 }
 
 void ResidencyEngine::look_for_quiet_devices() {
-  for (int index = 0; operators_ % kMinQuiet == 0 && index < static_cast<int>(devices_.size()); ++index) {
-    Device& device = of(index);
-    if (watches(index) && device.running == 0) { // else its own operators look
-      static_assert(kSurely <= kMinQuiet);
+  for (int index = 0; state_.operators % QuietPeriod::kMin == 0 && index < static_cast<int>(state_.devices.size());
+       ++index) {
+    Device& device = state_.of(index);
+    if (state_.watches(index) && device.running == 0) { // else its own operators look
+      static_assert(kSurely <= QuietPeriod::kMin);
       if (!device.quiescent) {
         count_since_wake(index, /*surely_outermost=*/true); // for all that began since the last look
       }
       if (device.excess && device.quiescent) {
         retry_budget(index);
       }
-      note_level(device, static_cast<std::size_t>(take_allocated_peak(index)));
+      device.note_level(static_cast<std::size_t>(state_.take_allocated_peak(index)), state_.operators);
       become_idle_if_quiet(index);
     }
   }
 }
 
 bool ResidencyEngine::make_idle(int index) {
-  Device& device = of(index);
+  Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
-  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.quiescent || recorder_ ||
+  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.quiescent || state_.recorder ||
       evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }
   std::size_t known = 0;
-  for (const auto& [id, record] : records_) {
+  for (const auto& [id, record] : state_.records) {
     if (record->device == index) {
       if (record->points_at == Side::kHost) {
         return false;
       }
-      known += memory_.bytes(record->device_block);
+      known += state_.memory.bytes(record->device_block);
     }
   }
-  for (const auto& [id, record] : records_) {
+  for (const auto& [id, record] : state_.records) {
     if (record->device == index && record->host_block != nullptr) {
-      drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
+      copies_.drop_host_copy(*record); // it would become stale: writes to the device copy will not be watched
     }
   }
   device.pending.clear();
   device.unforeseen.clear();
   device.retired.clear();
-  const std::size_t allocated = allocated_bytes(index);
+  const std::size_t allocated = state_.allocated_bytes(index);
   quiet.other = allocated - std::min(allocated, known);
   quiet.alarm = alarm;
   device.idle = true;
@@ -134,13 +118,9 @@ bool ResidencyEngine::make_idle(int index) {
   return true;
 }
 
-std::size_t ResidencyEngine::allocated_bytes(int device) const {
-  return static_cast<std::size_t>(memory_.levels(Location::device(device)).allocated_bytes[0]);
-}
-
 void ResidencyEngine::note_allocation(int device) {
   // Without the engine's lock: each allocation of an idle device comes here.
-  if (has_idle_devices() && allocated_bytes(device) > of(device).alarm.load(std::memory_order_relaxed)) {
+  if (has_idle_devices() && state_.allocated_bytes(device) > state_.of(device).alarm.load(std::memory_order_relaxed)) {
     wake(device);
   }
 }
@@ -148,22 +128,22 @@ void ResidencyEngine::note_allocation(int device) {
 void ResidencyEngine::wake(int device) {
   {
     const Lock lock(*this);
-    if (!of(device).idle) {
+    if (!state_.of(device).idle) {
       return;
     }
-    of(device).idle = false;
-    of(device).quiescent = false; // also for a soft budget that has been idle from the start
+    state_.of(device).idle = false;
+    state_.of(device).quiescent = false; // also for a soft budget that has been idle from the start
     note_awake();
   }
-  storages_.wake();
+  state_.storages.wake();
 }
 
 void ResidencyEngine::wake_idle_devices() {
-  for (int device = 0; has_idle_devices() && device < static_cast<int>(devices_.size()); ++device) {
+  for (int device = 0; has_idle_devices() && device < static_cast<int>(state_.devices.size()); ++device) {
     bool is_idle = false;
     {
       const Lock lock(*this);
-      is_idle = of(device).idle && of(device).quiet.alarm != 0;
+      is_idle = state_.of(device).idle && state_.of(device).quiet.alarm != 0;
     }
     if (is_idle) {
       wake(device);
@@ -172,13 +152,13 @@ void ResidencyEngine::wake_idle_devices() {
 }
 
 bool ResidencyEngine::may_run_unseen(const Device& device) const {
-  const std::optional<int> running = storages_.running_kernels();
+  const std::optional<int> running = state_.storages.running_kernels();
   return (running ? *running != 0 : device.quiet.seen < kQuiescentAfter) || unseen_graphs_.load() != 0 ||
          has_open_captures();
 }
 
 void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
-  Device& device = of(index);
+  Device& device = state_.of(index);
   device.quiet.seen += surely_outermost ? kSurely : 1;
   if (!may_run_unseen(device)) {
     note_quiescent(index);
@@ -186,15 +166,15 @@ void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
 }
 
 void ResidencyEngine::note_quiescent(int index) {
-  Device& device = of(index);
-  runtime_.synchronize_device(index); // work queued on unknown streams
+  Device& device = state_.of(index);
+  state_.runtime.synchronize_device(index); // work queued on unknown streams
   device.quiescent = true;
   const unsigned idle_periods = device.quiet.idle_periods + (device.quiet.alarm != 0 ? 1 : 0);
   std::size_t known = 0;
-  for (const auto& [id, record] : records_) {
-    known += record->device == index ? memory_.bytes(record->device_block) : 0;
+  for (const auto& [id, record] : state_.records) {
+    known += record->device == index ? state_.memory.bytes(record->device_block) : 0;
   }
-  const std::size_t allocated = allocated_bytes(index);
+  const std::size_t allocated = state_.allocated_bytes(index);
   const std::size_t other = device.quiet.other;
   device.quiet = QuietPeriod{};
   device.quiet.idle_periods = idle_periods;
@@ -202,7 +182,7 @@ void ResidencyEngine::note_quiescent(int index) {
   device.quiet.unseen = allocated - std::min(allocated, known + other);
   device.excess = true; // possibly; checked when this operator ends
   note_awake();
-  restart_quiet(device);
+  device.restart_quiet(state_.operators);
 }
 
 } // namespace torch_uvm
