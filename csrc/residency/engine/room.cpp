@@ -300,19 +300,19 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
 }
 
 Block* Room::memory_for(Record& record, Need need, Stream stream) {
-  using Room = CachingManagedAllocator::Room;
+  using Attach = CachingManagedAllocator::Room;
   if (need == Need::kAnyway) {
-    return state_.memory.attach(record.range, stream, Room::kOverCap) ? record.range : nullptr;
+    return state_.memory.attach(record.range, stream, Attach::kOverCap) ? record.range : nullptr;
   }
   for (int tries = 0; tries < kTries; ++tries) {
-    if (state_.memory.attach(record.range, stream, Room::kNow)) {
+    if (state_.memory.attach(record.range, stream, Attach::kNow)) {
       return record.range;
     }
     if (need == Need::kToStay || !evict_range(record.bytes, record.device, need, stream)) {
       break;
     }
   }
-  return need != Need::kAhead && state_.memory.attach(record.range, stream, Room::kWait) ? record.range : nullptr;
+  return need != Need::kAhead && state_.memory.attach(record.range, stream, Attach::kWait) ? record.range : nullptr;
 }
 
 bool Room::evict_for_range(std::size_t bytes, int device, Need need, Stream taker) {
