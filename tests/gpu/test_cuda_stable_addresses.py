@@ -26,6 +26,12 @@ def stable_segments() -> Iterator[None]:
     _C.set_option("stable_min", "8MiB")
 
 
+@pytest.fixture
+def pressure(stable_segments: None) -> list[torch.Tensor]:
+    torch_uvm.enable(budget=24 * MIB)
+    return [torch.zeros(MIB, device="cuda") for _ in range(10)]  # 40 MiB
+
+
 class TestTraining:
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("make", [mlp, Transformer])
@@ -35,11 +41,6 @@ class TestTraining:
 
 
 class TestAddresses:
-    @pytest.fixture
-    def pressure(self, stable_segments: None) -> list[torch.Tensor]:
-        torch_uvm.enable(budget=24 * MIB)
-        return [torch.zeros(MIB, device="cuda") for _ in range(10)]  # 40 MiB
-
     def test_do_not_change(self, pressure: list[torch.Tensor]) -> None:
         addresses = [each.data_ptr() for each in pressure]
         for turn in range(1, 6):
@@ -106,11 +107,6 @@ class CapturedTraining:
 
 class TestGraphs:
     """Captured graphs pin no storage with an address range: they are evicted between launches."""
-
-    @pytest.fixture
-    def pressure(self, stable_segments: None) -> list[torch.Tensor]:
-        torch_uvm.enable(budget=24 * MIB)
-        return [torch.zeros(MIB, device="cuda") for _ in range(10)]  # 40 MiB
 
     def test_inputs_and_results_are_evicted_between_launches(self, pressure: list[torch.Tensor]) -> None:
         table, result = torch.arange(float(MIB), device="cuda"), torch.zeros(MIB, device="cuda")

@@ -1,7 +1,5 @@
 // Graph captures: a captured storage keeps its address, on the device or on the host, for the lifetime of the graph.
 // One in an address range keeps it anyway: it is an operand of each launch, and may be evicted between them.
-#include <algorithm>
-
 #include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
@@ -63,8 +61,8 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
       if (record.range != nullptr && record.points_at == Side::kHost && record.captured == 0) {
         copies_.use_on_device(record, state_.of(record.device).fetches, operand.writes);
       }
-      copies_.wait_here(
-          record); // block the host instead: the graph must not contain a wait for a copy that happens only once
+      // Block the host: the graph must not contain a wait for a copy that happens only once.
+      copies_.wait_here(record);
       if (record.fetching()) {
         copies_.abandon_fetch(record); // the graph may write to the host copy, which the fetched copy would lack
       }
@@ -121,9 +119,7 @@ void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
       // The last launch may still run: order later copies and reuse of the memory after it.
       std::vector<Stream>& streams = record->points_at == Side::kDevice ? record->streams : record->in_place_streams;
       for (const Stream stream : found->second.streams) {
-        if (std::ranges::find(streams, stream) == streams.end()) {
-          streams.push_back(stream);
-        }
+        add_stream(streams, stream);
         if (record->points_at == Side::kHost) {
           state_.host_memory->record_stream(record->host_block, stream);
         }

@@ -5,7 +5,6 @@
 // an event there, and the host takes the memory after that event. A planned eviction is polled for it
 // (fetches_ahead.cpp). For an eviction that is needed at once, the host waits.
 #include <algorithm>
-#include <chrono>
 
 #include "residency/engine/copies.h"
 

@@ -75,14 +75,17 @@ std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, std::sp
 std::unique_ptr<Region> Region::enter_launch(Engine& engine, std::uint64_t capture) {
   const c10::DeviceType accelerator = at::getAccelerator(/*checked=*/true).value();
   const Stream stream = current_stream_of(c10::impl::VirtualGuardImpl(accelerator).getDevice());
-  std::unique_ptr<Region> region = enter_unwatched(engine);
+  std::unique_ptr<Region> region;
   ThreadState& mine = this_thread();
   std::size_t missing = 0;
   {
     const Engine::Lock lock(engine);
     mine.operands = engine.launched(capture, stream);
-    if (region != nullptr || mine.operands.empty()) {
-      return region;
+    if (mine.operands.empty()) {
+      return nullptr;
+    }
+    if (std::unique_ptr<Region> unwatched = enter_unwatched(engine)) {
+      return unwatched;
     }
     mine.streams.clear();
     for (const Engine::Operand& operand : mine.operands) {
@@ -90,7 +93,8 @@ std::unique_ptr<Region> Region::enter_launch(Engine& engine, std::uint64_t captu
     }
     Engine::Operator op;
     op.name = "captured graph";
-    op.key = std::hash<std::string>{}(op.name + std::to_string(capture));
+    static const OperatorKey launches = std::hash<std::string>{}(op.name);
+    op.key = launches + capture;
     region = enter_with_operands(engine, op);
     for (const Engine::Operand& operand : mine.operands) {
       missing += operand.record->is_in_range() ? 0 : operand.record->bytes;
