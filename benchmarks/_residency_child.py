@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,10 @@ def train(spec: dict[str, Any], report: Report) -> None:
     report.found["setup_statistics"] = column.statistics()
     report.moment("made")
 
-    warm_up = [training.alone()]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        warm_up = [training.alone()]
+    report.found["not_deterministic"] = any("deterministic" in str(it.message) for it in warned)
     report.found["first_ms"] = warm_up[0]
     report.moment("first step")
     warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]

@@ -25,7 +25,8 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
 
     over_in_core    step / step in core
     bound, over_bound    of the engine's rows, if the workload has a `trace`; over_bound: step / bound
-    losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves
+    losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves,
+                    or may: PyTorch warned of a kernel that is not deterministic
     driver_bytes    peak in use on the device by the driver's figures, minus its use before the process
     outside_bytes   the part of it outside of all allocators: the context, kernels' code, libraries
     over_budget     bytes of managed memory on the device over the budget / the budget - 1
@@ -42,7 +43,8 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
         row["losses_equal"] = None
     elif row is not plain:
         both = min(len(row["losses"]), len(plain["losses"]))
-        row["losses_equal"] = row["losses"][:both] == plain["losses"][:both]
+        equal = row["losses"][:both] == plain["losses"][:both]
+        row["losses_equal"] = None if plain.get("not_deterministic") and not equal else equal
     add_bound(row, plain, trace)
     if "bound" in row:
         row["over_bound"] = row["step_ms"] / row["bound"]["bound_ms"]

@@ -1,13 +1,14 @@
-"""Predicted against measured: what `python -m torch_uvm plan` says of the benchmark's rows on an H200.
+"""Predicted against measured: what `python -m torch_uvm plan` says of the benchmark's rows on GPUs.
 
     python benchmarks/plan_errors.py [--only TEXT] [--write docs/plan.md]
 
-A row is a workload, a budget and a way to update of a file in RESULTS, for which traces/ has a trace of a
-run in core. The engine of the files of H100s is the one that is predicted; those of the others were older
-(docs/plan.md). The prediction takes nothing but the trace, of an H200, with the durations that it has, and
-the profile of the card. Peaks are compared with those of the runs that the traces are of
-(traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write
-puts both tables into the page, between its marks.
+A row is a workload, a budget and a way to update of a file in RESULTS, for which there is a trace of a run
+in core. The prediction takes nothing but the trace, with the durations that it has, and the profile of the
+card. Traces are of an H200 (traces/), and those for the rows of one file of the H100 that measured them
+(traces/h100/). The engine of the files of H100s is the one that is predicted; those of the others were
+older (docs/plan.md). Peaks are compared with those of the runs that the traces are of (traces/index.json),
+and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write puts both tables into
+the page, between its marks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ RESULTS = {  # and their cards
     "residency_h100.json": "h100",
     "residency_h100_workloads.json": "h100",
     "residency_h100_again.json": "h100",
+    "residency_h100_traced.json": "h100",
 }
+SAME_HOST = "residency_h100_traced.json"  # its rows have traces of their own
 CALM = 0.10  # the largest spread of steps in core that the host does not dominate
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
 MARK = "<!-- benchmarks/plan_errors.py: {} -->"
@@ -87,7 +90,7 @@ def measured_rows(name: str = "residency.json") -> list[dict[str, Any]]:
     stored = json.loads((FOLDER / "results" / name).read_text())
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in stored["rows"]:
-        if row.get("status", "ok") == "ok" and row["workload"] in index():
+        if row.get("status", "ok") == "ok" and row["workload"] in index(name):
             row = {"spike": False, "warm_up_steps": 0, "name": row["column"]} | row
             row |= {"file": name, "card": RESULTS[name]}
             key = (row["workload"], row["column"], row["name"], row["budget"])
@@ -96,17 +99,23 @@ def measured_rows(name: str = "residency.json") -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def traces(file: str) -> Path:
+    """The folder of the traces for rows of a file of results/."""
+    return FOLDER / "traces" / ("h100" if file == SAME_HOST else "")
+
+
 @cache
-def index() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "traces" / "index.json").read_text())
+def index(file: str = "") -> dict[str, Any]:
+    """What was recorded: workload -> kind of trace -> figures of its run."""
+    found: dict[str, Any] = json.loads((traces(file) / "index.json").read_text())
     return found
 
 
 @cache
-def loop_of(workload: str, optimizer: str, card: str) -> Loop:
+def loop_of(workload: str, optimizer: str, card: str, file: str = "") -> Loop:
     """The loop of a workload's trace."""
     kind = "deferred" if optimizer == DEFERRED else "in_place"
-    packed = (FOLDER / "traces" / index()[workload][kind]["file"]).read_bytes()
+    packed = (traces(file) / index(file)[workload][kind]["file"]).read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
         path.write_bytes(lzma.decompress(packed))
@@ -121,7 +130,7 @@ def step_rows(only: str = "") -> Iterator[Row]:
         optimizer = COLUMNS.get(row["column"])
         if optimizer is None or row["spike"] or only not in row["workload"]:
             continue
-        loop = loop_of(row["workload"], optimizer, row["card"])
+        loop = loop_of(row["workload"], optimizer, row["card"], row["file"])
         point = loop.point(row["budget"], optimizer)
         plain = in_core[row["file"], row["workload"]]
         yield Row(

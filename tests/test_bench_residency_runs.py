@@ -25,7 +25,7 @@ def test_columns_run_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert bench_residency.main([*arguments, "--json", str(target)]) == 0
     plain, saved = json.loads(target.read_text())["rows"]
     assert (plain["column"], saved["column"]) == ("in core", "save_on_cpu")
-    assert plain["repeatable"] is True
+    assert plain["repeatable"] is True and plain["not_deterministic"] is False
     assert len(plain["losses"]) == 3
     assert plain["losses"] == saved["losses"]
     assert len(set(plain["losses"])) == 3  # the model learns
