@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ class TestRecording:
         assert trace.operators
         assert sum(group.operators for group in trace.groups) == len(trace.operators)
         assert all(group.us >= 0 for group in trace.groups)
+
+    def test_temporary_storages_are_workspace(self, budget: int, tmp_path: Path) -> None:
+        """Those that operators inside the operator make and free."""
+        with torch.library._scoped_library("uvm_test_recording", "DEF") as library:
+            library.define("doubled_sum(Tensor x) -> Tensor")
+            library.impl("doubled_sum", lambda x: x.mul(2).sum(), "CompositeExplicitAutograd")
+            x = torch.full((MIB,), 3.0, device="emu")
+            with torch_uvm.record_accesses(tmp_path / "trace"):
+                assert torch.ops.uvm_test_recording.doubled_sum(x).item() == 6 * MIB
+        lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+        (begin,) = (at for at, line in enumerate(lines) if "doubled_sum" in line.get("operator", ""))
+        workspaces = [line["workspace"] for line in lines[begin:] if "workspace" in line]
+        assert workspaces and 4 * MIB <= workspaces[0] < 5 * MIB
 
     def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
         with torch_uvm.record_accesses(str(tmp_path / "a")):

@@ -109,6 +109,7 @@ struct ResultInPieces {
   std::vector<Storage*> others; ///< used before that operator, and not by it
   std::vector<Storage*> operands; ///< of that operator; it writes to the first
   std::size_t result = 0;
+  bool temporary = false; ///< whether the result is freed in the operator
 
   void step() {
     OperatorKey key = 30;
@@ -116,8 +117,10 @@ struct ResultInPieces {
       rig.run(key++, {other}, true, [&] { write_next(*other); });
     }
     Storage& made = make_result();
-    rig.run(22, {&made}, true, [&] { Rig::check(made); });
-    rig.free(made);
+    if (!temporary) {
+      rig.run(22, {&made}, true, [&] { Rig::check(made); });
+      rig.free(made);
+    }
     rig.storages.pop_back();
     rig.engine.mark_step();
     rig.check_engine();
@@ -170,17 +173,24 @@ struct ResultInPieces {
       Rig::check(*operand);
     }
     write_next(*operands.front());
+    {
+      const Engine::Lock lock(rig.engine);
+      made.record = rig.engine.adopt(made.block, 0, &made);
+      rig.engine.created(frame, made.record, rig.streams);
+    }
+    if (temporary) {
+      rig.free(made);
+    }
     const Engine::Lock lock(rig.engine);
-    made.record = rig.engine.adopt(made.block, 0, &made);
-    rig.engine.created(frame, made.record, rig.streams);
     rig.engine.end(frame);
     return made;
   }
 };
 
 /// The operands of a running operator cannot be moved. An operand in the midst of free memory is relocated before.
-TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
+void check_relocation_for(bool temporary) {
   ResultInPieces it;
+  it.temporary = temporary;
   Storage& first = it.rig.make(1, 5 * MiB / 4);
   it.operands = {&it.rig.make(2, 3 * MiB / 2)};
   Storage& second = it.rig.make(3, 5 * MiB / 4);
@@ -194,6 +204,14 @@ TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
   CHECK_EQ(it.play(), 0);
   CHECK(it.rig.engine.statistics().moved.count > 0);
   CHECK(held.block != nullptr);
+}
+
+TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
+  check_relocation_for(false);
+}
+
+TEST(an_operand_in_the_way_of_temporary_bytes_is_relocated_before_the_operator) {
+  check_relocation_for(true);
 }
 
 /// If there is no other place for such an operand, it is evicted and fetched back.

@@ -23,7 +23,8 @@ namespace torch_uvm {
 struct Workspace {
   std::int64_t peak = 0;
   std::int64_t ours = 0; ///< bytes fetched minus bytes evicted since it began
-  std::int64_t freed = 0; ///< bytes of storages that ended while it ran, as in a compiled graph
+  std::int64_t freed = 0; ///< bytes of older storages that ended while it ran, as in a compiled graph
+  StorageId first_new = 0; ///< storages from this one on began while it ran
 };
 
 /// Allocated bytes when the allocator was last queried.

@@ -98,9 +98,9 @@ std::int64_t EngineState::take_allocated_peak(int device) {
   return static_cast<std::int64_t>(most);
 }
 
-void EngineState::begin_workspace(int device) {
+void EngineState::begin_workspace(int device, StorageId first_new) {
   take_allocated_peak(device);
-  of(device).workspace = {};
+  of(device).workspace = {.first_new = first_new};
 }
 
 void EngineState::note_workspace(int device, std::int64_t bytes) {

@@ -89,7 +89,8 @@ struct EngineState {
   std::size_t allocated_bytes(int device) const;
   /// Peak allocated bytes since the last call. Takes no lock if nothing was allocated since, which is the common case.
   std::int64_t take_allocated_peak(int device);
-  void begin_workspace(int device);
+  /// \param first_new the next storage to be recorded
+  void begin_workspace(int device, StorageId first_new);
   /// The engine itself has allocated that many bytes, or freed them if negative.
   void note_workspace(int device, std::int64_t bytes);
   std::size_t end_workspace(int device);

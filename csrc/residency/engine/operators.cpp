@@ -70,7 +70,9 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
         device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok && !has_range);
     std::span<const std::size_t> births = decision.births;
     const std::size_t guess = decision.guess;
-    state_.begin_workspace(frame.device);
+    // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
+    const std::size_t workspace = op.region ? 0 : decision.workspace;
+    state_.begin_workspace(frame.device, next_id_);
     if (device.durations) {
       device.durations->begin(decision, device.last_stream);
     }
@@ -110,9 +112,9 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
         !room_.min_cost_range(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }
-    if (!births.empty()) {
+    if (!births.empty() || workspace != 0) {
       std::vector<Record*> left;
-      room_.prepare_room(frame, births, state_.of(frame.device).last_stream, left);
+      room_.prepare_room(frame, births, workspace, state_.of(frame.device).last_stream, left);
       for (Record* const record : left) {
         provide(*record);
       }

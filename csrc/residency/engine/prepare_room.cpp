@@ -1,39 +1,43 @@
-// Makes contiguous room for an operator's results before it runs, while its operands can still move.
+// Makes contiguous room for an operator's results and workspace before it runs, while its operands can still move.
 //
-// A running operator's operands cannot move. If they fragment the free memory, a result may find no contiguous range
-// although there are enough free bytes.
+// A running operator's operands cannot move. If they fragment the free memory, a request of the operator may find no
+// contiguous range although there are enough free bytes.
 #include "residency/engine/room.h"
 
 namespace torch_uvm {
 namespace {
 
-/// Only results of at least 1/32 of the cap are prepared for. Smaller ones find a place without it.
+/// Only requests of at least 1/32 of the cap are prepared for. Smaller ones find a place without it.
 constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
 
-void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t> pieces, Stream stream,
-                        std::vector<Record*>& left) {
+void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t> results, std::size_t workspace,
+                        Stream stream, std::vector<Record*>& left) {
   Device& device = state_.of(frame.device);
+  const std::size_t least = device.cap / kPreparedShare;
   std::size_t all = 0; // results and operands
   bool any = false;
-  for (const std::size_t bytes : pieces) {
+  for (const std::size_t bytes : results) {
     all += bytes;
-    any = any || bytes >= device.cap / kPreparedShare;
+    any = any || bytes >= least;
   }
   for (const Record* const record : frame.operands) {
     all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
   }
-  if (!any || all > device.cap || !device.quiescent) {
+  const bool temporary = workspace >= least && all + workspace <= device.cap &&
+                         !state_.memory.takes_range(workspace, frame.device); // ranges need no contiguous memory
+  if (!(any || temporary) || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
   state_.note_workspace(frame.device, 0);
   const std::int64_t peak = device.workspace.peak;
-  std::vector<Block*> places; // keep all allocated, so that no two results count on the same place
+  std::vector<Block*> places; // keep all allocated, so that no two requests count on the same place
   try {
-    places.reserve(pieces.size());
-    for (const std::size_t bytes : pieces) {
-      if (bytes < device.cap / kPreparedShare) {
+    places.reserve(results.size() + 1);
+    bool found = true; // else the allocation in the operator fails or exceeds the budget (may_exceed)
+    for (const std::size_t bytes : results) {
+      if (bytes < least) {
         continue;
       }
       Block* place = room_for(bytes, frame.device, Need::kNow, stream);
@@ -41,9 +45,15 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
              evict_one_operand(frame, bytes, stream, left)) {
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
-      if (place == nullptr) {
-        break; // the allocation in the operator then fails or exceeds the budget (may_exceed)
+      found = place != nullptr;
+      if (!found) {
+        break;
       }
+      places.push_back(place);
+    }
+    // The workspace may be several blocks, so an operand in the way is moved but not evicted.
+    Block* const place = temporary && found ? room_for(workspace, frame.device, Need::kNow, stream) : nullptr;
+    if (place != nullptr) {
       places.push_back(place);
     }
   } catch (...) {

@@ -89,7 +89,10 @@ void ResidencyEngine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
     blocks_being_freed_.fetch_add(1, std::memory_order_relaxed);
-    state_.of(record->device).workspace.freed += static_cast<std::int64_t>(state_.memory.bytes(record->device_block));
+    Workspace& workspace = state_.of(record->device).workspace;
+    if (record->id < workspace.first_new) { // a newer one is the operator's own, and part of its workspace
+      workspace.freed += static_cast<std::int64_t>(state_.memory.bytes(record->device_block));
+    }
   }
   unregister(record);
 }

@@ -42,6 +42,8 @@ struct Decision {
   /// At `begin`: sizes of the results that outlive the operator. From the schedule, or without one from an earlier
   /// operator of the same name and operand sizes. Empty: none, or unknown.
   std::vector<std::size_t> births;
+  /// At `begin`: the temporary bytes that the operator needs at once, from the same source. 0: none, or unknown.
+  std::size_t workspace = 0;
   /// At `begin`, if no schedule matches and the operator's name is new: the largest result so far of any operator that
   /// matched no schedule. Otherwise 0.
   std::size_t guess = 0;

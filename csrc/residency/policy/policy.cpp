@@ -84,7 +84,8 @@ void Policy::State::expect_results(OperatorKey key) {
     kind = mix_bits(kind ^ operand.access.bytes);
   }
   if (const auto found = results.find(kind); found != results.end()) {
-    decision.births = found->second;
+    decision.births = found->second.births;
+    decision.workspace = found->second.workspace;
   }
   if (names.insert(key).second) {
     decision.guess = largest_result;
@@ -111,11 +112,13 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   it.decision.retire.clear();
   it.decision.forget = false;
   it.decision.births.clear();
+  it.decision.workspace = 0;
   it.decision.guess = 0;
   it.ask_for_durations();
   if (it.counters.following) {
     const Schedule& schedule = it.matcher.current()->schedule;
     const std::uint32_t position = it.matcher.position();
+    it.decision.workspace = schedule.iteration.ops[position].workspace;
     for (const Use& use : schedule.iteration.at(position)) {
       if (use.is_creation) {
         it.decision.births.push_back(schedule.iteration.values[use.value].bytes);
@@ -133,14 +136,15 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   for (const auto& [storage, bytes] : births) {
     it.created_now(storage, bytes, /*found=*/false);
   }
-  if (!it.counters.following && !births.empty()) {
+  if (!it.counters.following && (!births.empty() || workspace != 0)) {
     if (it.results.size() >= State::kMaxResults) {
       it.results.clear();
     }
-    std::vector<std::size_t>& sizes = it.results[it.kind];
-    sizes.clear();
+    State::Results& results = it.results[it.kind];
+    results.births.clear();
+    results.workspace = workspace;
     for (const auto& [storage, bytes] : births) {
-      sizes.push_back(bytes);
+      results.births.push_back(bytes);
       it.largest_result = std::max(it.largest_result, bytes);
     }
   }

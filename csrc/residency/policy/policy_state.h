@@ -42,8 +42,12 @@ struct Policy::State {
   std::uint64_t mark_before = 0; ///< the operator at the step mark before that
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
   std::size_t next_marked = 0;
-  /// Result sizes of operators that matched no schedule, by hash of operator and operand sizes.
-  std::unordered_map<std::uint64_t, std::vector<std::size_t>> results;
+  struct Results {
+    std::vector<std::size_t> births; ///< their sizes
+    std::size_t workspace = 0;
+  };
+  /// Of operators that matched no schedule, by hash of operator and operand sizes.
+  std::unordered_map<std::uint64_t, Results> results;
   std::uint64_t kind = 0; ///< the latest operator's key in `results`
   std::unordered_set<OperatorKey> names;
   std::size_t largest_result = 0;
@@ -64,7 +68,7 @@ struct Policy::State {
   std::optional<scheduling::NextUse> next_use(StorageId storage) const;
   /// Collects the operands of the operator that begins, each storage once.
   void see(std::span<const Access> accesses);
-  /// Predicts the operator's results from an earlier operator of the same name and operand sizes.
+  /// Predicts the operator's results and workspace from an earlier operator of the same name and operand sizes.
   void expect_results(OperatorKey key);
   /// Makes a schedule if the latest operators repeat those before them and it is time for one.
   void consider_scheduling();
