@@ -51,10 +51,12 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
       }
       places.push_back(place);
     }
-    // The workspace may be several blocks, so an operand in the way is moved but not evicted.
-    Block* const place = temporary && found ? room_for(workspace, frame.device, Need::kNow, stream) : nullptr;
-    if (place != nullptr) {
-      places.push_back(place);
+    // The workspace may be several blocks. So only if an operand is in the way that would have to be moved is one place
+    // made for all; otherwise the operator's requests evict what they need.
+    if (temporary && found && !min_cost_range(workspace, frame.device, Need::kNow)) {
+      if (Block* const place = room_for(workspace, frame.device, Need::kNow, stream)) {
+        places.push_back(place);
+      }
     }
   } catch (...) {
     ++state_.failures;

@@ -32,8 +32,8 @@ class Room final : public PlaceSource {
 
   // prepare_room.cpp
 
-  /// Makes contiguous room for results of the given sizes, all at once, and then for the workspace if that is possible
-  /// without evicting an operand.
+  /// Makes contiguous room for results of the given sizes, all at once, and then for the workspace if operands are in
+  /// its way that can move.
   /// \param left receives the operands that were evicted for it; the caller must provide them again
   void prepare_room(const Engine::Frame& frame, std::span<const std::size_t> results, std::size_t workspace,
                     Stream stream, std::vector<Record*>& left);
