@@ -111,9 +111,10 @@ class Training:
         return (time.perf_counter() - begin) * 1e3
 
     def settle(self) -> list[float]:
-        """Runs steps until the column is settled, in a row like the measured ones. Returns their milliseconds.
+        """Runs steps until the column is settled. Returns their milliseconds.
 
-        A schedule that is the fastest with a synchronisation after each step need not be so without.
+        They run in a row, like the measured ones: a schedule that is the fastest with a
+        synchronisation after each step need not be so without.
         """
         took: list[float] = []
         while not self.column.is_settled() and len(took) < MOST_SETTLING:
