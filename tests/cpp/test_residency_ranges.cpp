@@ -102,6 +102,7 @@ TEST(an_access_to_an_evicted_storage_faults) {
   rig.use({&storage});
   rig.engine.evict_after_operators(false);
   CHECK(storage.block == nullptr && storage.ptr == storage.address);
+  rig.memory.empty_cache(); // waits for the write-back
   CHECK_EQ(signal_of([&] { static_cast<void>(*static_cast<volatile unsigned char*>(storage.ptr)); }), SIGSEGV);
   CHECK_EQ(rig.memory.levels(Location::device(0)).reserved_bytes[0], 0);
   rig.use({&storage});

@@ -80,19 +80,6 @@ struct FreeList {
   std::array<FreeIndex, kSizeClasses> free;
 };
 
-struct Segment {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  Location home; ///< the home it was made for
-  SizeClass size_class = SizeClass::kSmall;
-  Piece piece; ///< of an address range; empty in other segments, and while the range is detached
-  Block* first = nullptr;
-  std::size_t used = 0; ///< blocks that are not free
-  std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
-  Segment* unused_before = nullptr; ///< list of the home's unused segments, oldest first
-  Segment* unused_after = nullptr;
-};
-
 /// An event that blocks wait for. Shared by all blocks it covers: those freed in a batch, or the pieces of a split
 /// block. Guarded by the allocator's mutex, like the pool that it returns to.
 struct Readiness {
@@ -106,6 +93,22 @@ struct Readiness {
   EventPool& pool;
   Stream stream;
   Event event;
+};
+
+struct Segment {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  Location home; ///< the home it was made for
+  SizeClass size_class = SizeClass::kSmall;
+  Piece piece; ///< of an address range; empty in other segments, and while the range is detached
+  bool is_mapped = true; ///< false: the piece is spare, and gets the range with the next request (leaving.cpp)
+  Piece leaving; ///< of a detached range: still mapped there, until `left`
+  std::shared_ptr<const Readiness> left;
+  Block* first = nullptr;
+  std::size_t used = 0; ///< blocks that are not free
+  std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
+  Segment* unused_before = nullptr; ///< list of the home's unused segments, oldest first
+  Segment* unused_after = nullptr;
 };
 
 /// Work that may still touch a block, on a stream other than its free list's.

@@ -48,13 +48,15 @@ Block* CachingManagedAllocator::State::take(Block* free, const Request& request,
   FreeList& free_list = heap.free_list(request.home, request.stream);
   Block* const block = split(free, request);
   // A request that must not wait has already checked that it need not.
-  if (block->free_list != &free_list && (request.may_wait || !request.stream.is_host())) {
-    try {
+  const bool orders = block->free_list != &free_list && (request.may_wait || !request.stream.is_host());
+  try {
+    if (orders) {
       order_after(*block, request, lock);
-    } catch (...) {
-      heap.release(block);
-      throw;
     }
+    map_spare(*block->segment);
+  } catch (...) {
+    heap.release(block);
+    throw;
   }
   return allocate(block, request, free_list);
 }

@@ -170,10 +170,18 @@ class CachingManagedAllocator {
   /// take it. No queued or running work may use the range.
   /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
   void detach(Block* block);
+  /// The same while queued work uses the range. The memory is spare at once: the next request of its size gets it, and
+  /// its stream waits for that work. The range stays mapped until then, so an access by other work is not noticed.
+  /// \param ready recorded on `stream` after all work that uses the range; ownership passes to the allocator
+  /// \throws as above, and the caller keeps `ready`
+  void detach_after(Block* block, Event ready, Stream stream);
+  /// Whether a detached range may still be in use by that work. `attach` waits for it.
+  bool is_leaving(const Block* block);
   /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; from others,
   /// too, for which the host waits; from beyond the cap.
   enum class Room { kNow, kWait, kOverCap };
   /// Gives a detached range memory with undefined contents, for use on `stream`; nothing if it has some.
+  /// Prefers spare memory of its size, which is no more than it was under the cap.
   /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
   /// \throws RuntimeFailure; nothing has changed then
   bool attach(Block* block, Stream stream, Room room = Room::kNow);

@@ -3,6 +3,8 @@
 // A range is attached while it has a piece of device memory. It is then a segment like others: it counts towards the
 // cap, and a freed block stays cached for the next request of its size. A detached range belongs to its owner, takes no
 // memory and is in no statistics. Ranges need no contiguous memory, so they never move and never merge.
+#include <algorithm>
+
 #include "allocator/caching/state.h"
 #include "allocator/invariants.h"
 
@@ -33,16 +35,19 @@ void* CachingManagedAllocator::State::make_range(std::size_t bytes, int device, 
   return range;
 }
 
-void CachingManagedAllocator::State::release_range(void* range, std::size_t bytes, Piece piece,
+void CachingManagedAllocator::State::release_range(void* range, std::size_t bytes, Piece piece, bool is_mapped,
                                                    bool work_is_done) noexcept {
   try {
-    if (!work_is_done) {
+    if (!work_is_done && is_mapped) {
       runtime.synchronize_device(piece.device);
     }
-    ranges->unmap(range, piece);
+    if (is_mapped) {
+      ranges->unmap(range, piece);
+    }
   } catch (...) {
     return; // the device has failed; leaking the memory is safer
   }
+  finish_leaving(piece);
   ranges->free_piece(piece);
   ranges->release(range, bytes);
 }
@@ -52,8 +57,13 @@ void CachingManagedAllocator::State::free_detached(Block* block) noexcept {
   note_freed(block);
   void* const range = reinterpret_cast<void*>(block->address);
   const std::size_t bytes = block->segment->bytes;
-  heap.remove_detached(block);
   if (!in_forked_child) {
+    finish_leaving(block->segment->leaving);
+  }
+  const bool is_free = !block->segment->leaving; // else leaking the addresses is safer
+  std::erase(leaving, block->segment);
+  heap.remove_detached(block);
+  if (!in_forked_child && is_free) {
     ranges->release(range, bytes);
   }
 }
@@ -70,6 +80,9 @@ std::optional<std::string> CachingManagedAllocator::State::check_ranges() const 
     if (is_range && (segment.first->after != nullptr || segment.piece.bytes != segment.bytes)) {
       return wrong(segment, "is split, or has memory of another size");
     }
+    if ((!segment.is_mapped && segment.used != 0) || segment.leaving) {
+      return wrong(segment, "is in use and not mapped, or is attached and leaving");
+    }
   }
   for (const auto& [address, segment] : heap.detached()) {
     if (segment.piece || segment.size_class != SizeClass::kRange || address != segment.address) {
@@ -77,6 +90,10 @@ std::optional<std::string> CachingManagedAllocator::State::check_ranges() const 
     }
     if (segment.first->state != BlockState::kDetached || !segment.first->uses.empty()) {
       return wrong(segment, "is detached and in use");
+    }
+    const auto known = std::ranges::count(leaving, &segment);
+    if (known != (segment.leaving ? 1 : 0) || static_cast<bool>(segment.leaving) != static_cast<bool>(segment.left)) {
+      return wrong(segment, "is leaving and not listed, or the opposite");
     }
   }
   return std::nullopt;
@@ -96,6 +113,7 @@ void CachingManagedAllocator::detach(Block* block) {
   }
   Segment& segment = *block->segment;
   state.ranges->unmap(reinterpret_cast<void*>(block->address), segment.piece);
+  state.finish_leaving(segment.piece); // another range, whose work was done before that of this one
   state.ranges->free_piece(std::exchange(segment.piece, Piece{}));
   state.caps[static_cast<std::size_t>(segment.home.index)].refused = false;
   state.heap.detach(block);
@@ -128,6 +146,11 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   request.may_wait = room == Room::kWait;
   const bool over_cap = room == Room::kOverCap;
   FreeList& free_list = state.heap.free_list(home, stream);
+  state.poll_leaving();
+  state.finish_leaving(*block->segment);
+  if (state.attach_spare(block, request, free_list, lock)) {
+    return true;
+  }
   for (const bool refused : {false, true}) {
     // Cached segments are spare memory. On a full device the host waits for their work in any case.
     if (refused) {

@@ -5,7 +5,7 @@
 //   pending.cpp                    free; freed blocks that other streams' work may still touch
 //   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
-//   ranges.cpp                     segments that are address ranges, with and without memory
+//   ranges.cpp, leaving.cpp        segments that are address ranges, with and without memory
 //   block.h, heap.h                blocks, segments, free lists
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
@@ -176,9 +176,21 @@ struct CachingManagedAllocator::State {
   /// Reserves an address range with memory. \throws what the runtime throws; nothing has changed then
   void* make_range(std::size_t bytes, int device, Piece& piece) const;
   /// Releases a range and its memory, after work that may still use it.
-  void release_range(void* range, std::size_t bytes, Piece piece, bool work_is_done) noexcept;
+  void release_range(void* range, std::size_t bytes, Piece piece, bool is_mapped, bool work_is_done) noexcept;
   void free_detached(Block* block) noexcept;
   std::optional<std::string> check_ranges() const;
+
+  // leaving.cpp
+  /// Unmaps ranges whose last work is done.
+  void poll_leaving() noexcept;
+  /// Waits for a range's last work and unmaps it; nothing if it is not leaving. \throws what the runtime throws
+  void finish_leaving(Segment& segment);
+  /// The same for the range that a piece is leaving, so that the piece can go.
+  void finish_leaving(Piece piece) noexcept;
+  /// Gives a detached range spare memory of its size, if there is some. \throws; nothing has changed then
+  bool attach_spare(Block* block, const Request& request, FreeList& free_list, Lock& lock);
+  /// Maps a spare piece, now that a request gets its range. \throws; nothing has changed then
+  void map_spare(Segment& segment);
 
   // fork.cpp
   /// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
@@ -318,6 +330,7 @@ struct CachingManagedAllocator::State {
   EventPool events; // declared before the heap, whose free blocks return their events on destruction
   StreamOrder stream_order;
   Heap heap;
+  std::vector<Segment*> leaving; ///< detached and still mapped, in the order of their ends
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
   Block* unrecorded_first = nullptr; ///< from here to pending_last, no event has been recorded yet

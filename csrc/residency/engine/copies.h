@@ -93,8 +93,8 @@ class Copies {
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
   bool is_host_copy_ready(Record& record);
   void note_move(TransferKind kind, const Record& record) noexcept;
-  /// Takes the range's memory away after the host has waited for its users. Changes no pointer. \throws the runtime's
-  /// errors, and the memory stays
+  /// Takes the range's memory away, for users that wait for those of this storage. Changes no pointer. \throws the
+  /// runtime's errors, and the memory stays
   void take_memory(Record& record);
   /// The same after a fetch that failed or is not wanted. If that fails, too, the range keeps memory that nobody uses
   /// until the next fetch.

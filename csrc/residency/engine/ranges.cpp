@@ -1,9 +1,9 @@
 // Storages whose block is an address range: a fetch gives the range memory, and an eviction takes it away. The address
 // that the storage shows stays the same.
 //
-// Taking memory away is not ordered on streams. So an eviction lets the write-back stream wait for all users, records
-// an event there, and the host takes the memory after that event. A planned eviction is polled for it
-// (fetches_ahead.cpp). For an eviction that is needed at once, the host waits.
+// Taking memory away is not ordered on streams. So an eviction lets the write-back stream wait for all users, and
+// records an event there. A planned eviction is polled for it (fetches_ahead.cpp). In one that is needed at once, the
+// memory goes to the next user, whose stream waits for that event, before it has left this storage.
 #include <algorithm>
 
 #include "residency/engine/copies.h"
@@ -40,14 +40,12 @@ void Copies::take_memory(Record& record) {
   if (!record.block_ready || is_used_since(record)) {
     note_last_use(record);
   }
-  if (!state_.is_read(record)) {
-    const double began = state_.now_us();
-    state_.runtime.synchronize_event(record.block_ready);
-    ++state_.statistics.waited.count;
-    state_.statistics.waited.bytes += static_cast<std::int64_t>(record.bytes);
-    state_.statistics.waited.ms += (state_.now_us() - began) / 1e3;
+  if (state_.is_read(record)) {
+    state_.memory.detach(record.range);
+    return;
   }
-  state_.memory.detach(record.range);
+  state_.memory.detach_after(record.range, record.block_ready, state_.of(record.device).write_backs);
+  record.block_ready = Event{}; // the allocator's
 }
 
 void Copies::take_unused_memory(Record& record, Stream stream) noexcept {

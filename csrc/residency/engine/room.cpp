@@ -22,6 +22,10 @@ constexpr double kDirtyByte = 1;
 constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
+/// Up to this many times the price, evict a storage whose memory can serve a request for a range as it is: for that
+/// of others, the host waits.
+constexpr double kWaitFactor = 2;
+
 /// A retiring block matches a request if at most 1/64 of the block would be left over, as rounding wastes at most.
 constexpr std::size_t kSlackShare = 64;
 
@@ -304,20 +308,68 @@ Block* Room::memory_for(Record& record, Need need, Stream stream) {
   if (need == Need::kAnyway) {
     return state_.memory.attach(record.range, stream, Attach::kOverCap) ? record.range : nullptr;
   }
-  for (int tries = 0; tries < kTries; ++tries) {
+  if (need == Need::kAhead && state_.memory.is_leaving(record.range)) {
+    return nullptr; // the host would wait
+  }
+  if (state_.memory.attach(record.range, stream, Attach::kNow)) {
+    return record.range;
+  }
+  for (int tries = 0; need != Need::kToStay && tries < kTries; ++tries) {
+    if (!evict_range(record.bytes, record.device, need, stream)) {
+      break;
+    }
     if (state_.memory.attach(record.range, stream, Attach::kNow)) {
       return record.range;
     }
-    if (need == Need::kToStay || !evict_range(record.bytes, record.device, need, stream)) {
-      break;
+    if (need == Need::kNow && wait_for_memory(record, stream)) {
+      return record.range;
     }
   }
-  return need != Need::kAhead && state_.memory.attach(record.range, stream, Attach::kWait) ? record.range : nullptr;
+  return need != Need::kAhead && wait_for_memory(record, stream) ? record.range : nullptr;
+}
+
+bool Room::wait_for_memory(const Record& record, Stream stream) {
+  const double began = state_.now_us();
+  const bool found = state_.memory.attach(record.range, stream, CachingManagedAllocator::Room::kWait);
+  if (found) {
+    ++state_.statistics.waited.count;
+    state_.statistics.waited.bytes += static_cast<std::int64_t>(record.bytes);
+    state_.statistics.waited.ms += (state_.now_us() - began) / 1e3;
+  }
+  return found;
 }
 
 bool Room::evict_for_range(std::size_t bytes, int device, Need need, Stream taker) {
   const std::optional<std::vector<Record*>> victims = min_cost_range(bytes, device, need);
-  return victims && evict_all(*victims, taker);
+  if (!victims) {
+    return false;
+  }
+  const auto waits = [&](const Record* victim) {
+    return !victim->retiring || victim->write_back > state_.of(device).write_backs_read;
+  };
+  if (need == Need::kNow && std::ranges::any_of(*victims, waits)) {
+    Record* const same = cheapest_of_size(bytes, device);
+    if (same != nullptr && cost_of(*same, need) <= kWaitFactor * price_of(*victims, need)) {
+      return copies_.evict(*same, taker);
+    }
+  }
+  return evict_all(*victims, taker);
+}
+
+Record* Room::cheapest_of_size(std::size_t bytes, int device) {
+  Record* cheapest = nullptr;
+  double least = kNever;
+  for (const auto& [id, record] : state_.records) {
+    if (record->range == nullptr || record->device != device || record->device_block == nullptr ||
+        state_.memory.bytes(record->range) != round_up(bytes, kLargeGranularity)) {
+      continue;
+    }
+    if (const double cost = cost_of(*record, Need::kNow); cost < least) {
+      least = cost;
+      cheapest = record;
+    }
+  }
+  return cheapest;
 }
 
 } // namespace torch_uvm

@@ -43,6 +43,10 @@ class Room final : public PlaceSource {
 
   /// Gives the storage's range memory, evicting others if needed. \return the range, or nullptr if there is no room
   Block* memory_for(Record& record, Need need, Stream stream);
+  /// The same within the cap, after a wait of the host for work that uses spare memory.
+  bool wait_for_memory(const Record& record, Stream stream);
+  /// The cheapest storage to evict whose range has the size of such a request, or nullptr.
+  Record* cheapest_of_size(std::size_t bytes, int device);
   bool try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker);
   /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
   bool forget_unmovable(int device);

@@ -131,13 +131,22 @@ bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::
   Heap::Segments& segments = heap.segments();
   std::vector<Heap::Segments::iterator> unused;
   std::size_t free = 0;
+  std::optional<bool> idle; // the device's streams
+  const auto waits = [&](const Segment& segment) {
+    if (segment.size_class == SizeClass::kRange) {
+      return !work_is_done(segment);
+    }
+    idle = idle ? idle : streams_are_idle(device);
+    return !*idle;
+  };
   for (auto segment = segments.begin(); segment != segments.end(); ++segment) {
-    if (segment->second.used == 0 && segment->second.home == request.home) {
+    if (segment->second.used == 0 && segment->second.home == request.home &&
+        (request.may_wait || !waits(segment->second))) {
       unused.push_back(segment);
       free += segment->second.bytes;
     }
   }
-  if (free < excess || (!request.may_wait && !streams_are_idle(device))) {
+  if (free < excess) {
     return false;
   }
   // Release the smallest segment that is large enough alone; if there is none, release from the largest down.

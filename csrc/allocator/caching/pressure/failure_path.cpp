@@ -178,10 +178,11 @@ Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments:
     const Segment& range = segment->second;
     const std::size_t bytes = range.bytes;
     const Piece piece = range.piece;
-    const bool is_done = work_is_done(range);
+    const bool is_mapped = range.is_mapped;
+    const bool is_done = !is_mapped || work_is_done(range); // a spare piece's work is waited for where it leaves
     caps[static_cast<std::size_t>(range.home.index)].refused = false;
     const auto next = heap.remove_segment(segment);
-    release_range(ptr, bytes, piece, is_done);
+    release_range(ptr, bytes, piece, is_mapped, is_done);
     return next;
   }
   if (const Location home = segment->second.home; !home.is_host()) {

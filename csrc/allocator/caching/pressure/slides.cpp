@@ -20,8 +20,8 @@ namespace {
 
 using Cost = std::function<double(void*, std::size_t)>;
 
-constexpr double kUnmovable = std::numeric_limits<double>::infinity();
-constexpr std::size_t kMaxTried = 64; // ranges whose copies are counted; the remaining ones cost even more
+constexpr double kStays = std::numeric_limits<double>::infinity();
+constexpr std::size_t kMaxRanges = 64; // ranges whose copies are counted; the remaining ones cost even more
 /// Maximum number of copies. A range that needs more is not taken.
 constexpr std::size_t kMaxCopies = 512;
 /// Cost of starting a copy, in bytes: a device copies as many in the 4 us that a launch takes.
@@ -49,8 +49,8 @@ void add_ranges(const Segment& segment, std::size_t bytes, const Cost& cost, std
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
     if (block->state != BlockState::kFree) {
       const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
-      const double price = may_move ? cost(block->tag, block->bytes) : kUnmovable;
-      if (price == kUnmovable) {
+      const double price = may_move ? cost(block->tag, block->bytes) : kStays;
+      if (price == kStays) {
         pieces.clear();
         front = free = 0;
         all = since = 0;
@@ -138,7 +138,7 @@ std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_sli
       add_ranges(segment, needed, cost, ranges);
     }
   }
-  const std::size_t tried = std::min(ranges.size(), kMaxTried);
+  const std::size_t tried = std::min(ranges.size(), kMaxRanges);
   std::ranges::partial_sort(ranges, ranges.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Range::cost);
   std::optional<Slides> best;
   for (std::size_t at = 0; at < tried && (!best || ranges[at].cost < best->cost); ++at) {
