@@ -133,7 +133,7 @@ bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::
   std::size_t free = 0;
   std::optional<bool> idle; // the device's streams
   const auto waits = [&](const Segment& segment) {
-    if (segment.size_class == SizeClass::kRange) {
+    if (!segment.is_mapped) {
       return !work_is_done(segment);
     }
     idle = idle ? idle : streams_are_idle(device);
