@@ -4,11 +4,11 @@
 
 A row is a workload, a budget and a way to update of a file in RESULTS, for which there is a trace of a run
 in core. The prediction takes nothing but the trace, with the durations that it has, and the profile of the
-card. Traces are of an H200 (traces/), and those for the rows of one file of the H100 that measured them
-(traces/h100/). The engine of the files of H100s is the one that is predicted; those of the others were
-older (docs/plan.md). Peaks are compared with those of the runs that the traces are of (traces/index.json),
-and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write puts both tables into
-the page, between its marks.
+card. Traces are of an H200 (traces/), and those for the rows of two files of the H100s that measured them
+(traces/h100/, traces/h100_workspaces/). The engine of the files of H100s is the one that is predicted; those
+of the others were older (docs/plan.md). Peaks are compared with those of the runs that the traces are of
+(traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write
+puts both tables into the page, between its marks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ RESULTS = {  # and their cards
     "residency_h100_workloads.json": "h100",
     "residency_h100_again.json": "h100",
     "residency_h100_traced.json": "h100",
+    "residency_h100_workspaces.json": "h100",
 }
-SAME_HOST = "residency_h100_traced.json"  # its rows have traces of their own
+OWN_TRACES = {  # folders of traces/: files whose traces were recorded on the same machine, just before
+    "residency_h100_traced.json": "h100",
+    "residency_h100_workspaces.json": "h100_workspaces",
+}
 CALM = 0.10  # the largest spread of steps in core that the host does not dominate
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
 MARK = "<!-- benchmarks/plan_errors.py: {} -->"
@@ -101,7 +105,7 @@ def measured_rows(name: str = "residency.json") -> list[dict[str, Any]]:
 
 def traces(file: str) -> Path:
     """The folder of the traces for rows of a file of results/."""
-    return FOLDER / "traces" / ("h100" if file == SAME_HOST else "")
+    return FOLDER / "traces" / OWN_TRACES.get(file, "")
 
 
 @cache
