@@ -36,7 +36,7 @@ void CachingManagedAllocator::State::finish_leaving(Piece piece) noexcept {
 
 void CachingManagedAllocator::State::poll_leaving() noexcept {
   try {
-    while (!leaving.empty() && runtime.query_event(leaving.front()->left->event)) {
+    while (!in_forked_child && !leaving.empty() && runtime.query_event(leaving.front()->left->event)) {
       finish_leaving(*leaving.front());
     }
   } catch (...) {
