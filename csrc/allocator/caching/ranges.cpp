@@ -146,6 +146,7 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   request.may_wait = room == Room::kWait;
   const bool over_cap = room == Room::kOverCap;
   FreeList& free_list = state.heap.free_list(home, stream);
+  state.poll_pending(true);
   state.poll_leaving();
   state.finish_leaving(*block->segment);
   if (state.attach_spare(block, request, free_list, lock)) {
@@ -156,7 +157,13 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
     if (refused) {
       state.release(home);
     } else if (!over_cap && !state.fit_under_cap(request, block->bytes)) {
-      return false;
+      if (!request.may_wait || state.pending_first == nullptr) {
+        return false;
+      }
+      state.wait_for_pending();
+      if (!state.fit_under_cap(request, block->bytes)) {
+        return false;
+      }
     }
     const State::Claim claim(state, home, block->bytes, over_cap);
     if (!claim) {
