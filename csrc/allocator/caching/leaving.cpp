@@ -78,11 +78,7 @@ void CachingManagedAllocator::detach_after(Block* block, Event ready, Stream str
   state.check_stream(stream);
   std::unique_lock lock(state.mutex);
   const WalkAfterwards walk(state);
-  state.check_not_forked();
-  if (!is_range(block) || block->state != BlockState::kAllocated) {
-    throw InvalidArgument("only an allocated address range that has memory can lose it");
-  }
-  Segment& segment = *block->segment;
+  Segment& segment = state.check_attached(block);
   const Location home = segment.home;
   state.poll_leaving();
   FreeList& free_list = state.heap.free_list(home, stream);

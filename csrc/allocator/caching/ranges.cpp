@@ -103,15 +103,19 @@ bool CachingManagedAllocator::is_range(const Block* block) noexcept {
   return block != nullptr && block->segment->size_class == SizeClass::kRange;
 }
 
+Segment& CachingManagedAllocator::State::check_attached(const Block* block) const {
+  check_not_forked();
+  if (!is_range(block) || block->state != BlockState::kAllocated) {
+    throw InvalidArgument("only an allocated address range that has memory can lose it");
+  }
+  return *block->segment;
+}
+
 void CachingManagedAllocator::detach(Block* block) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
-  state.check_not_forked();
-  if (!is_range(block) || block->state != BlockState::kAllocated) {
-    throw InvalidArgument("only an allocated address range that has memory can lose it");
-  }
-  Segment& segment = *block->segment;
+  Segment& segment = state.check_attached(block);
   state.ranges->unmap(reinterpret_cast<void*>(block->address), segment.piece);
   state.finish_leaving(segment.piece); // another range, whose work was done before that of this one
   state.ranges->free_piece(std::exchange(segment.piece, Piece{}));
@@ -146,7 +150,6 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   request.may_wait = room == Room::kWait;
   const bool over_cap = room == Room::kOverCap;
   FreeList& free_list = state.heap.free_list(home, stream);
-  state.poll_pending(true);
   state.poll_leaving();
   state.finish_leaving(*block->segment);
   if (state.attach_spare(block, request, free_list, lock)) {
@@ -157,10 +160,10 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
     if (refused) {
       state.release(home);
     } else if (!over_cap && !state.fit_under_cap(request, block->bytes)) {
-      if (!request.may_wait || state.pending_first == nullptr) {
+      if (state.pending_first == nullptr) {
         return false;
       }
-      state.wait_for_pending();
+      request.may_wait ? state.wait_for_pending() : state.poll_pending(true);
       if (!state.fit_under_cap(request, block->bytes)) {
         return false;
       }

@@ -178,6 +178,8 @@ struct CachingManagedAllocator::State {
   /// Releases a range and its memory, after work that may still use it.
   void release_range(void* range, std::size_t bytes, Piece piece, bool is_mapped, bool work_is_done) noexcept;
   void free_detached(Block* block) noexcept;
+  /// The segment of a range that can lose its memory. \throws InvalidArgument, RuntimeFailure
+  Segment& check_attached(const Block* block) const;
   std::optional<std::string> check_ranges() const;
 
   // leaving.cpp
