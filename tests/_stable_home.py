@@ -55,12 +55,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_prefetch.py::TestContainers::test_optimizer_state",
         "test_prefetch.py::TestContainers::test_optimizer_with_lists_and_numbers",
     ),
-    "one operator takes more than the budget, which ranges exceed; managed segments are used in place": (
-        "test_budget_devices.py::test_with_a_foreach_optimizer",
-        "test_budget_exceeded.py::TestLargerThanTheBudget::test_an_operator_that_exceeds_a_hard_budget_alone",
-        "test_compiled_regions.py::TestLargerThanTheBudget::test_inputs_are_used_on_the_host[8388608]",
-        f"{LOG}::test_the_remedy_for_an_optimizer_that_exceeds_the_budget_is_logged[fused=True-False]",
-    ),
     "needs more than the device has; pages of managed segments leave it, ranges are refused": (
         "test_device_memory.py::TestPlainMemory::test_other_devices_have_their_own",
         "test_environment.py::TestOptions::test_set_options_and_configure_the_accelerator",

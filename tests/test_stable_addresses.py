@@ -298,15 +298,45 @@ class TestLaunches:
         assert launched(torch.ones(MIB, device="emu"), graph, address) == 1
         assert torch_uvm.residency(x) == {DEVICE: x.nbytes} and _C.check_residency() is None
 
-    def test_without_device_memory_nothing_is_launched(self, x: torch.Tensor, graph: int) -> None:
+    @pytest.fixture
+    def full(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Evicts x, and takes all of the device's memory."""
         press()
         gc.collect()
         torch_uvm.empty_cache()
+        assert torch_uvm.residency(x) == {torch.device("cpu"): x.nbytes}
         with torch_uvm.disabled():
             balloon = torch.empty(torch.accelerator.get_memory_info()[0], dtype=torch.uint8, device="emu")
+        yield balloon
+        balloon.untyped_storage().resize_(0)
+        torch.accelerator.empty_cache()
+
+    def test_without_device_memory_pinned_memory_is_used(
+        self, x: torch.Tensor, graph: int, full: torch.Tensor
+    ) -> None:
+        address = ctypes.c_float.from_address(x.data_ptr())
+        for launch in range(3):
+            region = _C.enter_launch(graph)
+            assert region is not None and torch_uvm.residency(x) == {torch.device("cpu"): x.nbytes}
+            torch.accelerator.synchronize()
+            assert address.value == 1 + launch
+            address.value += 1  # as the graph's kernels would
+            _C.leave_region(region, None)
+        full.untyped_storage().resize_(0)
+        torch.accelerator.empty_cache()
+        region = _C.enter_launch(graph)
+        assert region is not None and torch_uvm.residency(x) == {DEVICE: x.nbytes}
+        _C.leave_region(region, None)
+        assert float(x[0]) == 4 and bool((x[1:] == 1).all()) and _C.check_residency() is None
+
+    def test_without_a_mapping_nothing_is_launched(
+        self, x: torch.Tensor, graph: int, full: torch.Tensor
+    ) -> None:
+        _C.emu_fail_call("map", 1)
         with pytest.raises(torch.OutOfMemoryError, match="that a captured graph uses"):
             _C.enter_launch(graph)
-        del balloon
+        assert _C.emu_clear_failures() == 0
+        full.untyped_storage().resize_(0)
         torch.accelerator.empty_cache()
         region = _C.enter_launch(graph)
         assert region is not None and torch_uvm.residency(x) == {DEVICE: x.nbytes}
@@ -342,13 +372,16 @@ class TestBudgets:
         x = torch.ones(MIB, device="emu")
         assert torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()
 
-    def test_one_operator_that_does_not_fit_exceeds_the_budget(self) -> None:
+    def test_operands_that_do_not_fit_are_used_in_pinned_memory(self) -> None:
         begin(12 * MIB)
         layer = nn.Linear(1024, 1024).to("emu")  # 4 MiB
         x = torch.ones(2048, 1024, device="emu")  # 8 MiB
+        addresses = [layer.weight.data_ptr(), x.data_ptr()]
         assert torch.equal(
             layer(x).cpu(), nn.functional.linear(x.cpu(), layer.weight.cpu(), layer.bias.cpu())
         )
-        assert torch_uvm.residency_stats()["over_budget"] > 0
+        stats = torch_uvm.residency_stats()
+        assert stats["over_budget"] > 0 and stats["used_in_place"]["bytes"] > 0
+        assert [layer.weight.data_ptr(), x.data_ptr()] == addresses
         del x
         assert _C.check_residency() is None

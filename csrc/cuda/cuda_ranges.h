@@ -1,5 +1,5 @@
-// Address ranges on CUDA: the driver's virtual memory management. Pieces are memory of one device, which alone gets
-// access. The driver's functions are looked up at run time, because the extension does not link to the driver.
+// Address ranges on CUDA: the driver's virtual memory management. The host's pieces are on the NUMA node next to device
+// 0. The driver's functions are looked up at run time, because the extension does not link to the driver.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +21,7 @@ class CudaRuntime::Ranges final : public AddressRanges {
   void release(void* range, std::size_t bytes) noexcept override;
   Piece allocate_piece(std::size_t bytes, int device) override;
   void free_piece(Piece piece) noexcept override;
-  void map(void* range, Piece piece) override;
+  void map(void* range, Piece piece, int device) override;
   void unmap(void* range, Piece piece) override;
 
  private:
@@ -41,10 +41,17 @@ class CudaRuntime::Ranges final : public AddressRanges {
   void check(CUresult status, const char* call) const;
   [[noreturn]] void refuse(CUresult status, const char* call, std::size_t bytes, OutOfMemory::Cause cause) const;
   void check_size(const char* what, std::size_t bytes, int device) const;
+  /// An attribute of the device, or 0 if the driver does not know it.
+  int attribute(CUdevice_attribute which, int device) const noexcept;
+  CUmemAllocationProp properties_of(int device) const;
+  /// Granularity of a kind of memory. \throws RuntimeFailure
+  std::size_t step_of(const CUmemAllocationProp& properties) const;
 
   const CudaRuntime& runtime_;
   Driver driver_{};
   std::vector<std::size_t> granularities_; ///< by device; 0: it has no such memory
+  std::size_t host_granularity_ = 0;
+  int host_node_ = 0;
 };
 
 } // namespace torch_uvm::cuda

@@ -126,7 +126,7 @@ struct Rig {
     CHECK(!engine.check());
   }
 
-  void begin(Engine::Frame& frame, const std::vector<Storage*>& used, bool writes) {
+  void begin(Engine::Frame& frame, const std::vector<Storage*>& used, bool writes, bool in_place_ok = false) {
     const Engine::Lock lock(engine);
     std::vector<Engine::Operand> operands;
     for (Storage* const storage : used) {
@@ -137,16 +137,16 @@ struct Rig {
         operands.push_back({storage->record, writes && storage == used.front()});
       }
     }
-    engine.begin(frame, {frame.key, "test", false, false, false, true}, operands, streams);
+    engine.begin(frame, {frame.key, "test", in_place_ok, false, false, true}, operands, streams);
   }
 
   /// Runs a kernel on the storages as an operator. It may write to the first one.
   template <typename Kernel>
-  void run(OperatorKey key, const std::vector<Storage*>& used, bool writes, Kernel kernel) {
+  void run(OperatorKey key, const std::vector<Storage*>& used, bool writes, Kernel kernel, bool in_place_ok = false) {
     Engine::Frame frame;
     frame.key = key;
     if (engine.is_awake()) {
-      begin(frame, used, writes);
+      begin(frame, used, writes, in_place_ok);
     }
     runtime.begin_kernel(kStream, {});
     kernel();

@@ -146,29 +146,13 @@ TEST(cached_segments_make_room_for_memory) {
   rig.memory.free(block);
 }
 
-TEST(the_cap_may_be_exceeded_on_request) {
-  Rig rig;
-  Block* const block = rig.make(16 * MiB);
-  rig.memory.detach(block);
-  Block* const all = rig.make(kCap);
-  CHECK(!rig.memory.attach(block, kStream));
-  CHECK(rig.memory.attach(block, kStream, CachingManagedAllocator::Room::kOverCap));
-  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(kCap + 16 * MiB));
-  rig.is_well();
-  rig.memory.free(all);
-  rig.memory.set_cap(0, kCap, true); // releases what is unused
-  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(16 * MiB));
-  rig.is_well();
-  rig.memory.free(block);
-}
-
 TEST(a_full_device_refuses_memory) {
   Rig rig(40 * MiB);
   Block* const block = rig.make(16 * MiB);
   rig.memory.detach(block);
   void* const other = rig.runtime.allocate_device(30 * MiB, 0);
   CHECK(!rig.memory.attach(block, kStream));
-  CHECK(!rig.memory.attach(block, kStream, CachingManagedAllocator::Room::kOverCap));
+  CHECK(!rig.memory.attach(block, kStream, CachingManagedAllocator::Room::kWait));
   rig.is_well();
   CHECK_THROWS(OutOfMemory, rig.memory.allocate(16 * MiB, kDevice, kStream));
   rig.is_well();

@@ -46,16 +46,16 @@ TEST(a_piece_keeps_its_bytes_from_one_range_to_the_next) {
   void* const second = ranges.reserve(kPiece, 0);
   CHECK_EQ(reinterpret_cast<std::uintptr_t>(first) % ranges.granularity(0), 0U);
   const Piece piece = ranges.allocate_piece(kPiece, 0);
-  ranges.map(first, piece);
+  ranges.map(first, piece, 0);
   std::memset(first, 7, kPiece);
-  ranges.map(second, piece); // before the first mapping goes
+  ranges.map(second, piece, 0); // before the first mapping goes
   CHECK(all_are(second, kPiece, 7));
   bytes_of(second)[1] = 8;
   CHECK_EQ(int{bytes_of(first)[1]}, 8);
   ranges.unmap(first, piece);
   CHECK(all_are(bytes_of(second) + 2, kPiece - 2, 7));
   ranges.unmap(second, piece);
-  ranges.map(first, piece);
+  ranges.map(first, piece, 0);
   CHECK_EQ(int{bytes_of(first)[1]}, 8);
   ranges.unmap(first, piece);
   ranges.free_piece(piece);
@@ -72,7 +72,7 @@ TEST(an_address_stays_while_its_memory_changes) {
   const Stream stream = Stream::default_of(0);
   for (char round = 1; round < 5; ++round) {
     const Piece piece = ranges.allocate_piece(2 * kPiece, 0);
-    ranges.map(range, piece);
+    ranges.map(range, piece, 0);
     std::memset(host.data(), round, host.size());
     runtime.copy_async(range, host.data(), host.size(), stream);
     runtime.zero_async(range, kPiece, stream);
@@ -94,7 +94,7 @@ TEST(an_access_without_memory_faults) {
   const auto read = [&] { static_cast<void>(*static_cast<volatile char*>(range)); };
   CHECK_EQ(signal_of(write), SIGSEGV);
   const Piece piece = ranges.allocate_piece(kPiece, 0);
-  ranges.map(range, piece);
+  ranges.map(range, piece, 0);
   write();
   ranges.unmap(range, piece);
   CHECK_EQ(signal_of(read), SIGSEGV);
@@ -106,10 +106,53 @@ TEST(a_child_does_not_inherit_a_piece) {
   AddressRanges& ranges = *runtime.address_ranges();
   void* const range = ranges.reserve(kPiece, 0);
   const Piece piece = ranges.allocate_piece(kPiece, 0);
-  ranges.map(range, piece);
+  ranges.map(range, piece, 0);
   std::memset(range, 7, kPiece);
   CHECK_EQ(signal_of([&] { *static_cast<volatile char*>(range) = 1; }), SIGSEGV);
   CHECK(all_are(range, kPiece, 7));
+}
+
+TEST(a_piece_of_the_host_is_pinned_memory_at_two_addresses) {
+  EmulatedRuntime runtime(small(2));
+  AddressRanges& ranges = *runtime.address_ranges();
+  const CostProfile& costs = CostProfile::named("h200");
+  void* const own = ranges.reserve(kPiece, -1);
+  void* const range = ranges.reserve(kPiece, 1);
+  const Piece piece = ranges.allocate_piece(kPiece, -1);
+  CHECK_EQ(runtime.memory_info(1).free, kDeviceBytes);
+  ranges.map(own, piece, -1);
+  CHECK(runtime.is_pinned_ptr(own) && !runtime.device_of(own) && !runtime.is_pinned_ptr(range));
+  const double begin = runtime.time_us();
+  ranges.map(range, piece, 1);
+  const double mapped = runtime.time_us();
+  CHECK(std::abs(mapped - begin - costs.map_us - kPiece / costs.map_host_rate * 1e6) < 1e-6);
+  CHECK(runtime.is_pinned_ptr(range) && *runtime.device_of(range) == 1);
+  std::memset(own, 7, kPiece);
+  const Stream stream = Stream::default_of(1);
+  runtime.begin_kernel(stream, std::vector<Touch>{{range, kPiece, true}});
+  CHECK(all_are(range, kPiece, 7));
+  runtime.end_kernel(stream, {});
+  CHECK_EQ(runtime.counters(1).bytes_in_place, kPiece);
+  const Piece devices = ranges.allocate_piece(kPiece, 1);
+  void* const target = ranges.reserve(kPiece, 1);
+  ranges.map(target, devices, 1);
+  runtime.copy_async(target, own, kPiece, stream);
+  runtime.copy_async(range, target, kPiece, stream);
+  runtime.synchronize_stream(stream);
+  CHECK_EQ(runtime.counters(1).bytes_copied_to_device, kPiece);
+  CHECK_EQ(runtime.counters(1).bytes_copied_to_host, kPiece);
+  ranges.unmap(target, devices);
+  const double before = runtime.time_us();
+  ranges.unmap(range, piece);
+  CHECK(std::abs(runtime.time_us() - before - costs.unmap_us - kPiece / costs.unmap_host_rate * 1e6) < 1e-6);
+  CHECK(all_are(own, kPiece, 7));
+  ranges.unmap(own, piece);
+  ranges.free_piece(piece);
+  ranges.free_piece(devices);
+  ranges.release(own, kPiece);
+  ranges.release(range, kPiece);
+  ranges.release(target, kPiece);
+  CHECK_EQ(runtime.live_objects(), 0U);
 }
 
 TEST(pieces_count_as_the_devices_memory_until_their_last_mapping_ends) {
@@ -123,14 +166,14 @@ TEST(pieces_count_as_the_devices_memory_until_their_last_mapping_ends) {
   CHECK_EQ(runtime.memory_info(0).free, 0U);
   CHECK_EQ(runtime.memory_info(1).free, kDeviceBytes);
   CHECK_THROWS(OutOfMemory, ranges.allocate_piece(kPiece, 0));
-  ranges.map(other, all);
+  ranges.map(other, all, 0);
   CHECK_EQ(*runtime.device_of(bytes_of(other) + kDeviceBytes - 1), 0);
   ranges.free_piece(all);
   CHECK_EQ(runtime.memory_info(0).free, 0U);
   ranges.unmap(other, all);
   CHECK_EQ(runtime.memory_info(0).free, kDeviceBytes);
   const Piece again = ranges.allocate_piece(kDeviceBytes, 0);
-  ranges.map(other, again);
+  ranges.map(other, again, 0);
   CHECK(all_are(other, kPiece, 0)); // another piece, not the bytes of the freed one
   ranges.unmap(other, again);
   ranges.free_piece(again);
@@ -145,7 +188,7 @@ TEST(unmapping_under_queued_work_is_refused) {
     AddressRanges& ranges = *runtime.address_ranges();
     void* const range = ranges.reserve(kPiece, 0);
     const Piece piece = ranges.allocate_piece(kPiece, 0);
-    ranges.map(range, piece);
+    ranges.map(range, piece, 0);
     std::vector<char> host(kPiece);
     const Stream stream = runtime.create_stream(0, 0);
     runtime.hold_device(0);
@@ -166,25 +209,28 @@ TEST(bad_calls_are_refused_and_change_nothing) {
   bad([&] { ranges.reserve(kPiece + 1, 0); });
   bad([&] { ranges.reserve(kPiece, 2); });
   bad([&] { ranges.allocate_piece(kPiece - 1, 0); });
-  bad([&] { ranges.allocate_piece(kPiece, -1); });
+  bad([&] { ranges.allocate_piece(kPiece, -2); });
   void* const range = ranges.reserve(kPiece, 0);
   void* const larger = ranges.reserve(2 * kPiece, 0);
   void* const elsewhere = ranges.reserve(kPiece, 1);
   const Piece piece = ranges.allocate_piece(kPiece, 0);
   const Piece spare = ranges.allocate_piece(kPiece, 0);
-  bad([&] { ranges.map(larger, piece); });
-  bad([&] { ranges.map(elsewhere, piece); });
-  bad([&] { ranges.map(&runtime, piece); });
-  bad([&] { ranges.map(range, Piece{}); });
+  bad([&] { ranges.map(larger, piece, 0); });
+  bad([&] { ranges.map(elsewhere, piece, 0); });
+  bad([&] { ranges.map(elsewhere, piece, 1); });
+  bad([&] { ranges.map(range, piece, 1); });
+  bad([&] { ranges.map(ranges.reserve(kPiece, -1), piece, -1); });
+  bad([&] { ranges.map(&runtime, piece, 0); });
+  bad([&] { ranges.map(range, Piece{}, 0); });
   bad([&] { ranges.unmap(range, piece); });
-  ranges.map(range, piece);
-  bad([&] { ranges.map(range, spare); });
+  ranges.map(range, piece, 0);
+  bad([&] { ranges.map(range, spare, 0); });
   bad([&] { ranges.unmap(range, spare); });
   bad([&] { runtime.zero_async(range, kPiece + 1, Stream::default_of(0)); });
   ranges.release(range, kPiece); // it holds a piece: ignored
   bytes_of(range)[0] = 1;
   ranges.free_piece(piece);
-  bad([&] { ranges.map(ranges.reserve(kPiece, 0), piece); });
+  bad([&] { ranges.map(ranges.reserve(kPiece, 0), piece, 0); });
   CHECK_EQ(runtime.counters().map_calls, 1U);
 }
 
@@ -201,8 +247,8 @@ TEST(each_call_fails_on_demand_and_changes_nothing) {
   void* const range = ranges.reserve(kPiece, 0);
   const Piece piece = ranges.allocate_piece(kPiece, 0);
   failures.fail("map", 1);
-  CHECK_THROWS(RuntimeFailure, ranges.map(range, piece));
-  ranges.map(range, piece);
+  CHECK_THROWS(RuntimeFailure, ranges.map(range, piece, 0));
+  ranges.map(range, piece, 0);
   bytes_of(range)[0] = 5;
   failures.fail("unmap", 1);
   CHECK_THROWS(RuntimeFailure, ranges.unmap(range, piece));
@@ -217,7 +263,7 @@ TEST(calls_cost_the_hosts_time_and_no_streams) {
   void* const range = ranges.reserve(kPiece, 0);
   const double begin = runtime.time_us();
   const Piece piece = ranges.allocate_piece(kPiece, 0);
-  ranges.map(range, piece);
+  ranges.map(range, piece, 0);
   ranges.unmap(range, piece);
   const double cost = runtime.time_us() - begin;
   CHECK(std::abs(cost - costs.allocate_piece_us - costs.map_us - costs.unmap_us) < 1e-6);

@@ -37,13 +37,20 @@ int cuCtxGetCurrent(void** context) {
   return 0;
 }
 
-// Of all attributes only this one is asked for, by our runtime.
+// Of all attributes only these are asked for, by our runtime.
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   constexpr int kVirtualMemoryManagement = 102;
+  constexpr int kHostNode = 134;
+  constexpr int kHostPieces = 141;
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
-  *value = attribute == kVirtualMemoryManagement && state.has_ranges ? 1 : 0;
-  return attribute == kVirtualMemoryManagement && state.valid(device) ? 0 : 801;
+  const bool is_known = attribute == kVirtualMemoryManagement ||
+                        (state.has_host_pieces && (attribute == kHostNode || attribute == kHostPieces));
+  if (!is_known || !state.valid(device)) {
+    return 801;
+  }
+  *value = attribute == kHostNode ? kNode : state.has_ranges;
+  return 0;
 }
 
 // ranges.cpp

@@ -1,11 +1,14 @@
 // The driver's virtual memory management: addresses that are reserved, memory without an address, and mappings. A range
-// is accessible from cuMemSetAccess to cuMemUnmap only; any other access ends the program.
+// is accessible from cuMemSetAccess to cuMemUnmap only; any other access ends the program. The host's code may access
+// all ranges here: the fake has no kernels, and copies run on the host.
 #include <cuda.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
+#include <span>
 
 #include "state.h"
 
@@ -18,7 +21,7 @@ constexpr std::size_t kGranularity = std::size_t{2} << 20;
 struct PieceState {
   int file = -1;
   std::size_t bytes = 0;
-  int device = 0;
+  int device = 0; ///< -1: the host's
   int mappings = 0;
   bool released = false;
 };
@@ -64,6 +67,16 @@ CUresult driver_call(const char* name, bool in_context, Body body) {
   return body(state);
 }
 
+bool is_place(const State& state, const CUmemLocation& place) {
+  return place.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+             ? state.has_host_pieces && place.id == kNode
+             : place.type == CU_MEM_LOCATION_TYPE_DEVICE && state.valid(place.id);
+}
+
+int device_of(const CUmemLocation& place) {
+  return place.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ? -1 : place.id;
+}
+
 bool whole(std::size_t bytes) {
   return bytes != 0 && bytes % kGranularity == 0;
 }
@@ -71,7 +84,9 @@ bool whole(std::size_t bytes) {
 void drop_if_unused(State& state, CUmemGenericAllocationHandle handle) {
   const PieceState piece = pieces.at(handle);
   if (piece.released && piece.mappings == 0) {
-    state.devices.at(static_cast<std::size_t>(piece.device)).used -= piece.bytes;
+    if (piece.device >= 0) {
+      state.devices.at(static_cast<std::size_t>(piece.device)).used -= piece.bytes;
+    }
     close(piece.file);
     pieces.erase(handle);
   }
@@ -123,20 +138,21 @@ CUresult cuMemAddressFree(CUdeviceptr range, std::size_t bytes) {
 CUresult cuMemCreate(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp* properties,
                      unsigned long long) {
   return driver_call("cuMemCreate", true, [&](State& state) {
-    const int device = properties->location.id;
-    if (!whole(bytes) || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !state.valid(device)) {
+    const int device = device_of(properties->location);
+    if (!whole(bytes) || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED || !is_place(state, properties->location)) {
       return wrong(state, "cuMemCreate", "a size or place that cannot be");
     }
-    DeviceState& owner = state.devices[static_cast<std::size_t>(device)];
-    if (bytes > state.memory - owner.used) {
+    DeviceState* const owner = device >= 0 ? &state.devices[static_cast<std::size_t>(device)] : nullptr;
+    if (owner != nullptr && bytes > state.memory - owner->used) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    owner.used += bytes;
+    if (owner != nullptr) {
+      owner->used += bytes;
+    }
     *out = next_piece++;
     pieces[*out] = PieceState{file, bytes, device};
     return CUDA_SUCCESS;
@@ -173,11 +189,19 @@ CUresult cuMemMap(CUdeviceptr range, std::size_t bytes, std::size_t offset, CUme
 CUresult cuMemSetAccess(CUdeviceptr range, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
   return driver_call("cuMemSetAccess", true, [&](State& state) {
     const auto at = ranges.find(range);
-    if (at == ranges.end() || at->second.piece == 0 || at->second.bytes != bytes || count != 1 ||
-        access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+    const std::span<const CUmemAccessDesc> all(access, count);
+    const bool fits = std::ranges::all_of(all, [&](const CUmemAccessDesc& each) {
+      return each.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && is_place(state, each.location);
+    });
+    if (at == ranges.end() || at->second.piece == 0 || at->second.bytes != bytes || count == 0 || !fits) {
       return wrong(state, "cuMemSetAccess", "a range without memory, or another kind of access");
     }
     const PieceState& piece = pieces.at(at->second.piece);
+    const bool has_owner = std::ranges::any_of(
+        all, [&](const CUmemAccessDesc& each) { return device_of(each.location) == piece.device; });
+    if (piece.device >= 0 && !(has_owner && count == 1)) {
+      return wrong(state, "cuMemSetAccess", "memory of a device that others are to access");
+    }
     mmap(reinterpret_cast<void*>(range), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, piece.file, 0);
     Allocation allocation;
     allocation.made_by = "cuMemMap";

@@ -75,6 +75,44 @@ class TestAddresses:
         assert torch_uvm.residency_stats()["records"] == records
 
 
+class TestInPlace:
+    def test_operands_beyond_the_budget_are_used_at_their_address(self, pressure: list[torch.Tensor]) -> None:
+        addresses = [each.data_ptr() for each in pressure]
+        torch.cuda.synchronize()
+        torch_uvm.reset_residency_stats()
+        expected = 0
+        for turn in range(6):
+            torch._foreach_add_(pressure, 1)  # one operator on 40 MiB
+            torch.cuda._sleep(10_000_000)
+            torch._foreach_mul_(pressure[::-1], 2)
+            expected = 2 * (expected + 1)
+            if turn % 2 == 0:
+                churn(pressure)  # adds one to each, on the device
+                expected += 1
+        for each in pressure:
+            assert bool((each == expected).all())
+        figures = torch_uvm.residency_stats()
+        assert figures["used_in_place"]["count"] > 0 and figures["failures"] == 0, figures
+        assert figures["peak_device_bytes"][torch.device("cuda", 0)] <= 24 * MIB, figures
+        assert [each.data_ptr() for each in pressure] == addresses
+        assert _C.check_residency() is None
+
+    def test_a_graph_without_room_uses_pinned_memory(self, pressure: list[torch.Tensor]) -> None:
+        table = torch.zeros(MIB, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            table.add_(1)
+        churn(pressure)
+        with torch_uvm.resident(pressure[:5]):  # all of the budget but one place
+            small = [torch.zeros(MIB // 2, device="cuda") for _ in range(2)]
+            with torch_uvm.resident(small):
+                for _ in range(3):
+                    graph.replay()
+                assert torch_uvm.residency(table) == {torch.device("cpu"): table.nbytes}
+        churn(pressure)
+        assert bool((table == 3).all()) and _C.check_residency() is None
+
+
 class CapturedTraining:
     """A model of 12 MiB whose training step is a captured graph. A call launches it and returns its loss."""
 

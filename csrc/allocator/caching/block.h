@@ -102,6 +102,7 @@ struct Segment {
   SizeClass size_class = SizeClass::kSmall;
   Piece piece; ///< of an address range; empty in other segments, and while the range is detached
   bool is_mapped = true; ///< false: the piece is spare, and gets the range with the next request (leaving.cpp)
+  Piece host_copy; ///< of a detached range: pinned memory that the device uses there (host_pages.cpp)
   Piece leaving; ///< of a detached range: still mapped there, until `left`
   std::shared_ptr<const Readiness> left;
   Block* first = nullptr;

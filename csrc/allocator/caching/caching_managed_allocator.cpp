@@ -42,18 +42,6 @@ std::vector<int> exclusive_devices(const ManagedRuntime& runtime) {
   return found;
 }
 
-/// nullptr unless all devices have address ranges that segments fit into.
-AddressRanges* ranges_of_all_devices(ManagedRuntime& runtime) {
-  AddressRanges* const ranges = runtime.address_ranges();
-  for (int device = 0; ranges != nullptr && device < runtime.device_count(); ++device) {
-    const std::size_t granularity = ranges->granularity(device);
-    if (granularity == 0 || kLargeGranularity % granularity != 0) {
-      return nullptr;
-    }
-  }
-  return ranges;
-}
-
 } // namespace
 
 CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source,
@@ -65,7 +53,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       serves_devices(this->source->serves(Location::device(0))),
       least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
-      ranges(managed ? ranges_of_all_devices(runtime) : nullptr),
+      ranges(this->source->ranges()),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       caps(static_cast<std::size_t>(devices)),
@@ -138,7 +126,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
-  const Request request = state.request_for(bytes, home, stream, memory == Memory::kAny);
+  const Request request = state.request_for(bytes, home, stream, memory);
   if (home.is_host() && !state.exclusive.empty()) {
     const Unlocked unlocked(lock);
     state.wait_for_exclusive_devices();

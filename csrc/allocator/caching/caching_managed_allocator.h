@@ -126,8 +126,9 @@ class CachingManagedAllocator {
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
-  /// Whether a block may be an address range with device memory (AllocatorOptions::uses_ranges).
-  enum class Memory { kAny, kManaged };
+  /// Whether a block is an address range. kAny: under a cap, as AllocatorOptions::uses_ranges says; kManaged: never;
+  /// kRange: always, if the source has ranges.
+  enum class Memory { kAny, kManaged, kRange };
 
   /// Returns a block of at least `bytes` for use on `stream`, aligned to 512 bytes.
   /// \param bytes 0 returns nullptr
@@ -141,7 +142,7 @@ class CachingManagedAllocator {
   /// callback, blocks the host, exceeds a cap or raises OutOfMemory. May release cached segments of the device to stay
   /// under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream);
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
 
   /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
   /// empty_cache. nullptr is ignored. A double free aborts the program, as in malloc, unless the block is in use again
@@ -177,14 +178,24 @@ class CachingManagedAllocator {
   void detach_after(Block* block, Event ready, Stream stream);
   /// Whether a detached range may still be in use by that work. `attach` waits for it.
   bool is_leaving(const Block* block);
-  /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; from others,
-  /// too, for which the host waits; from beyond the cap.
-  enum class Room { kNow, kWait, kOverCap };
+  /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; or from
+  /// others, too, for which the host waits.
+  enum class Room { kNow, kWait };
   /// Gives a detached range memory with undefined contents, for use on `stream`; nothing if it has some.
   /// Prefers spare memory of its size, which is no more than it was under the cap.
   /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
   /// \throws RuntimeFailure; nothing has changed then
   bool attach(Block* block, Stream stream, Room room = Room::kNow);
+  /// Maps pinned memory into a detached range, which the device may use from then on. If the range is leaving, the host
+  /// waits for that.
+  /// \param host_copy a range of the host, of an allocator over the same runtime, made for the same number of bytes. It
+  ///        is not freed before the work that uses its memory here, as if that had used it there
+  /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
+  void map_host_copy(Block* block, const Block* host_copy);
+  /// Takes that memory out of the range again, which is leaving until then.
+  /// \param ready recorded on `stream` after all work that uses the range; ownership passes to the allocator
+  /// \throws as above, and the caller keeps `ready`
+  void unmap_host_copy(Block* block, Event ready, Stream stream);
   /// Whether the memory and all devices of the runtime have address ranges. Without them `uses_ranges` does nothing.
   bool has_ranges() const noexcept;
   /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument

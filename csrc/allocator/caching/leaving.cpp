@@ -11,6 +11,13 @@
 
 namespace torch_uvm {
 
+void CachingManagedAllocator::State::leave(Segment& segment, Piece piece,
+                                           std::shared_ptr<const Readiness> left) noexcept {
+  segment.leaving = piece;
+  segment.left = std::move(left);
+  leaving.push_back(&segment);
+}
+
 void CachingManagedAllocator::State::finish_leaving(Segment& segment) {
   if (!segment.leaving) {
     return;
@@ -46,7 +53,7 @@ void CachingManagedAllocator::State::poll_leaving() noexcept {
 
 void CachingManagedAllocator::State::map_spare(Segment& segment) {
   if (!segment.is_mapped) {
-    ranges->map(reinterpret_cast<void*>(segment.address), segment.piece);
+    ranges->map(reinterpret_cast<void*>(segment.address), segment.piece, segment.home.index);
     segment.is_mapped = true;
   }
 }
@@ -65,7 +72,7 @@ bool CachingManagedAllocator::State::attach_spare(Block* block, const Request& r
   const auto position = heap.segments().find(spare->segment->address);
   void* const unmapped = reinterpret_cast<void*>(position->first);
   const Piece piece = position->second.piece;
-  ranges->map(reinterpret_cast<void*>(block->address), piece);
+  ranges->map(reinterpret_cast<void*>(block->address), piece, request.home.index);
   heap.remove_segment(position);
   ranges->release(unmapped, piece.bytes);
   block->segment->piece = piece;
@@ -94,9 +101,7 @@ void CachingManagedAllocator::detach_after(Block* block, Event ready, Stream str
     throw;
   }
   const Piece piece = std::exchange(segment.piece, Piece{});
-  segment.leaving = piece;
-  segment.left = left;
-  state.leaving.push_back(&segment);
+  state.leave(segment, piece, left);
   state.heap.detach(block);
   Block* const spare = state.heap.add_segment(slot, unmapped, piece.bytes, home, SizeClass::kRange, free_list);
   spare->segment->piece = piece;

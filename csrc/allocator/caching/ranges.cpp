@@ -11,35 +11,23 @@
 namespace torch_uvm {
 
 Request CachingManagedAllocator::State::request_for(std::size_t requested, Location home, Stream stream,
-                                                    bool may_be_range) const {
+                                                    Memory memory) const {
   Request request(requested, bytes_for(requested, home), home, stream);
-  if (may_be_range && takes_range(requested, home)) {
+  const bool is_asked_for = memory == Memory::kRange && ranges != nullptr;
+  if (is_asked_for || (memory == Memory::kAny && takes_range(requested, home))) {
     request.kind = SizeClass::kRange;
     request.bytes = round_up(requested, kLargeGranularity);
   }
   return request;
 }
 
-void* CachingManagedAllocator::State::make_range(std::size_t bytes, int device, Piece& piece) const {
-  void* const range = ranges->reserve(bytes, device);
-  Piece made;
-  try {
-    made = ranges->allocate_piece(bytes, device);
-    ranges->map(range, made);
-  } catch (...) {
-    ranges->free_piece(made);
-    ranges->release(range, bytes);
-    throw;
-  }
-  piece = made;
-  return range;
-}
-
-void CachingManagedAllocator::State::release_range(void* range, std::size_t bytes, Piece piece, bool is_mapped,
+void CachingManagedAllocator::State::release_range(void* range, Piece piece, bool is_mapped,
                                                    bool work_is_done) noexcept {
   try {
-    if (!work_is_done && is_mapped) {
-      runtime.synchronize_device(piece.device);
+    for (int device = 0; !work_is_done && is_mapped && device < devices; ++device) {
+      if (piece.device == device || piece.device == Location::host().index) {
+        runtime.synchronize_device(device);
+      }
     }
     if (is_mapped) {
       ranges->unmap(range, piece);
@@ -48,8 +36,7 @@ void CachingManagedAllocator::State::release_range(void* range, std::size_t byte
     return; // the device has failed; leaking the memory is safer
   }
   finish_leaving(piece);
-  ranges->free_piece(piece);
-  ranges->release(range, bytes);
+  source->free_range(range, piece);
 }
 
 void CachingManagedAllocator::State::free_detached(Block* block) noexcept {
@@ -60,7 +47,7 @@ void CachingManagedAllocator::State::free_detached(Block* block) noexcept {
   if (!in_forked_child) {
     finish_leaving(block->segment->leaving);
   }
-  const bool is_free = !block->segment->leaving; // else leaking the addresses is safer
+  const bool is_free = !block->segment->leaving && !block->segment->host_copy; // else leaking the addresses is safer
   std::erase(leaving, block->segment);
   heap.remove_detached(block);
   if (!in_forked_child && is_free) {
@@ -80,8 +67,8 @@ std::optional<std::string> CachingManagedAllocator::State::check_ranges() const 
     if (is_range && (segment.first->after != nullptr || segment.piece.bytes != segment.bytes)) {
       return wrong(segment, "is split, or has memory of another size");
     }
-    if ((!segment.is_mapped && segment.used != 0) || segment.leaving) {
-      return wrong(segment, "is in use and not mapped, or is attached and leaving");
+    if ((!segment.is_mapped && segment.used != 0) || segment.leaving || segment.host_copy) {
+      return wrong(segment, "is in use and not mapped, or is attached and has other memory");
     }
   }
   for (const auto& [address, segment] : heap.detached()) {
@@ -90,6 +77,9 @@ std::optional<std::string> CachingManagedAllocator::State::check_ranges() const 
     }
     if (segment.first->state != BlockState::kDetached || !segment.first->uses.empty()) {
       return wrong(segment, "is detached and in use");
+    }
+    if (segment.leaving && segment.host_copy) {
+      return wrong(segment, "has the memory of a host copy and is leaving");
     }
     const auto known = std::ranges::count(leaving, &segment);
     if (known != (segment.leaving ? 1 : 0) || static_cast<bool>(segment.leaving) != static_cast<bool>(segment.left)) {
@@ -142,13 +132,15 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   if (!is_range(block) || (block->state != BlockState::kAllocated && block->state != BlockState::kDetached)) {
     throw InvalidArgument("only an address range of a caller can be given memory");
   }
+  if (block->segment->host_copy) {
+    throw InvalidArgument("an address range that has the memory of a host copy; unmap that first");
+  }
   if (block->state == BlockState::kAllocated) {
     return true;
   }
   const Location home = block->segment->home;
-  Request request = state.request_for(block->requested, home, stream, /*may_be_range=*/true);
+  Request request = state.request_for(block->requested, home, stream, Memory::kAny);
   request.may_wait = room == Room::kWait;
-  const bool over_cap = room == Room::kOverCap;
   FreeList& free_list = state.heap.free_list(home, stream);
   state.poll_leaving();
   state.finish_leaving(*block->segment);
@@ -159,7 +151,7 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
     // Cached segments are spare memory. On a full device the host waits for their work in any case.
     if (refused) {
       state.release(home);
-    } else if (!over_cap && !state.fit_under_cap(request, block->bytes)) {
+    } else if (!state.fit_under_cap(request, block->bytes)) {
       if (state.pending_first == nullptr) {
         return false;
       }
@@ -168,7 +160,7 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
         return false;
       }
     }
-    const State::Claim claim(state, home, block->bytes, over_cap);
+    const State::Claim claim(state, home, block->bytes, /*over_cap=*/false);
     if (!claim) {
       return false;
     }
@@ -176,7 +168,7 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
     try {
       const Unlocked unlocked(lock);
       piece = state.ranges->allocate_piece(block->bytes, home.index);
-      state.ranges->map(reinterpret_cast<void*>(block->address), piece);
+      state.ranges->map(reinterpret_cast<void*>(block->address), piece, home.index);
     } catch (const OutOfMemory&) {
       state.ranges->free_piece(piece);
       claim.refused();

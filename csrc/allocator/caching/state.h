@@ -6,6 +6,7 @@
 //   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
 //   ranges.cpp, leaving.cpp        segments that are address ranges, with and without memory
+//   host_pages.cpp                 ... with pinned memory
 //   block.h, heap.h                blocks, segments, free lists
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
@@ -171,18 +172,17 @@ struct CachingManagedAllocator::State {
   bool takes_range(std::size_t requested, Location home) const noexcept {
     return ranges != nullptr && options.uses_ranges && requested >= options.range_min_bytes && cap_of(home);
   }
-  /// \param may_be_range false: the block is of managed memory
-  Request request_for(std::size_t requested, Location home, Stream stream, bool may_be_range) const;
-  /// Reserves an address range with memory. \throws what the runtime throws; nothing has changed then
-  void* make_range(std::size_t bytes, int device, Piece& piece) const;
+  Request request_for(std::size_t requested, Location home, Stream stream, Memory memory) const;
   /// Releases a range and its memory, after work that may still use it.
-  void release_range(void* range, std::size_t bytes, Piece piece, bool is_mapped, bool work_is_done) noexcept;
+  void release_range(void* range, Piece piece, bool is_mapped, bool work_is_done) noexcept;
   void free_detached(Block* block) noexcept;
   /// The segment of a range that can lose its memory. \throws InvalidArgument, RuntimeFailure
   Segment& check_attached(const Block* block) const;
   std::optional<std::string> check_ranges() const;
 
   // leaving.cpp
+  /// Leaves a piece mapped into a detached range until its last work is done. `leaving` has room for it.
+  void leave(Segment& segment, Piece piece, std::shared_ptr<const Readiness> left) noexcept;
   /// Unmaps ranges whose last work is done.
   void poll_leaving() noexcept;
   /// Waits for a range's last work and unmaps it; nothing if it is not leaving. \throws what the runtime throws

@@ -18,7 +18,7 @@ Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
 } // namespace
 
 bool Copies::claim_address(Record& record, Mover mover) {
-  const bool stays = mover == Mover::kOperator && record.range != nullptr && !record.shows_pinned && !record.dead;
+  const bool stays = mover == Mover::kOperator && record.has_device_range() && !record.dead;
   if (!stays && !state_.address_may_change(record, mover)) {
     return false;
   }
@@ -59,22 +59,25 @@ bool Copies::is_host_copy_ready(Record& record) {
   return true;
 }
 
-Block* Copies::host_block(std::size_t bytes, Stream stream) {
-  if (Block* const block = state_.host_memory->try_allocate(bytes, Location::host(), stream)) {
+Block* Copies::host_block(const Record& record, Stream stream) {
+  using Memory = CachingManagedAllocator::Memory;
+  // In a range's host copy the device can use the bytes at the address of the range.
+  const Memory memory = record.range != nullptr ? Memory::kRange : Memory::kManaged;
+  if (Block* const block = state_.host_memory->try_allocate(record.bytes, Location::host(), stream, memory)) {
     return block;
   }
   try {
-    return state_.host_memory->allocate(bytes, Location::host(), stream);
+    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
   } catch (const OutOfMemory&) {
     // Drop host copies of storages that are used on the device. They only save a later write-back.
-    for (const auto& [id, record] : state_.records) {
-      if (record->host_block != nullptr && record->points_at == Side::kDevice && !record->retiring) {
-        drop_host_copy(*record);
+    for (const auto& [id, other] : state_.records) {
+      if (other->host_block != nullptr && other->points_at == Side::kDevice && !other->retiring) {
+        drop_host_copy(*other);
       }
     }
   }
   try {
-    return state_.host_memory->allocate(bytes, Location::host(), stream);
+    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
   } catch (const OutOfMemory&) {
     return nullptr;
   }
@@ -86,7 +89,7 @@ bool Copies::start_write_back(Record& record) {
   Staging* const staging = record.range != nullptr ? nullptr : ready(state_.of(record.device).outgoing);
   const Stream link = staging != nullptr ? staging->link() : stream;
   if (record.host_block == nullptr) {
-    record.host_block = host_block(record.bytes, link);
+    record.host_block = host_block(record, link);
     state_.host_refused = record.host_block == nullptr;
     if (state_.host_refused) {
       return false;
@@ -218,6 +221,9 @@ bool Copies::evict(Record& record, Stream taker) {
 bool Copies::start_fetch(Record& record, Need need, Stream stream) {
   const EngineState::Untimed untimed(state_, stream);
   const bool has_range = record.range != nullptr;
+  if (record.in_place && !leave_host_copy(record, need == Need::kAhead ? Mover::kEngine : Mover::kOperator)) {
+    return false;
+  }
   Block* const block = places_.place_for(record, need, stream);
   if (block == nullptr) {
     return false;
@@ -287,8 +293,7 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
   if (record.points_at == Side::kDevice) {
     return true;
   }
-  const bool stays = record.range != nullptr && !record.shows_pinned;
-  if ((!stays && !state_.address_may_change(record, Mover::kOperator)) ||
+  if ((!record.has_device_range() && !state_.address_may_change(record, Mover::kOperator)) ||
       (record.device_block == nullptr && !start_fetch(record, need, stream))) {
     return false;
   }
@@ -305,7 +310,7 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
 
 void Copies::use_on_device(Record& record, Stream stream, bool writes) {
   const bool was_on_host = record.points_at == Side::kHost;
-  if (!bring_to_device(record, stream) && !bring_anyway(record, stream)) {
+  if (!bring_to_device(record, stream)) {
     use_in_place(record, stream, writes);
     return;
   }
@@ -330,12 +335,12 @@ void Copies::use_on_device(Record& record, Stream stream, bool writes) {
 }
 
 void Copies::use_in_place(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kDevice) {
-    use_on_device(record, stream, writes);
+  if (record.points_at == Side::kDevice || (record.fetching() && record.has_device_range())) {
+    use_on_device(record, stream, writes); // its address has the device's memory
     return;
   }
-  if (record.range != nullptr && !record.shows_pinned) {
-    show_pinned(record);
+  if (record.has_device_range()) {
+    map_host_copy(record);
   }
   if (record.fetching()) {
     if (!writes) {

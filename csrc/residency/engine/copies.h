@@ -10,8 +10,8 @@
 namespace torch_uvm {
 
 /// What room is needed for: an operator that waits, a prefetch, or a storage that has to stay on the device (it may
-/// then move other blocks aside, and evict nothing). kAnyway: an operator that cannot run otherwise; for ranges only.
-enum class Need { kNow, kAhead, kToStay, kAnyway };
+/// then move other blocks aside, and evict nothing).
+enum class Need { kNow, kAhead, kToStay };
 
 /// Where a fetch gets its device memory from (Room).
 class PlaceSource {
@@ -84,12 +84,14 @@ class Copies {
   void note_last_use(Record& record);
   /// Whether a stream has used the device copy since its write-back began.
   bool is_used_since(const Record& record) const;
-  /// Points a storage with a range at its host copy, because its memory cannot be had.
+  /// Takes the host copy's memory out of a range that is being freed, once no work uses it.
+  void unmap_host_copy(Record& record) noexcept;
+  /// Points a storage with a range at its host copy, because its memory cannot be mapped.
   void show_pinned(Record& record);
 
  private:
   /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
-  Block* host_block(std::size_t bytes, Stream stream);
+  Block* host_block(const Record& record, Stream stream);
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
   bool is_host_copy_ready(Record& record);
   void note_move(TransferKind kind, const Record& record) noexcept;
@@ -99,8 +101,12 @@ class Copies {
   /// The same after a fetch that failed or is not wanted. If that fails, too, the range keeps memory that nobody uses
   /// until the next fetch.
   void take_unused_memory(Record& record, Stream stream) noexcept;
-  /// Brings an operand with a range to the device, beyond the budget if it does not fit.
-  bool bring_anyway(Record& record, Stream stream);
+  /// Maps the host copy's memory into the range, or shows it at its own address if that fails.
+  void map_host_copy(Record& record);
+  /// Takes that memory out of the range again, once no work uses it. \return false: an operator uses the address
+  bool leave_host_copy(Record& record, Mover mover);
+  /// \throws the runtime's errors; nothing has changed then
+  void unmap_after_uses(Record& record);
 
   EngineState& state_;
   PlaceSource& places_;

@@ -94,7 +94,6 @@ struct Device {
   std::uint64_t write_backs_started = 0;
   std::uint64_t write_backs_read = 0; ///< write-backs known to have finished reading the device copy
   bool exceeded = false; ///< the running operator has exceeded a hard budget
-  bool mapped_beyond = false; ///< ... by an operand in an address range, so its results may exceed it, too
   unsigned regions = 0; ///< running compiled graphs
   bool excess = false; ///< the budget may be exceeded, by unwatched allocations or because it is soft
   std::uint64_t next_shrink = 0; ///< the operator after which to try to shrink to the budget

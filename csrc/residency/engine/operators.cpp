@@ -64,10 +64,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     frame.region = op.region;
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
-    // An address range has no memory while its storage is on the host.
-    const bool has_range = std::ranges::any_of(frame.operands, [](const Record* it) { return it->range != nullptr; });
-    const Decision& decision =
-        device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok && !has_range);
+    const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
     std::span<const std::size_t> births = decision.births;
     const std::size_t guess = decision.guess;
     // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
@@ -149,7 +146,7 @@ void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream
   }
   copies_.mark_use(record, writes);
   try { // later work must still wait for the operator
-    if (record.range != nullptr && record.points_at == Side::kHost && !record.shows_pinned) {
+    if (record.points_at == Side::kHost && record.has_device_range()) {
       copies_.show_pinned(record);
     }
     if (record.points_at == Side::kDevice) {
@@ -195,14 +192,14 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
 
 bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   Device& device = state_.of(record.device);
-  if (record.range != nullptr) {
-    return record.captured != 0;
-  }
   if (record.captured != 0 || device.policy->use_in_place(record.id)) {
     return true;
   }
   if (!op.in_place_ok || record.fetching()) {
     return false;
+  }
+  if (record.in_place) {
+    return true; // mapped already
   }
   // The schedule has this use on the device, but the storage was not fetched. Fetch it only if there is room: a single
   // use does not justify an eviction.
@@ -212,7 +209,7 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
 }
 
 void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kHost && (record.range == nullptr || record.shows_pinned)) {
+  if (record.points_at == Side::kHost && !record.has_device_range()) {
     copies_.use_in_place(record, stream, writes);
   } else { // the address of a range does not change
     copies_.use_on_device(record, stream, writes);
@@ -286,7 +283,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       room_.evict_all(device, state_.of(device).last_stream);
     }
     if (state_.of(device).exceeded) {
-      state_.of(device).exceeded = state_.of(device).mapped_beyond = false;
+      state_.of(device).exceeded = false;
       release_excess(frame, device);
     }
     if (state_.of(device).excess && state_.of(device).quiescent) {

@@ -22,7 +22,7 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (!device.quiescent || !device.hard || device.mapped_beyond) {
+  if (!device.quiescent || !device.hard) {
     device.exceeded =
         device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (retry_budget)
     ++state_.statistics.over_budget;

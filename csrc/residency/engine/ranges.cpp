@@ -1,6 +1,9 @@
 // Storages whose block is an address range: a fetch gives the range memory, and an eviction takes it away. The address
 // that the storage shows stays the same.
 //
+// An operator that uses the host copy in place finds it at that address, too: its memory is mapped into the range. It
+// stays there until the next fetch, because mapping pinned memory takes most of the time that a copy takes.
+//
 // Taking memory away is not ordered on streams. So an eviction lets the write-back stream wait for all users, and
 // records an event there. A planned eviction is polled for it (fetches_ahead.cpp). In one that is needed at once, the
 // memory goes to the next user, whose stream waits for that event, before it has left this storage.
@@ -69,16 +72,45 @@ void Copies::keep_until_read(Record& record) noexcept {
   }
 }
 
-bool Copies::bring_anyway(Record& record, Stream stream) {
-  if (record.range == nullptr || record.shows_pinned || !bring_to_device(record, stream, Need::kAnyway)) {
+void Copies::map_host_copy(Record& record) {
+  try {
+    state_.memory.map_host_copy(record.range, record.host_block);
+    record.in_place = true;
+  } catch (...) {
+    show_pinned(record);
+  }
+}
+
+bool Copies::leave_host_copy(Record& record, Mover mover) {
+  if (!claim_address(record, mover)) {
     return false;
   }
-  Device& device = state_.of(record.device);
-  device.exceeded = device.exceeded || device.hard; // returned to after the operator
-  device.mapped_beyond = device.exceeded;
-  device.excess = device.excess || !device.hard;
-  ++state_.statistics.over_budget;
+  unmap_after_uses(record);
   return true;
+}
+
+void Copies::unmap_host_copy(Record& record) noexcept {
+  try {
+    unmap_after_uses(record);
+  } catch (...) {
+    ++state_.failures; // the addresses are not used again
+    record.in_place = false;
+  }
+}
+
+void Copies::unmap_after_uses(Record& record) {
+  const Stream after = state_.of(record.device).write_backs; // as for other memory that leaves ranges, so in its order
+  order(record.in_place_streams, after);
+  order(record.owners, after);
+  const Event event = state_.memory.take_event(after);
+  try {
+    state_.runtime.record_event(event, after);
+    state_.memory.unmap_host_copy(record.range, event, after);
+  } catch (...) {
+    state_.memory.recycle_event(after, event);
+    throw;
+  }
+  record.in_place = false;
 }
 
 void Copies::show_pinned(Record& record) {

@@ -11,7 +11,8 @@
 //   kHost      set           set, host_valid   prefetched (`fetching`): no operator has used the device copy yet
 //
 // A storage whose block is an address range has the block for life, `range`. Then device_block is the range while it
-// has memory, and none while it has not. The data pointer is the range's address in all rows (ranges.cpp).
+// has the device's memory, and none while it has not. The data pointer is the range's address in all rows. If operators
+// use the host copy in place, its memory is mapped there: `in_place` (ranges.cpp).
 //
 // Valid means: for work that waits for the copy's event, `device_ready` or `host_ready`.
 #pragma once
@@ -48,6 +49,7 @@ struct Record {
   Block* device_block = nullptr;
   Block* host_block = nullptr;
   Block* range = nullptr; ///< the block if it is an address range, with or without memory; else nullptr
+  bool in_place = false; ///< the range has the host copy's memory
   bool shows_pinned = false; ///< has a range, and points at the host copy: a last resort
   Side points_at = Side::kDevice;
   bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
@@ -89,9 +91,13 @@ struct Record {
     return unused && (mover == Mover::kOperator || (!collective && now >= unmovable_until));
   }
 
-  /// Whether its range has the bytes; true of a storage without one.
+  /// Whether the device can use the bytes at the range's address; true of a storage without one.
   bool is_in_range() const {
-    return range == nullptr || points_at == Side::kDevice;
+    return range == nullptr || points_at == Side::kDevice || in_place;
+  }
+  /// Whether it has a range that is for the device copy: the host copy is used neither there nor at another address.
+  bool has_device_range() const {
+    return range != nullptr && !in_place && !shows_pinned;
   }
 
   bool fetching() const {

@@ -119,6 +119,9 @@ void ResidencyEngine::unregister(Record* record) noexcept {
     state_.memory.set_tag(record->device_block, nullptr); // it can be looked up until the caller frees it
     record->device_block = nullptr;
   }
+  if (record->in_place) {
+    copies_.unmap_host_copy(*record);
+  }
   if (record->range != nullptr && record->points_at == Side::kHost) {
     state_.memory.free(record->range); // else the caller frees it
   }

@@ -305,9 +305,6 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
 
 Block* Room::memory_for(Record& record, Need need, Stream stream) {
   using Attach = CachingManagedAllocator::Room;
-  if (need == Need::kAnyway) {
-    return state_.memory.attach(record.range, stream, Attach::kOverCap) ? record.range : nullptr;
-  }
   if (need == Need::kAhead && state_.memory.is_leaving(record.range)) {
     return nullptr; // the host would wait
   }

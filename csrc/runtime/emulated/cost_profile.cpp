@@ -38,6 +38,8 @@ const CostProfile& h200() {
       .allocate_piece_us = 14, // the middle of the range 7 to 21
       .map_us = 35,
       .unmap_us = 20,
+      .map_host_rate = 87 * GB,
+      .unmap_host_rate = 260 * GB,
       .call_us = 4.5, // measured: a prefetch of pages that are already resident
   };
   return profile;
@@ -70,6 +72,8 @@ const CostProfile& gb10() {
       .allocate_piece_us = 14,
       .map_us = 35,
       .unmap_us = 20,
+      .map_host_rate = 87 * GB,
+      .unmap_host_rate = 260 * GB,
       .call_us = 4.5,
   };
   return profile;
@@ -102,6 +106,8 @@ const CostProfile& gh200() {
       .allocate_piece_us = 14,
       .map_us = 35,
       .unmap_us = 20,
+      .map_host_rate = 87 * GB,
+      .unmap_host_rate = 260 * GB,
       .call_us = 4.5,
   };
   return profile;

@@ -7,9 +7,16 @@ namespace torch_uvm {
 
 using emulated::Traffic;
 
+bool EmulatedRuntime::State::is_pinned(const void* ptr) const {
+  if (const auto* allocation = find_plain(ptr)) {
+    return allocation->device < 0;
+  }
+  const auto range = ranges.find(ptr);
+  return range && range->is_mapped && range->memory < 0;
+}
+
 void EmulatedRuntime::State::kernel_touch(int device, const Touch& touch, Traffic& traffic) {
-  if (const auto* allocation = find_plain(touch.ptr);
-      allocation != nullptr && allocation->device < 0 && profile.memory != MemoryKind::kOne) {
+  if (is_pinned(touch.ptr) && profile.memory != MemoryKind::kOne) {
     // Pinned memory is mapped: a device accesses it over the link, and it never migrates.
     (touch.write ? traffic.in_place_written : traffic.in_place_read) += touch.bytes;
     counters.of(device).bytes_in_place += touch.bytes;
@@ -81,8 +88,7 @@ bool EmulatedRuntime::is_managed_ptr(const void* ptr) const {
 
 bool EmulatedRuntime::is_pinned_ptr(const void* ptr) const {
   State::Lock lock(state_->mutex);
-  const auto* allocation = state_->find_plain(ptr);
-  return allocation != nullptr && allocation->device < 0;
+  return state_->is_pinned(ptr);
 }
 
 std::optional<int> EmulatedRuntime::device_of(const void* ptr) const {
@@ -91,7 +97,7 @@ std::optional<int> EmulatedRuntime::device_of(const void* ptr) const {
     return allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
   }
   const auto range = state_->ranges.find(ptr);
-  return range ? std::optional(range->device) : std::nullopt;
+  return range && range->device >= 0 ? std::optional(range->device) : std::nullopt;
 }
 
 EmulatedCounters EmulatedRuntime::counters(std::optional<int> device) const {

@@ -19,12 +19,12 @@ EmulatedRuntime::Ranges::~Ranges() {
 }
 
 std::size_t EmulatedRuntime::Ranges::granularity(int device) const {
-  state_.check_device(device);
+  state_.check_location(Location{device});
   return kGranularity;
 }
 
 void EmulatedRuntime::Ranges::check(const char* what, std::size_t bytes, int device) const {
-  state_.check_device(device);
+  state_.check_location(Location{device});
   if (bytes == 0 || bytes % kGranularity != 0) {
     throw InvalidArgument(std::string(what) + " of " + std::to_string(bytes) +
                           " bytes; accepted: positive multiples of " + std::to_string(kGranularity));
@@ -62,19 +62,26 @@ Piece EmulatedRuntime::Ranges::allocate_piece(std::size_t bytes, int device) {
   const State::Lock lock(state_.mutex);
   state_.call("allocate_piece", bytes);
   state_.check_one_memory(bytes);
-  emulated::Traffic traffic;
-  state_.pages.reserve_plain(device, bytes, traffic);
-  state_.clock.wait_for_room(device, traffic);
+  const Location home{device};
+  if (!home.is_host()) {
+    emulated::Traffic traffic;
+    state_.pages.reserve_plain(device, bytes, traffic);
+    state_.clock.wait_for_room(device, traffic);
+  }
   try {
     pieces_.emplace(next_, Memory{file_.append(bytes), bytes, device});
   } catch (...) {
-    state_.pages.release_plain(device, bytes);
+    if (!home.is_host()) {
+      state_.pages.release_plain(device, bytes);
+    }
     throw;
   }
   piece_bytes_ += bytes;
-  ++state_.counters.of(device).allocate_calls;
+  ++state_.counters.of(home).allocate_calls;
   state_.clock.call(state_.profile.allocate_piece_us);
-  state_.sample(device, state_.clock.host());
+  if (!home.is_host()) {
+    state_.sample(device, state_.clock.host());
+  }
   return Piece{reinterpret_cast<void*>(next_++), bytes, device};
 }
 
@@ -86,7 +93,7 @@ void EmulatedRuntime::Ranges::free_piece(Piece piece) noexcept {
     return;
   }
   found->second.released = true;
-  ++state_.counters.of(found->second.device).free_calls;
+  ++state_.counters.of(Location{found->second.device}).free_calls;
   state_.clock.call();
   drop_if_unused(number);
 }
@@ -100,8 +107,10 @@ void EmulatedRuntime::Ranges::drop_if_unused(Number number) noexcept {
   file_.drop(memory.offset, memory.bytes);
   pieces_.erase(found);
   piece_bytes_ -= memory.bytes;
-  state_.pages.release_plain(memory.device, memory.bytes);
-  state_.sample(memory.device, state_.clock.host());
+  if (!Location{memory.device}.is_host()) {
+    state_.pages.release_plain(memory.device, memory.bytes);
+    state_.sample(memory.device, state_.clock.host());
+  }
 }
 
 EmulatedRuntime::Ranges::Memory& EmulatedRuntime::Ranges::memory_of(Piece piece) {
@@ -110,6 +119,10 @@ EmulatedRuntime::Ranges::Memory& EmulatedRuntime::Ranges::memory_of(Piece piece)
     throw InvalidArgument("a piece that does not exist; accepted: those of allocate_piece that are not released");
   }
   return found->second;
+}
+
+double EmulatedRuntime::Ranges::host_pages_us(const Memory& memory, double rate) {
+  return Location{memory.device}.is_host() ? static_cast<double>(memory.bytes) / rate * 1e6 : 0;
 }
 
 EmulatedRuntime::Ranges::Range& EmulatedRuntime::Ranges::range_at(void* range, std::size_t bytes) {
@@ -124,22 +137,24 @@ EmulatedRuntime::Ranges::Range& EmulatedRuntime::Ranges::range_at(void* range, s
   return found->second;
 }
 
-void EmulatedRuntime::Ranges::map(void* range, Piece piece) {
+void EmulatedRuntime::Ranges::map(void* range, Piece piece, int device) {
   const State::Lock lock(state_.mutex);
   Memory& memory = memory_of(piece);
   Range& at = range_at(range, memory.bytes);
-  if (memory.released || at.piece != 0 || at.device != memory.device) {
+  const Location owner{memory.device};
+  if (memory.released || at.piece != 0 || at.device != device || (!owner.is_host() && owner.index != device)) {
     throw InvalidArgument(memory.released ? "a piece that was released cannot be mapped"
                           : at.piece != 0 ? "an address range holds one piece; unmap the present one first"
-                                          : "a piece of device " + std::to_string(memory.device) +
-                                                " for an address range of device " + std::to_string(at.device));
+                                          : "a piece of " + to_string(owner) + " for an address range of " +
+                                                to_string(Location{at.device}) + ", said to be of " +
+                                                to_string(Location{device}));
   }
   state_.call("map", memory.bytes);
   file_.map(range, memory.offset, memory.bytes);
   at.piece = reinterpret_cast<Number>(piece.handle);
   ++memory.mappings;
-  ++state_.counters.of(memory.device).map_calls;
-  state_.clock.call(state_.profile.map_us);
+  ++state_.counters.of(Location{device}).map_calls;
+  state_.clock.call(state_.profile.map_us + host_pages_us(memory, state_.profile.map_host_rate));
 }
 
 void EmulatedRuntime::Ranges::unmap(void* range, Piece piece) {
@@ -157,8 +172,8 @@ void EmulatedRuntime::Ranges::unmap(void* range, Piece piece) {
   MemoryFile::unmap(range, at.bytes);
   at.piece = 0;
   --memory.mappings;
-  ++state_.counters.of(memory.device).unmap_calls;
-  state_.clock.call(state_.profile.unmap_us);
+  ++state_.counters.of(Location{at.device}).unmap_calls;
+  state_.clock.call(state_.profile.unmap_us + host_pages_us(memory, state_.profile.unmap_host_rate));
   drop_if_unused(number);
 }
 
@@ -172,7 +187,8 @@ std::optional<EmulatedRuntime::Ranges::Place> EmulatedRuntime::Ranges::find(cons
   if (address - base >= range.bytes) {
     return std::nullopt;
   }
-  return Place{base + range.bytes, range.device, range.piece != 0};
+  const bool is_mapped = range.piece != 0;
+  return Place{base + range.bytes, range.device, is_mapped, is_mapped ? pieces_.at(range.piece).device : range.device};
 }
 
 } // namespace torch_uvm

@@ -24,14 +24,15 @@ class EmulatedRuntime::Ranges final : public AddressRanges {
   void release(void* range, std::size_t bytes) noexcept override;
   Piece allocate_piece(std::size_t bytes, int device) override;
   void free_piece(Piece piece) noexcept override;
-  void map(void* range, Piece piece) override;
+  void map(void* range, Piece piece, int device) override;
   void unmap(void* range, Piece piece) override;
 
   /// The range that contains an address.
   struct Place {
     std::uintptr_t end = 0;
-    int device = -1;
+    int device = -1; ///< of the range
     bool is_mapped = false;
+    int memory = -1; ///< device of the piece, if one is mapped
   };
   std::optional<Place> find(const void* ptr) const;
   /// Bytes of all pieces.
@@ -62,6 +63,8 @@ class EmulatedRuntime::Ranges final : public AddressRanges {
   Range& range_at(void* range, std::size_t bytes);
   Memory& memory_of(Piece piece);
   void drop_if_unused(Number number) noexcept;
+  /// What the pages of a host piece add to the cost of a call; 0 for a device's.
+  static double host_pages_us(const Memory& memory, double rate);
 
   State& state_;
   MemoryFile file_;

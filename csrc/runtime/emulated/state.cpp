@@ -206,7 +206,7 @@ void EmulatedRuntime::State::account_copy(StreamState& stream, const Operation& 
       return allocation->device;
     }
     if (const auto range = ranges.find(ptr)) {
-      return range->device;
+      return range->memory;
     }
     pageable = true;
     return -1;

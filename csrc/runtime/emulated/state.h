@@ -39,6 +39,8 @@ struct EmulatedRuntime::State {
   void check_device(int device) const;
   void check_location(Location location) const;
   const PlainAllocation* find_plain(const void* ptr) const;
+  /// Whether the address has pinned memory: of allocate_pinned, or a piece of the host.
+  bool is_pinned(const void* ptr) const;
   void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
   /// With one memory: what is not allocated of it, by anybody.

@@ -248,7 +248,7 @@ std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noex
   return state_->pool_statistics.allocation_changes(Location::device(device));
 }
 
-Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -261,7 +261,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // allocate always waits for devices that exclude the host
   }
-  Request request = state.request_for(bytes, home, stream, /*may_be_range=*/true);
+  Request request = state.request_for(bytes, home, stream, memory);
   request.may_wait = false;
   if (state.pending_first != nullptr) {
     state.poll_pending(false);
