@@ -1,6 +1,7 @@
 // Detached address ranges that get the memory of a host copy, and ranges of the host.
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
@@ -21,7 +22,7 @@ constexpr std::size_t kDeviceBytes = 64 * MiB;
 constexpr Location kDevice = Location::device(0);
 constexpr Stream kStream = Stream::default_of(0);
 
-EmulatedConfig config(std::uint64_t seed) {
+EmulatedConfig config(std::optional<std::uint64_t> seed) {
   EmulatedConfig made;
   made.memory = kDeviceBytes;
   made.schedule_seed = seed;
@@ -35,7 +36,7 @@ AllocatorOptions options() {
   return made;
 }
 
-/// Queued work runs late, in an order that the seed decides and that streams and events allow.
+/// With a seed, queued work runs late, in an order that the seed decides and that streams and events allow.
 struct Rig {
   EmulatedRuntime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime), options()};
@@ -43,7 +44,7 @@ struct Rig {
   CachingManagedAllocator host{runtime, std::unique_ptr<SegmentSource>(source)};
   Stream copies = runtime.create_stream(0, 0);
 
-  explicit Rig(std::uint64_t seed = 1) : runtime(config(seed)) {
+  explicit Rig(std::optional<std::uint64_t> seed = 1) : runtime(config(seed)) {
     memory.set_cap(0, kCap, /*hard=*/true);
   }
   Block* make_detached(std::size_t bytes = kBytes) {
@@ -160,6 +161,30 @@ TEST(a_range_may_be_freed_while_work_uses_its_host_copy) {
     CHECK(seen == std::vector<unsigned char>(kBytes, 7));
     rig.free_all({}, {});
   }
+}
+
+TEST(a_free_does_not_wait) {
+  Rig rig(std::nullopt);
+  Block* const block = rig.make_detached();
+  Block* const evicted = rig.memory.allocate(kBytes, kDevice, kStream);
+  Block* const copy = rig.make_copy();
+  std::memset(rig.host.data(copy), 7, kBytes);
+  rig.memory.map_host_copy(block, copy);
+  std::vector<unsigned char> seen(kBytes);
+  rig.runtime.hold_device(0);
+  rig.runtime.copy_async(seen.data(), rig.data(block), kBytes, kStream);
+  rig.runtime.zero_async(rig.data(evicted), kBytes, kStream);
+  rig.leave(block);
+  const Event done = rig.memory.take_event(kStream);
+  rig.runtime.record_event(done, kStream);
+  rig.memory.detach_after(evicted, done, kStream);
+  rig.memory.free(block); // would wait for ever
+  rig.memory.free(evicted);
+  rig.is_well();
+  CHECK(seen == std::vector<unsigned char>(kBytes));
+  rig.runtime.release_device(0);
+  rig.free_all({}, {copy});
+  CHECK(seen == std::vector<unsigned char>(kBytes, 7));
 }
 
 TEST(one_memory_is_used_again_and_again) {

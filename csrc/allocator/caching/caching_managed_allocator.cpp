@@ -100,6 +100,7 @@ CachingManagedAllocator::~CachingManagedAllocator() {
   }
   try {
     state_->wait_for_pending();
+    state_->finish_all_leaving();
   } catch (...) {
     // The runtime has failed. Release the memory anyway; the source waits for outstanding work itself.
     while (Block* const block = state_->pending_first) {
@@ -322,6 +323,7 @@ std::size_t CachingManagedAllocator::empty_cache() {
     return 0;
   }
   state_->wait_for_pending();
+  state_->finish_all_leaving();
   state_->stream_order.forget();
   return state_->release(std::nullopt);
 }

@@ -3,7 +3,7 @@
 // The memory is spare at once, in a segment of its own whose addresses are reserved and not mapped. The next request of
 // its size gets it: a new block at those addresses, or a detached range at its own. The request's stream waits for the
 // earlier work, and the host does not. Meanwhile the same memory is mapped twice. The range that it leaves is unmapped
-// once the host sees that the work is done.
+// once the host sees that the work is done. So are the addresses of a range that was freed by then.
 #include <algorithm>
 
 #include "allocator/caching/state.h"
@@ -27,6 +27,15 @@ void CachingManagedAllocator::State::finish_leaving(Segment& segment) {
   segment.leaving = Piece{};
   segment.left.reset();
   std::erase(leaving, &segment);
+  if (segment.first->state == BlockState::kPending) {
+    remove_detached(segment.first);
+  }
+}
+
+void CachingManagedAllocator::State::finish_all_leaving() {
+  while (!leaving.empty()) {
+    finish_leaving(*leaving.back());
+  }
 }
 
 void CachingManagedAllocator::State::finish_leaving(Piece piece) noexcept {

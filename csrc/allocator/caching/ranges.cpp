@@ -42,15 +42,20 @@ void CachingManagedAllocator::State::release_range(void* range, Piece piece, boo
 void CachingManagedAllocator::State::free_detached(Block* block) noexcept {
   block->tag.store(nullptr, std::memory_order_relaxed);
   note_freed(block);
+  if (block->segment->leaving && !in_forked_child) {
+    block->state = BlockState::kPending; // until it has left
+    return;
+  }
+  remove_detached(block);
+}
+
+void CachingManagedAllocator::State::remove_detached(Block* block) noexcept {
   void* const range = reinterpret_cast<void*>(block->address);
   const std::size_t bytes = block->segment->bytes;
-  if (!in_forked_child) {
-    finish_leaving(block->segment->leaving);
-  }
-  const bool is_free = !block->segment->leaving && !block->segment->host_copy; // else leaking the addresses is safer
+  const bool is_free = !block->segment->host_copy && !in_forked_child; // else leaking the addresses is safer
   std::erase(leaving, block->segment);
   heap.remove_detached(block);
-  if (!in_forked_child && is_free) {
+  if (is_free) {
     ranges->release(range, bytes);
   }
 }
@@ -75,7 +80,9 @@ std::optional<std::string> CachingManagedAllocator::State::check_ranges() const 
     if (segment.piece || segment.size_class != SizeClass::kRange || address != segment.address) {
       return wrong(segment, "is detached with memory, is none, or is misplaced");
     }
-    if (segment.first->state != BlockState::kDetached || !segment.first->uses.empty()) {
+    const BlockState state = segment.first->state;
+    const bool is_detached = state == BlockState::kDetached || (state == BlockState::kPending && segment.leaving);
+    if (!is_detached || !segment.first->uses.empty()) {
       return wrong(segment, "is detached and in use");
     }
     if (segment.leaving && segment.host_copy) {

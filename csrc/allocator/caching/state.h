@@ -176,6 +176,8 @@ struct CachingManagedAllocator::State {
   /// Releases a range and its memory, after work that may still use it.
   void release_range(void* range, Piece piece, bool is_mapped, bool work_is_done) noexcept;
   void free_detached(Block* block) noexcept;
+  /// Releases a detached range that is free and that nothing is mapped into.
+  void remove_detached(Block* block) noexcept;
   /// The segment of a range that can lose its memory. \throws InvalidArgument, RuntimeFailure
   Segment& check_attached(const Block* block) const;
   std::optional<std::string> check_ranges() const;
@@ -185,8 +187,10 @@ struct CachingManagedAllocator::State {
   void leave(Segment& segment, Piece piece, std::shared_ptr<const Readiness> left) noexcept;
   /// Unmaps ranges whose last work is done.
   void poll_leaving() noexcept;
-  /// Waits for a range's last work and unmaps it; nothing if it is not leaving. \throws what the runtime throws
+  /// Waits for a range's last work and unmaps it; nothing if it is not leaving. Releases a range that was freed.
+  /// \throws what the runtime throws
   void finish_leaving(Segment& segment);
+  void finish_all_leaving(); ///< \throws as above
   /// The same for the range that a piece is leaving, so that the piece can go.
   void finish_leaving(Piece piece) noexcept;
   /// Gives a detached range spare memory of its size, if there is some. \throws; nothing has changed then
