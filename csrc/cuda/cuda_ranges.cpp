@@ -40,8 +40,8 @@ CUmemGenericAllocationHandle handle_of(Piece piece) {
   return reinterpret_cast<CUmemGenericAllocationHandle>(piece.handle);
 }
 
-/// A scope for calls of the driver that need a context. The runtime makes one when a device is first used. For memory of
-/// the host, any device's will do: the current one's.
+/// A scope for calls of the driver that need a context. The runtime makes one when a device is first used. For memory
+/// of the host, any device's will do: the current one's.
 class ContextScope {
  public:
   explicit ContextScope(int device) {
@@ -171,8 +171,8 @@ Piece CudaRuntime::Ranges::allocate_piece(std::size_t bytes, int device) {
   const bool of_host = device == Location::host().index;
   if (of_host && bytes > runtime_.host_memory_available()) { // the driver may pin more than the host can spare
     throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
-                      "pinned host memory of " + format_bytes(bytes) + " failed: " +
-                          format_bytes(runtime_.host_memory_available()) + " available there");
+                      "pinned host memory of " + format_bytes(bytes) +
+                          " failed: " + format_bytes(runtime_.host_memory_available()) + " available there");
   }
   const ContextScope scope(device);
   const CUmemAllocationProp properties = properties_of(device);

@@ -186,6 +186,30 @@ TEST(memory_of_freed_blocks_in_use_is_waited_for) {
   rig.free_all({waiting});
 }
 
+TEST(a_release_waits_for_the_ranges_own_work_only) {
+  int ahead = 0;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    Rig rig(seed);
+    const auto ones = bytes_of(1);
+    auto first = bytes_of(0), second = bytes_of(0);
+    Block* const old = rig.make(2 * kBytes);
+    Block* const kept = rig.make(2 * kBytes);
+    rig.fill(old, ones, kStream);
+    rig.runtime.copy_async(first.data(), rig.memory.data(old), kBytes, kStream);
+    rig.memory.free(old);
+    rig.fill(kept, ones, kStream);
+    rig.runtime.copy_async(second.data(), rig.memory.data(kept), kBytes, kStream);
+    Block* const next = rig.make(); // of another size: the memory of `old` is released for it
+    CHECK(first == ones);
+    ahead += second == ones ? 0 : 1;
+    CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(3 * kBytes));
+    rig.runtime.synchronize_device(0);
+    CHECK(second == ones);
+    rig.free_all({kept, next});
+  }
+  CHECK(ahead > 0);
+}
+
 TEST(a_range_may_be_freed_while_it_leaves) {
   Rig rig;
   const auto ones = bytes_of(1);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ranges_rig.h"
+#include "runtime/testing/emulated_failures.h"
 
 using namespace torch_uvm;
 using namespace ranges_rig;
@@ -167,14 +168,37 @@ TEST(operands_that_do_not_fit_exceed_the_budget_for_one_launch) {
   rig.is_well(/*within=*/false);
 }
 
-/// The caller sees it and does not launch the graph.
-TEST(without_device_memory_an_operand_is_not_in_its_range) {
+TEST(without_device_memory_an_operand_is_used_in_pinned_memory_at_its_address) {
   Rig rig;
   Storage& captured = rig.make();
   const std::uint64_t graph = graph_of(rig, {{&captured, true}});
   rig.evict({&captured});
   rig.memory.empty_cache();
   void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  for (int turn = 0; turn < 2; ++turn) {
+    const std::vector<Engine::Operand> operands = launch(rig, graph, [&] {
+      CHECK(captured.ptr == captured.address && Rig::is_right(captured));
+      std::memset(captured.ptr, ++captured.content, captured.bytes);
+    });
+    CHECK(operands.front().record->is_in_range() && captured.block == nullptr);
+  }
+  rig.runtime.free_device(other);
+  launch(rig, graph, [&] { CHECK(captured.ptr == captured.address && Rig::is_right(captured)); });
+  CHECK(captured.block != nullptr);
+  rig.engine.release_capture(graph);
+  rig.is_well(/*within=*/false);
+}
+
+/// The caller sees it and does not launch the graph.
+TEST(without_a_mapping_an_operand_is_not_in_its_range) {
+  Rig rig;
+  Storage& captured = rig.make();
+  const std::uint64_t graph = graph_of(rig, {{&captured, true}});
+  rig.evict({&captured});
+  rig.memory.empty_cache();
+  void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  EmulatedFailures failures(rig.runtime);
+  failures.fail("map", 1);
   for (int turn = 0; turn < 2; ++turn) {
     CHECK(!launch(rig, graph, [] {}).front().record->is_in_range());
     CHECK(!rig.engine.check());

@@ -163,42 +163,6 @@ TEST(another_threads_operator_keeps_the_memory_that_it_uses_in_place) {
   rig.is_well(false);
 }
 
-TEST(a_graphs_operand_without_room_is_used_at_its_address) {
-  Rig rig;
-  const std::vector<Storage*> all = make_all(rig, 6);
-  const std::vector<Storage*> four(all.begin() + 1, all.begin() + 5);
-  const std::uint64_t graph = rig.engine.begin_capture();
-  rig.use({all[0]});
-  {
-    const Engine::Lock lock(rig.engine);
-    const Engine::Operand operand{all[0]->record, true};
-    rig.engine.captured({&operand, 1});
-  }
-  rig.engine.end_capture(graph);
-  pin(rig, four, true);
-  CHECK(all[0]->block == nullptr);
-  for (int launch = 0; launch < 3; ++launch) {
-    std::vector<Engine::Operand> operands;
-    Engine::Frame frame;
-    frame.key = 77;
-    {
-      const Engine::Lock lock(rig.engine);
-      operands = rig.engine.launched(graph, kStream);
-      CHECK_EQ(operands.size(), std::size_t{1});
-      rig.engine.begin(frame, {frame.key, "captured graph"}, operands, rig.streams);
-      CHECK(all[0]->record->is_in_range());
-    }
-    rig.runtime.begin_kernel(kStream, {});
-    CHECK(all[0]->ptr == all[0]->address && Rig::is_right(*all[0]));
-    std::memset(all[0]->ptr, ++all[0]->content, kBytes);
-    rig.runtime.end_kernel(kStream, {});
-    const Engine::Lock lock(rig.engine);
-    rig.engine.end(frame);
-  }
-  rig.engine.release_capture(graph);
-  rig.is_well(false);
-}
-
 TEST(random_uses_on_either_side_see_the_right_bytes) {
   for (const Seed seed : kSeeds) {
     Rig rig(seed);

@@ -101,7 +101,8 @@ CUresult wrong(State& state, const char* name, const char* what) {
 
 extern "C" {
 
-CUresult cuMemGetAllocationGranularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+CUresult cuMemGetAllocationGranularity(std::size_t* bytes, const CUmemAllocationProp*,
+                                       CUmemAllocationGranularity_flags) {
   *bytes = kGranularity;
   return CUDA_SUCCESS;
 }
@@ -197,8 +198,8 @@ CUresult cuMemSetAccess(CUdeviceptr range, std::size_t bytes, const CUmemAccessD
       return wrong(state, "cuMemSetAccess", "a range without memory, or another kind of access");
     }
     const PieceState& piece = pieces.at(at->second.piece);
-    const bool has_owner = std::ranges::any_of(
-        all, [&](const CUmemAccessDesc& each) { return device_of(each.location) == piece.device; });
+    const bool has_owner =
+        std::ranges::any_of(all, [&](const CUmemAccessDesc& each) { return device_of(each.location) == piece.device; });
     if (piece.device >= 0 && !(has_owner && count == 1)) {
       return wrong(state, "cuMemSetAccess", "memory of a device that others are to access");
     }

@@ -150,7 +150,8 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
   try {
     // Runtime calls may take milliseconds. No other thread knows of this segment yet, so the lock is not needed.
     const Unlocked unlocked(lock);
-    ptr = request.is_range() ? source->allocate_range(bytes, request.home, piece) : source->allocate(bytes, request.home);
+    ptr =
+        request.is_range() ? source->allocate_range(bytes, request.home, piece) : source->allocate(bytes, request.home);
     if (!request.is_range() && reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
       source->free(ptr);
       throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +

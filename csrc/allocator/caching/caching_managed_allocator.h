@@ -186,17 +186,19 @@ class CachingManagedAllocator {
   /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
   /// \throws RuntimeFailure; nothing has changed then
   bool attach(Block* block, Stream stream, Room room = Room::kNow);
-  /// Maps pinned memory into a detached range, which the device may use from then on. If the range is leaving, the host
-  /// waits for that.
-  /// \param host_copy a range of the host, of an allocator over the same runtime, made for the same number of bytes. It
-  ///        is not freed before the work that uses its memory here, as if that had used it there
+  /// Maps pinned memory into a detached range, which the device may use from then on (host_pages.cpp). If queued work
+  /// still uses the range, the host waits for it.
+  /// \param host_copy a range of the host, made by another allocator over the same runtime, of the same size. Work on
+  /// the
+  ///        detached range counts as work on it: the caller records its streams there
   /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
   void map_host_copy(Block* block, const Block* host_copy);
-  /// Takes that memory out of the range again, which is leaving until then.
+  /// Takes that memory out of the range again once no work uses it, as detach_after does with the device's.
   /// \param ready recorded on `stream` after all work that uses the range; ownership passes to the allocator
   /// \throws as above, and the caller keeps `ready`
   void unmap_host_copy(Block* block, Event ready, Stream stream);
-  /// Whether the memory and all devices of the runtime have address ranges. Without them `uses_ranges` does nothing.
+  /// Whether the source has address ranges, which takes those of the host and of all devices. Without them
+  /// `uses_ranges` does nothing.
   bool has_ranges() const noexcept;
   /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument
   bool takes_range(std::size_t bytes, int device) const;

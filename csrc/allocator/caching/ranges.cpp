@@ -21,10 +21,29 @@ Request CachingManagedAllocator::State::request_for(std::size_t requested, Locat
   return request;
 }
 
-void CachingManagedAllocator::State::release_range(void* range, Piece piece, bool is_mapped,
-                                                   bool work_is_done) noexcept {
+void CachingManagedAllocator::State::note_range_end(Block* block) noexcept {
+  const Stream stream = block->free_list->stream;
+  if (!is_range(block) || block->ready || block->idle || stream.is_host() || in_forked_child) {
+    return;
+  }
   try {
-    for (int device = 0; !work_is_done && is_mapped && device < devices; ++device) {
+    block->idle = runtime.query_stream(stream);
+    if (!block->idle) {
+      block->ready = stream_order.record(stream, heap.clock());
+      pool_statistics.count(PoolStatistics::k_num_events_recorded, block->free_list->home);
+    }
+  } catch (...) {
+    // Its release waits for the device.
+  }
+}
+
+void CachingManagedAllocator::State::release_range(void* range, Piece piece, bool is_mapped, bool work_is_done,
+                                                   const std::shared_ptr<const Readiness>& ready) noexcept {
+  try {
+    if (!work_is_done && is_mapped && ready) {
+      runtime.synchronize_event(ready->event);
+    }
+    for (int device = 0; !work_is_done && is_mapped && !ready && device < devices; ++device) {
       if (piece.device == device || piece.device == Location::host().index) {
         runtime.synchronize_device(device);
       }

@@ -11,7 +11,8 @@ bool CachingManagedAllocator::State::work_is_done(const Segment& segment) const 
     const Block* last = nullptr; // skips repeated queries: usually all blocks share one free list
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       const Stream stream = block->free_list->stream;
-      if (stream.is_host() || (last != nullptr && last->free_list == block->free_list && last->ready == block->ready)) {
+      if (stream.is_host() || block->freed_at == 0 ||
+          (last != nullptr && last->free_list == block->free_list && last->ready == block->ready)) {
         continue;
       }
       if (!(block->ready ? runtime.query_event(block->ready->event) : runtime.query_stream(stream))) {

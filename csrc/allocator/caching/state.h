@@ -174,7 +174,11 @@ struct CachingManagedAllocator::State {
   }
   Request request_for(std::size_t requested, Location home, Stream stream, Memory memory) const;
   /// Releases a range and its memory, after work that may still use it.
-  void release_range(void* range, Piece piece, bool is_mapped, bool work_is_done) noexcept;
+  /// \param ready what that work ends with; nullptr: the work of the device
+  void release_range(void* range, Piece piece, bool is_mapped, bool work_is_done,
+                     const std::shared_ptr<const Readiness>& ready) noexcept;
+  /// Records an event for a range that is being freed, so that its release need not wait for later work.
+  void note_range_end(Block* block) noexcept;
   void free_detached(Block* block) noexcept;
   /// Releases a detached range that is free and that nothing is mapped into.
   void remove_detached(Block* block) noexcept;

@@ -144,10 +144,10 @@ void EmulatedRuntime::Ranges::map(void* range, Piece piece, int device) {
   const Location owner{memory.device};
   if (memory.released || at.piece != 0 || at.device != device || (!owner.is_host() && owner.index != device)) {
     throw InvalidArgument(memory.released ? "a piece that was released cannot be mapped"
-                          : at.piece != 0 ? "an address range holds one piece; unmap the present one first"
-                                          : "a piece of " + to_string(owner) + " for an address range of " +
-                                                to_string(Location{at.device}) + ", said to be of " +
-                                                to_string(Location{device}));
+                          : at.piece != 0
+                              ? "an address range holds one piece; unmap the present one first"
+                              : "a piece of " + to_string(owner) + " for an address range of " +
+                                    to_string(Location{at.device}) + ", said to be of " + to_string(Location{device}));
   }
   state_.call("map", memory.bytes);
   file_.map(range, memory.offset, memory.bytes);

@@ -130,21 +130,27 @@ bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::
   }
   Heap::Segments& segments = heap.segments();
   std::vector<Heap::Segments::iterator> unused;
+  std::vector<Heap::Segments::iterator> busy; // their release waits
   std::size_t free = 0;
   std::optional<bool> idle; // the device's streams
   const auto waits = [&](const Segment& segment) {
-    if (!segment.is_mapped) {
+    if (segment.size_class == SizeClass::kRange) { // its release waits for its own work only
       return !work_is_done(segment);
     }
     idle = idle ? idle : streams_are_idle(device);
     return !*idle;
   };
   for (auto segment = segments.begin(); segment != segments.end(); ++segment) {
-    if (segment->second.used == 0 && segment->second.home == request.home &&
-        (request.may_wait || !waits(segment->second))) {
-      unused.push_back(segment);
-      free += segment->second.bytes;
+    if (segment->second.used == 0 && segment->second.home == request.home) {
+      const bool is_busy = waits(segment->second);
+      (is_busy ? busy : unused).push_back(segment);
+      free += is_busy ? 0 : segment->second.bytes;
     }
+  }
+  std::ranges::sort(busy, {}, [](const auto& segment) { return segment->second.unused_since; });
+  for (std::size_t at = 0; free < excess && request.may_wait && at < busy.size(); ++at) {
+    unused.push_back(busy[at]);
+    free += busy[at]->second.bytes;
   }
   if (free < excess) {
     return false;

@@ -177,13 +177,14 @@ Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments:
   if (segment->second.size_class == SizeClass::kRange) {
     const Segment& range = segment->second;
     const Piece piece = range.piece;
+    const std::shared_ptr<const Readiness> ready = range.first->ready;
     const bool is_mapped = range.is_mapped;
     const bool is_done = !is_mapped || work_is_done(range); // a spare piece's work is waited for where it leaves
     if (!range.home.is_host()) {
       caps[static_cast<std::size_t>(range.home.index)].refused = false;
     }
     const auto next = heap.remove_segment(segment);
-    release_range(ptr, piece, is_mapped, is_done);
+    release_range(ptr, piece, is_mapped, is_done, ready);
     return next;
   }
   if (const Location home = segment->second.home; !home.is_host()) {
