@@ -124,8 +124,8 @@ class TestResize:
     def test_keeps_the_bytes(self, evicted: bool) -> None:
         x = torch.arange(2 * MIB, dtype=torch.float32, device="emu")
         if evicted:
-            first, second = large(1), large(2)
-            first.add_(second[0])
+            with torch_uvm.resident(large(1)):  # 16 of 24 MiB
+                torch.ones(3 * MIB // 2, device="emu").add_(1)  # in the place of x
             assert not is_on_device(x)
         storage = x.untyped_storage()
         storage.resize_(12 * MIB)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "policy_rig.h"
+#include "residency/policy/schedule.h"
 
 using namespace simulator;
 
@@ -92,6 +93,27 @@ TEST(outputs_are_predicted_at_the_begin_of_an_operator) {
     step(5);
   }
   CHECK(step(5) == (std::vector<std::vector<std::size_t>>{{30, 7}, {}, {5}}));
+}
+
+/// As `optimizer.step()` marks a step, and `zero_grad()` frees the gradients after it.
+TEST(a_schedule_knows_what_is_freed_after_the_step_mark) {
+  Policy policy(with_budget(1000));
+  policy.created(1, 100);
+  StorageId gradient = 2;
+  for (int step = 0; step < 3; ++step) {
+    policy.begin(1, std::vector<Access>{{1, false}}, false);
+    policy.end(std::vector<std::pair<StorageId, std::size_t>>{{gradient, 100}}, 0);
+    policy.begin(2, std::vector<Access>{{1, true}, {gradient, false}}, false);
+    policy.end({}, 0);
+    policy.mark_step();
+    policy.freed(gradient++);
+  }
+  policy.begin(1, std::vector<Access>{{1, false}}, false);
+  const torch_uvm::scheduling::Schedule* const schedule = policy.schedule().first;
+  CHECK(schedule != nullptr && schedule->iteration.size() == 2);
+  for (const auto& value : schedule->iteration.values) { // the parameter, the gradient
+    CHECK_EQ(value.created_at == torch_uvm::scheduling::kNone, value.freed_at == torch_uvm::scheduling::kNone);
+  }
 }
 
 TEST(next_use_counts_operators_around_the_step) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "residency/policy/policy_state.h"
 
@@ -94,6 +95,9 @@ void Policy::State::expect_results(OperatorKey key) {
 
 const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok) {
   State& it = *state_;
+  if (std::exchange(it.step_ended, false)) {
+    it.end_marked_step();
+  }
   it.consider_scheduling();
   it.see(accesses);
   it.log.begin(key, it.operands, in_place_ok);
@@ -160,7 +164,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
 }
 
 void Policy::mark_step() {
-  state_->end_marked_step();
+  state_->step_ended = true; // what the step leaves is freed until the next operator: gradients, by zero_grad
 }
 
 std::optional<NextUse> Policy::State::next_use(StorageId storage) const {

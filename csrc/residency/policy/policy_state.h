@@ -38,6 +38,7 @@ struct Policy::State {
   bool forget = false;
   std::uint64_t next_scheduling = 0; ///< the earliest operator at which to make another schedule of repeated operators
   std::uint64_t next_marked_scheduling = 0; ///< likewise, of a marked step
+  bool step_ended = false; ///< a step mark came since the latest operator
   std::uint64_t last_mark = 0; ///< the operator at the latest step mark
   std::uint64_t mark_before = 0; ///< the operator at the step mark before that
   std::array<std::uint64_t, kMarkedSteps> marked{}; ///< hashes of the latest marked steps
@@ -77,6 +78,7 @@ struct Policy::State {
   void schedule_repeated(std::uint64_t operators);
   /// Makes a schedule from the last `operators`. \param period see make_iteration \param next when to make another
   void schedule_last(std::uint64_t operators, std::uint64_t period, std::uint64_t& next);
+  /// Makes a schedule of the operators between two step marks if the same were seen before.
   void end_marked_step();
   /// (Re)computes a schedule for the current options and pins.
   void solve(scheduling::KnownSchedule& known);
