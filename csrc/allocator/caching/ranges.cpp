@@ -165,7 +165,7 @@ bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
     return true;
   }
   const Location home = block->segment->home;
-  Request request = state.request_for(block->requested, home, stream, Memory::kAny);
+  Request request = state.request_for(block->requested, home, stream, Memory::kRange);
   request.may_wait = room == Room::kWait;
   FreeList& free_list = state.heap.free_list(home, stream);
   state.poll_leaving();

@@ -2,7 +2,7 @@
 // that the storage shows stays the same.
 //
 // An operator that uses the host copy in place finds it at that address, too: its memory is mapped into the range. It
-// stays there until the next fetch, because mapping pinned memory takes most of the time that a copy takes.
+// stays there until the next fetch, because mapping pinned memory takes half of the time that a copy takes.
 //
 // Taking memory away is not ordered on streams. So an eviction lets the write-back stream wait for all users, and
 // records an event there. A planned eviction is polled for it (fetches_ahead.cpp). In one that is needed at once, the
