@@ -194,6 +194,12 @@ struct Rig {
       CHECK(storage->block == nullptr);
     }
   }
+  /// Evicts a storage, and takes all free memory of the device. \return it, for free_device
+  void* evict_and_fill_device(Storage& storage) {
+    evict({&storage});
+    memory.empty_cache(); // or it would get the memory again that it had
+    return runtime.allocate_device(runtime.memory_info(0).free, 0);
+  }
   /// Makes storages of more than the budget, so that all others that can go are evicted.
   void press() {
     for (std::size_t count = 0; count < kBudget / kBytes + 2; ++count) {

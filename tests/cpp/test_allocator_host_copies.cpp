@@ -6,35 +6,19 @@
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "harness.h"
+#include "range_blocks.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/testing/emulated_failures.h"
 
 using namespace torch_uvm;
+using namespace range_blocks;
 
 namespace {
 
 using Memory = CachingManagedAllocator::Memory;
 
-constexpr std::size_t kBytes = 4 * MiB;
 constexpr std::size_t kCap = 8 * MiB;
-constexpr std::size_t kDeviceBytes = 64 * MiB;
-constexpr Location kDevice = Location::device(0);
-constexpr Stream kStream = Stream::default_of(0);
-
-EmulatedConfig config(std::optional<std::uint64_t> seed) {
-  EmulatedConfig made;
-  made.memory = kDeviceBytes;
-  made.schedule_seed = seed;
-  return made;
-}
-
-AllocatorOptions options() {
-  AllocatorOptions made;
-  made.uses_ranges = true;
-  made.range_min_bytes = kBytes;
-  return made;
-}
 
 /// With a seed, queued work runs late, in an order that the seed decides and that streams and events allow.
 struct Rig {

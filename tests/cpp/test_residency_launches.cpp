@@ -172,9 +172,7 @@ TEST(without_device_memory_an_operand_is_used_in_pinned_memory_at_its_address) {
   Rig rig;
   Storage& captured = rig.make();
   const std::uint64_t graph = graph_of(rig, {{&captured, true}});
-  rig.evict({&captured});
-  rig.memory.empty_cache();
-  void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  void* const other = rig.evict_and_fill_device(captured);
   for (int turn = 0; turn < 2; ++turn) {
     const std::vector<Engine::Operand> operands = launch(rig, graph, [&] {
       CHECK(captured.ptr == captured.address && Rig::is_right(captured));
@@ -194,9 +192,7 @@ TEST(without_a_mapping_an_operand_is_not_in_its_range) {
   Rig rig;
   Storage& captured = rig.make();
   const std::uint64_t graph = graph_of(rig, {{&captured, true}});
-  rig.evict({&captured});
-  rig.memory.empty_cache();
-  void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  void* const other = rig.evict_and_fill_device(captured);
   EmulatedFailures failures(rig.runtime);
   failures.fail("map", 1);
   for (int turn = 0; turn < 2; ++turn) {

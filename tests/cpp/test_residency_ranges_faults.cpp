@@ -46,9 +46,7 @@ TEST(without_a_mapping_an_operand_is_used_at_another_address) {
   for (int count = 0; count < 4; ++count) {
     all.push_back(&rig.make());
   }
-  rig.evict({all[0]});
-  rig.memory.empty_cache(); // or it would get the memory again that it had
-  void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  void* const other = rig.evict_and_fill_device(*all[0]);
   EmulatedFailures failures(rig.runtime);
   failures.fail("map", 1); // of its pinned memory
   for (unsigned char round = 0; round < 2; ++round) {

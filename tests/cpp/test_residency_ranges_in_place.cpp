@@ -71,9 +71,7 @@ TEST(an_operand_without_room_is_used_at_its_address) {
 TEST(without_device_memory_an_operand_is_used_at_its_address) {
   Rig rig;
   const std::vector<Storage*> all = make_all(rig, 4);
-  rig.evict({all[0]});
-  rig.memory.empty_cache(); // or it would get the memory again that it had
-  void* const other = rig.runtime.allocate_device(rig.runtime.memory_info(0).free, 0);
+  void* const other = rig.evict_and_fill_device(*all[0]);
   rig.use({all[0]});
   rig.use({all[0]});
   CHECK(all[0]->block == nullptr);

@@ -2,7 +2,8 @@
 //
 // The memory belongs to a range of the host, of another allocator. It stays mapped there, so copies and the host use it
 // by that address, and the device by that of the detached range.
-#include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "allocator/caching/state.h"
 #include "allocator/invariants.h"
