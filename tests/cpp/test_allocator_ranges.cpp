@@ -87,6 +87,28 @@ TEST(small_blocks_are_placed_together_if_a_cap_leaves_them_no_segment) {
   });
 }
 
+TEST(a_small_request_merges_neighbours_of_several_streams_where_none_is_large_enough_alone) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 16 * MiB + kForSmall, true);
+    std::vector<Block*> others = {rig.allocate(9 * MiB), rig.allocate(6 * MiB)};
+    for (int i = 0; i < 2; ++i) {
+      others.push_back(rig.allocate(kSmallRequest)); // fills the segment for small requests
+    }
+    Block* const left = rig.allocate(kSmallRequest / 2);
+    Block* const right = rig.allocate(kSmallRequest / 2, rig.stream());
+    const std::uintptr_t address = rig.address(left);
+    CHECK_EQ(rig.address(right), address + kSmallRequest / 2);
+    rig.allocator->free(left);
+    rig.allocator->free(right);
+    others.push_back(rig.allocate(kSmallRequest));
+    CHECK_EQ(rig.address(others.back()), address);
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(16 * MiB + kForSmall));
+    for (Block* const block : others) {
+      rig.allocator->free(block);
+    }
+  });
+}
+
 TEST(emptied_segments_cost_at_most_twice_the_minimum) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);

@@ -1,6 +1,8 @@
 #include "allocator/caching/block.h"
 
+#include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 namespace torch_uvm {
@@ -52,6 +54,12 @@ Block* FreeIndex::best_fit(std::size_t bytes, std::size_t alignment) const noexc
   }
   found = blocks_.lower_bound(Key{bytes + alignment - kBlockAlignment, 0, nullptr}); // large enough at any address
   return found == blocks_.end() ? nullptr : found->block;
+}
+
+Block* FreeIndex::lowest_fit(std::size_t bytes) const noexcept {
+  const auto fits = std::ranges::subrange(blocks_.lower_bound(Key{bytes, 0, nullptr}), blocks_.end());
+  const auto lowest = std::ranges::min_element(fits, {}, &Key::address);
+  return lowest == fits.end() ? nullptr : lowest->block;
 }
 
 bool FreeIndex::holds(const Block* block) const noexcept {

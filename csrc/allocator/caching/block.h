@@ -62,6 +62,9 @@ class FreeIndex {
   /// none. With an alignment above kBlockAlignment, the result may be somewhat larger than the smallest.
   Block* best_fit(std::size_t bytes, std::size_t alignment = kBlockAlignment) const noexcept;
 
+  /// The block of at least `bytes` at the lowest address; nullptr if there is none. Looks at all that are large enough.
+  Block* lowest_fit(std::size_t bytes) const noexcept;
+
   std::size_t size() const noexcept {
     return blocks_.size();
   }

@@ -209,7 +209,21 @@ std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Locatio
   return best;
 }
 
-std::optional<Heap::Run> Heap::first_run(std::size_t bytes, std::optional<Location> segment_home) const {
+std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_home) const {
+  // By the indexes, because thousands of small blocks may be allocated before the first that is free.
+  Block* lowest = nullptr;
+  for (const auto& [key, free_list] : free_lists_) {
+    for (const SizeClass kind : {SizeClass::kSmall, SizeClass::kMedium, SizeClass::kLarge}) {
+      Block* const block = free_list.free[static_cast<std::size_t>(kind)].lowest_fit(bytes);
+      if (block != nullptr && block->segment->home == segment_home &&
+          (lowest == nullptr || block->address < lowest->address)) {
+        lowest = block;
+      }
+    }
+  }
+  if (lowest != nullptr) {
+    return Run{lowest, lowest, lowest->bytes};
+  }
   std::optional<Run> first;
   each_run(segments_, bytes, segment_home, [&first](const Run& run) {
     first = run;

@@ -123,7 +123,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
   // Most small blocks are never relocated to make room for larger ones. If there is no room for small segments, place
   // small blocks together at the lowest address, so that larger requests find contiguous memory elsewhere.
   const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
-  const auto run = together ? heap.first_run(request.bytes, segment_home) : heap.best_run(request.bytes, segment_home);
+  const auto run = together ? heap.first_run(request.bytes, request.home) : heap.best_run(request.bytes, segment_home);
   if (!run) {
     return nullptr;
   }
