@@ -27,7 +27,7 @@ from typing import Any
 from _residency_limits import GIB, LIMIT, ROOM
 
 MOST = 12 * GIB  # of managed memory
-WARM, MEASURED, RECORDED = 6, 8, 4  # steps
+WARM, MEASURED, RECORDED = 6, 8, 6  # steps
 
 
 def file_name(workload: str, optimizer: str) -> str:

@@ -40,6 +40,39 @@ class TestRecording:
         assert sum(group.operators for group in trace.groups) == len(trace.operators)
         assert all(group.us >= 0 for group in trace.groups)
 
+    def test_the_device_waits_from_the_third_iteration_on(self, budget: int, tmp_path: Path) -> None:
+        from torch_uvm import traces
+
+        x = torch.ones(MIB // 4, device="emu")
+
+        def loop() -> None:
+            x.mul_(2)
+            x.add_(1)
+            (x + 1).sum()
+            torch_uvm.step()
+
+        for _ in range(4):
+            loop()
+        with torch_uvm.record_accesses(tmp_path / "trace"):
+            for _ in range(6):
+                loop()
+        trace = traces.read_trace(tmp_path / "trace")
+        assert len(trace.operators) % 6 == 0
+        assert trace.holds and min(trace.holds) >= len(trace.operators) // 3
+        assert not trace.transfers
+
+    def test_nothing_waits_longer_beside_transfers(self, budget: int, tmp_path: Path) -> None:
+        from torch_uvm import traces
+
+        others = [torch.ones(MIB // 2, device="emu") for _ in range(12)]
+        with torch_uvm.record_accesses(tmp_path / "trace"):
+            for _ in range(12):
+                for other in others:
+                    other.add_(1)
+                torch_uvm.step()
+        trace = traces.read_trace(tmp_path / "trace")
+        assert trace.transfers and not trace.holds
+
     def test_temporary_storages_are_workspace(self, budget: int, tmp_path: Path) -> None:
         """Those that operators inside the operator make and free."""
         with torch.library._scoped_library("uvm_test_recording", "DEF") as library:

@@ -15,7 +15,7 @@ from torch_uvm.cli import plot
 
 HEADER: dict[str, Any] = {
     "format": "torch_uvm accesses",
-    "version": 4,
+    "version": 5,
     "units": {"time": "us", "size": "bytes"},
     "budgets": [1 << 30, None],
 }
@@ -28,6 +28,7 @@ RECORDS: list[dict[str, Any]] = [
     {"ran": 0, "operators": 1, "us": 7.5},
     {"resident": 4260, "device": 0},
     {"step": "end"},
+    {"held": 50000},
     {"operator": "aten::add_", "time": 20, "in_place_ok": True, "reads": [9], "writes": []},
     {"transfer": "in_place", "storage": 8, "bytes": 100, "time": 20},
     {"transfer": "drop", "storage": 8, "bytes": 100, "time": 20},
@@ -60,7 +61,7 @@ class TestRead:
         assert [it.operators for it in trace.transfers] == [0, 2, 2, 2]
         assert trace.groups == [traces.OperatorGroup(0, 1, 7.5)]
         assert trace.resident[0] == traces.Resident(0, 4260, 1)
-        assert trace.steps == [1]
+        assert trace.steps == [1] and trace.holds == [1]
         assert trace.begin_us == 11.5
 
     def test_an_operator_is_timed_once(self, tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ class TestRead:
             7,
             {"death": 7},
             {**HEADER, "format": "other"},
-            {**HEADER, "version": 5},
+            {**HEADER, "version": 6},
             {**HEADER, "version": True},
             {**HEADER, "units": {"time": "s", "size": "bytes"}},
             {**HEADER, "budgets": 5},

@@ -50,6 +50,7 @@ class IdleRuntime : public ManagedRuntime {
   void free_device(void*) noexcept override {}
   void copy_async(void*, const void*, std::size_t, Stream) override {}
   void zero_async(void*, std::size_t, Stream) override {}
+  void delay(double, Stream) override {}
   Stream create_stream(int device, int) override {
     return Stream{device, this};
   }

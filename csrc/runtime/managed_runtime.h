@@ -132,6 +132,8 @@ class ManagedRuntime {
   virtual void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) = 0;
   /// Writes zeros to managed, pinned or device memory, in stream order. May return before that is done.
   virtual void zero_async(void* ptr, std::size_t bytes, Stream stream) = 0;
+  /// Later work of the stream begins at least that long after the work before. The host does not wait.
+  virtual void delay(double us, Stream stream) = 0;
 
   /// Addresses that memory is mapped into and out of; nullptr: the runtime has none. Lives as long as the runtime.
   virtual AddressRanges* address_ranges() noexcept {

@@ -1,4 +1,5 @@
 // CudaRuntime over the fake CUDA runtime: CUDA errors, refused arguments, and the current device of each call.
+#include <chrono>
 #include <thread>
 
 #include "cuda_rig.h"
@@ -34,6 +35,16 @@ TEST(a_call_that_fails_changes_nothing_and_leaves_no_error_behind) {
   all_is_well();
 }
 
+TEST(a_delay_takes_its_time_in_a_function_of_the_stream) {
+  const auto runtime = made();
+  const auto begin = std::chrono::steady_clock::now();
+  runtime->delay(2000, Stream::default_of(0)); // the fake runs it at once
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(2));
+  fake_cuda_fail("cudaLaunchHostFunc", 1, cudaErrorInvalidValue);
+  CHECK_THROWS(RuntimeFailure, runtime->delay(60e6, Stream::default_of(0)));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+}
+
 TEST(unknown_devices_and_the_host_stream_are_refused) {
   const auto runtime = made();
   CHECK_THROWS(InvalidArgument, runtime->allocate_managed(1, Location::device(2)));
@@ -45,6 +56,7 @@ TEST(unknown_devices_and_the_host_stream_are_refused) {
   CHECK_THROWS(InvalidArgument, runtime->prefetch(&here, 4, Location::device(0), Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->copy_async(&here, &here, 4, Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->zero_async(&here, 4, Stream::host()));
+  CHECK_THROWS(InvalidArgument, runtime->delay(1, Stream::host()));
   fake_cuda_reset(0, kMemory, 1, "h200", 1);
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }

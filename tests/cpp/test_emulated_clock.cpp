@@ -70,6 +70,26 @@ TEST(a_kernel_costs_its_launch_and_its_traffic) {
   CHECK(close(cost(runtime, stream0(), kernel), costs().launch_us + us(kBytes, costs().in_place_rate)));
 }
 
+TEST(later_kernels_wait_for_a_delay) {
+  EmulatedRuntime runtime(large());
+  Managed memory(runtime, 1024);
+  const auto kernels = [&] {
+    for (int at = 0; at < 10; ++at) {
+      memory.use(0, 1024, 0, true);
+    }
+  };
+  kernels();
+  const double alone = cost(runtime, stream0(), kernels);
+  CHECK(close(cost(runtime, stream0(),
+                   [&] {
+                     runtime.delay(5000, stream0());
+                     kernels();
+                   }),
+              costs().call_us + 5000 + alone));
+  runtime.synchronize_device(0);
+  CHECK_THROWS(InvalidArgument, runtime.delay(1, Stream::host()));
+}
+
 TEST(prefetches_reach_the_measured_rates) {
   EmulatedRuntime runtime(large());
   const auto rate = [&](std::size_t bytes, Location from, Location to) {

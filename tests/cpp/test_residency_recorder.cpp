@@ -61,13 +61,17 @@ TEST(the_file_is_json_lines_in_order) {
   recorder.resident(0, 5000);
   recorder.death(10);
   recorder.mark_step();
+  recorder.held(50e3);
   recorder.operator_begin("", 13, {}, true);
+  CHECK_EQ(recorder.counts().operators, 2U);
+  CHECK_EQ(recorder.counts().transfers, 4U);
+  CHECK_EQ(recorder.counts().holds, 1U);
   CHECK_EQ(recorder.close(), "");
   recorder.death(7); // recording has stopped
   CHECK_EQ(recorder.close(), "");
   CHECK_EQ(
       file.text(),
-      R"({"format": "torch_uvm accesses", "version": 4, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
+      R"({"format": "torch_uvm accesses", "version": 5, "units": {"time": "us", "size": "bytes"}, "budgets": [1048576, null]}
 {"storage": 7, "device": 0, "bytes": 4096, "resident": true}
 {"operator": "aten::mm \"quoted\"\u000a\\", "time": 12.500, "in_place_ok": false, "reads": [7, 9], "writes": [8]}
 {"birth": 10, "device": 1, "bytes": 64}
@@ -81,6 +85,7 @@ TEST(the_file_is_json_lines_in_order) {
 {"resident": 5000, "device": 0}
 {"death": 10}
 {"step": "end"}
+{"held": 50000.000}
 {"operator": "", "time": 13.000, "in_place_ok": true, "reads": [], "writes": []}
 )");
 }

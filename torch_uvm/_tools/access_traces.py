@@ -17,9 +17,9 @@ from typing import Any
 from torch_uvm._util.escaping import excerpt, printable
 
 FORMAT = "torch_uvm accesses"
-VERSION = 4
-#: Version 1 has no `took`, version 2 no `ran`, version 3 no `workspace`.
-READ_VERSIONS = (1, 2, 3, VERSION)
+VERSION = 5
+#: Version 1 has no `took`, version 2 no `ran`, version 3 no `workspace`, version 4 no `held`.
+READ_VERSIONS = (1, 2, 3, 4, VERSION)
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
 _LONGEST_LINE = 64 << 20  # characters; about 20 for each operand of an operator
@@ -99,7 +99,8 @@ class Trace:
     """The records, in order.
 
     ``budgets`` by device, in bytes; None: no budget. ``groups``: in order of their operators; operators may
-    be missing. ``steps``: how many operators had begun by the end of each marked step.
+    be missing. ``steps``: how many operators had begun by the end of each marked step. ``holds``: how many
+    had begun whenever the device was made to wait, so that the host got ahead.
     """
 
     budgets: tuple[int | None, ...] = ()
@@ -109,6 +110,7 @@ class Trace:
     transfers: list[Transfer] = field(default_factory=list)
     resident: list[Resident] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    holds: list[int] = field(default_factory=list)
 
     def time_of(self, operators: int) -> float:
         """Microseconds at which the latest of the first ``operators`` had begun."""
@@ -298,6 +300,10 @@ class _Reader:
             raise ValueError(f"{operators} operators from number {first}; {begun} have begun")
         self.trace.groups.append(OperatorGroup(first, operators, _time(record["us"])))
 
+    def _held(self, record: dict[str, Any]) -> None:
+        _time(record["held"])
+        self.trace.holds.append(len(self.trace.operators))
+
     def _resident(self, record: dict[str, Any]) -> None:
         count = _count(record["resident"], "resident")
         device = _count(record["device"], "device", _MOST_DEVICES - 1)
@@ -317,6 +323,7 @@ class _Reader:
         "transfer": ({"transfer", "storage", "bytes", "time"}, _transfer),
         "took": ({"took", "us"}, _took),
         "ran": ({"ran", "operators", "us"}, _ran),
+        "held": ({"held"}, _held),
         "resident": ({"resident", "device"}, _resident),
         "step": ({"step"}, _step),
     }

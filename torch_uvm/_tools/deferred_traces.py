@@ -121,4 +121,5 @@ class _Deferring:
             transfers=[],
             resident=[replace(it, operators=self.begun[it.operators]) for it in self.trace.resident],
             steps=[self.begun[it] for it in self.trace.steps],
+            holds=[self.begun[it] for it in self.trace.holds],
         )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.schedules import Schedule, schedule_of
 from torch_uvm._tools.shared_links import predict_on
-from torch_uvm._tools.trace_memory import TraceMemory, host_ms, memory_of
+from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
 MIB = 1 << 20
 KNEE = 1.1  #: multiple of the step in core
@@ -98,16 +99,24 @@ class Loop:
     """
 
     def __init__(self, trace: Trace, card: Card, step_ms: float | None = None, on_gpu: bool = True) -> None:
-        self.trace, self.card, self.step_ms = freed_before_replaced(trace), card, step_ms
-        self.whole: Schedule = schedule_of(self.trace, _EVERYTHING, step_ms)
+        recorded, self.card = freed_before_replaced(trace), card
+        whole = schedule_of(recorded, _EVERYTHING, step_ms)
+        found = device_times(recorded, len(whole.operators))
+        self.trace, self.pace = found.trace, found.pace
+        #: The device's part of a measured step.
+        self.step_ms = None if step_ms is None else step_ms / self.pace
+        self.whole: Schedule = whole
+        if found.first is not None:
+            self.whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
         self.memory = memory_of(self.trace, self.whole)
-        count = len(self.whole.operators) // self.whole.steps
-        self.host_ms = host_ms(trace, self.whole) if on_gpu else count * card.host_us / 1e3
+        share = host_share(recorded, whole, found.first)
+        count = len(whole.operators) // whole.steps
+        self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
 
     @property
     def in_core_ms(self) -> float:
         """A step with everything on the device."""
-        return self.whole.in_core_ms
+        return self.whole.in_core_ms * self.pace
 
     @property
     def least_bytes(self) -> int:
@@ -122,7 +131,7 @@ class Loop:
             return Point(budget, None, note="too small")
         try:
             schedule = schedule_of(self.trace, room, self.step_ms)
-            step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
+            step_ms = max(predict_on(schedule, self.card, self.host_ms).step_ms, self.in_core_ms)
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
             return Point(budget, None, note=f"too little: {error}. Give more{less}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace
+from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.operator_times import operator_times
 from torch_uvm._util.escaping import excerpt, printable
 
@@ -199,6 +200,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     predicted to be fastest.
 
     The trace needs four equal iterations. An operator's workspace is a value that it creates and frees.
+    Durations are the device's own, where the trace has them (docs/traces.md).
 
     Args:
         trace: of one device. Recorded transfers do not count.
@@ -213,6 +215,10 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     traced = _traced(trace)
     times = operator_times(trace, 0, len(trace.operators), None if trace.groups else step_ms)
     found = _made(traced, times, budget)
+    held = device_times(trace, found["operators"])
+    if held.first is not None:
+        times = operator_times(held.trace, 0, len(trace.operators))
+        found = _made(traced, times, budget)
     first, count = found["first"], found["operators"]
     if step_ms is not None:
         scale = step_ms * found["steps"] / sum(times[first : first + count])

@@ -91,19 +91,22 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     )
 
 
-def host_ms(trace: Trace, whole: Schedule) -> float:
-    """The host's time to queue the iteration's operators, scaled as the schedule's durations are.
+def host_share(trace: Trace, whole: Schedule, first: int | None = None) -> float:
+    """The host's time to queue the iteration's operators, as a part of what the trace has timed.
 
     The longest time between two operators does not count: the host may wait for the device there.
+
+    Args:
+        first: operator of the iteration. None: of the last one.
     """
-    first = _first(trace, whole)
+    first = _first(trace, whole) if first is None else first
     if first is None:
         return 0.0
     end = first + len(whole.operators)
     times = [op.time_us for op in trace.operators[first : end + 1]]
     gaps = sorted(after - before for before, after in pairwise(times))
     timed = sum(it.us for it in trace.groups if first <= it.first and it.first + it.operators <= end)
-    return sum(gaps[:-1]) * whole.in_core_ms / timed if timed else 0.0
+    return sum(gaps[:-1]) / timed if timed else 0.0
 
 
 def _first(trace: Trace, whole: Schedule) -> int | None:

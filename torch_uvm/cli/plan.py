@@ -186,7 +186,12 @@ def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
             raise
         return None
     rates = link_rates(loop.card)
-    return lambda trace, budget: bound(trace, budget, loop.in_core_ms, rates, _INTERVALS)["bound_ms"]
+    device_ms = loop.whole.in_core_ms
+
+    def of(trace: Trace, budget: int) -> float:
+        return max(float(bound(trace, budget, device_ms, rates, _INTERVALS)["bound_ms"]), loop.in_core_ms)
+
+    return of
 
 
 def _planned(

@@ -74,6 +74,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
       device.durations->begin(decision, device.last_stream);
     }
     if (state_.recorder) {
+      let_host_get_ahead(device);
       state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
       state_.operator_timer->begin(device.last_stream);
     }

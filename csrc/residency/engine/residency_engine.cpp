@@ -261,49 +261,6 @@ void ResidencyEngine::mark_step() {
   }
 }
 
-void ResidencyEngine::start_recording(const std::string& path) {
-  wake_idle_devices();
-  const Lock lock(*this);
-  if (state_.recorder) {
-    throw InvalidArgument("accesses are being recorded already; stop that first");
-  }
-  std::vector<std::size_t> budgets;
-  for (const Device& device : state_.devices) {
-    budgets.push_back(device.budget.value_or(0));
-  }
-  if (!is_awake()) {
-    throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
-  }
-  auto recorder = std::make_unique<AccessRecorder>(path, budgets);
-  state_.operator_timer = std::make_unique<OperatorTimer>(
-      state_.runtime, [recorder = recorder.get()](std::uint64_t first, std::uint64_t operators, double us) {
-        recorder->ran(first, operators, us);
-      });
-  state_.recorder = std::move(recorder);
-  for (const auto& [id, record] : state_.records) {
-    if (record->announced) {
-      state_.recorder->storage(id, record->device, record->bytes, record->points_at == Side::kDevice);
-    }
-  }
-}
-
-void ResidencyEngine::stop_recording() {
-  std::string error;
-  {
-    const Lock lock(*this);
-    if (!state_.recorder) {
-      return;
-    }
-    state_.transfers.end_recording(state_.statistics);
-    state_.operator_timer.reset();
-    error = state_.recorder->close();
-    state_.recorder.reset();
-  }
-  if (!error.empty()) {
-    throw RuntimeFailure(error);
-  }
-}
-
 ResidencyStatistics ResidencyEngine::statistics() {
   const Lock lock(*this);
   state_.transfers.collect(state_.statistics);

@@ -121,6 +121,10 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// Marks the device quiescent: no unwatched operator runs, so storages may be evicted from now on.
   void note_quiescent(int device);
 
+  // recording.cpp
+  /// Before an operator that is recorded: makes an idle device wait.
+  void let_host_get_ahead(const Device& device) noexcept;
+
   // pressure.cpp
   /// Whether another thread is about to free a storage's block on the device.
   bool is_block_being_freed(int device) const;

@@ -64,7 +64,7 @@ AccessRecorder::AccessRecorder(const std::string& path, std::span<const std::siz
   }
   std::setvbuf(file_, nullptr, _IONBF, 0); // `buffer_` does the buffering
   buffer_.reserve(kBlock + kBlock / 4);
-  buffer_ += R"({"format": "torch_uvm accesses", "version": 4, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
+  buffer_ += R"({"format": "torch_uvm accesses", "version": 5, "units": {"time": "us", "size": "bytes"}, "budgets": [)";
   for (std::size_t device = 0; device < budgets.size(); ++device) {
     buffer_ += device == 0 ? "" : ", ";
     buffer_ += budgets[device] == 0 ? "null" : std::to_string(budgets[device]);
@@ -119,6 +119,7 @@ void AccessRecorder::storage(StorageId storage, int device, std::size_t bytes, b
 
 void AccessRecorder::operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
                                     bool in_place_ok) noexcept {
+  ++counts_.operators;
   line([&](std::string& to) {
     to += R"({"operator": )";
     append_quoted(to, name);
@@ -146,6 +147,11 @@ void AccessRecorder::ran(std::uint64_t first, std::uint64_t operators, double us
   });
 }
 
+void AccessRecorder::held(double us) noexcept {
+  ++counts_.holds;
+  line([&](std::string& to) { append_format(to, R"({"held": %.3f})", us); });
+}
+
 void AccessRecorder::birth(StorageId storage, int device, std::size_t bytes) noexcept {
   line([&](std::string& to) {
     append_format(to, R"({"birth": %)" PRIu64 R"(, "device": %d, "bytes": %zu})", storage, device, bytes);
@@ -166,7 +172,7 @@ std::uint64_t AccessRecorder::transfer(TransferKind kind, StorageId storage, std
     append_format(to, R"({"transfer": "%s", "storage": %)" PRIu64 R"(, "bytes": %zu, "time": %.3f})", name_of(kind),
                   storage, bytes, std::isfinite(begin_us) ? begin_us : 0.0);
   });
-  return transfers_++;
+  return counts_.transfers++;
 }
 
 void AccessRecorder::took(std::uint64_t transfer, double us) noexcept {

@@ -39,6 +39,8 @@ class AccessRecorder {
                       bool in_place_ok) noexcept;
   /// The device time of consecutive operators, reported once it is known. \param first their first one, from 0
   void ran(std::uint64_t first, std::uint64_t operators, double us) noexcept;
+  /// Before the next operator the device waits that long, so that the host gets ahead.
+  void held(double us) noexcept;
   /// A storage created by the latest operator that outlives it.
   void birth(StorageId storage, int device, std::size_t bytes) noexcept;
   void death(StorageId storage) noexcept;
@@ -52,6 +54,16 @@ class AccessRecorder {
   /// Allocated bytes of a device after the latest operator.
   void resident(int device, std::size_t bytes) noexcept;
   void mark_step() noexcept;
+
+  /// Numbers of calls so far.
+  struct Counts {
+    std::uint64_t operators = 0;
+    std::uint64_t transfers = 0;
+    std::uint64_t holds = 0;
+  };
+  const Counts& counts() const {
+    return counts_;
+  }
 
   /// Writes the rest and closes the file. Later calls record nothing.
   /// \return the first error of the recording; empty if there was none
@@ -68,7 +80,7 @@ class AccessRecorder {
   std::string path_;
   std::string buffer_;
   std::string error_;
-  std::uint64_t transfers_ = 0;
+  Counts counts_;
 };
 
 } // namespace torch_uvm

@@ -181,6 +181,15 @@ void EmulatedRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
   state_->queue.enqueue(*on, std::move(operation));
 }
 
+void EmulatedRuntime::delay(double us, Stream stream) {
+  State::Lock lock(state_->mutex);
+  const auto& on = state_->queue.stream(stream);
+  state_->call("delay");
+  state_->clock.call();
+  // The clock alone: kernels run when they are launched, and only times are told apart.
+  on->time_us = std::max(on->time_us, state_->clock.host()) + us;
+}
+
 // --- streams and events -----------------------------------------------------------------------------------
 
 Stream EmulatedRuntime::create_stream(int device, int /*priority*/) {

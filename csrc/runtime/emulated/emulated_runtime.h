@@ -58,6 +58,7 @@ class EmulatedRuntime final : public ManagedRuntime {
   void free_device(void* ptr) noexcept override;
   void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) override;
   void zero_async(void* ptr, std::size_t bytes, Stream stream) override;
+  void delay(double us, Stream stream) override;
   Stream create_stream(int device, int priority) override;
   void destroy_stream(Stream stream) noexcept override;
   bool query_stream(Stream stream) override;

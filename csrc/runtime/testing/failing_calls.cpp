@@ -9,7 +9,7 @@ namespace torch_uvm {
 namespace {
 
 // Destroy and free functions cannot fail, so they are not listed.
-constexpr std::array<std::string_view, 21> kMayFail{
+constexpr std::array<std::string_view, 22> kMayFail{
     "allocate_managed",
     "allocate_pinned",
     "allocate_device",
@@ -27,6 +27,7 @@ constexpr std::array<std::string_view, 21> kMayFail{
     "wait_event",
     "synchronize_event",
     "zero_async",
+    "delay",
     "reserve_range",
     "allocate_piece",
     "map",

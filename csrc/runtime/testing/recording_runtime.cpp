@@ -154,6 +154,13 @@ void RecordingRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
   state_->queue_work(stream);
 }
 
+void RecordingRuntime::delay(double us, Stream stream) {
+  std::lock_guard lock(state_->mutex);
+  state_->stream_at(stream);
+  state_->record({"delay", nullptr, static_cast<std::size_t>(us), Location::device(stream.device), stream, false});
+  state_->queue_work(stream);
+}
+
 // --- streams and events -----------------------------------------------------------------------------------
 
 Stream RecordingRuntime::create_stream(int device, int /*priority*/) {

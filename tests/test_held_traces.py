@@ -1,0 +1,89 @@
+"""Traces with holds: the device's own times, the program's pace, and plans from both."""
+
+from __future__ import annotations
+
+import lzma
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torch_uvm._tools.access_traces import Operator, OperatorGroup, Storage, Trace
+from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.held_traces import device_times
+from torch_uvm._tools.plans import Loop
+from torch_uvm.traces import read_trace
+
+TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"
+NAMES = ("aten::mm", "aten::add_", "aten::sum")
+
+
+def looping(ms: list[float], holds: list[int]) -> Trace:
+    """Iterations of three operators on one storage. ``ms``: by iteration, of each operator."""
+    operators = [
+        Operator(name, 10.0 * (3 * step + at), False, (), (1,))
+        for step in range(len(ms))
+        for at, name in enumerate(NAMES)
+    ]
+    groups = [OperatorGroup(at, 1, 1e3 * ms[at // 3]) for at in range(len(operators))]
+    return Trace((None,), {1: Storage(0, 4096, True)}, operators, groups, holds=holds)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Four steps on a GPU, without holds."""
+    path = tmp_path_factory.mktemp("recorded") / "run.trace"
+    path.write_bytes(lzma.decompress((TRACES / "2k_tokens.jsonl.xz").read_bytes()))
+    return read_trace(path)
+
+
+def with_slow_host(trace: Trace, factor: float) -> Trace:
+    """The trace as on a slow host: longer durations in its first two iterations, and holds from then on."""
+    held = len(trace.operators) // 2
+    groups = [replace(it, us=it.us * factor) if it.first < held else it for it in trace.groups]
+    return replace(trace, groups=groups, holds=[held])
+
+
+class TestDeviceTimes:
+    def test_durations_behind_the_first_hold_count_everywhere(self) -> None:
+        found = device_times(looping([9, 3, 1, 1, 1], [6]), 3)
+        assert [it.us for it in found.trace.groups] == [1e3] * 15
+        assert found.pace == pytest.approx(3) and found.first == 3
+
+    def test_a_hold_in_the_middle_of_an_iteration(self) -> None:
+        trace = looping([3, 3, 1, 1], [5])
+        trace.groups[5] = OperatorGroup(5, 1, 1e3)
+        found = device_times(trace, 3)
+        assert [it.us for it in found.trace.groups] == [1e3] * 12
+        assert found.pace == pytest.approx(3) and found.first == 2
+
+    def test_a_device_that_is_no_faster_alone(self) -> None:
+        assert device_times(looping([1, 1, 2, 2], [6]), 3).pace == 1
+
+    @pytest.mark.parametrize("holds", [[], [2], [10]], ids=["none", "too early", "too late"])
+    def test_without_iterations_on_both_sides_it_stays(self, holds: list[int]) -> None:
+        trace = looping([3, 3, 1, 1], holds)
+        found = device_times(trace, 3)
+        assert found.trace is trace and found.pace == 1 and found.first is None
+
+
+class TestLoop:
+    def test_in_core_it_takes_the_programs_pace(self, recorded: Trace) -> None:
+        plain = Loop(recorded, load_card("h200"))
+        slow = Loop(with_slow_host(recorded, 3), load_card("h200"))
+        assert slow.whole.in_core_ms == pytest.approx(plain.in_core_ms, rel=0.1)
+        assert slow.in_core_ms == pytest.approx(3 * slow.whole.in_core_ms, rel=0.1)
+        fits = slow.point(2 * slow.memory.peak_bytes)
+        assert fits.step_ms == pytest.approx(slow.in_core_ms)
+
+    def test_where_the_link_is_slower_the_host_does_not_count(self, recorded: Trace) -> None:
+        card, budget = load_card("h200"), 3 << 29
+        plain = Loop(recorded, card).point(budget).step_ms
+        slow = Loop(with_slow_host(recorded, 2), card)
+        assert plain is not None and plain > slow.in_core_ms
+        assert slow.point(budget).step_ms == pytest.approx(plain, rel=0.05)
+
+    def test_a_measured_step_scales_both(self, recorded: Trace) -> None:
+        slow = Loop(with_slow_host(recorded, 2), load_card("h200"), step_ms=100)
+        assert slow.in_core_ms == pytest.approx(100)
+        assert slow.whole.in_core_ms == pytest.approx(100 / slow.pace) and slow.pace > 1.5

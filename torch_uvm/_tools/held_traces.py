@@ -1,0 +1,49 @@
+"""Traces in which the device was made to wait, so that the host got ahead: the device's own times.
+
+Where the host is slower than the device, a recorded duration has the host's time. Behind a hold it has not,
+as long as the host stays ahead (docs/traces.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_uvm._tools.access_traces import OperatorGroup, Trace
+from torch_uvm._tools.operator_times import operator_times
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """A trace with the device's own times.
+
+    Args:
+        pace: how many times as long an iteration takes in the program, where the host is slower; at least 1.
+        first: operator of an iteration at the program's pace. None: the trace has the times it had.
+    """
+
+    trace: Trace
+    pace: float = 1.0
+    first: int | None = None
+
+
+def device_times(trace: Trace, size: int) -> DeviceTimes:
+    """The trace with the durations from behind the first hold in the iterations before it, too.
+
+    Args:
+        size: operators of an iteration. Without an iteration before the first hold, and one behind it, the
+            trace stays as it is.
+    """
+    count = len(trace.operators)
+    if not trace.holds or not size <= trace.holds[0] <= count - size:
+        return DeviceTimes(trace)
+    held = trace.holds[0]
+    first = held - size
+    recorded = operator_times(trace, 0, count)
+    times = list(recorded)
+    for at in range(held):
+        later = at + -(-(held - at) // size) * size  # as far into the loop
+        if trace.operators[at].name == trace.operators[later].name:
+            times[at] = recorded[later]
+    groups = [OperatorGroup(at, 1, 1e3 * ms) for at, ms in enumerate(times)]
+    pace = max(1.0, sum(recorded[first:held]) / sum(times[first:held]))
+    return DeviceTimes(replace(trace, groups=groups, holds=[]), pace, first)
