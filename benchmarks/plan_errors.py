@@ -4,9 +4,8 @@
 
 A row is a workload, a budget and a way to update of a file in RESULTS, for which there is a trace of a run
 in core. The prediction takes nothing but the trace, with the durations that it has, and the profile of the
-card. Traces are of an H200 (traces/), and those for the rows of two files of the H100s that measured them
-(traces/h100/, traces/h100_workspaces/). The engine of the files of H100s is the one that is predicted; those
-of the others were older (docs/plan.md). Peaks are compared with those of the runs that the traces are of
+card. Traces are of an H200 (traces/); three files have traces of their own (OWN_TRACES). docs/plan.md says
+which engine each file measured. Peaks are compared with those of the runs that the traces are of
 (traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write
 puts both tables into the page, between its marks.
 """
@@ -40,10 +39,12 @@ RESULTS = {  # and their cards
     "residency_h100_again.json": "h100",
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100",
+    "residency_h200_traced.json": "h200",
 }
-OWN_TRACES = {  # folders of traces/: files whose traces were recorded on the same machine, just before
+OWN_TRACES = {  # folders of traces/: of the machine of the rows; h200: of one like it
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100_workspaces",
+    "residency_h200_traced.json": "h200",
 }
 CALM = 0.10  # the largest spread of steps in core that the host does not dominate
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}
