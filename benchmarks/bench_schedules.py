@@ -65,7 +65,8 @@ def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[fl
 
 def measured(workload: str, part: float) -> float | None:
     """The newest step of the fastest kind at the peak / PART, over the one in core; None: not measured."""
-    for name in ("residency_h100", "residency_schedules", "residency"):  # the newest one first
+    newest_first = ("residency_h200_traced", "residency_h100", "residency_schedules", "residency")
+    for name in newest_first:
         stored = json.loads((FOLDER / "results" / f"{name}.json").read_text())["rows"]
         rows = [row for row in stored if row["workload"] == workload and "step_ms" in row]
         steps = [row["step_ms"] for row in rows if row["planned_budget"] == f"1/{part:g}"]
