@@ -121,8 +121,8 @@ class TraceReader {
   void line() {
     if (number_ == 1) {
       require(begins_with("format") && after("format").starts_with("\"torch_uvm accesses\"") &&
-                  number(after("version")) >= 1 && number(after("version")) <= 4,
-              "this is not a trace of accesses, version 1 to 4");
+                  number(after("version")) >= 1 && number(after("version")) <= 5,
+              "this is not a trace of accesses, version 1 to 5");
     } else if (begins_with("storage")) {
       const Made found = made("storage");
       if (known_.insert(found.id).second) {
@@ -166,7 +166,8 @@ class TraceReader {
         ++trace_.ops.back().marks;
       }
     } else {
-      require(begins_with("transfer") || begins_with("took") || begins_with("resident"), "what it says is not known");
+      require(begins_with("transfer") || begins_with("took") || begins_with("held") || begins_with("resident"),
+              "what it says is not known");
     }
   }
 

@@ -240,7 +240,8 @@ TEST(an_operator_has_its_workspace_while_it_runs) {
   Script script;
   script.storage(1, kWeight).storage(2, kWeight);
   for (int step = 0; step < 3; ++step) {
-    script.op("aten::sin_", "", "1").line(R"({"workspace": 8388608})").op("aten::sin_", "", "2").end_step();
+    script.op("aten::sin_", "", "1").line(R"({"workspace": 8388608})").line(R"({"held": 50000.000})");
+    script.op("aten::sin_", "", "2").end_step();
   }
   const Trace trace = script.read();
   const Figures last = Player(trace, settings_of(2 * kWeight + 4 * MiB)).play(3).back();
