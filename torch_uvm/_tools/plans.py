@@ -106,7 +106,7 @@ class Loop:
         #: The device's part of a measured step.
         self.step_ms = None if step_ms is None else step_ms / self.pace
         self.whole: Schedule = whole
-        if found.first is not None:
+        if self.step_ms != step_ms:
             self.whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
         self.memory = memory_of(self.trace, self.whole)
         share = host_share(recorded, whole, found.first)
