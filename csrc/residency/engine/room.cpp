@@ -163,10 +163,10 @@ bool Room::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
   if (state_.memory.takes_range(bytes, device)) {
     return forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
   }
-  // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now, and
-  // then slide at any price, since the host may have no memory for what leaves.
+  // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now; slide
+  // at any price, since the host may have no memory for what leaves; and slide where everything has left that can.
   return (forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
-         slide(bytes, device, taker, kNever);
+         slide(bytes, device, taker, kNever) || (evict_all(device, taker) && slide(bytes, device, taker, kNever));
 }
 
 bool Room::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {

@@ -1,0 +1,172 @@
+// Contiguous room for the result of an operator, made before it runs while its operands can still move.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "residency_rig.h"
+
+namespace {
+
+using namespace residency;
+
+/// Steps over storages that fill the budget of two equal segments. Then an operator needs a large contiguous result.
+struct ResultInPieces {
+  Rig rig;
+  std::vector<Storage*> others; ///< used before that operator, and not by it
+  std::vector<Storage*> operands; ///< of that operator; it writes to the first
+  std::size_t result = 0;
+  bool temporary = false; ///< whether the result is freed in the operator
+
+  void step() {
+    OperatorKey key = 30;
+    for (Storage* const other : others) {
+      rig.run(key++, {other}, true, [&] { write_next(*other); });
+    }
+    Storage& made = make_result();
+    if (!temporary) {
+      rig.run(22, {&made}, true, [&] { Rig::check(made); });
+      rig.free(made);
+    }
+    rig.storages.pop_back();
+    rig.engine.mark_step();
+    rig.check_engine();
+  }
+
+  /// \return the number of operators of scheduled steps that exceeded the budget
+  std::int64_t play() {
+    for (int number = 0; number < 6; ++number) {
+      step();
+    }
+    CHECK(rig.engine.statistics().plan_hits > 0);
+    rig.engine.reset_statistics();
+    for (int number = 0; number < 20; ++number) {
+      step();
+    }
+    const ResidencyStatistics figures = rig.engine.statistics();
+    CHECK_EQ(figures.plan_misses, 0);
+    CHECK_EQ(figures.failures, 0);
+    for (const auto& storage : rig.storages) {
+      Rig::check(*storage);
+    }
+    return figures.over_budget;
+  }
+
+  Storage& make_result() {
+    Engine::Frame frame;
+    frame.key = 21;
+    {
+      const Engine::Lock lock(rig.engine);
+      std::vector<Engine::Operand> used;
+      for (Storage* const operand : operands) {
+        used.push_back({operand->record, operand == operands.front()});
+      }
+      rig.engine.begin(frame, {frame.key, "test", false, false, false}, used, rig.streams);
+    }
+    rig.storages.push_back(std::make_unique<Storage>());
+    Storage& made = *rig.storages.back();
+    made.bytes = result;
+    made.block = rig.memory.allocate(result, Location::device(0), kStream);
+    made.ptr = static_cast<unsigned char*>(rig.memory.data(made.block));
+    rig.engine.note_allocation(0);
+    Rig::write(made, 200);
+    for (Storage* const operand : operands) {
+      Rig::check(*operand);
+    }
+    write_next(*operands.front());
+    {
+      const Engine::Lock lock(rig.engine);
+      made.record = rig.engine.adopt(made.block, 0, &made);
+      rig.engine.created(frame, made.record, rig.streams);
+    }
+    if (temporary) {
+      rig.free(made);
+    }
+    const Engine::Lock lock(rig.engine);
+    rig.engine.end(frame);
+    return made;
+  }
+
+ private:
+  static void write_next(Storage& storage) {
+    Rig::check(storage);
+    Rig::write(storage, static_cast<unsigned char>(storage.content + 1));
+  }
+};
+
+/// The operands of a running operator cannot be moved. An operand in the midst of free memory is relocated before.
+void check_relocation_for(bool temporary) {
+  ResultInPieces it;
+  it.temporary = temporary;
+  Storage& first = it.rig.make(1, 5 * MiB / 4);
+  it.operands = {&it.rig.make(2, 3 * MiB / 2)};
+  Storage& second = it.rig.make(3, 5 * MiB / 4);
+  Storage& held = it.rig.make(4, 2 * MiB);
+  it.others = {&first, &second, &it.rig.make(5, 2 * MiB)};
+  it.result = 3 * MiB; // fits only where the first two storages and the operand are now
+  {
+    const Engine::Lock lock(it.rig.engine);
+    it.rig.engine.pin(held.record, kStream);
+  }
+  CHECK_EQ(it.play(), 0);
+  CHECK(it.rig.engine.statistics().moved.count > 0);
+  CHECK(held.block != nullptr);
+}
+
+TEST(an_operand_in_the_way_of_a_result_is_relocated_before_the_operator) {
+  check_relocation_for(false);
+}
+
+TEST(an_operand_in_the_way_of_temporary_bytes_is_relocated_before_the_operator) {
+  check_relocation_for(true);
+}
+
+/// If there is no other place for such an operand, it is evicted and fetched back.
+TEST(an_operand_without_another_place_is_evicted_and_fetched_back) {
+  ResultInPieces it;
+  for (unsigned char segment = 0; segment < 2; ++segment) {
+    it.others.push_back(&it.rig.make(1, 5 * MiB / 4));
+    it.operands.push_back(&it.rig.make(2, 3 * MiB / 2));
+    it.others.push_back(&it.rig.make(3, 5 * MiB / 4));
+  }
+  it.result = 3 * MiB / 2;
+  CHECK_EQ(it.play(), 0);
+}
+
+/// Operands and result, which each step makes anew, fill the segment, and two others are in it, too. The budget has a
+/// little more, which no segment can serve: there is room by bytes, but the others have to leave.
+TEST(others_leave_a_segment_that_operands_and_result_fill) {
+  constexpr std::size_t kLarge = 32 * MiB, kOther = 5 * MiB / 4, kSegment = 3 * kLarge;
+  ResultInPieces it;
+  Rig& rig = it.rig;
+  rig.engine.set_budget(0, kSegment + 4 * kSlot, true);
+  rig.free(rig.make(1, kSegment));
+  rig.engine.set_budget(0, kSegment + 4 * MiB + 4 * kSlot, true);
+  it.others = {&rig.make(2, kOther), &rig.make(3, kOther)};
+  it.result = kLarge;
+  for (int step = 0; step < 12; ++step) {
+    it.operands.clear();
+    for (unsigned char number = 0; number < 2; ++number) { // the operands are the others' neighbours
+      Storage& other = *it.others[number];
+      rig.run(30 + number, {&other}, false, [&] { Rig::check(other); });
+      it.operands.push_back(&rig.make(static_cast<unsigned char>(4 + number), kLarge));
+    }
+    rig.free(it.make_result());
+    for (Storage* const operand : it.operands) {
+      Rig::check(*operand);
+      rig.free(*operand);
+    }
+    rig.engine.mark_step();
+    rig.check_engine();
+    if (step == 0) { // the engine does not know the result
+      rig.engine.reset_statistics();
+    }
+  }
+  const ResidencyStatistics figures = rig.engine.statistics();
+  CHECK_EQ(figures.over_budget, 0);
+  CHECK(figures.written_back.bytes < static_cast<std::int64_t>(kLarge)); // no operand has left
+  CHECK(figures.moved.count > 0);
+}
+
+} // namespace
+
+HARNESS_MAIN()
