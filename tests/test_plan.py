@@ -15,8 +15,18 @@ from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
 from torch_uvm._tools.replaced_storages import freed_before_replaced
+from torch_uvm._tools.schedules import schedules_of
 from torch_uvm._tools.shared_links import predict_on
-from torch_uvm.schedules import Schedule, predict, schedule_of
+from torch_uvm.schedules import (
+    Operator,
+    Schedule,
+    Transfer,
+    Use,
+    Value,
+    check_schedule,
+    predict,
+    schedule_of,
+)
 from torch_uvm.traces import Trace, read_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"
@@ -40,6 +50,14 @@ def trace(trace_file: Path) -> Trace:
 @pytest.fixture(scope="module")
 def loop(trace: Trace) -> Loop:
     return Loop(trace, load_card("h200"))
+
+
+@pytest.fixture(scope="module")
+def checkpointing(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    """The same model with longer sequences. Its peak is 5.75 GiB."""
+    path = tmp_path_factory.mktemp("checkpointing") / "run.trace"
+    path.write_bytes(lzma.decompress((TRACES / "16k_tokens_checkpointing.jsonl.xz").read_bytes()))
+    return Loop(read_trace(path), load_card("h200"))
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +145,29 @@ class TestPlan:
         assert {it.optimizer for it in found.points} == set(KINDS)
 
 
+class TestSchedulesThatTheEngineTries:
+    """It keeps the one that it measures to be fastest."""
+
+    def test_a_point_is_of_the_fastest_one(self, checkpointing: Loop) -> None:
+        """On an idle link others would be the fastest."""
+        loop, better = checkpointing, 0
+        for budget in (GIB * 3 // 2, 2 * GIB, 3 * GIB):
+            tried = schedules_of(loop.trace, budget - loop.memory.added_bytes)
+            steps = [predict_on(it, loop.card, loop.host_ms).step_ms for it in tried]
+            assert len(tried) > 1
+            assert loop.point(budget).step_ms == min(steps)
+            better += min(steps) < steps[0]
+        assert better > 0
+
+    def test_they_differ_in_what_they_decide_alone(self, checkpointing: Loop) -> None:
+        tried = schedules_of(checkpointing.trace, 2 * GIB)
+        assert len({it.operators for it in tried}) + len({it.transfers for it in tried}) > 2
+        for it in tried:
+            assert it.values == tried[0].values
+            assert [op.ms for op in it.operators] == [op.ms for op in tried[0].operators]
+            assert not check_schedule(it)
+
+
 class TestDeferred:
     def test_what_is_derived_is_like_what_was_recorded(self, trace: Trace, deferred: Loop) -> None:
         made = derived(trace)
@@ -172,6 +213,29 @@ class TestSharedLinks:
         host = predict_on(schedule, load_card("h200"), host_ms=10_000)
         assert device.step_ms == device.device.step_ms
         assert host.step_ms == host.host_ms > 10_000
+
+    @pytest.mark.parametrize("is_used_again", [False, True])
+    def test_writes_in_place_that_nobody_reads_take_no_time(self, is_used_again: bool) -> None:
+        """An optimizer may write to gradients, by its schema, and seldom does."""
+        gradient, size = 0, 1 << 30
+        made = Use(gradient, writes=True, creates=True, in_place=False)
+        on_host = Use(gradient, writes=True, creates=False, in_place=True)
+        last = Use(gradient, writes=False, creates=False, in_place=True)
+        operators = (
+            Operator("backward", 1.0, (made,), ()),
+            Operator("optimizer", 1.0, (on_host,), () if is_used_again else (gradient,)),
+            Operator("norm", 1.0, (last,) if is_used_again else (), (gradient,) if is_used_again else ()),
+        )
+        leaves = Transfer("write_back", gradient, after=0, before=1)
+        schedule = Schedule(4 * GIB, 4 * GIB, operators, (Value(size, is_persistent=False),), (leaves,))
+        assert not check_schedule(schedule)
+        card = load_card("h200")
+        found = predict_on(schedule, card).device.compute[1]
+        read, written = size / card.in_place * 1e3, size / (card.in_place_written or 0) * 1e3
+        if is_used_again:  # half of the bytes are written
+            assert found.end_ms - found.begin_ms == pytest.approx((read + written) / 2)
+        else:
+            assert found.end_ms - found.begin_ms == pytest.approx(read)
 
 
 def test_a_replaced_storage_is_freed_before_its_successor_is_made(tmp_path: Path) -> None:

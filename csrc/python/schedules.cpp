@@ -13,6 +13,7 @@
 #include "residency/policy/candidates.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/schedule.h"
+#include "residency/policy/trial.h"
 
 namespace torch_uvm {
 namespace {
@@ -77,9 +78,21 @@ std::vector<std::vector<std::uint32_t>> nested(const Lists& lists, std::uint32_t
   return all;
 }
 
-py::dict as_dict(const Followed& followed, std::size_t capacity) {
-  const Schedule& schedule = followed.schedule;
-  const Iteration& iteration = schedule.iteration;
+/// What a candidate decides.
+py::dict as_dict(const Decisions& decisions, std::uint32_t operators) {
+  py::list fetches;
+  for (const Fetch& fetch : decisions.fetches) {
+    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
+  }
+  py::dict dict;
+  dict["in_place"] = decisions.in_place;
+  dict["evictions"] = nested(decisions.retire, operators);
+  dict["fetches"] = fetches;
+  return dict;
+}
+
+py::dict as_dict(const Followed& followed, const std::vector<Decisions>& candidates, std::size_t capacity) {
+  const Iteration& iteration = followed.schedule.iteration;
   py::dict dict;
   dict["first"] = followed.first;
   dict["operators"] = iteration.size();
@@ -91,9 +104,8 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   }
   dict["values"] = values;
   py::list uses;
-  for (std::size_t use = 0; use < iteration.uses.size(); ++use) {
-    const Use& it = iteration.uses[use];
-    uses.append(py::make_tuple(it.value, it.op, it.writes, it.is_creation, static_cast<bool>(schedule.in_place[use])));
+  for (const Use& use : iteration.uses) {
+    uses.append(py::make_tuple(use.value, use.op, use.writes, use.is_creation));
   }
   dict["uses"] = uses;
   py::list workspaces;
@@ -102,43 +114,45 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   }
   dict["workspaces"] = workspaces;
   dict["frees"] = nested(iteration.frees, iteration.size());
-  dict["evictions"] = nested(schedule.retire, iteration.size());
-  py::list fetches;
-  for (const Fetch& fetch : schedule.fetches) {
-    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
+  py::list decided;
+  for (const Decisions& decisions : candidates) {
+    decided.append(as_dict(decisions, iteration.size()));
   }
-  dict["fetches"] = fetches;
+  dict["candidates"] = decided;
   return dict;
 }
 
-/// The followed iteration, with the decisions of the candidate that is predicted to be fastest.
-std::optional<Followed> fastest(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
-                                const PolicyOptions& options) {
+/// The followed iteration, and what the engine would try for it.
+std::optional<std::pair<Followed, std::vector<Decisions>>> try_out(const std::vector<TracedOperator>& operators,
+                                                                   const std::vector<double>& ms,
+                                                                   const PolicyOptions& options) {
   std::optional<Followed> followed = follow(operators, options);
-  if (followed) {
-    Schedule& schedule = followed->schedule;
-    for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
-      schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
-    }
-    static_cast<Decisions&>(schedule) = make_candidates(schedule, options).front();
+  if (!followed) {
+    return std::nullopt;
   }
-  return followed;
+  Schedule& schedule = followed->schedule;
+  for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
+    schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
+  }
+  Trial trial;
+  trial.start(make_candidates(schedule, options));
+  return std::pair{std::move(*followed), trial.candidates()};
 }
 
 /// \param ms durations of the operators
-py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
-                       std::size_t budget) {
+py::object schedules_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                        std::size_t budget) {
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  const std::optional<Followed> followed = without_gil([&] { return fastest(operators, ms, options); });
-  return followed ? py::object(as_dict(*followed, options.budget - options.reserve)) : py::none();
+  const auto found = without_gil([&] { return try_out(operators, ms, options); });
+  return found ? py::object(as_dict(found->first, found->second, options.budget - options.reserve)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
+  module.def("schedules_of", &schedules_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -210,6 +210,11 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
     """
+    return schedules_of(trace, budget, step_ms)[0]
+
+
+def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> list[Schedule]:
+    """The schedules that the engine tries, as for `schedule_of`. The shortest prediction is first."""
     if len({it.device for it in trace.storages.values()}) > 1:
         raise ValueError("the trace has storages of more than one device")
     traced = _traced(trace)
@@ -224,10 +229,18 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
         scale = step_ms * found["steps"] / sum(times[first : first + count])
         times = [scale * ms for ms in times]
         found = _made(traced, times, budget)
-    uses: list[list[Use]] = [[] for _ in range(count)]
-    for value, op, writes, creates, in_place in found["uses"]:
+    names = [op.name for op in trace.operators[first : first + count]]
+    return [_schedule(budget, found, it, names, times[first:]) for it in found["candidates"]]
+
+
+def _schedule(
+    budget: int, found: dict[str, Any], decided: dict[str, Any], names: list[str], times: list[float]
+) -> Schedule:
+    """The iteration that was found, with what a candidate decides."""
+    uses: list[list[Use]] = [[] for _ in names]
+    frees = [list(freed) for freed in found["frees"]]
+    for (value, op, writes, creates), in_place in zip(found["uses"], decided["in_place"], strict=True):
         uses[op].append(Use(value, writes, creates, in_place))
-    frees = found["frees"]
     values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
     for at, workspace in enumerate(found["workspaces"]):
         if workspace:
@@ -235,11 +248,10 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
             frees[at].append(len(values))
             values.append(Value(workspace, is_persistent=False))
     operators = tuple(
-        Operator(trace.operators[first + at].name, times[first + at], tuple(uses[at]), tuple(frees[at]))
-        for at in range(count)
+        Operator(name, times[at], tuple(uses[at]), tuple(frees[at])) for at, name in enumerate(names)
     )
-    evictions = [(value, op) for op, leaving in enumerate(found["evictions"]) for value in leaving]
-    transfers = _transfers(operators, values, evictions, found["fetches"], found["capacity"])
+    evictions = [(value, op) for op, leaving in enumerate(decided["evictions"]) for value in leaving]
+    transfers = _transfers(operators, values, evictions, decided["fetches"], found["capacity"])
     return Schedule(budget, found["capacity"], operators, tuple(values), transfers, found["steps"])
 
 
@@ -256,7 +268,7 @@ def scheduling_ms(trace: Trace, budget: int) -> float:
 
 
 def _made(traced: list[tuple[Any, ...]], times: list[float], budget: int) -> dict[str, Any]:
-    found = _C.schedule_of(traced, times, budget)
+    found = _C.schedules_of(traced, times, budget)
     if found is None:
         raise ValueError("the trace has no iteration that repeats; record four or more")
     return found

@@ -77,14 +77,20 @@ def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPred
 
 
 def _in_place_rate(schedule: Schedule, card: Card) -> float:
-    """Bytes/s of all uses in place together: those that write take longer."""
+    """Bytes/s of all uses in place together: those that write take longer.
+
+    A temporary that is not used again counts as read. An optimizer may write to its gradients, by its schema,
+    and does so only if it scales them.
+    """
+    last = {use.value: op for op in schedule.operators for use in op.uses}
     read = written = 0
     for op in schedule.operators:
         for use in op.uses:
-            if use.in_place and use.writes:
-                written += schedule.values[use.value].bytes
+            value = schedule.values[use.value]
+            if use.in_place and use.writes and (value.is_persistent or last[use.value] is not op):
+                written += value.bytes
             elif use.in_place:
-                read += schedule.values[use.value].bytes
+                read += value.bytes
     if not read + written:
         return card.in_place
     return (read + written) / (read / card.in_place + written / (card.in_place_written or card.in_place))

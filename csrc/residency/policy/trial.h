@@ -24,6 +24,10 @@ class Trial {
   bool is_running() const {
     return running_;
   }
+  /// What is tried, or was; shortest prediction first.
+  const std::vector<Decisions>& candidates() const {
+    return candidates_;
+  }
   /// The candidate to follow. Requires `start`.
   const Decisions& current() const {
     return candidates_[current_];
