@@ -41,10 +41,9 @@ RESULTS = {  # and their cards
     "residency_h100_workspaces.json": "h100",
     "residency_h200_traced.json": "h200",
 }
-OWN_TRACES = {  # folders of traces/: of the machine of the rows; h200: of one like it
+OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100_workspaces",
-    "residency_h200_traced.json": "h200",
 }
 CALM = 0.10  # the largest spread of steps in core that the host does not dominate
 COLUMNS = {"engine": IN_PLACE, "engine, deferred": DEFERRED}

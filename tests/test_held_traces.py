@@ -31,10 +31,11 @@ def looping(ms: list[float], holds: list[int]) -> Trace:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Four steps on a GPU, without holds."""
+    """Six steps on a GPU, all with the device's own times."""
     path = tmp_path_factory.mktemp("recorded") / "run.trace"
     path.write_bytes(lzma.decompress((TRACES / "2k_tokens.jsonl.xz").read_bytes()))
-    return read_trace(path)
+    trace = read_trace(path)
+    return device_times(trace, len(trace.operators) // 6).trace
 
 
 def with_slow_host(trace: Trace, factor: float) -> Trace:
@@ -46,9 +47,9 @@ def with_slow_host(trace: Trace, factor: float) -> Trace:
 
 class TestDeviceTimes:
     def test_durations_behind_the_first_hold_count_everywhere(self) -> None:
-        found = device_times(looping([9, 3, 1, 1, 1], [6]), 3)
-        assert [it.us for it in found.trace.groups] == [1e3] * 15
-        assert found.pace == pytest.approx(3) and found.first == 3
+        found = device_times(looping([9, 4, 3, 1, 1, 1], [9]), 3)
+        assert [it.us for it in found.trace.groups] == [1e3] * 18
+        assert found.pace == pytest.approx(4) and found.first == 6
 
     def test_a_hold_in_the_middle_of_an_iteration(self) -> None:
         trace = looping([3, 3, 1, 1], [5])

@@ -172,18 +172,20 @@ class TestDeferred:
     def test_what_is_derived_is_like_what_was_recorded(self, trace: Trace, deferred: Loop) -> None:
         made = derived(trace)
         assert made is not None
-        card, step_ms = load_card("h200"), 20.0
-        loops = Loop(made, card, step_ms), Loop(deferred.trace, card, step_ms)
+        card = load_card("h200")
+        loops = Loop(made, card), deferred
         assert abs(len(loops[0].whole.operators) - len(loops[1].whole.operators)) <= 1
         for budget in (3 * GIB, GIB):
             steps = [it.point(budget).step_ms or 0 for it in loops]
             assert steps[0] == pytest.approx(steps[1], rel=0.05)
-            assert steps[0] < (Loop(trace, card, step_ms).point(budget).step_ms or 0)
+            assert steps[0] < (Loop(trace, card).point(budget).step_ms or 0)
 
     def test_the_iteration_takes_as_long_in_core(self, trace: Trace, loop: Loop) -> None:
         made = derived(trace)
         assert made is not None
-        assert Loop(made, load_card("h200")).in_core_ms == pytest.approx(loop.in_core_ms, rel=0.05)
+        found = Loop(made, load_card("h200"))
+        assert found.whole.in_core_ms == pytest.approx(loop.whole.in_core_ms, rel=0.02)
+        assert found.in_core_ms == pytest.approx(loop.in_core_ms, rel=0.1)  # of other iterations of the host
 
     def test_only_fused_optimizers(self, tmp_path: Path) -> None:
         path = tmp_path / "run.trace"
@@ -272,7 +274,7 @@ class TestCommand:
         file = tmp_path / "plan.json"
         argv = ["--from", str(trace_file), "--budgets", "4GiB,2GiB", "--json", str(file)]
         said, _ = plan(argv, capsys)
-        assert "peak          5.05 GiB without a budget; a step takes 30.2 ms" in said
+        assert "peak          5.05 GiB without a budget; a step takes 25.9 ms" in said
         assert "fits          yes" in said and "optimizer state" in said
         record = json.loads(file.read_text())
         assert record["format"] == "torch_uvm plan" and record["version"] == 1 and record["slowest"] == 0

@@ -6,6 +6,7 @@ as long as the host stays ahead (docs/traces.md).
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import OperatorGroup, Trace
@@ -17,7 +18,8 @@ class DeviceTimes:
     """A trace with the device's own times.
 
     Args:
-        pace: how many times as long an iteration takes in the program, where the host is slower; at least 1.
+        pace: how many times as long an iteration takes in the program, where the host is slower: the median
+            of those before the first hold; at least 1.
         first: operator of an iteration at the program's pace. None: the trace has the times it had.
     """
 
@@ -45,5 +47,8 @@ def device_times(trace: Trace, size: int) -> DeviceTimes:
         if trace.operators[at].name == trace.operators[later].name:
             times[at] = recorded[later]
     groups = [OperatorGroup(at, 1, 1e3 * ms) for at, ms in enumerate(times)]
-    pace = max(1.0, sum(recorded[first:held]) / sum(times[first:held]))
-    return DeviceTimes(replace(trace, groups=groups, holds=[]), pace, first)
+    paces = []
+    for begin in range(first, -1, -size):
+        iteration = slice(begin, begin + size)
+        paces.append(sum(recorded[iteration]) / sum(times[iteration]))
+    return DeviceTimes(replace(trace, groups=groups, holds=[]), max(1.0, statistics.median(paces)), first)
