@@ -29,6 +29,7 @@ from _workloads import make
 SPIKE = 4  # multiple of the usual batch size
 MOST_SETTLING = 40  # steps until the engine has chosen a schedule
 SETTLING = 5  # of them in a row
+SAMPLED = 3  # steps after the measured ones, for the driver's figures
 RECORDED = 4  # recorded steps; the lower bound uses the middle ones
 
 
@@ -233,12 +234,17 @@ def train(spec: dict[str, Any], report: Report) -> None:
         found = report.found["setup_statistics"]
         report.found["warm_up_statistics"] = difference(found, before, len(warm_up) + column.settles)
     report.moment("warm")
+    quiet = Path(spec["quiet"])
+    quiet.touch()  # no samples of the driver's memory meanwhile
     report.found |= training.steady(spec["steps"])
+    quiet.unlink()
     report.moment("done")
     report.found["statistics"] = difference(before, column.statistics(), spec["steps"])
+    report.found["losses"] = training.losses_hex()
+    training.steady(SAMPLED)
+    report.moment("sampled")
     report.found |= allocator_peaks(device)
     report.found["native_reserved"] = column.native_reserved()
-    report.found["losses"] = training.losses_hex()
     report.write()
     extras(spec, report, training)
     column.finish()
@@ -263,12 +269,12 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
     if spec["repeat"]:
         # Repeats a plain run with the same seeds at other addresses, to see whether it is reproducible. A
         # loss of bfloat16 has eight bits: it may be equal for many steps while parameters differ.
-        first = report.found["losses"], digest(training.workload.model)
+        first = training.losses_hex(), digest(training.workload.model)
         column, training.column = training.column, Column(device, None, None)
         del training.workload, training.optimizer
         gc.collect()
         again = Training(column, make(spec["workload"], device, spec["small"]), device)
-        for _ in range(len(report.found["losses"])):
+        for _ in first[0]:
             again.step()
         report.found["repeatable"] = (again.losses_hex(), digest(again.workload.model)) == first
         report.write()

@@ -76,11 +76,19 @@ def any_reader() -> tuple[str, Reader] | None:
 
 
 class Sampler:
-    """Samples continuously on its own thread. Timestamps are `time.monotonic()`, equal in all processes."""
+    """Samples on its own thread. Timestamps are `time.monotonic()`, equal in all processes.
 
-    def __init__(self, read: Reader, period: float = 0.004) -> None:
+    Args:
+        period: seconds between samples.
+        is_quiet: while it returns True nothing is sampled, as a call of the driver may delay others' calls.
+    """
+
+    def __init__(
+        self, read: Reader, period: float = 0.004, is_quiet: Callable[[], bool] = lambda: False
+    ) -> None:
         self._read = read
         self._period = period
+        self._is_quiet = is_quiet
         self._samples: list[tuple[float, int]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory sampler", daemon=True)
@@ -95,6 +103,8 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
+            if self._is_quiet():
+                continue
             try:
                 self._samples.append((time.monotonic(), self._read().used))
             except OSError:

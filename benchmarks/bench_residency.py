@@ -40,6 +40,7 @@ from _results import write_results
 
 WITHOUT_OURS = (IN_CORE, "save_on_cpu", "FSDP2 offload", "PagedAdamW", *PEERS)
 NOMINAL_PEAK = 40 * 1024**2  # for a rehearsal, which does not measure the peak
+QUIET = "quiet"  # the file that exists while a column is timed
 STARTING = 15  # minimum seconds for a column: with less time left none is started
 
 
@@ -148,6 +149,7 @@ class Bench:
             "repeat": planned.column == "in core" and planned.kind == "train",
             "trace": trace,
             "report": str(report),
+            "quiet": str(self.folder / QUIET),
         }
         before = self.sampler.now() if self.sampler else None
         begin = time.monotonic()
@@ -156,6 +158,7 @@ class Bench:
             wrong = child.wait(seconds)
         finally:
             child.end()
+            (self.folder / QUIET).unlink(missing_ok=True)  # of a child that was killed while it measured
         found: dict[str, Any] = {"seconds": time.monotonic() - begin}
         if report.exists():
             found |= json.loads(report.read_text())
@@ -179,8 +182,8 @@ class Bench:
         found: dict[str, Any] = {"driver_before": before}
         for name, first, last in (
             ("driver_peak_setup", "begin", "made"),
-            ("driver_peak", "made", "done"),
-            ("driver_peak_steady", "warm", "done"),
+            ("driver_peak", "made", "sampled"),
+            ("driver_peak_steady", "done", "sampled"),
         ):
             if first in moments and last in moments:
                 found[name] = self.sampler.peak(moments[first], moments[last])
@@ -288,14 +291,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("bench_residency.py needs a GPU, and NVML or nvidia-smi to see its memory")
     own = ["python", "benchmarks/bench_residency.py", *(sys.argv[1:] if arguments is None else arguments)]
     about = describe(own) | {"limit": LIMIT, "rehearsal": args.rehearse}
-    sampler = None
+    read = None
     if found is not None:
         reader_name, read = found
         try:
             about |= device_description() | {"free_at_start": check_room(read), "memory_seen_by": reader_name}
         except Refused as error:
             sys.exit(f"not safe to run: {error}")
-        sampler = Sampler(read)
     try:
         earlier = rows_that_ran(args.resume, about) if args.resume else {}
     except (OSError, ValueError, Refused) as error:
@@ -309,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document: dict[str, Any] = {"environment": about, "rows": [], "goals": []}
     printer = Printer()
     with tempfile.TemporaryDirectory() as folder:
+        sampler = None if read is None else Sampler(read, is_quiet=(Path(folder) / QUIET).exists)
         bench = Bench(args, Path(folder), sampler, earlier)
 
         def after_each(row: dict[str, Any]) -> None:

@@ -123,3 +123,22 @@ class TestSampler:
         assert (sampler.peak(0, float("inf")) or 0) >= 20
         assert sampler.settle(10**9)
         assert not sampler.settle(0, tolerance=0, seconds=0)
+
+    def test_no_samples_while_steps_are_timed(self) -> None:
+        asked: list[bool] = []
+        asked_before: list[int] = []
+        came = threading.Event()
+
+        def is_quiet() -> bool:
+            asked.append(len(asked) < 20)
+            return asked[-1]
+
+        def read() -> Reading:
+            asked_before.append(len(asked))
+            came.set()
+            return Reading(7, 0)
+
+        with Sampler(read, period=0.001, is_quiet=is_quiet) as sampler:
+            assert came.wait(60)
+        assert asked_before[0] == 21
+        assert sampler.peak(0, float("inf")) == 7
