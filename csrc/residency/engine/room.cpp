@@ -165,8 +165,13 @@ bool Room::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
   }
   // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now; slide
   // at any price, since the host may have no memory for what leaves; and slide where everything has left that can.
-  return (forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
-         slide(bytes, device, taker, kNever) || (evict_all(device, taker) && slide(bytes, device, taker, kNever));
+  if ((forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
+      slide(bytes, device, taker, kNever)) {
+    return true;
+  }
+  const std::size_t wanting = bytes - std::min(state_.memory.unused(device), bytes);
+  const bool suffices = wanting == 0 || !cheapest_bytes(wanting, device, need).empty();
+  return suffices && evict_all(device, taker) && slide(bytes, device, taker, kNever);
 }
 
 bool Room::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
