@@ -152,7 +152,7 @@ class TestSchedulesThatTheEngineTries:
         """On an idle link others would be the fastest."""
         loop, better = checkpointing, 0
         for budget in (GIB * 3 // 2, 2 * GIB, 3 * GIB):
-            tried = schedules_of(loop.trace, budget - loop.memory.added_bytes)
+            tried = list(schedules_of(loop.trace, budget - loop.memory.added_bytes))
             steps = [predict_on(it, loop.card, loop.host_ms).step_ms for it in tried]
             assert len(tried) > 1
             assert loop.point(budget).step_ms == min(steps)
@@ -160,7 +160,7 @@ class TestSchedulesThatTheEngineTries:
         assert better > 0
 
     def test_they_differ_in_what_they_decide_alone(self, checkpointing: Loop) -> None:
-        tried = schedules_of(checkpointing.trace, 2 * GIB)
+        tried = list(schedules_of(checkpointing.trace, 2 * GIB))
         assert len({it.operators for it in tried}) + len({it.transfers for it in tried}) > 2
         for it in tried:
             assert it.values == tried[0].values

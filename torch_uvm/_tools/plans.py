@@ -130,7 +130,7 @@ class Loop:
         if room <= 0:
             return Point(budget, None, note="too small")
         try:
-            schedule, step_ms = self._fastest(schedules_of(self.trace, room, self.step_ms))
+            schedule, step_ms = self._fastest(list(schedules_of(self.trace, room, self.step_ms)))
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
             return Point(budget, None, note=f"too little: {error}. Give more{less}")

@@ -210,10 +210,10 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
     """
-    return schedules_of(trace, budget, step_ms)[0]
+    return next(schedules_of(trace, budget, step_ms))
 
 
-def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> list[Schedule]:
+def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> Iterator[Schedule]:
     """The schedules that the engine tries, as for `schedule_of`. The shortest prediction is first."""
     if len({it.device for it in trace.storages.values()}) > 1:
         raise ValueError("the trace has storages of more than one device")
@@ -230,7 +230,8 @@ def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> lis
         times = [scale * ms for ms in times]
         found = _made(traced, times, budget)
     names = [op.name for op in trace.operators[first : first + count]]
-    return [_schedule(budget, found, it, names, times[first:]) for it in found["candidates"]]
+    for decided in found["candidates"]:
+        yield _schedule(budget, found, decided, names, times[first:])
 
 
 def _schedule(
