@@ -37,7 +37,8 @@ PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
 
 
 def played_ms(trace: Path, budget: int, step_ms: float) -> float:
-    """The mean of the last of thirty steps. Steps are what the trace repeats, not what it marks.
+    """The mean of ten steps, after thirty or more, once the schedule is chosen. Steps are what the trace
+    repeats, not what it marks.
 
     Raises:
         RuntimeError: it cannot be played under this budget.

@@ -75,11 +75,18 @@ class Player {
     for (; at != loop.end; at = trace_.ends[figures.size() - 1]) {
       figures.push_back(run(at, trace_.ends[figures.size()]));
     }
-    for (int step = 0; step < again; ++step) {
+    repeat(again, figures);
+    return figures;
+  }
+
+  /// Repeats the second-to-last step, after `play`.
+  /// \param figures receives those of each step
+  void repeat(int times, std::vector<Figures>& figures) {
+    const Loop loop = repeated_step(trace_);
+    for (int step = 0; step < times; ++step) {
       inherit(loop);
       figures.push_back(run(loop.begin, loop.end));
     }
-    return figures;
   }
 
   Engine& engine() {

@@ -202,6 +202,8 @@ class CachingManagedAllocator {
   bool has_ranges() const noexcept;
   /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument
   bool takes_range(std::size_t bytes, int device) const;
+  /// Size of the block that a request of that size for the device gets now. \throws InvalidArgument
+  std::size_t bytes_taken(std::size_t requested, int device) const;
 
   /// Records that `stream` also uses the block. The block is not reused before the work queued on `stream` at the time
   /// of `free` is done. The host's own work needs no record. \throws InvalidArgument

@@ -149,6 +149,12 @@ bool CachingManagedAllocator::takes_range(std::size_t bytes, int device) const {
   return state_->takes_range(bytes, Location::device(device));
 }
 
+std::size_t CachingManagedAllocator::bytes_taken(std::size_t requested, int device) const {
+  state_->check_device(device);
+  const std::lock_guard lock(state_->mutex);
+  return state_->request_for(requested, Location::device(device), Stream::host(), Memory::kAny).bytes;
+}
+
 bool CachingManagedAllocator::attach(Block* block, Stream stream, Room room) {
   State& state = *state_;
   state.check_stream(stream);

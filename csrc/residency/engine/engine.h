@@ -121,7 +121,7 @@ class Engine {
   /// The records that an operator locks while it runs. The caller owns the frame from `begin` to `end`.
   struct Frame {
     std::vector<Record*> operands;
-    std::vector<std::pair<StorageId, std::size_t>> births;
+    std::vector<std::pair<StorageId, std::size_t>> births; ///< with the bytes that their blocks take
     OperatorKey key = 0;
     const char* name = "";
     int device = -1;

@@ -32,10 +32,15 @@ Record* EngineState::find(StorageId id) const {
   return found == nullptr ? nullptr : *found;
 }
 
+std::size_t EngineState::bytes_taken(const Record& record) const {
+  return record.device_block != nullptr ? memory.bytes(record.device_block)
+                                        : memory.bytes_taken(record.bytes, record.device);
+}
+
 void EngineState::announce(Record& record) {
   if (!record.announced) {
     record.announced = true;
-    of(record.device).policy->created(record.id, record.bytes);
+    of(record.device).policy->created(record.id, bytes_taken(record));
     if (recorder) {
       recorder->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
     }

@@ -37,6 +37,8 @@ struct EngineState {
   /// Whether operators of the device are watched.
   bool watches(int device) const;
   Record* find(StorageId id) const;
+  /// Bytes of its block on the device, or of the one that it would get.
+  std::size_t bytes_taken(const Record& record) const;
   /// Tells the policy and the recorder of the storage, once.
   void announce(Record& record);
 

@@ -223,7 +223,7 @@ void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<St
     record->last_use = state_.operators;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
     record->announced = true; // `end` tells the policy, as created
-    frame.births.emplace_back(record->id, record->bytes);
+    frame.births.emplace_back(record->id, state_.bytes_taken(*record));
   } catch (...) {
     ++state_.failures;
   }
@@ -269,7 +269,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
         frame.planned ? state_.end_workspace(device) : 0; // a factory's begin was not recorded
     if (state_.recorder) {
       for (const auto& [id, bytes] : frame.births) {
-        state_.recorder->birth(id, device, bytes);
+        state_.recorder->birth(id, device, state_.find(id)->bytes);
       }
       if (workspace >= relocation_min()) {
         state_.recorder->workspace(workspace);

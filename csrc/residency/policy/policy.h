@@ -42,6 +42,7 @@ class Policy {
   void set_options(const PolicyOptions& options);
 
   /// A storage that no operator created (a parameter, an input) was seen for the first time, or was resized.
+  /// \param bytes that it takes on the device, here as in `end`: of its block, which may be larger than the storage
   void created(StorageId storage, std::size_t bytes);
   void freed(StorageId storage);
   /// Pins a storage (exports, `keep_resident`) or unpins it. The next schedule counts the bytes of pinned storages as
