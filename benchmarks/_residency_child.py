@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -22,15 +23,20 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for determinism, before CUDA starts
 
 import torch
-from _residency_columns import COLUMNS, Column
+from _host_speed import HostSpeed
+from _residency_columns import COLUMNS, Column, Engine
 from _residency_workloads import NotHere, Workload, larger
 from _workloads import make
 
 SPIKE = 4  # multiple of the usual batch size
 MOST_SETTLING = 40  # steps until the engine has chosen a schedule
 SETTLING = 5  # of them in a row
+CALM_GROUPS = 2  # of steps, measured while the host is at full speed
+PARTS = {"step_ms": (0, 3), "forward_ms": (0, 1), "backward_ms": (1, 2), "optimizer_ms": (2, 3)}
 SAMPLED = 3  # steps after the measured ones, for the driver's figures
 RECORDED = 4  # recorded steps; the lower bound uses the middle ones
+RECORDINGS = 4  # at most, until the host is at full speed during one
+RECORDED_IN_CORE = 6  # what a trace needs to have the device's own times (docs/traces.md)
 
 
 class CudaMarks:
@@ -119,11 +125,12 @@ class Training:
         """
         took: list[float] = []
         while not self.column.is_settled() and len(took) < MOST_SETTLING:
-            took += self.steady(SETTLING)["steps_ms"]
+            took += [step["step_ms"] for step in self.steady(SETTLING)]
         return took
 
-    def steady(self, count: int) -> dict[str, Any]:
-        """Runs steps as a script does: without synchronisation between them, unless the column needs it."""
+    def steady(self, count: int) -> list[dict[str, float]]:
+        """Runs steps as a script does: without synchronisation between them, unless the column needs it.
+        Returns the milliseconds of each, and of its parts."""
         marked: list[list[Any]] = []
         wall: list[float] = []
         self.marks.wait()
@@ -138,18 +145,35 @@ class Training:
                 self.marks.wait()
                 wall.append((time.perf_counter() - alone) * 1e3)
         self.marks.wait()
-        seconds = time.perf_counter() - begin
+        mean = (time.perf_counter() - begin) * 1e3 / count
 
-        def median(first: int, last: int) -> float:
-            return statistics.median(self.marks.ms(each[first], each[last]) for each in marked)
+        def took(number: int, name: str) -> float:
+            first, last = PARTS[name]
+            return self.marks.ms(marked[number][first], marked[number][last])
 
+        return [
+            {name: took(number, name) for name in PARTS} | {"wall_ms": wall[number] if wall else mean}
+            for number in range(count)
+        ]
+
+    def measure(self, count: int, host: HostSpeed, seconds: float) -> dict[str, Any]:
+        """Runs groups of `count` steps until enough of them ran while the host was at full speed, or for so
+        many seconds. Returns the medians of these groups; of all, if there is none."""
+        calm: list[list[dict[str, float]]] = []
+        others: list[list[dict[str, float]]] = []
+        begin = time.perf_counter()
+        while True:
+            with host.watch() as watched:
+                group = self.steady(count)
+            (calm if watched.calm else others).append(group)
+            if len(calm) == CALM_GROUPS or time.perf_counter() - begin >= seconds:
+                break
+        steps = [step for group in calm or others for step in group]
         return {
-            "step_ms": median(0, 3),
-            "steps_ms": [self.marks.ms(each[0], each[3]) for each in marked],
-            "wall_ms": statistics.median(wall) if wall else seconds * 1e3 / count,
-            "forward_ms": median(0, 1),
-            "backward_ms": median(1, 2),
-            "optimizer_ms": median(2, 3),
+            **{name: statistics.median(step[name] for step in steps) for name in (*PARTS, "wall_ms")},
+            "steps_ms": [step["step_ms"] for step in steps],
+            "steps": count * (len(calm) + len(others)),
+            "calm": len(calm) / (len(calm) + len(others)),
         }
 
     def losses_hex(self) -> list[str]:
@@ -234,30 +258,31 @@ def train(spec: dict[str, Any], report: Report) -> None:
         found = report.found["setup_statistics"]
         report.found["warm_up_statistics"] = difference(found, before, len(warm_up) + column.settles)
     report.moment("warm")
+    host = HostSpeed()
     quiet = Path(spec["quiet"])
     quiet.touch()  # no samples of the driver's memory meanwhile
-    report.found |= training.steady(spec["steps"])
+    report.found |= training.measure(spec["steps"], host, spec["seconds"])
     quiet.unlink()
     report.moment("done")
-    report.found["statistics"] = difference(before, column.statistics(), spec["steps"])
+    report.found["statistics"] = difference(before, column.statistics(), report.found["steps"])
     report.found["losses"] = training.losses_hex()
     training.steady(SAMPLED)
     report.moment("sampled")
     report.found |= allocator_peaks(device)
     report.found["native_reserved"] = column.native_reserved()
     report.write()
-    extras(spec, report, training)
+    extras(spec, report, training, host)
     column.finish()
 
 
-def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
+def extras(spec: dict[str, Any], report: Report, training: Training, host: HostSpeed) -> None:
     """The measurements besides the timed steps. They do not affect the figures above."""
     device = torch.device(spec["device"])
     if spec["spike"]:
         batch = larger(spec["workload"], SPIKE, device, spec["small"])
         report.found["spike_ms"] = training.alone(batch)
         report.found["after_spike_ms"] = [training.alone() for _ in range(spec["warm_up"])]
-        report.found["after_spike"] = training.steady(spec["steps"])
+        report.found["after_spike"] = training.measure(spec["steps"], host, spec["seconds"])
         report.moment("spike done")
     recording = training.column.recording()
     if recording is not None:
@@ -265,6 +290,9 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
             for _ in range(RECORDED):
                 training.alone()  # its optimizer marks the end of the step
         report.found["trace"] = spec["trace"]
+        report.write()
+    if spec["predict"]:
+        report.found["predicted"] = predict(spec, training, host)
         report.write()
     if spec["repeat"]:
         # Repeats a plain run with the same seeds at other addresses, to see whether it is reproducible. A
@@ -278,6 +306,30 @@ def extras(spec: dict[str, Any], report: Report, training: Training) -> None:
             again.step()
         report.found["repeatable"] = (again.losses_hex(), digest(again.workload.model)) == first
         report.write()
+
+
+def predict(spec: dict[str, Any], training: Training, host: HostSpeed) -> dict[str, Any]:
+    """What a plan says of the budget, from a trace that this process records once everything fits."""
+    from _residency_prediction import predicted  # imports torch_uvm
+
+    column = training.column
+    assert isinstance(column, Engine)
+    column.lift_budget()
+    training.steady(spec["warm_up"])
+    in_core = training.measure(spec["steps"], host, spec["seconds"])
+    before = column.statistics()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace"
+        for _ in range(RECORDINGS):
+            with host.watch() as watched, column.record(str(trace)):
+                for _ in range(RECORDED_IN_CORE):
+                    training.alone()
+            if watched.calm:
+                break
+        if difference(before, column.statistics(), 1)["fetched"]["bytes"]:
+            return {"note": "not everything fits when the budget is lifted"}
+        found = predicted(trace, training.workload.batch[0].device, spec["budget"], column.optimizer)
+    return {"in_core_ms": in_core["step_ms"], "calm": in_core["calm"], "trace_calm": watched.calm} | found
 
 
 def main() -> None:

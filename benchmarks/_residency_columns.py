@@ -273,10 +273,15 @@ class Engine(Managed):
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:
         if self.trace is None:
             return None
-        return self._record(self.trace)
+        return self.record(self.trace)
+
+    def lift_budget(self) -> None:
+        """Gives the engine all memory that it may have here."""
+        bindings().set_budget(0, MOST_BUDGET, True)
 
     @contextlib.contextmanager
-    def _record(self, path: str) -> Any:
+    def record(self, path: str) -> Any:
+        """The scope in which accesses of steps are recorded to a file."""
         bindings().start_recording_accesses(path)
         try:
             yield

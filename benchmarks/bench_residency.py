@@ -1,9 +1,12 @@
 """Training with less device memory than it needs, by the residency engine and by other means, on a GPU.
 
 Runs each column in a fresh process, the most important first, for at most --seconds. Columns of the engine
-are measured once it has chosen a schedule, at most 40 steps after the warm-up. Prints one table, and writes
-JSON after each column. Every process that uses managed memory has a hard limit of 8 GiB. Nothing starts
-unless the card has eight times that free: managed memory beyond a card's free memory can hang it.
+are measured once it has chosen a schedule, at most 40 steps after the warm-up, in groups of --steps. Groups
+count while the host is at full speed (_host_speed.py; `calm` is their share), or all if there are none. Then
+the budget is lifted, and a plan's prediction is made from a trace of the same process (`predicted`). Prints
+one table, and writes JSON after each column. Every process that uses managed memory has a hard limit of
+8 GiB. Nothing starts unless the card has eight times that free: managed memory beyond a card's free memory
+can hang it.
 
     python benchmarks/bench_residency.py [--seconds 480] [--only TEXT]... [--json FILE] [--resume FILE]
 
@@ -32,14 +35,16 @@ from typing import Any
 import _residency_table as table
 from _environment import RESULTS, describe
 from _residency_goals import goals
-from _residency_limits import GIB, LIMIT, ROOM
-from _residency_plan import IN_CORE, PEERS, PLAN, Planned, Unresolved, budget_bytes, select
+from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
+from _residency_plan import DEFERRED, ENGINE, IN_CORE, PEERS, PLAN, Planned, Unresolved, budget_bytes, select
 from _residency_processes import Child, environment
 from _residency_sampler import Reader, Sampler, any_reader
 from _results import write_results
 
 WITHOUT_OURS = (IN_CORE, "save_on_cpu", "FSDP2 offload", "PagedAdamW", *PEERS)
 NOMINAL_PEAK = 40 * 1024**2  # for a rehearsal, which does not measure the peak
+FRAGMENTS = 1.05  # a budget of so many times the peak surely holds everything
+MEASURED = 4  # seconds after which no further group of steps is begun
 QUIET = "quiet"  # the file that exists while a column is timed
 STARTING = 15  # minimum seconds for a column: with less time left none is started
 
@@ -131,8 +136,8 @@ class Bench:
         self, child: Child, planned: Planned, place: int, budget: int | None, seconds: float
     ) -> dict[str, Any]:
         report = self.folder / f"{place}.json"
-        trained = planned.column == "engine" and planned.kind == "train" and not planned.spike
-        wanted = trained and planned.workload not in self.traces
+        trained = planned.column in (ENGINE, DEFERRED) and planned.kind == "train" and not planned.spike
+        wanted = trained and planned.column == ENGINE and planned.workload not in self.traces
         name = "-".join(re.findall(r"\w+", planned.workload))
         trace = str((self.args.traces or self.folder) / f"{name}.trace") if wanted else None
         on = "cuda" if not self.args.rehearse else "cpu" if planned.column in WITHOUT_OURS else "emu"
@@ -145,9 +150,11 @@ class Bench:
             "small": self.args.rehearse,
             "steps": self.args.steps,
             "warm_up": self.args.warm_up,
+            "seconds": 0 if self.args.rehearse else MEASURED,
             "spike": planned.spike,
             "repeat": planned.column == "in core" and planned.kind == "train",
             "trace": trace,
+            "predict": trained and self._fits_when_lifted(planned.workload),
             "report": str(report),
             "quiet": str(self.folder / QUIET),
         }
@@ -176,6 +183,10 @@ class Bench:
             found |= self._seen_by_driver(found.get("moments", {}), before)
             self.sampler.settle(before)
         return found
+
+    def _fits_when_lifted(self, workload: str) -> bool:
+        plain = table.in_core(self.rows, workload)
+        return self.args.rehearse or (plain is not None and FRAGMENTS * plain["max_allocated"] <= MOST_BUDGET)
 
     def _seen_by_driver(self, moments: dict[str, float], before: int) -> dict[str, Any]:
         assert self.sampler is not None
@@ -256,7 +267,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="TEXT",
         help='columns with this regular expression in "workload: name"; several times: with any of them',
     )
-    parser.add_argument("--steps", type=int, default=5, help="that are measured (5)")
+    parser.add_argument("--steps", type=int, default=5, help="of a measured group (5)")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them, the first included (8)")
     parser.add_argument("--ahead", type=int, default=6, help="processes that import at the same time (6)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")

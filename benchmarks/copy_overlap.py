@@ -2,11 +2,12 @@
 
     python benchmarks/copy_overlap.py [--json FILE]
 
-For a GPU. Runs a stream of matrix products (or of sums, which need the device's memory bandwidth) and 16
-copies of 32 MiB on their own streams, first separately and then concurrently. `hidden` is the share of the
-shorter of the two that cost no time. "staged" copies managed memory through two slots of plain device memory
-per direction, as the residency engine does. Uses 256 MiB of managed memory under a limit of 4 GiB. The guard
-requires eight times that free.
+For a GPU. Runs a stream of kernels and 16 copies of 32 MiB on their own streams, first separately and then
+concurrently. The kernels: matrix products and sums of 0.2 ms (sums need the device's memory bandwidth),
+attention of 10 ms, and products of 11 ms that keep every multiprocessor until they end. `hidden` is the
+share of the shorter of the two that cost no time. "staged" copies managed memory through two slots of plain
+device memory per direction, as the residency engine does. Uses 256 MiB of managed memory under a limit of
+4 GiB. The guard requires eight times that free.
 """
 
 from __future__ import annotations
@@ -112,7 +113,18 @@ def kernels() -> dict[str, Work]:
         for _ in range(90):
             long.add_(1)
 
-    return {"products": products, "sums": sums}
+    query = torch.randn(1, 16, 32768, 64, device="cuda", dtype=torch.bfloat16)
+    d, e, f = (torch.randn(16384, 16384, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def attention() -> None:
+        for _ in range(2):
+            torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    def large_products() -> None:
+        for _ in range(3):
+            torch.mm(d, e, out=f)
+
+    return {"products": products, "sums": sums, "attention": attention, "large_products": large_products}
 
 
 def measure() -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@
 
 A row is a workload, a budget and a way to update of a file in RESULTS, for which there is a trace of a run
 in core. The prediction takes nothing but the trace, with the durations that it has, and the profile of the
-card. Traces are of an H200 (traces/); three files have traces of their own (OWN_TRACES). docs/plan.md says
-which engine each file measured. Peaks are compared with those of the runs that the traces are of
-(traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces. --write
-puts both tables into the page, between its marks.
+card. Traces are of an H200 (traces/); some files have traces of their own (OWN_TRACES). Rows of
+bench_residency.py since it predicts have what it predicted then, by a trace of the row's process.
+docs/plan.md says which engine each file measured. Peaks are compared with those of the runs that the traces
+are of (traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces.
+--write puts both tables into the page, between its marks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ RESULTS = {  # and their cards
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100",
     "residency_h200_traced.json": "h200",
+    "residency_h100_own.json": "h100",
 }
+SHOWN = ("residency_h200_traced.json", "residency_h100_own.json")  # whose rows the page has
 OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100_workspaces",
@@ -54,8 +57,9 @@ MARK = "<!-- benchmarks/plan_errors.py: {} -->"
 class Row:
     """``predicted`` and ``measured`` in ms. ``predicted``: None if one operator exceeds the budget.
 
-    ``in_core``: a step in core, in the trace and measured. ``spread``: how much the measured steps in core
-    differ, as a part of their median. ``file``: of results/.
+    ``in_core``: a step in core, in the trace and measured, in the row's process if the trace is of it.
+    ``spread``: how much the steps of the process in core differ, as a part of their median. ``file``: of
+    results/.
     """
 
     workload: str
@@ -134,17 +138,19 @@ def step_rows(only: str = "") -> Iterator[Row]:
         optimizer = COLUMNS.get(row["column"])
         if optimizer is None or row["spike"] or only not in row["workload"]:
             continue
-        loop = loop_of(row["workload"], optimizer, row["card"], row["file"])
-        point = loop.point(row["budget"], optimizer)
         plain = in_core[row["file"], row["workload"]]
+        own = row.get("predicted")
+        if own is None:
+            loop = loop_of(row["workload"], optimizer, row["card"], row["file"])
+            step_ms = loop.point(row["budget"], optimizer).step_ms
         yield Row(
             row["workload"],
             optimizer,
             row["budget"],
             row["file"],
-            point.step_ms,
+            step_ms if own is None else own["step_ms"],
             row["step_ms"],
-            (loop.in_core_ms, plain["step_ms"]),
+            (loop.in_core_ms, plain["step_ms"]) if own is None else (own["traced_ms"], own["in_core_ms"]),
             (max(plain["steps_ms"]) - min(plain["steps_ms"])) / plain["step_ms"],
         )
 
@@ -174,6 +180,7 @@ def summary(rows: Sequence[Row | Peak], most: float, middle: float | None) -> st
 
 
 def step_table(rows: list[Row]) -> str:
+    """The rows of the newest files, and how far those of each file are off."""
     lines = [
         "| workload | optimizer | file | budget | in core, ms: trace / measured, spread "
         "| predicted | measured | error |",
@@ -188,9 +195,10 @@ def step_table(rows: list[Row]) -> str:
             else f"| {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.0%} |"
         )
         for row in rows
+        if row.file in SHOWN
     ]
     predicted = [row for row in rows if row.predicted is not None]
-    found = [summary(predicted, 0.10, 0.05)]
+    found = [summary([row for row in predicted if row.file in SHOWN], 0.10, 0.05)]
     found += [
         "",
         "| rows of | rows | within 10 % | median | of these, spread at most 10 % | within 10 % | median |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import _host_speed  # noqa: E402
 import _residency_columns as columns  # noqa: E402
 import _residency_processes as processes  # noqa: E402
 import bench_residency  # noqa: E402
@@ -142,3 +144,29 @@ class TestSampler:
             assert came.wait(60)
         assert asked_before[0] == 21
         assert sampler.peak(0, float("inf")) == 7
+
+
+class TestHostSpeed:
+    def test_cores_of_the_main_thread_and_of_autograd(self) -> None:
+        assert _host_speed.busy_cores() <= os.sched_getaffinity(0)
+        assert len(_host_speed.busy_cores()) >= 1
+
+    def test_a_loop_runs_on_its_core_and_leaves_the_thread_where_it_was(self) -> None:
+        before = os.sched_getaffinity(0)
+        assert _host_speed.loop_ms(min(before)) > 0
+        assert os.sched_getaffinity(0) == before
+
+    @pytest.mark.parametrize(("after", "calm"), [(1.1, True), (1.9, False)])
+    def test_calm_is_full_speed_before_and_after(
+        self, after: float, calm: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        took = iter([*([1.0] * _host_speed.PROBES), 1.05, after, 1.9, 1.0])
+        monkeypatch.setattr(_host_speed, "busy_cores", lambda: {0})
+        monkeypatch.setattr(_host_speed, "loop_ms", lambda core: next(took))
+        host = _host_speed.HostSpeed()
+        with host.watch() as watched:
+            assert not watched.calm
+        assert watched.calm is calm
+        with host.watch() as watched:
+            pass
+        assert not watched.calm

@@ -58,6 +58,20 @@ def test_calls_of_compiled_graphs(spawn: Spawn) -> None:
     assert done.stdout.splitlines()[-4].split() == ["inputs", "plain", "no", "budget", "watched", "idle"]
 
 
+def test_a_row_has_what_a_plan_predicts(tmp_path: Path) -> None:
+    """By a trace of its own process, once its budget is lifted."""
+    target = tmp_path / "rows.json"
+    arguments = ["--rehearse", "--only", "^2k tokens: engine, deferred, 1/2$", "--steps=3", "--warm-up=6"]
+    assert bench_residency.main([*arguments, "--json", str(target)]) == 0
+    plain, row = json.loads(target.read_text())["rows"]
+    assert "predicted" not in plain
+    found = row["predicted"]
+    assert found["note"] == ""
+    assert 0 < found["traced_ms"] <= found["step_ms"]
+    assert found["in_core_ms"] > 0
+    assert row["steps"] == len(row["steps_ms"]) == 3 and row["calm"] in (0, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -216,6 +216,24 @@ class TestSharedLinks:
         assert device.step_ms == device.device.step_ms
         assert host.step_ms == host.host_ms > 10_000
 
+    @pytest.mark.parametrize(("count", "most"), [(20, 1.25), (1, 1.5)])
+    def test_a_long_operator_hides_less_of_a_copy(self, count: int, most: float) -> None:
+        """20 ms of operators, and a copy of 10 ms beside them."""
+        use = Use(0, writes=False, creates=False, in_place=False)
+        beside = tuple(Operator("attention", 20.0 / count, (), ()) for _ in range(count))
+        short = Operator("other", 1.0, (), ())
+        first, last = (Operator("linear", 1.0, (use,), ()) for _ in range(2))
+        operators = (first, short, short, *beside, last)
+        transfers = (
+            Transfer("drop", 0, after=0, before=1),
+            Transfer("fetch", 0, after=1, before=len(operators) - 1),
+        )
+        value = Value(GIB // 2, is_persistent=True)
+        schedule = Schedule(4 * GIB, 4 * GIB, operators, (value,), transfers)
+        assert not check_schedule(schedule)
+        ratio = predict_on(schedule, load_card("h200")).step_ms / predict(schedule).step_ms
+        assert most - 0.25 < ratio < most
+
     @pytest.mark.parametrize("is_used_again", [False, True])
     def test_writes_in_place_that_nobody_reads_take_no_time(self, is_used_again: bool) -> None:
         """An optimizer may write to gradients, by its schema, and seldom does."""

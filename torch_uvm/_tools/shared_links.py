@@ -28,6 +28,10 @@ _INTO, _OUT = 0.92, 0.95
 #: copies into the device, out of it, and both. 1 - hidden, the mean of products and sums ("staged" in
 #: benchmarks/results/copy_overlap.json).
 _LONGER_INTO, _LONGER_OUT, _LONGER_BOTH = 0.17, 0.21, 0.34
+#: Above this duration of an operator, less and less of a copy is hidden, in inverse proportion: what fills
+#: or leaves a slot waits for a place on the device. Beside attention of 9.5 ms 0.15 are hidden, and beside
+#: kernels of 0.2 ms 0.8 ("staged" in benchmarks/results/copy_overlap_h100.json and copy_overlap.json).
+_HIDES_MS = 1.8
 #: The host's time for the engine at an operator ("operators" in benchmarks/results/residency.json), and for a
 #: piece of a transfer: two copies and five events (docs/performance.md).
 _OPERATOR_MS, _PIECE_MS = 1.8e-3, 15e-3
@@ -103,7 +107,6 @@ class _LinkUse:
         self.compute = found.compute
         self.into, self.out = _intervals(found.into), _intervals(found.out)
         self.both = _overlap(self.into, self.out)
-        self.beside = _intervals(found.compute)
 
     def rates(self, alone: LinkRates, card: Card) -> LinkRates:
         """The mean rates of the copies."""
@@ -118,10 +121,13 @@ class _LinkUse:
         total = _length(copies)
         if not total:
             return alone
-        two_ways, beside = _length(self.both), _length(_overlap(copies, self.beside))
-        all_three = _length(_overlap(self.both, self.beside))
-        moved = (total - two_ways - beside + all_three) * alone + (two_ways - all_three) * shared
-        moved += (beside - all_three) * alone / (1 + longer) + all_three * shared / (1 + _LONGER_BOTH)
+        both = _within(self.compute, self.both)
+        beside = _within(self.compute, copies)
+        without = total - _length(self.both) - sum(beside) + sum(both)  # neither operators nor other copies
+        moved = without * alone + (_length(self.both) - sum(both)) * shared
+        for op, one, two in zip(self.compute, beside, both, strict=True):
+            moved += (one - two) * alone / (1 + _longer(longer, op))
+            moved += two * shared / (1 + _longer(_LONGER_BOTH, op))
         return moved / total
 
     def stretched(self, schedule: Schedule) -> Schedule:
@@ -129,10 +135,17 @@ class _LinkUse:
         both = _within(self.compute, self.both)
         into, out = _within(self.compute, self.into), _within(self.compute, self.out)
         operators = []
-        for op, one, other, two in zip(schedule.operators, into, out, both, strict=True):
-            more = (one - two) * _part(_LONGER_INTO) + (other - two) * _part(_LONGER_OUT)
-            operators.append(replace(op, ms=op.ms + more + two * _part(_LONGER_BOTH)))
+        for op, span, one, other, two in zip(schedule.operators, self.compute, into, out, both, strict=True):
+            more = (one - two) * _part(_longer(_LONGER_INTO, span))
+            more += (other - two) * _part(_longer(_LONGER_OUT, span))
+            operators.append(replace(op, ms=op.ms + more + two * _part(_longer(_LONGER_BOTH, span))))
         return replace(schedule, operators=tuple(operators))
+
+
+def _longer(usual: float, operator: Span) -> float:
+    """`usual`, and more beside a long operator."""
+    ms = operator.end_ms - operator.begin_ms
+    return 1 - (1 - usual) * min(1.0, _HIDES_MS / ms) if ms > 0 else usual
 
 
 def _part(longer: float) -> float:
