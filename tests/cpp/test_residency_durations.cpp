@@ -32,12 +32,17 @@ class Loop {
     }
   }
 
-  void iterate() {
+  /// \param in_place whether the third operator uses its weight on the host, which takes 60 ms
+  void iterate(bool in_place = false) {
     runtime_.pass_on_host(0.5);
     for (StorageId weight = 1; weight <= 3; ++weight) {
       const Access access{weight, true};
       durations.begin(policy.begin(weight, {&access, 1}, false), kStream);
-      runtime_.host_waits_until(runtime_.run(kStream, static_cast<double>(weight)));
+      const bool slow = in_place && weight == 3;
+      if (slow && durations.timer() != nullptr) {
+        durations.timer()->isolate();
+      }
+      runtime_.host_waits_until(runtime_.run(kStream, slow ? 60 : static_cast<double>(weight)));
       policy.end({}, 0);
     }
   }
@@ -69,6 +74,27 @@ TEST(the_policy_learns_what_operators_take) {
   // Groups of up to 16 operators are longer than an iteration, so that times between iterations count, too.
   CHECK(loop.iteration_ms() > 5.9 && loop.iteration_ms() < 6.6);
   CHECK(loop.durations.timer() == nullptr); // it has stopped
+}
+
+/// The others keep their durations, and the operator counts as fast as they are.
+TEST(an_operator_in_place_is_timed_alone) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Loop loop(runtime);
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    loop.iterate(/*in_place=*/true);
+  }
+  CHECK(loop.policy.counters().following);
+  CHECK(std::abs(loop.iteration_ms() - (1 + 2 + 1.5)) < 0.1);
+}
+
+/// Its duration is that of the iterations in which it found its operands on the device.
+TEST(an_operator_that_is_in_place_at_times_has_the_duration_of_the_others) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Loop loop(runtime);
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    loop.iterate(/*in_place=*/iteration % 2 == 0);
+  }
+  CHECK(std::abs(loop.iteration_ms() - (1 + 2 + 3)) < 0.6);
 }
 
 TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {

@@ -48,8 +48,9 @@ void Durations::begin(const Decision& decision, Stream stream) noexcept {
       timer_.reset();
     } else if (!timer_) {
       timer_ = std::make_unique<OperatorTimer>(
-          runtime_, [this, before = policy_.operators()](std::uint64_t first, std::uint64_t operators, double us) {
-            policy_.ran(before + first, before + first + operators - 1, us / 1e3);
+          runtime_, [this, before = policy_.operators()](const OperatorTimer::Timed& timed) {
+            const std::uint64_t first = before + timed.first;
+            policy_.ran(first, first + timed.operators - 1, timed.us / 1e3, timed.in_place);
           });
     }
     if (decision.mark != 0) {

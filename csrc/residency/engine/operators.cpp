@@ -121,8 +121,11 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     for (Record* const record : frame.operands) {
       record->collective = op.collective;
     }
-    if (!wanted_in_place && state_.statistics.used_in_place.count != in_place_before) {
-      ++state_.statistics.over_budget;
+    if (state_.statistics.used_in_place.count != in_place_before) {
+      if (OperatorTimer* const timer = state_.timer_of(frame.device)) {
+        timer->isolate();
+      }
+      state_.statistics.over_budget += wanted_in_place ? 0 : 1;
     }
   } catch (...) { // no host memory for the frame
     state_.beginning = nullptr;

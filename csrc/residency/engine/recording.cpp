@@ -31,9 +31,9 @@ void ResidencyEngine::start_recording(const std::string& path) {
     throw InvalidArgument("accesses are seen on devices with a budget only; set one before recording");
   }
   auto recorder = std::make_unique<AccessRecorder>(path, budgets);
-  state_.operator_timer = std::make_unique<OperatorTimer>(
-      state_.runtime, [recorder = recorder.get()](std::uint64_t first, std::uint64_t operators, double us) {
-        recorder->ran(first, operators, us);
+  state_.operator_timer =
+      std::make_unique<OperatorTimer>(state_.runtime, [recorder = recorder.get()](const OperatorTimer::Timed& timed) {
+        recorder->ran(timed.first, timed.operators, timed.us);
       });
   state_.recorder = std::move(recorder);
   for (const auto& [id, record] : state_.records) {

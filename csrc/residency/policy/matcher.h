@@ -45,6 +45,7 @@ struct KnownSchedule {
   std::size_t created = 0; ///< bytes created in an iteration, as recorded
   bool stale = false; ///< sizes differed too much in the last iteration
   std::vector<unsigned> timed; ///< by operator: how often its duration was reported; empty: never
+  std::vector<bool> slowed; ///< by operator: in each report it used operands on the host; like `timed`
   std::uint32_t untimed = kNone; ///< number of operators whose duration was reported too seldom; kNone: none was
   std::uint64_t asked = 0; ///< number of operators whose duration was asked for
   Trial trial;

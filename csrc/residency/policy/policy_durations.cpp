@@ -24,9 +24,9 @@ double weight_of(const Iteration& iteration, std::uint32_t op) {
 }
 
 /// Operators that used operands in place took the link's time. Gives them the mean rate of the others, if that is less.
-void estimate_resident(Schedule& schedule) {
+/// \param slowed by operator: its duration is that in place
+void estimate_resident(Schedule& schedule, std::vector<bool> slowed) {
   Iteration& iteration = schedule.iteration;
-  std::vector<bool> slowed(iteration.size(), false);
   for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
     if (schedule.in_place[use]) {
       slowed[iteration.uses[use].op] = true;
@@ -69,7 +69,7 @@ void Policy::State::follow_candidate(KnownSchedule& known) {
   catch_up = forget = true;
 }
 
-void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
+void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place) {
   State& it = *state_;
   KnownSchedule* const known = it.matcher.current();
   if (known == nullptr || !it.matcher.matched() || known->untimed == 0) {
@@ -83,6 +83,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
   }
   if (known->untimed == kNone) {
     known->timed.assign(size, 0);
+    known->slowed.assign(size, true);
     known->untimed = size;
   }
   const auto place = [&](std::uint64_t number) {
@@ -98,8 +99,9 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms) {
     const auto share = static_cast<float>(ms * weight_of(iteration, op) / all);
     float& known_ms = iteration.ops[op].ms;
     known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
+    known->slowed[op] = known->slowed[op] && in_place;
     if (++known->timed[op] == kReports && --known->untimed == 0) {
-      estimate_resident(known->schedule);
+      estimate_resident(known->schedule, known->slowed);
       it.solve(*known);
       return;
     }

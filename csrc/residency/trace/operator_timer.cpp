@@ -16,7 +16,7 @@ OperatorTimer::~OperatorTimer() {
 
 void OperatorTimer::begin(Stream stream) noexcept {
   report_finished();
-  if (group_.operators == kMaxOperators || group_.stream != stream) {
+  if (group_.operators == kMaxOperators || group_.stream != stream || group_.in_place) {
     end_group();
   }
   if (group_.operators == 0) {
@@ -26,6 +26,19 @@ void OperatorTimer::begin(Stream stream) noexcept {
   }
   ++begun_;
   ++group_.operators;
+}
+
+void OperatorTimer::isolate() noexcept {
+  if (group_.operators > 1) {
+    const Stream stream = group_.stream;
+    --group_.operators;
+    end_group();
+    group_.first = begun_ - 1;
+    group_.operators = 1;
+    group_.stream = stream;
+    begin_part();
+  }
+  group_.in_place = true;
 }
 
 void OperatorTimer::begin_part() noexcept {
@@ -74,7 +87,7 @@ bool OperatorTimer::report(const Group& group) {
   for (const auto& [begin, end] : group.parts) {
     ms += runtime_.elapsed_ms(begin, end);
   }
-  report_(group.first, group.operators, 1e3 * ms);
+  report_({group.first, group.operators, 1e3 * ms, group.in_place});
   return true;
 }
 

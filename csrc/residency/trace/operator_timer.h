@@ -24,8 +24,14 @@ class OperatorTimer {
   /// An event costs the host about a microsecond, so not every operator has one.
   static constexpr std::uint64_t kMaxOperators = 16;
 
-  /// Called for each group: its first operator, counted from 0 in order of `begin`, their number, and microseconds.
-  using Report = std::function<void(std::uint64_t first, std::uint64_t operators, double us)>;
+  struct Timed {
+    std::uint64_t first = 0; ///< operator, counted from 0 in order of `begin`
+    std::uint64_t operators = 0;
+    double us = 0;
+    bool in_place = false; ///< `isolate` was called for it
+  };
+  /// Called for each group.
+  using Report = std::function<void(const Timed&)>;
 
   OperatorTimer(ManagedRuntime& runtime, Report report);
   /// Reports the groups that are done, without waiting for the others.
@@ -35,6 +41,8 @@ class OperatorTimer {
 
   /// An operator begins on the stream.
   void begin(Stream stream) noexcept;
+  /// The latest operator becomes a group of its own: it uses operands on the host, at the link's rate.
+  void isolate() noexcept;
   /// A step ends: the next operator begins a group.
   void end_group() noexcept;
 
@@ -60,6 +68,7 @@ class OperatorTimer {
     std::uint64_t first = 0;
     std::uint64_t operators = 0;
     Stream stream;
+    bool in_place = false; ///< its only operator uses operands on the host
     std::vector<std::pair<Event, Event>> parts; ///< begin and end
     bool running = false; ///< the last part has no end yet
     bool failed = false; ///< an event could not be recorded: the group is not timed
