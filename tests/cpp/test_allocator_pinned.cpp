@@ -129,6 +129,26 @@ TEST(delayed_copies_never_write_into_a_reused_pinned_block) {
   }
 }
 
+TEST(blocks_that_grow_find_room_in_the_segments_of_smaller_ones) {
+  Pinned rig(std::make_unique<RecordingRuntime>(1));
+  std::array<Block*, 24> blocks{};
+  std::size_t live = 0;
+  for (std::size_t step = 0; step < 300; ++step) {
+    live = 0;
+    for (Block*& block : blocks) {
+      if (block != nullptr) {
+        rig.allocator->free(block);
+      }
+      block = rig.allocate(128 * MiB + step * 64 * KiB, kStream);
+      live += rig.allocator->bytes(block);
+    }
+  }
+  CHECK(rig.source->bytes() <= 2 * live); // in segments of their own size it would be more than ten times as much
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+}
+
 TEST(a_fork_leaves_pinned_memory_alone) {
   Pinned rig(std::make_unique<RecordingRuntime>(1));
   Block* const block = rig.allocate(3 * MiB, Stream::host());

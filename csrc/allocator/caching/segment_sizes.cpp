@@ -19,6 +19,10 @@ constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// given size.
 constexpr std::size_t kGrowth = 8;
 constexpr std::size_t kSmallSegmentMax = 32 * MiB;
+/// The same for pinned memory, which is slow to make and to free. Tensors that grow a little in each step, such as the
+/// keys and values of a decoder, soon fit in no segment of the size that they had.
+constexpr std::size_t kPinnedGrowth = 4;
+constexpr std::size_t kPinnedSegmentMax = 1024 * MiB;
 
 } // namespace
 
@@ -37,6 +41,10 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
     return capped_segment_bytes(request, own);
   }
   const std::size_t unshared = request.kind == SizeClass::kMedium ? std::max(own, kMediumSegment) : own;
+  if (!managed && home.is_host()) {
+    const std::size_t grown = std::min(pool_statistics.reserved_bytes(home) / kPinnedGrowth, kPinnedSegmentMax);
+    return std::max({grown / own * own, own, least_shared_segment});
+  }
   if (!managed || !options.segment_min_bytes) { // the free memory of a device is not ours alone to claim
     return shares(home) ? std::max(own, least_shared_segment) : unshared;
   }
