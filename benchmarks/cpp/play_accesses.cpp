@@ -64,6 +64,8 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
   std::fflush(stdout);
 }
 
+constexpr int kSettling = 4; // steps until storages are where the chosen schedule has them
+
 int run(const std::vector<std::string>& arguments) {
   const std::string usage =
       "TRACE --budget BYTES,... [--iteration OPERATORS] [--repeat N] [--of-these N] [--step-ms MS] [--staging BYTES] "
@@ -128,7 +130,7 @@ int run(const std::vector<std::string>& arguments) {
       for (int more = 0; more < repeat && !player.engine().schedules_are_settled(); ++more) {
         player.repeat(1, figures);
       }
-      player.repeat(static_cast<int>(counted), figures);
+      player.repeat(kSettling + static_cast<int>(counted), figures);
     }
     if (player.races().faults() != 0) {
       throw std::runtime_error(std::to_string(player.races().faults()) +
