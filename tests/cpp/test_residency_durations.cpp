@@ -1,5 +1,7 @@
 // How durations reach the policy: timed operators and iterations, and the measured link.
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -37,7 +39,7 @@ class Loop {
     runtime_.pass_on_host(0.5);
     for (StorageId weight = 1; weight <= 3; ++weight) {
       const Access access{weight, true};
-      durations.begin(policy.begin(weight, {&access, 1}, false), kStream);
+      durations.begin(policy.begin(weight, {&access, 1}, false), kStream, weight);
       const bool slow = in_place && weight == 3;
       if (slow && durations.timer() != nullptr) {
         durations.timer()->isolate();
@@ -46,12 +48,16 @@ class Loop {
       policy.end({}, 0);
     }
   }
-  double iteration_ms() const {
-    double sum = 0;
+  std::vector<float> operators_ms() const {
+    std::vector<float> ms;
     for (const auto& op : policy.schedule().first->iteration.ops) {
-      sum += op.ms;
+      ms.push_back(op.ms);
     }
-    return sum;
+    return ms;
+  }
+  double iteration_ms() const {
+    const std::vector<float> ms = operators_ms();
+    return std::accumulate(ms.begin(), ms.end(), 0.0);
   }
 
  private:
@@ -74,6 +80,19 @@ TEST(the_policy_learns_what_operators_take) {
   // Groups of up to 16 operators are longer than an iteration, so that times between iterations count, too.
   CHECK(loop.iteration_ms() > 5.9 && loop.iteration_ms() < 6.6);
   CHECK(loop.durations.timer() == nullptr); // it has stopped
+}
+
+/// A schedule that gave each a share by its bytes would start transfers too late, or count on too much time.
+TEST(operators_of_a_group_that_takes_long_are_timed_alone) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Loop loop(runtime);
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    loop.iterate();
+  }
+  std::vector<float> ms = loop.operators_ms();
+  std::ranges::sort(ms); // an iteration may begin with any of them; the pause before it counts with the third
+  CHECK_EQ(ms.size(), std::size_t{3});
+  CHECK(std::abs(ms[0] - 1) < 0.1 && std::abs(ms[1] - 2) < 0.1 && std::abs(ms[2] - 3.5) < 0.1);
 }
 
 /// The others keep their durations, and the operator counts as fast as they are.
@@ -103,9 +122,9 @@ TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {
   Durations durations(runtime, policy);
   Decision decision;
   decision.wants_durations = true;
-  durations.begin(decision, Stream::host());
+  durations.begin(decision, Stream::host(), 1);
   CHECK(durations.timer() == nullptr);
-  durations.begin(decision, kStream);
+  durations.begin(decision, kStream, 1);
   CHECK(durations.timer() != nullptr);
 }
 
@@ -116,8 +135,8 @@ TEST(a_runtime_that_fails_ends_the_timing) {
   Decision decision;
   decision.mark = 1;
   runtime.fail("record_event", 1);
-  durations.begin(decision, kStream); // does not throw
-  durations.begin(decision, kStream);
+  durations.begin(decision, kStream, 1); // does not throw
+  durations.begin(decision, kStream, 1);
   CHECK_EQ(runtime.count("create_event"), 1U); // the first one was given back, and used again
 }
 

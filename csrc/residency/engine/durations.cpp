@@ -39,7 +39,7 @@ Durations::~Durations() {
   events_.destroy_all();
 }
 
-void Durations::begin(const Decision& decision, Stream stream) noexcept {
+void Durations::begin(const Decision& decision, Stream stream, OperatorKey key) noexcept {
   if (stream.is_host()) {
     return; // no operator with operands has run on the device yet
   }
@@ -60,7 +60,7 @@ void Durations::begin(const Decision& decision, Stream stream) noexcept {
     timer_.reset();
   }
   if (timer_) {
-    timer_->begin(stream);
+    timer_->begin(stream, key);
   }
 }
 

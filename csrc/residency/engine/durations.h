@@ -21,8 +21,10 @@ class Durations {
   Durations(const Durations&) = delete;
   Durations& operator=(const Durations&) = delete;
 
-  /// Called after each `Policy::begin`. \param decision what it returned \param stream the operator's
-  void begin(const Decision& decision, Stream stream) noexcept;
+  /// Called after each `Policy::begin`.
+  /// \param decision what it returned
+  /// \param stream the operator's
+  void begin(const Decision& decision, Stream stream, OperatorKey key) noexcept;
   /// The timer of single operators; nullptr: none is asked for.
   OperatorTimer* timer() const {
     return timer_.get();

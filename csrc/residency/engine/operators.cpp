@@ -71,12 +71,12 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     const std::size_t workspace = op.region ? 0 : decision.workspace;
     state_.begin_workspace(frame.device, next_id_);
     if (device.durations) {
-      device.durations->begin(decision, device.last_stream);
+      device.durations->begin(decision, device.last_stream, op.key);
     }
     if (state_.recorder) {
       let_host_get_ahead(device);
       state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
-      state_.operator_timer->begin(device.last_stream);
+      state_.operator_timer->begin(device.last_stream, op.key);
     }
     for (std::size_t index = 0; index < frame.operands.size(); ++index) {
       copies_.mark_use(*frame.operands[index], accesses_[index].writes);
@@ -265,7 +265,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       }
       const Decision& decision = state_.of(device).policy->begin(frame.key, {}, false);
       if (state_.of(device).durations) {
-        state_.of(device).durations->begin(decision, state_.of(device).last_stream);
+        state_.of(device).durations->begin(decision, state_.of(device).last_stream, frame.key);
       }
     }
     const std::size_t workspace =

@@ -61,7 +61,7 @@ class Policy {
 
   /// Operators ran on the device, without waits for transfers. They are numbered from 1, in order of `begin`. Durations
   /// may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
-  /// \param ms the duration of all of them together
+  /// \param ms the duration of all of them together; beyond kLongGroupMs, several are wanted again one by one
   /// \param in_place they used operands on the host, at the link's rate
   void ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place = false);
   /// The iteration of this mark took so long, all waits included (Decision::mark).

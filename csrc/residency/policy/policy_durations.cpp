@@ -90,6 +90,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     const std::uint64_t behind = (it.log.latest() - number) % size;
     return static_cast<std::uint32_t>((it.matcher.position() + size - behind) % size);
   };
+  const bool is_rough = last > first && ms > kLongGroupMs; // the bytes are a guess at the shares
   double all = 0;
   for (std::uint64_t number = first; number <= last; ++number) {
     all += weight_of(iteration, place(number));
@@ -98,6 +99,10 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     const std::uint32_t op = place(number);
     const auto share = static_cast<float>(ms * weight_of(iteration, op) / all);
     float& known_ms = iteration.ops[op].ms;
+    if (is_rough) {
+      known_ms = known->timed[op] == 0 ? share : known_ms;
+      continue;
+    }
     known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
     known->slowed[op] = known->slowed[op] && in_place;
     if (++known->timed[op] == kReports && --known->untimed == 0) {

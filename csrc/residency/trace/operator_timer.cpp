@@ -1,5 +1,7 @@
 #include "residency/trace/operator_timer.h"
 
+#include "residency/policy/flat_map.h"
+
 namespace torch_uvm {
 
 OperatorTimer::OperatorTimer(ManagedRuntime& runtime, Report report)
@@ -14,16 +16,20 @@ OperatorTimer::~OperatorTimer() {
   events_.destroy_all();
 }
 
-void OperatorTimer::begin(Stream stream) noexcept {
+void OperatorTimer::begin(Stream stream, OperatorKey key) noexcept {
   report_finished();
-  if (group_.operators == kMaxOperators || group_.stream != stream || group_.in_place) {
+  const std::uint64_t pair = mix_bits(std::exchange(last_, key)) ^ key;
+  const bool alone = alone_.contains(pair);
+  if (group_.operators == kMaxOperators || group_.stream != stream || group_.in_place || group_.alone || alone) {
     end_group();
   }
   if (group_.operators == 0) {
     group_.first = begun_;
     group_.stream = stream;
+    group_.alone = alone;
     begin_part();
   }
+  group_.pairs[group_.operators] = pair;
   ++begun_;
   ++group_.operators;
 }
@@ -31,9 +37,10 @@ void OperatorTimer::begin(Stream stream) noexcept {
 void OperatorTimer::isolate() noexcept {
   if (group_.operators > 1) {
     const Stream stream = group_.stream;
-    --group_.operators;
+    const std::uint64_t pair = group_.pairs[--group_.operators];
     end_group();
     group_.first = begun_ - 1;
+    group_.pairs[0] = pair;
     group_.operators = 1;
     group_.stream = stream;
     begin_part();
@@ -86,6 +93,9 @@ bool OperatorTimer::report(const Group& group) {
   double ms = 0;
   for (const auto& [begin, end] : group.parts) {
     ms += runtime_.elapsed_ms(begin, end);
+  }
+  if (group.operators > 1 && ms > kLongGroupMs) {
+    alone_.insert(group.pairs.begin(), group.pairs.begin() + group.operators);
   }
   report_({group.first, group.operators, 1e3 * ms, group.in_place});
   return true;

@@ -1,19 +1,23 @@
 // Times groups of consecutive operators on the device, for traces and schedules.
 //
 // A group begins with an event before its first operator and ends with one before the next group. Its time is what the
-// device spent from one to the other, or what the host took to queue the operators if that was longer. What the engine
+// device spent from one to the other, or what the host took to queue the operators if that was longer. Operators of a
+// group that took long are timed alone from then on, because their shares of its time would be a guess. What the engine
 // adds to the operators' stream, such as fetches and waits for operands and for the memory of results, is excluded: a
 // group is a list of parts, with a pair of events each.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "allocator/events.h"
+#include "residency/policy/decision.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -39,8 +43,8 @@ class OperatorTimer {
   OperatorTimer(const OperatorTimer&) = delete;
   OperatorTimer& operator=(const OperatorTimer&) = delete;
 
-  /// An operator begins on the stream.
-  void begin(Stream stream) noexcept;
+  /// An operator begins on the stream. It counts as the same one as before if the key of its predecessor was the same.
+  void begin(Stream stream, OperatorKey key) noexcept;
   /// The latest operator becomes a group of its own: it uses operands on the host, at the link's rate.
   void isolate() noexcept;
   /// A step ends: the next operator begins a group.
@@ -69,6 +73,8 @@ class OperatorTimer {
     std::uint64_t operators = 0;
     Stream stream;
     bool in_place = false; ///< its only operator uses operands on the host
+    bool alone = false; ///< it has only one operator
+    std::array<std::uint64_t, kMaxOperators> pairs{}; ///< by operator: of keys, its predecessor's and its own
     std::vector<std::pair<Event, Event>> parts; ///< begin and end
     bool running = false; ///< the last part has no end yet
     bool failed = false; ///< an event could not be recorded: the group is not timed
@@ -86,6 +92,8 @@ class OperatorTimer {
   EventPool events_;
   std::uint64_t begun_ = 0; ///< operators
   Group group_; ///< of the latest operator; without operators: none
+  OperatorKey last_ = 0;
+  std::unordered_set<std::uint64_t> alone_; ///< pairs of keys of operators in long groups
   std::deque<Group> ended_;
 };
 
