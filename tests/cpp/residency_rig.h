@@ -86,8 +86,9 @@ class Adapter final : public StorageAdapter {
   CachingManagedAllocator& memory_;
 };
 
-struct Rig {
-  RecordingRuntime runtime;
+template <typename Runtime>
+struct RigOn {
+  Runtime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
   const std::unique_ptr<Engine> owned_engine = Engine::make(runtime, memory, adapter);
@@ -95,11 +96,11 @@ struct Rig {
   std::vector<std::unique_ptr<Storage>> storages;
   const std::vector<Stream> streams{kStream};
 
-  explicit Rig(bool hard = true) {
+  explicit RigOn(bool hard = true) {
     engine.set_staging(kSlot);
     engine.set_budget(0, kBudget, hard);
   }
-  ~Rig() {
+  ~RigOn() {
     for (const auto& storage : storages) {
       free(*storage);
     }
@@ -178,6 +179,8 @@ struct Rig {
     return memory.statistics(Location::device(0)).reserved_bytes[0].current;
   }
 };
+
+using Rig = RigOn<RecordingRuntime>;
 
 /// Steps over more storages than the budget holds: each operator reads two storages and writes to one of them.
 inline void train(Rig& rig, int storages, int steps) {

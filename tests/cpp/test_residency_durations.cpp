@@ -9,6 +9,7 @@
 #include "harness.h"
 #include "residency/engine/durations.h"
 #include "residency/policy/schedule.h"
+#include "residency_rig.h"
 #include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
@@ -138,6 +139,50 @@ TEST(a_runtime_that_fails_ends_the_timing) {
   durations.begin(decision, kStream, 1); // does not throw
   durations.begin(decision, kStream, 1);
   CHECK_EQ(runtime.count("create_event"), 1U); // the first one was given back, and used again
+}
+
+/// Its kernels take time, and it has not reached an event when the host looks again at once.
+class SlowDevice final : public RecordingRuntime {
+ public:
+  void record_event(Event event, Stream stream) override {
+    RecordingRuntime::record_event(event, stream);
+    behind = true;
+  }
+  bool query_stream(Stream stream) override {
+    return !behind && RecordingRuntime::query_stream(stream);
+  }
+  double elapsed_ms(Event /*from*/, Event /*to*/) override {
+    return 2 * kLongGroupMs;
+  }
+  DeviceProperties device_properties(int device) const override {
+    DeviceProperties properties = RecordingRuntime::device_properties(device);
+    properties.kernels_take_time = true;
+    return properties;
+  }
+
+  bool behind = false;
+};
+
+/// The events of the engine's own timer come after the look.
+TEST(a_recording_holds_the_device_when_it_has_caught_up) {
+  constexpr std::size_t kLoop = 4;
+  residency::RigOn<SlowDevice> rig;
+  for (std::size_t i = 0; i < kLoop; ++i) {
+    rig.make(static_cast<unsigned char>(i), 1 * MiB); // they fit
+  }
+  const auto iterate = [&](std::size_t times) {
+    for (std::size_t op = 0; op < times * kLoop; ++op) {
+      rig.runtime.behind = false;
+      rig.run(10 + op % kLoop, {rig.storages[op % kLoop].get()}, true, [] {});
+    }
+  };
+  iterate(3); // the loop is known, and operators are timed alone
+  rig.engine.start_recording("/dev/null");
+  iterate(2);
+  CHECK_EQ(rig.runtime.count("delay"), 0U); // the program's own pace
+  iterate(1);
+  CHECK_EQ(rig.runtime.count("delay"), kLoop);
+  rig.engine.stop_recording();
 }
 
 TEST(the_links_rates_are_measured) {

@@ -70,11 +70,13 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
     const std::size_t workspace = op.region ? 0 : decision.workspace;
     state_.begin_workspace(frame.device, next_id_);
+    if (state_.recorder) {
+      let_host_get_ahead(device); // before an event is on the stream, which the device would not have reached yet
+    }
     if (device.durations) {
       device.durations->begin(decision, device.last_stream, op.key);
     }
     if (state_.recorder) {
-      let_host_get_ahead(device);
       state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
       state_.operator_timer->begin(device.last_stream, op.key);
     }
