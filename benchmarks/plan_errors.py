@@ -42,8 +42,11 @@ RESULTS = {  # and their cards
     "residency_h100_workspaces.json": "h100",
     "residency_h200_traced.json": "h200",
     "residency_h100_own.json": "h100",
+    "residency_h100_alone.json": "h100",
+    "residency_h100_alone_again.json": "h100",
 }
-SHOWN = ("residency_h200_traced.json", "residency_h100_own.json")  # whose rows the page has
+# Their rows are on the page.
+SHOWN = ("residency_h200_traced.json", "residency_h100_alone.json", "residency_h100_alone_again.json")
 OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100_workspaces",
