@@ -309,6 +309,20 @@ TEST(a_policy_stops_asking_for_durations_that_do_not_come) {
   CHECK(loop.policy.is_settled());
 }
 
+/// As for a loop that is lost once an iteration, so that no operator is timed alone.
+TEST(groups_that_take_long_count_if_operators_are_never_reported_one_by_one) {
+  Loop loop(options(16));
+  loop.settle();
+  for (int iteration = 0; iteration < 20 && loop.wants_durations; ++iteration) {
+    loop.iterate(0);
+    loop.policy.ran(loop.policy.operators() - 2, loop.policy.operators(), 30);
+    CHECK(loop.wants_durations || iteration >= 8);
+  }
+  CHECK(!loop.wants_durations);
+  CHECK_EQ(loop.ms_of(0), 10.0F);
+  CHECK(loop.policy.schedule().first->predicted_ms > 0); // the policy has made schedules from them
+}
+
 TEST(a_policy_without_durations_asks_for_none) {
   PolicyOptions untimed = options(16);
   untimed.timed = false;

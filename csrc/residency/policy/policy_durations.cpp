@@ -12,6 +12,7 @@ using namespace scheduling;
 namespace {
 
 constexpr unsigned kReports = 2; // of each operator; the shorter duration counts
+constexpr std::uint64_t kPatience = 8; // iterations in which groups that take long do not count
 constexpr double kSmallOperator = 1 << 20; // bytes that stand for the time of an operator that uses none
 
 /// Bytes that an operator uses: its share of the time of a group of operators.
@@ -90,7 +91,8 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     const std::uint64_t behind = (it.log.latest() - number) % size;
     return static_cast<std::uint32_t>((it.matcher.position() + size - behind) % size);
   };
-  const bool is_rough = last > first && ms > kLongGroupMs; // the bytes are a guess at the shares
+  // The bytes are a guess at the shares. It has to do for a loop that is lost now and then, and never timed one by one.
+  const bool is_rough = last > first && ms > kLongGroupMs && known->asked <= kPatience * size;
   double all = 0;
   for (std::uint64_t number = first; number <= last; ++number) {
     all += weight_of(iteration, place(number));
