@@ -21,10 +21,11 @@ FIRST, SECOND = torch.device("emu:0"), torch.device("emu:1")
 
 
 class Split(nn.Module):
-    # The first half on one device, the second on the other.
+    # The first half on one device, the second on the other. Weights of 4 MiB are whole steps of address ranges: with
+    # 2.25 MiB (768 features), a foreach operator's 8 ranges of 4 MiB alone would exceed its budget of 31.5 MiB.
     def __init__(self):
         super().__init__()
-        half = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))
+        half = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(4)))
         self.first, self.second = half().to(FIRST), half().to(SECOND)
 
     def forward(self, x):
@@ -37,7 +38,7 @@ def training(steps=6, **options):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
     losses = []
     for _ in range(steps):
-        loss = model(torch.randn(64, 768)).square().mean()
+        loss = model(torch.randn(64, 1024)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
