@@ -21,8 +21,8 @@ FIRST, SECOND = torch.device("emu:0"), torch.device("emu:1")
 
 
 class Split(nn.Module):
-    # The first half on one device, the second on the other. Weights of 4 MiB are whole steps of address ranges: with
-    # 2.25 MiB (768 features), a foreach operator's 8 ranges of 4 MiB alone would exceed its budget of 31.5 MiB.
+    # The first half on one device, the second on the other. Weights of 4 MiB are whole steps of address
+    # ranges. With 2.25 MiB (768 features) an operator's 8 ranges of 4 MiB would exceed a budget of 31.5 MiB.
     def __init__(self):
         super().__init__()
         half = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(4)))

@@ -25,9 +25,15 @@ RATES = schedules.LinkRates(into=WEIGHT * 1e3, out=WEIGHT * 1e3, in_place=WEIGHT
 
 
 def ring(
-    path: Path, weights: int = 4, writes: bool = True, us: float = 2000, rounds: int = 8, pauses: int = 0
+    path: Path,
+    weights: int = 4,
+    writes: bool = True,
+    us: float = 2000,
+    rounds: int = 8,
+    pauses: int = 0,
+    reads: bool = False,
 ) -> traces.Trace:
-    """Operators that use one weight each, in turn, with operators without operands between them."""
+    """Operators that use one weight each, in turn, with operators between them that use none or read it."""
     lines: list[dict[str, Any]] = [
         {
             "format": "torch_uvm accesses",
@@ -38,8 +44,9 @@ def ring(
     ]
     lines += [{"storage": each, "device": 0, "bytes": WEIGHT, "resident": True} for each in range(weights)]
     for at in range(rounds * weights * (1 + pauses)):
-        used = [at // (1 + pauses) % weights] if at % (1 + pauses) == 0 else []
-        accesses = {"reads": [] if writes else used, "writes": used if writes else []}
+        first = at % (1 + pauses) == 0
+        used = [at // (1 + pauses) % weights] if first or reads else []
+        accesses = {"reads": used, "writes": []} if not (writes and first) else {"reads": [], "writes": used}
         lines.append({"operator": f"op{used}", "time": at, "in_place_ok": False} | accesses)
         lines.append({"ran": at, "operators": 1, "us": us})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -91,6 +98,24 @@ class TestOfATrace:
         made = schedules.schedule_of(ring(tmp_path / "run.trace", writes=False), budget_for(2 * WEIGHT))
         assert made.bytes_of("write_back") == 0 < made.bytes_of("drop") == made.bytes_of("fetch")
         assert problems(made) == []
+
+    def test_what_is_read_behind_its_last_write_is_written_back_early(self, tmp_path: Path) -> None:
+        trace = ring(tmp_path / "run.trace", weights=2, pauses=1, reads=True)
+        made = schedules.schedule_of(trace, budget_for(WEIGHT))
+        found = schedules.predict(made, RATES)
+        left = [it for it in made.transfers if it.kind == "write_back"]
+        assert len(left) == len(made.operators) // 2 and all(it.stays == 1 for it in left)
+        assert problems(made) == []
+        # 2 ms to write and 2 to read, and 1 to fetch: the write-back of 1 ms hides behind the reads.
+        assert found.step_ms == pytest.approx(2.5 * len(made.operators))
+        assert all("stays for 1" in line for line in made.lines() if line.startswith("write_back"))
+        made.save(tmp_path / "schedule")
+        assert schedules.load_schedule(tmp_path / "schedule") == made
+        late = [replace(it, after=(it.after + 1) % len(made.operators), stays=0) for it in left]
+        others = [it for it in made.transfers if it.kind == "fetch"]
+        slower = replace(made, transfers=(*others, *late))
+        assert problems(slower) == []
+        assert schedules.predict(slower, RATES).step_ms == pytest.approx(3 * len(made.operators))
 
     def test_deadlines(self, schedule: Schedule) -> None:
         for it in schedule.transfers:
@@ -166,6 +191,11 @@ class TestCheck:
     def test_a_fetch_for_an_operator_that_does_not_use_it(self, schedule: Schedule) -> None:
         found = self.change(schedule, "fetch", lambda it: [replace(it, before=it.before + 1)])
         assert any("does not use it next" in each for each in found)
+
+    def test_a_write_behind_a_write_back(self, tmp_path: Path) -> None:
+        made = schedules.schedule_of(ring(tmp_path / "t", weights=2, pauses=1), budget_for(WEIGHT))
+        found = self.change(made, "write_back", lambda it: [replace(it, after=it.after - 1, stays=1)])
+        assert any("behind its write-back" in each for each in found)
 
     def test_too_little_room(self, schedule: Schedule) -> None:
         found = schedules.check_schedule(replace(schedule, capacity=schedule.capacity - WEIGHT))
@@ -262,6 +292,7 @@ class TestFiles:
             (("transfers", 0, "kind"), "teleport"),
             (("transfers", 0, "value"), 99),
             (("transfers", 0, "after"), 1 << 40),
+            (("transfers", 0, "stays"), 1 << 40),
             (("operators", 0, "ms"), "soon"),
             (("operators", "with uses", "uses", 0, "value"), 99),
             (("operators", "with uses", "uses", 0, "writes"), 1),

@@ -87,6 +87,7 @@ py::dict as_dict(const Decisions& decisions, std::uint32_t operators) {
   py::dict dict;
   dict["in_place"] = decisions.in_place;
   dict["evictions"] = nested(decisions.retire, operators);
+  dict["write_backs"] = nested(decisions.write_back, operators);
   dict["fetches"] = fetches;
   return dict;
 }

@@ -78,8 +78,12 @@ class _Model:
         self.schedule = schedule
         self.rates = rates
         self.after: list[list[int]] = [[] for _ in schedule.operators]
+        self.leaving: list[list[int]] = [[] for _ in schedule.operators]
         for number, it in enumerate(schedule.transfers):
             self.after[it.after].append(number)
+            if it.kind != "fetch":
+                self.leaving[(it.after + it.stays) % len(self.leaving)].append(number)
+        self.written_back: dict[int, float] = {}  # when the bytes of transfers are on the host
         self.sizes = [it.bytes for it in schedule.values]
         self.ready: dict[int, float] = {}  # resident values, and when their bytes are there
         self.pending: deque[tuple[int, float]] = deque()  # fetches, and when they were triggered
@@ -141,17 +145,18 @@ class _Model:
             self.leave(value, self.now)
         for transfer in self.after[number]:
             self.trigger(transfer, self.schedule.transfers[transfer])
+        for transfer in self.leaving[number]:
+            end = max(self.now, self.written_back.get(transfer, self.now))
+            self.leave(self.schedule.transfers[transfer].value, end)
 
     def trigger(self, number: int, transfer: Transfer) -> None:
         if transfer.kind == "fetch":
             self.pending.append((number, self.now))
-        elif transfer.value in self.ready:
-            end = self.now
-            if transfer.kind == "write_back":
-                begin = max(self.now, self.out_free)
-                end = self.out_free = begin + self.sizes[transfer.value] / self.rates.out * 1e3
-                self.out.append(Span(begin, end, number))
-            self.leave(transfer.value, end)
+        elif transfer.kind == "write_back" and transfer.value in self.ready:
+            begin = max(self.now, self.out_free)
+            end = self.out_free = begin + self.sizes[transfer.value] / self.rates.out * 1e3
+            self.out.append(Span(begin, end, number))
+            self.written_back[number] = end
 
     def is_on_its_way(self, value: int) -> bool:
         return any(self.schedule.transfers[number].value == value for number, _ in self.pending)

@@ -18,7 +18,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule; empty: nothing.
 
     Every use finds its value where the schedule has it. A fetch is for the next operator that uses the value.
-    No operator has more bytes on the device than there is capacity, those on their way in included.
+    Nothing writes to a value that stays for some operators behind its write-back. No operator has more bytes
+    on the device than there is capacity, those on their way in included.
     """
     problems: list[str] = []
     count = len(schedule.operators)
@@ -49,6 +50,9 @@ def check_schedule(schedule: Schedule) -> list[str]:
         users = [
             at for at, op in enumerate(schedule.operators) if any(use.value == it.value for use in op.uses)
         ]
+        for at in ((it.after + step + 1) % count for step in range(it.stays)):
+            if any(use.value == it.value and use.writes for use in schedule.operators[at].uses):
+                problems.append(f"operator {at} writes to value {it.value} behind its write-back")
         if it.kind == "fetch" and it.before != min(users, key=lambda at: (at - it.after - 1) % count):
             problems.append(f"transfer {number} is for operator {it.before}, which does not use it next")
     for at, used in enumerate(level):
@@ -70,7 +74,8 @@ def _lives(schedule: Schedule) -> Iterator[tuple[list[tuple[int, str]], bool]]:
             events[value].append((at, 1, "free"))
     for it in schedule.transfers:
         fetches = it.kind == "fetch"
-        events[it.value].append((it.after, 2 if fetches else 1, "fetch" if fetches else "evict"))
+        at = (it.after + it.stays) % len(schedule.operators)
+        events[it.value].append((at, 2 if fetches else 1, "fetch" if fetches else "evict"))
     for value in range(len(schedule.values)):
         ordered = [(at, what) for at, _, what in sorted(events[value])]
         # Where the last event leaves it, the next iteration finds it.

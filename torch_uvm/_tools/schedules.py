@@ -61,12 +61,14 @@ class Transfer:
     Args:
         after: the operator that triggers it, when it has ended.
         before: the operator that needs it. It uses a fetched value, or needs the room of one that leaves.
+        stays: how many operators later the device's copy is given up. It is read until then.
     """
 
     kind: str
     value: int
     after: int
     before: int
+    stays: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Schedule:
         for it in sorted(self.transfers, key=lambda it: (it.after, it.before)):
             trigger, need = self.operators[it.after].name, self.operators[it.before].name
             size = _C.format_bytes(self.values[it.value].bytes)
-            yield f"{it.kind:<10} {size:>10}  after {it.after} {trigger}, before {it.before} {need}"
+            stays = f", stays for {it.stays}" if it.stays else ""
+            yield f"{it.kind:<10} {size:>10}  after {it.after} {trigger}, before {it.before} {need}{stays}"
 
     def save(self, path: str | Path) -> None:
         """Writes the schedule as JSON.
@@ -153,7 +156,7 @@ def load_schedule(path: str | Path) -> Schedule:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{printable(path)}: {type(error).__name__}: {error}") from None
-    ends = [end for it in schedule.transfers for end in (it.after, it.before)]
+    ends = [end for it in schedule.transfers for end in (it.after, it.before, it.stays)]
     named = [it.value for it in schedule.transfers]
     for op in schedule.operators:
         named += [use.value for use in op.uses] + list(op.frees)
@@ -190,9 +193,8 @@ def _operator(record: Mapping[str, Any]) -> Operator:
 def _transfer(record: Mapping[str, Any]) -> Transfer:
     if record["kind"] not in KINDS:
         raise ValueError(f"a transfer of kind {excerpt(record['kind'])}")
-    return Transfer(
-        record["kind"], _number(record["value"]), _number(record["after"]), _number(record["before"])
-    )
+    ends = (_number(record["after"]), _number(record["before"]), _number(record.get("stays", 0)))
+    return Transfer(record["kind"], _number(record["value"]), *ends)
 
 
 def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Schedule:
@@ -252,7 +254,7 @@ def _schedule(
         Operator(name, times[at], tuple(uses[at]), tuple(frees[at])) for at, name in enumerate(names)
     )
     evictions = [(value, op) for op, leaving in enumerate(decided["evictions"]) for value in leaving]
-    transfers = _transfers(operators, values, evictions, decided["fetches"], found["capacity"])
+    transfers = _transfers(operators, values, evictions, decided, found["capacity"])
     return Schedule(budget, found["capacity"], operators, tuple(values), transfers, found["steps"])
 
 
@@ -331,10 +333,10 @@ def _transfers(
     operators: Sequence[Operator],
     values: Sequence[Value],
     evictions: Sequence[tuple[int, int]],
-    fetches: Sequence[tuple[int, int, int]],
+    decided: Mapping[str, Any],
     capacity: int,
 ) -> tuple[Transfer, ...]:
-    count = len(operators)
+    count, fetches = len(operators), decided["fetches"]
     levels = resident_bytes(operators, values, evictions, fetches)
     returns: dict[int, list[int]] = {}
     for value, after, _ in fetches:
@@ -350,23 +352,26 @@ def _transfers(
         away = min(((end - after - 1) % count for end in ends), default=count - 1)
         places = [(after + 1 + step) % count for step in range(away + 1)]
         full = (at for at in places if levels[at] + values[value].bytes > capacity)
-        kind = "write_back" if _is_dirty(operators, evictions, value, after) else "drop"
-        transfers.append(Transfer(kind, value, after, next(full, places[-1])))
+        written = _since_written(operators, evictions, value, after)
+        kind = "drop" if written is None else "write_back"
+        early = written is not None and value in decided["write_backs"][(after - written) % count]
+        stays = written if written is not None and early else 0
+        transfers.append(Transfer(kind, value, (after - stays) % count, next(full, places[-1]), stays))
     return tuple(transfers)
 
 
-def _is_dirty(
+def _since_written(
     operators: Sequence[Operator], evictions: Sequence[tuple[int, int]], value: int, after: int
-) -> bool:
-    """Whether the device's copy has changed since the value left the device before."""
+) -> int | None:
+    """How many operators ago the device's copy changed. None: not since it left the device before."""
     left = {at for each, at in evictions if each == value}
     for back in range(len(operators)):
         at = (after - back) % len(operators)
         if back > 0 and at in left:
-            return False
+            return None
         if any(
             use.value == value and (use.writes or use.creates) and not use.in_place
             for use in operators[at].uses
         ):
-            return True
-    return False
+            return back
+    return None

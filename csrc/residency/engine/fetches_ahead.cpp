@@ -26,37 +26,50 @@ void FetchesAhead::follow(const Decision& decision, int index) {
   if (decision.forget) {
     forget_fetches(device);
   }
-  if (decision.retire.empty() && decision.fetch.empty() && device.retired.empty() && device.pending.empty() &&
-      device.unforeseen.empty()) {
+  if (decision.retire.empty() && decision.write_back.empty() && decision.fetch.empty() && device.retired.empty() &&
+      device.pending.empty() && device.unforeseen.empty()) {
     return; // most operators
   }
   device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
-  retire_and_release(decision.retire, index);
+  const std::uint64_t before = device.write_backs_started; // those started now wait for the operator
+  write_back(decision, index);
+  release_read_copies(index, before);
   queue_unforeseen_fetches(index);
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
 }
 
-void FetchesAhead::retire_and_release(std::span<const StorageId> storages, int index) {
+void FetchesAhead::write_back(const Decision& decision, int index) {
   Device& device = state_.of(index);
   const Copies::AfterOperator after(copies_, device.last_stream);
-  const std::uint64_t before = device.write_backs_started; // those started now wait for the operator
-  for (const StorageId id : storages) {
-    Record* const record = state_.find(id);
-    if (record == nullptr || record->points_at != Side::kDevice ||
-        !state_.address_may_change(*record, Mover::kEngine)) {
-      continue;
-    }
-    copies_.take_sole_ownership(*record);
-    if (record->host_valid || copies_.start_write_back(*record)) {
-      if (record->range != nullptr && (!record->block_ready || copies_.is_used_since(*record))) {
-        copies_.note_last_use(*record);
-      }
-      record->retiring = true;
-      record->retirement = ++device.retirements;
-      device.retired.push_back({id, record->retirement});
+  for (const StorageId id : decision.write_back) {
+    Record* const record = leaving(id);
+    if (record != nullptr && !record->host_valid) {
+      copies_.start_write_back(*record);
     }
   }
-  release_read_copies(index, before);
+  for (const StorageId id : decision.retire) {
+    Record* const record = leaving(id);
+    if (record == nullptr || !(record->host_valid || copies_.start_write_back(*record))) {
+      continue;
+    }
+    // What has used it since its bytes were written back must not be waited for longer than necessary.
+    if ((!record->block_ready || copies_.is_used_since(*record)) &&
+        (record->range != nullptr || !state_.is_read(*record))) {
+      copies_.note_last_use(*record);
+    }
+    record->retiring = true;
+    record->retirement = ++device.retirements;
+    device.retired.push_back({id, record->retirement});
+  }
+}
+
+Record* FetchesAhead::leaving(StorageId id) const {
+  Record* const record = state_.find(id);
+  if (record == nullptr || record->points_at != Side::kDevice || !state_.address_may_change(*record, Mover::kEngine)) {
+    return nullptr;
+  }
+  copies_.take_sole_ownership(*record);
+  return record;
 }
 
 void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {

@@ -17,7 +17,10 @@ class FetchesAhead {
   void follow(const Decision& decision, int device);
 
  private:
-  void retire_and_release(std::span<const StorageId> storages, int device);
+  /// Starts what the decision writes back or retires.
+  void write_back(const Decision& decision, int device);
+  /// The record of a storage that may be written back now and leave later; nullptr: it may not.
+  Record* leaving(StorageId id) const;
   /// Frees the retiring device copies whose write-backs are done.
   /// \param latest the latest write-back that may be done
   void release_read_copies(int device, std::uint64_t latest);

@@ -43,6 +43,8 @@ struct Decision {
   /// Start to write these back now. Each device copy may be evicted once its write-back is done, or at once if it is
   /// clean.
   std::vector<StorageId> retire;
+  /// Start to write these back now, and keep their device copies until they are retired.
+  std::vector<StorageId> write_back;
   /// At `begin`: sizes of the results that outlive the operator. From the schedule, or without one from an earlier
   /// operator of the same name and operand sizes. Empty: none, or unknown.
   std::vector<std::size_t> births;

@@ -114,6 +114,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   }
   it.decision.fetch.clear();
   it.decision.retire.clear();
+  it.decision.write_back.clear();
   it.decision.forget = false;
   it.decision.births.clear();
   it.decision.workspace = 0;
@@ -154,6 +155,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
   }
   it.decision.fetch.clear();
   it.decision.retire.clear();
+  it.decision.write_back.clear();
   it.decision.births.clear();
   it.decision.forget = it.forget;
   it.forget = false;

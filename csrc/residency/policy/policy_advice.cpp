@@ -13,19 +13,11 @@ constexpr std::size_t kMaxCaughtUp = 512; // maximum number of scheduled fetches
 
 } // namespace
 
-void Policy::State::retire(std::uint32_t value) {
+void Policy::State::add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const {
   const StorageId storage = matcher.current()->bound[value];
   const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
   if (state != nullptr && !state->pinned) {
-    decision.retire.push_back(storage);
-  }
-}
-
-void Policy::State::fetch(std::uint32_t value) {
-  const StorageId storage = matcher.current()->bound[value];
-  const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
-  if (state != nullptr && !state->pinned) {
-    decision.fetch.push_back(storage);
+    storages_to_move.push_back(storage);
   }
 }
 
@@ -38,7 +30,10 @@ void Policy::State::advise() {
   }
   const std::uint32_t position = matcher.position();
   for (const std::uint32_t value : known.schedule.retire[position]) {
-    retire(value);
+    add_to(decision.retire, value);
+  }
+  for (const std::uint32_t value : known.schedule.write_back[position]) {
+    add_to(decision.write_back, value);
   }
   if (!known.retired_overdue) {
     retire_overdue(known);
@@ -47,7 +42,7 @@ void Policy::State::advise() {
     ask_for_what_is_due(known);
   }
   for (const std::uint32_t value : known.schedule.fetch[position]) {
-    fetch(value);
+    add_to(decision.fetch, value);
   }
 }
 
@@ -68,7 +63,7 @@ void Policy::State::retire_overdue(KnownSchedule& known) {
     const std::uint32_t latest = after == uses.begin() ? uses.back() : *std::prev(after);
     any_evicted |= known.schedule.evicted_after[latest];
     if (known.schedule.evicted_after[latest] && iteration.uses[latest].op != position) {
-      retire(value);
+      add_to(decision.retire, value);
     }
   }
   if (any_evicted) {
@@ -95,7 +90,7 @@ void Policy::State::ask_for_what_is_due(const KnownSchedule& known) {
     const std::uint32_t ahead = (it.need + size - it.issue) % size; // at least 1
     const std::uint32_t left = (it.need + size - position) % size;
     if (left != 0 && left < ahead) {
-      fetch(it.value);
+      add_to(decision.fetch, it.value);
     }
   }
   catch_up = false;

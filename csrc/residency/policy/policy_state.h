@@ -88,8 +88,8 @@ struct Policy::State {
   void ask_for_durations();
   /// Fills `decision` from the current schedule and position.
   void advise();
-  void retire(std::uint32_t value);
-  void fetch(std::uint32_t value);
+  /// Adds the storage that the value has now, unless it is pinned.
+  void add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const;
   void retire_overdue(scheduling::KnownSchedule& known);
   void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 };

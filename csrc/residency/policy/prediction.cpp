@@ -46,6 +46,7 @@ class Timeline {
     double ready = kNever; ///< when its bytes are on the device; kNever: they are not, and no fetch has begun
     std::uint32_t pending = 0; ///< fetches that have not begun
     bool host_valid = true;
+    double written_back = 0; ///< when the latest write-back ends
   };
 
   double bytes(std::uint32_t value) const {
@@ -94,8 +95,12 @@ class Timeline {
     for (const std::uint32_t value : iteration_.frees[op]) {
       leave(value, now_);
     }
+    for (const std::uint32_t value : schedule_.write_back[op]) {
+      write_back(value);
+    }
     for (const std::uint32_t value : schedule_.retire[op]) {
-      evict(value);
+      write_back(value);
+      leave(value, std::max(now_, values_[value].written_back));
     }
     for (const std::uint32_t value : schedule_.fetch[op]) {
       pending_.emplace_back(value, now_);
@@ -104,13 +109,11 @@ class Timeline {
     return true;
   }
 
-  void evict(std::uint32_t value) {
-    double end = now_;
+  void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
-      end = out_free_ = std::max(now_, out_free_) + bytes(value) / rates_.out;
+      values_[value].written_back = out_free_ = std::max(now_, out_free_) + bytes(value) / rates_.out;
       values_[value].host_valid = true;
     }
-    leave(value, end);
   }
 
   void leave(std::uint32_t value, double time) {

@@ -81,6 +81,7 @@ void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std
   }
   schedule.fetch = {};
   schedule.retire = {};
+  schedule.write_back = {};
   for (std::uint32_t op = 0; op < size; ++op) {
     // They are in order of need from the iteration's start. Sort by distance from `op`, which wraps around.
     std::stable_sort(asked[op].begin(), asked[op].end(), [&](const Fetch& left, const Fetch& right) {
@@ -96,6 +97,37 @@ void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std
       }
     }
     schedule.retire.close_list();
+    schedule.write_back.close_list();
+  }
+}
+
+void write_back_early(Schedule& schedule) {
+  const Iteration& iteration = schedule.iteration;
+  std::vector<std::vector<std::uint32_t>> written(iteration.size()); // by operator
+  for (const std::vector<std::uint32_t>& uses : iteration.uses_of) {
+    // Twice around, since the last write before an eviction may be in the iteration before.
+    std::uint32_t last_write = kNone;
+    for (std::size_t at = 0; at < 2 * uses.size(); ++at) {
+      const std::uint32_t use = uses[at % uses.size()];
+      const Use& it = iteration.uses[use];
+      if (!schedule.in_place[use] && (it.writes || it.is_creation)) {
+        last_write = it.op;
+      }
+      if (!schedule.evicted_after[use]) {
+        continue;
+      }
+      if (at >= uses.size() && last_write != kNone && last_write != it.op) {
+        written[last_write].push_back(it.value);
+      }
+      last_write = kNone; // the host has the bytes until the next write
+    }
+  }
+  schedule.write_back = {};
+  for (const std::vector<std::uint32_t>& values : written) {
+    for (const std::uint32_t value : values) {
+      schedule.write_back.push(value);
+    }
+    schedule.write_back.close_list();
   }
 }
 
@@ -115,6 +147,7 @@ Schedule make_schedule(Iteration iteration, const PolicyOptions& options) {
   const std::size_t capacity = capacity_of(schedule.iteration, options);
   choose_evictions(schedule, options, capacity);
   place_fetches(schedule, capacity);
+  write_back_early(schedule);
   return schedule;
 }
 

@@ -28,6 +28,7 @@ struct Decisions {
   std::vector<bool> evicted_after; ///< by use: the value is evicted after it
   std::vector<bool> in_place; ///< by use: on the host
   Lists retire; ///< by operator: values to evict after it
+  Lists write_back; ///< by operator: values to write back after it, whose evictions come later
   Lists fetch; ///< by operator: values to prefetch after it, in order of need
   std::vector<Fetch> fetches; ///< all prefetches, in order of need
   double predicted_ms = 0; ///< duration of an iteration (prediction.h); 0: the operators' durations are not known
@@ -61,6 +62,10 @@ std::vector<std::size_t> base_usage(const Schedule& schedule);
 /// \param ahead by use that a prefetch follows: the maximum number of operators between the prefetch and its use;
 ///   empty: no maximum
 void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std::uint32_t> ahead = {});
+
+/// Writes values back right after their last writes, so that nothing has to be copied when they are evicted. Without
+/// this an eviction writes back.
+void write_back_early(Schedule& schedule);
 
 /// For `place_fetches`: how far ahead each prefetch must be issued to be done before its use, if it is issued as late
 /// as possible and each waits for the ones before it.
