@@ -44,9 +44,15 @@ RESULTS = {  # and their cards
     "residency_h100_own.json": "h100",
     "residency_h100_alone.json": "h100",
     "residency_h100_alone_again.json": "h100",
+    "residency_h200_early.json": "h200",
 }
 # Their rows are on the page.
-SHOWN = ("residency_h200_traced.json", "residency_h100_alone.json", "residency_h100_alone_again.json")
+SHOWN = (
+    "residency_h200_traced.json",
+    "residency_h100_alone.json",
+    "residency_h100_alone_again.json",
+    "residency_h200_early.json",
+)
 OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",
     "residency_h100_workspaces.json": "h100_workspaces",

@@ -8,33 +8,36 @@ namespace torch_uvm::scheduling {
 
 namespace {
 
-/// Early write-backs have to shorten the prediction to this part. With less of a gain some rows take longer in modelled
-/// time, where memory has fragments.
+/// Early write-backs are worth a trial if they shorten the prediction to this part.
 constexpr double kEarlyPays = 0.98;
 
 } // namespace
 
 std::vector<Decisions> make_candidates(Schedule& schedule, const PolicyOptions& options) {
   const std::size_t capacity = capacity_of(schedule.iteration, options);
-  std::vector<Decisions> candidates;
-  const auto add = [&] {
+  std::vector<Decisions> candidates, early;
+  const auto add = [&](std::vector<Decisions>& to) {
     schedule.predicted_ms = predict_ms(schedule, options.rates, capacity);
-    candidates.push_back(schedule);
+    to.push_back(schedule);
+  };
+  const auto add_both = [&] {
+    add(candidates);
     write_back_early(schedule);
-    schedule.predicted_ms = predict_ms(schedule, options.rates, capacity);
-    if (schedule.predicted_ms < kEarlyPays * candidates.back().predicted_ms) {
-      candidates.back() = schedule;
-    }
+    add(early);
   };
   choose_evictions(schedule, options, capacity);
   place_fetches(schedule, capacity);
-  add();
+  add_both();
   for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
     choose_evictions_in_time(schedule, options, capacity, rule);
     place_fetches(schedule, capacity, latest_fetches(schedule, options.rates));
-    add();
+    add_both();
   }
   std::ranges::stable_sort(candidates, {}, &Decisions::predicted_ms);
+  const auto best = std::ranges::min_element(early, {}, &Decisions::predicted_ms);
+  if (best->predicted_ms < kEarlyPays * candidates.front().predicted_ms) {
+    candidates.insert(candidates.begin(), std::move(*best));
+  }
   return candidates;
 }
 
