@@ -181,6 +181,37 @@ TEST(a_pinned_storage_stays_and_uses_the_budget) {
   CHECK_EQ(shown(schedule, schedule.fetch), "1:3 2:2");
 }
 
+/// Storage 1 would have room all the way from its use to the next one, but then the fetch of storage 2 has none until
+/// its use, and comes late.
+TEST(fetches_have_their_room_before_evictions_are_taken_back) {
+  Script script({{1, 8}, {2, 8}, {3, 8}});
+  for (int iteration = 0; iteration < 4; ++iteration) {
+    script.op(10, {{2, false}, {3, false}}); // 0
+    script.op(11, {{3, false}}); // 1
+    script.op(12, {{1, false}, {3, false}}); // 2
+    script.op(13, {{3, false}}); // 3
+    script.op(14, {{3, false}}, {{101, 8}}); // 4
+    script.op(15, {{3, false}, {101, false}}, {}, {101}); // 5
+    script.op(16, {{2, false}, {3, false}}); // 6
+    script.op(17, {{3, false}}); // 7
+  }
+  Schedule schedule;
+  schedule.iteration = make_iteration(script.log(), 8);
+  for (Iteration::Op& op : schedule.iteration.ops) {
+    op.ms = 4;
+  }
+  for (const Use& use : schedule.iteration.uses) {
+    const StorageId storage = schedule.iteration.values[use.value].persistent;
+    schedule.evicted_after.push_back((storage == 1 && use.op == 2) || (storage == 2 && use.op == 0));
+    schedule.in_place.push_back(false);
+  }
+  place_fetches(schedule, 24, latest_fetches(schedule, {1, 1, 1}));
+  CHECK_EQ(shown(schedule, schedule.retire), "2:1"); // storage 2 stays, too
+  CHECK_EQ(shown(schedule, schedule.fetch), "7:1");
+  place_fetches(schedule, 32, latest_fetches(schedule, {1, 1, 1}));
+  CHECK_EQ(shown(schedule, schedule.retire), ""); // there is room for all
+}
+
 /// A temporary that lives across the end of an iteration, such as a gradient that the next step frees at its beginning.
 TEST(a_value_may_live_across_the_end_of_an_iteration) {
   Script script(std::map<StorageId, std::size_t>{{1, 4}});

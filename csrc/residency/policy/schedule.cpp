@@ -59,24 +59,34 @@ void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std
   std::stable_sort(returning.begin(), returning.end(), [&](std::uint32_t left, std::uint32_t right) {
     return iteration.uses[iteration.uses[left].next].op < iteration.uses[iteration.uses[right].next].op;
   });
-  schedule.fetches.clear();
+  const auto bytes_of = [&](std::uint32_t use) {
+    return static_cast<std::int64_t>(iteration.values[iteration.uses[use].value].bytes);
+  };
+  /// How many of `count` operators before `end` have room for the value.
+  const auto fits = [&](std::uint32_t use, std::uint32_t end, std::uint32_t count) {
+    return usage.fits_before(end, count, static_cast<std::int64_t>(capacity) - bytes_of(use));
+  };
+  const auto take = [&](std::uint32_t use, std::uint32_t end, std::uint32_t count) {
+    usage.add((end + size - count) % size, count, bytes_of(use));
+  };
+  std::vector<std::uint32_t> ahead; // by entry of `returning`: operators between the prefetch and the use
   for (const std::uint32_t use : returning) {
-    const Use& it = iteration.uses[use];
-    const auto bytes = static_cast<std::int64_t>(iteration.values[it.value].bytes);
-    const std::uint32_t need = iteration.uses[it.next].op;
-    const std::uint32_t between = it.distance - 1;
-    std::uint32_t ahead = usage.fits_before(need, between, static_cast<std::int64_t>(capacity) - bytes);
-    if (ahead == between && !schedule.in_place[use]) {
-      usage.add((need + size - ahead) % size, ahead, bytes);
+    const std::uint32_t need = iteration.uses[iteration.uses[use].next].op;
+    const std::uint32_t room = fits(use, need, iteration.uses[use].distance - 1);
+    ahead.push_back(most_ahead.empty() ? room : std::min(room, most_ahead[use]));
+    take(use, need, ahead.back());
+  }
+  schedule.fetches.clear();
+  for (std::size_t at = 0; at < returning.size(); ++at) {
+    const std::uint32_t use = returning[at], need = iteration.uses[iteration.uses[use].next].op;
+    const std::uint32_t begin = (need + size - ahead[at]) % size, rest = iteration.uses[use].distance - 1 - ahead[at];
+    if (!schedule.in_place[use] && fits(use, begin, rest) == rest) {
+      take(use, begin, rest);
       schedule.evicted_after[use] = false;
       continue;
     }
-    if (!most_ahead.empty()) {
-      ahead = std::min(ahead, most_ahead[use]);
-    }
-    usage.add((need + size - ahead) % size, ahead, bytes);
-    const std::uint32_t issue = (need + 2 * size - ahead - 1) % size;
-    schedule.fetches.push_back({it.value, issue, need});
+    const std::uint32_t issue = (begin + size - 1) % size;
+    schedule.fetches.push_back({iteration.uses[use].value, issue, need});
     asked[issue].push_back(schedule.fetches.back());
   }
   schedule.fetch = {};

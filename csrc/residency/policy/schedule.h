@@ -57,8 +57,8 @@ void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, 
 /// Device bytes in use during each operator, without prefetches.
 std::vector<std::size_t> base_usage(const Schedule& schedule);
 
-/// Issues each prefetch as early as there is room from then until its use, in order of need. If there is room all the
-/// way back to the eviction, the value is not evicted.
+/// Issues each prefetch as early as there is room from then until its use, in order of need. Once all have their room,
+/// a value that also has it all the way back to its eviction is not evicted.
 /// \param ahead by use that a prefetch follows: the maximum number of operators between the prefetch and its use;
 ///   empty: no maximum
 void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std::uint32_t> ahead = {});
