@@ -11,8 +11,9 @@ constexpr unsigned kLongestPause = 31;
 
 /// Number of operators before its use at which a storage that was evicted off schedule is fetched again. An earlier
 /// fetch takes room that was already short; a later one queues behind the scheduled prefetches. In modelled time 64 to
-/// 256 perform alike; 32 is worse if many fetches are queued.
-constexpr std::uint64_t kSoon = 128;
+/// 256 perform alike; 32 is worse if many fetches are queued. In a short iteration at most 1/8 of it: there each such
+/// fetch would be so early that others are evicted off schedule for it, again and again.
+constexpr std::uint64_t kSoon = 128, kSoonShare = 8;
 
 /// At most 1/4 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
 /// memory and leaves no contiguous room for large results. In modelled time 1/5 to 1/3 perform alike. Without a bound
@@ -129,15 +130,20 @@ void FetchesAhead::start_pending_fetches(int index, bool changed) {
 
 void FetchesAhead::queue_unforeseen_fetches(int index) {
   Device& device = state_.of(index);
+  if (device.unforeseen.empty()) {
+    return;
+  }
   const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
-  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= state_.operators + kSoon) {
+  const std::uint64_t length = device.policy->step_length();
+  const std::uint64_t soon = length == 0 ? kSoon : std::clamp<std::uint64_t>(length / kSoonShare, 1, kSoon);
+  while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= state_.operators + soon) {
     const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
     const Record* const record = state_.find(id);
     const double next = next_use(id); // the schedule may have changed
     if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
       continue;
     }
-    if (next > static_cast<double>(kSoon)) {
+    if (next > static_cast<double>(soon)) {
       state_.fetch_again(*record);
       continue;
     }
