@@ -1,6 +1,6 @@
 """Steps within a budget, predicted on any machine, beside their lower bound.
 
-    python benchmarks/bench_schedules.py [--only TEXT] [--parts 1.5,2,4]
+    python benchmarks/bench_schedules.py [--only TEXT] [--parts 1.5,2,4] [--refinements 0]
 
 Each workload's traces (benchmarks/traces, timed on an H200 by record_traces.py) are played through the engine
 and the allocator in modelled time: one with updates in place, one with deferred updates. The bound is
@@ -81,6 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Predicted steps and their bounds.", allow_abbrev=False)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parser.add_argument("--parts", default="1.5,2,4", help="of the peak")
+    parser.add_argument("--refinements", type=int, default=0, help="of the bound: lower_bound.py")
     arguments = parser.parse_args()
     if not PLAYER.exists():
         parser.error(f"{PLAYER} is not there; make cpp builds it")
@@ -93,13 +94,15 @@ def main() -> int:
     ratios = []
     for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items():
         if arguments.only in workload:
-            ratios += rows(workload, traces, parts)
+            ratios += rows(workload, traces, parts, arguments.refinements)
     if ratios:
         print(f"predicted / bound: mean {statistics.mean(ratios):.2f}, worst {max(ratios):.2f}")
     return 0
 
 
-def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float]) -> list[float]:
+def rows(
+    workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float], refinements: int
+) -> list[float]:
     """Prints the workload's rows. Returns predicted / bound of each that has both."""
     ratios = []
     step_ms, peak = traces["in_place"]["step_ms"], traces["in_place"]["peak_bytes"]
@@ -122,7 +125,7 @@ def rows(workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float
             if "deferred" not in paths:
                 print(f"{'-':>10}", end="")
             try:
-                least = bound(paths["in_place"], budget, step_ms)["bound_ms"]
+                least = bound(paths["in_place"], budget, step_ms, refinements=refinements)["bound_ms"]
                 print(f"{least / step_ms:>10.2f}", end="")
                 if predicted:
                     ratios.append(min(predicted) / least)

@@ -1,6 +1,7 @@
 """The lower bound of a step's time within a budget, for every policy.
 
-    python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--json FILE]
+    python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--refinements 2]
+        [--json FILE]
 
 It reads a trace with the operators' durations (docs/traces.md). `torch_uvm/_tools/lower_bound.py` says what
 the bound takes into account.
@@ -21,7 +22,12 @@ from torch_uvm.traces import read_trace
 
 
 def bound(
-    path: Path, budget: int, step_ms: float | None = None, rates: LinkRates | None = None, intervals: int = 64
+    path: Path,
+    budget: int,
+    step_ms: float | None = None,
+    rates: LinkRates | None = None,
+    intervals: int = 64,
+    refinements: int = 0,
 ) -> dict[str, float]:
     """`lower_bound.bound` of the trace in a file.
 
@@ -29,7 +35,7 @@ def bound(
         ValueError, RuntimeError: as there, or it is no trace.
         OSError: it cannot be read.
     """
-    return lower_bound.bound(read_trace(path), budget, step_ms, rates, intervals)
+    return lower_bound.bound(read_trace(path), budget, step_ms, rates, intervals, refinements)
 
 
 def least_traffic(path: Path, budget: int, intervals: int = 64) -> tuple[float, float]:
@@ -49,10 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=_C.parse_bytes, required=True, help="such as 4GiB")
     parser.add_argument("--step-ms", type=float, help="a step in core")
     parser.add_argument("--intervals", type=int, default=64)
+    parser.add_argument("--refinements", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     try:
-        result = bound(arguments.trace, arguments.budget, arguments.step_ms, intervals=arguments.intervals)
+        checks = {"intervals": arguments.intervals, "refinements": arguments.refinements}
+        result = bound(arguments.trace, arguments.budget, arguments.step_ms, **checks)
     except (OSError, ValueError) as error:
         parser.error(f"{arguments.trace}: {error}")
     for key, value in result.items():

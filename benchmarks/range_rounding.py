@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from torch_uvm import _C
-from torch_uvm._tools.lower_bound import live_bytes
+from torch_uvm._tools.budget_checks import live_bytes
 from torch_uvm._tools.timed_iteration import Iteration, iteration_of
 from torch_uvm.traces import read_trace
 

@@ -94,6 +94,25 @@ def test_a_ring_of_three(
     assert lower_bound.least_traffic(script.path, budget * MB) == (pytest.approx(fetched * MB, abs=1), 0)
 
 
+def test_refinements_find_the_operators_that_matter(
+    lower_bound: ModuleType, rates: Any, script: Script
+) -> None:
+    """With one check of the budget a ring of three seems to move less than it must."""
+    for name in (1, 2, 3):
+        script.storage(name, 100 * MB)
+    for _ in range(4):
+        for name in (1, 2, 3):
+            script.op([], writes=[name])
+    path, steps = script.write(), []
+    for refinements in range(3):
+        got = lower_bound.bound(path, 150 * MB, rates=rates, intervals=1, refinements=refinements)
+        steps.append(got["bound_ms"])
+    every_operator = lower_bound.bound(path, 150 * MB, rates=rates)["bound_ms"]
+    assert steps[0] < steps[-1] == pytest.approx(every_operator)
+    assert every_operator == pytest.approx(4.5)
+    assert steps == sorted(steps)
+
+
 def test_written_storages_are_written_back_again(lower_bound: ModuleType, rates: Any, script: Script) -> None:
     for name in (1, 2):
         script.storage(name, 100 * MB)

@@ -7,8 +7,8 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
   iteration repeats: what is evicted at its end comes back at the beginning of the next one.
 - Bytes are evicted one by one. There are no fragments, no reserve, no latencies, and no blocks to align.
 - Each direction of the link carries at most its rate, as if the other one were idle.
-- The budget is checked at some operators only: of each of N intervals of equal time, at the one with the most
-  live bytes. Between two checks the order of transfers and uses does not count.
+- The budget is checked at some operators only (budget_checks.py). Between two checks the order of transfers
+  and uses does not count.
 - An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
   rate of such kernels, in both directions if it writes, and the operator's.
 - A fused optimizer may update each parameter later, as deferred updates do, until it is used. What is absent
@@ -20,12 +20,14 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torch_uvm._tools.access_traces import Trace
+from torch_uvm._tools.budget_checks import Segments, more_checks, spread_checks
 from torch_uvm._tools.linear_programme import LinearProgramme, Terms
 from torch_uvm._tools.predictions import LinkRates
 from torch_uvm._tools.timed_iteration import Iteration, iteration_of
@@ -79,44 +81,7 @@ class _Pattern:
     kept: int
 
 
-class _Segments:
-    """The iteration, cut behind the operators at which the budget is checked. What is behind the last one
-    belongs to the first segment, of the next round."""
-
-    def __init__(self, iteration: Iteration, count: int) -> None:
-        durations = np.array(iteration.durations_ms)
-        ends = np.cumsum(durations)
-        interval = np.minimum((ends - durations / 2) / ends[-1] * count, count - 1).astype(int)
-        self.live = live_bytes(iteration)
-        checks: dict[int, int] = {}
-        for at, number in enumerate(interval):
-            if number not in checks or self.live[at] > self.live[checks[number]]:
-                checks[number] = at
-        self.checks = sorted(checks.values())
-        self.count = len(self.checks)
-        self.of = np.searchsorted(self.checks, np.arange(len(durations))) % self.count
-        floats = np.array(iteration.floats)
-        self.ms = np.bincount(self.of, np.where(floats, 0.0, durations), self.count)
-        self.floating_ms = float(durations[floats].sum())
-
-
-def live_bytes(iteration: Iteration) -> np.ndarray[Any, Any]:
-    """Bytes at each operator if nothing is evicted."""
-    size = len(iteration.durations_ms)
-    change = np.zeros(size + 1)
-    for value in iteration.values:
-        # A temporary of the iteration before may last until the one of this iteration has been made.
-        begin = 0 if value.is_persistent else value.uses[0].at
-        left = size if value.is_persistent else value.lasts(size) + value.kept + 1
-        while left > 0:
-            end = min(begin + left, size)
-            change[begin] += value.bytes
-            change[end] -= value.bytes
-            begin, left = 0, left - (end - begin)
-    return np.cumsum(change)[:size]
-
-
-def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
+def _patterns(iteration: Iteration, cut: Segments) -> dict[_Pattern, float]:
     found: dict[_Pattern, float] = defaultdict(float)
     size = len(iteration.durations_ms)
     for value in iteration.values:
@@ -153,8 +118,8 @@ def _patterns(iteration: Iteration, cut: _Segments) -> dict[_Pattern, float]:
 class _Bound:
     """Builds the programme. A gap is the time between two uses of a pattern."""
 
-    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, intervals: int) -> None:
-        self.cut = _Segments(iteration, intervals)
+    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, checks: Sequence[int]) -> None:
+        self.cut = Segments(iteration, checks)
         self.rates = rates
         self.programme = LinearProgramme()
         segments = range(self.cut.count)
@@ -337,6 +302,7 @@ def bound(
     step_ms: float | None = None,
     rates: LinkRates | None = None,
     intervals: int = 64,
+    refinements: int = 0,
 ) -> dict[str, float]:
     """The least time of a step, and what a fastest step of the programme moves.
 
@@ -344,7 +310,10 @@ def bound(
         trace: of one device.
         budget: device bytes for storages.
         step_ms: a step in core, which the recorded durations are scaled to. None: they stay as they are.
-        intervals: at how many operators the budget is checked. More give a higher bound and take longer.
+        intervals: of equal time. The budget is checked at one operator of each. More give a higher bound and
+            take longer.
+        refinements: how often the budget is checked at up to 48 more operators: where the link is busiest in
+            both directions.
 
     Returns:
         ``bound_ms``; ``in_core_ms``, the sum of the durations; ``in_place``: bytes of a fastest step.
@@ -354,12 +323,19 @@ def bound(
         RuntimeError: the programme was not solved.
     """
     iteration = iteration_of(trace, step_ms)
-    made = _Bound(iteration, budget, rates or LinkRates(), intervals)
-    solved = made.programme.minimise((each, 1.0) for each in made.ms)
+    checks = spread_checks(iteration, intervals)
+    for refinement in range(refinements + 1):
+        made = _Bound(iteration, budget, rates or LinkRates(), checks)
+        solved = made.programme.minimise((each, 1.0) for each in made.ms)
+        busy = np.minimum(_by_segment(solved, made.into), _by_segment(solved, made.out))
+        more = more_checks(iteration, made.cut, busy) if refinement < refinements else []
+        if not more:
+            break
+        checks = sorted({*checks, *more})
     return {
         "bound_ms": float(solved[made.ms].sum()),
         "in_core_ms": float(sum(iteration.durations_ms)),
-        "in_place": _total(solved, made.in_place),
+        "in_place": float(_by_segment(solved, made.in_place).sum()),
     }
 
 
@@ -369,10 +345,13 @@ def least_traffic(trace: Trace, budget: int, intervals: int = 64) -> tuple[float
     Raises:
         ValueError, RuntimeError: as `bound`.
     """
-    made = _Bound(iteration_of(trace, 1.0), budget, LinkRates(), intervals)
+    iteration = iteration_of(trace, 1.0)
+    made = _Bound(iteration, budget, LinkRates(), spread_checks(iteration, intervals))
     solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
-    return _total(solved, made.into), _total(solved, made.out)
+    return float(_by_segment(solved, made.into).sum()), float(_by_segment(solved, made.out).sum())
 
 
-def _total(solved: np.ndarray[Any, Any], traffic: list[Terms]) -> float:
-    return _SCALE * float(sum(solved[each] * factor for terms in traffic for each, factor in terms))
+def _by_segment(solved: np.ndarray[Any, Any], traffic: list[Terms]) -> np.ndarray[Any, Any]:
+    """Bytes."""
+    sums = [sum(solved[each] * factor for each, factor in terms) for terms in traffic]
+    return _SCALE * np.array(sums, dtype=float)
