@@ -120,13 +120,12 @@ TEST(a_storage_that_a_collective_uses_on_the_host_is_not_fetched_ahead) {
   rig.check_engine();
 }
 
-TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
-  // A large temporary evicts everything. When it is freed, there is room for all storages at once, long before their
-  // use.
-  constexpr std::size_t kSmall = 512 * KiB;
+/// The most bytes that are fetched ahead in a loop over `count` storages of `bytes`. A large temporary evicts
+/// everything. When it is freed, there is room for all storages at once, long before their use.
+std::size_t most_fetched_ahead(std::size_t bytes, std::size_t count) {
   Rig rig;
-  for (unsigned char number = 1; number <= 13; ++number) {
-    rig.make(number, kSmall);
+  for (std::size_t number = 1; number <= count; ++number) {
+    rig.make(static_cast<unsigned char>(number), bytes);
   }
   std::size_t most = 0;
   const auto run = [&](OperatorKey key, Storage& used) {
@@ -146,12 +145,20 @@ TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
     for (OperatorKey key = 10; key < 20; ++key) {
       run(key, *rig.storages[0]);
     }
-    for (OperatorKey key = 20; key < 32; ++key) {
-      run(key, *rig.storages[key - 19]);
+    for (std::size_t index = 1; index < count; ++index) {
+      run(19 + index, *rig.storages[index]);
     }
   }
-  CHECK_EQ(most, (kBudget - 4 * kSlot) / 4);
   CHECK(rig.engine.statistics().plan_hits > 0);
+  return most;
+}
+
+TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
+  CHECK_EQ(most_fetched_ahead(512 * KiB, 13), (kBudget - 4 * kSlot) / 4);
+}
+
+TEST(two_large_storages_are_fetched_ahead_and_not_three) {
+  CHECK_EQ(most_fetched_ahead(5 * MiB / 4, 5), 5 * MiB / 2);
 }
 
 TEST(fetches_for_another_step_do_not_block_those_of_this_one) {

@@ -20,6 +20,9 @@ constexpr std::uint64_t kSoon = 128, kSoonShare = 8;
 /// steps take up to a third longer; with 1/10 the link goes idle.
 constexpr std::size_t kAheadShare = 4;
 
+/// Two storages may be prefetched up to 1/3 of the cap, so that the link has the next one to copy when one is there.
+constexpr std::size_t kTwoAheadShare = 3;
+
 } // namespace
 
 void FetchesAhead::follow(const Decision& decision, int index) {
@@ -95,7 +98,8 @@ bool FetchesAhead::is_wanted(const Record& pending) const {
 }
 
 bool FetchesAhead::may_fetch_ahead(const Device& device, std::size_t bytes) const {
-  return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= device.cap / kAheadShare;
+  const std::size_t two = std::min(2 * bytes, device.cap / kTwoAheadShare);
+  return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= std::max(device.cap / kAheadShare, two);
 }
 
 void FetchesAhead::forget_fetches(Device& device) noexcept {
