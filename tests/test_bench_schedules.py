@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from torch_uvm._tools.timed_iteration import iteration_of
+from torch_uvm.schedules import schedule_of
+from torch_uvm.traces import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAYER = ROOT / "build" / "cpp" / "play_accesses"
@@ -38,3 +44,23 @@ def test_a_row_with_measurements() -> None:
     seen = row("CNN", "2")
     assert 1 < float(seen["measured"]) < 10
     assert float(seen["bound"]) <= float(seen["planned"]) <= float(seen["in place"])
+
+
+def test_little_is_fetched_that_no_schedule_evicts(tmp_path: Path) -> None:
+    """A large result finds free memory in pieces, between storages that are on their way to the host."""
+    if not PLAYER.exists():
+        pytest.skip("play_accesses is not built")
+    folder = ROOT / "benchmarks" / "traces"
+    kinds = json.loads((folder / "index.json").read_text())["vision transformer"]
+    step_ms, budget = kinds["in_place"]["step_ms"], int(kinds["in_place"]["peak_bytes"] / 1.5)
+    path = tmp_path / "trace"
+    path.write_bytes(lzma.decompress((folder / kinds["deferred"]["file"]).read_bytes()))
+    trace = read_trace(path)
+    command = [str(PLAYER), str(path), "--budget", str(budget), "--step-ms", str(step_ms)]
+    command += ["--iteration", str(len(iteration_of(trace, step_ms).floats))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    head, figures = done.stdout.splitlines()
+    assert head.split()[:2] == ["budget", "fetched"]
+    fetched = float(figures.split()[1])
+    schedule = schedule_of(trace, budget, step_ms)
+    assert 0.98 < fetched / (schedule.bytes_of("fetch") / schedule.steps / 2**20) < 1.04

@@ -32,7 +32,7 @@ const unsigned char* all_of(unsigned char content) {
   static const auto* const all = [] {
     auto* const made = new std::vector<std::vector<unsigned char>>;
     for (int each = 0; each < 256; ++each) {
-      made->emplace_back(kSize, static_cast<unsigned char>(each));
+      made->emplace_back(2 * kSize, static_cast<unsigned char>(each));
     }
     return made;
   }();
@@ -67,8 +67,8 @@ class Delayed {
   bool make(unsigned char content) {
     try {
       Storage made;
-      made.bytes = kSize;
-      made.block = memory_.allocate(kSize, Location::device(0), kStream);
+      made.bytes = kSize + content % 5 * kSize / 8; // so that free pieces must be joined
+      made.block = memory_.allocate(made.bytes, Location::device(0), kStream);
       made.ptr = static_cast<unsigned char*>(memory_.data(made.block));
       storages_.push_back(made);
     } catch (const std::exception&) {
@@ -83,6 +83,9 @@ class Delayed {
     Storage& written = storages_[number % storages_.size()];
     Storage& read = storages_[(number + storages_.size() / 2) % storages_.size()];
     run(10 + number % storages_.size(), written, static_cast<unsigned char>(written.content + 1), &read);
+    if (number % 3 == 0) {
+      use_temporary((3 + number % 4) * kSize);
+    }
   }
   std::size_t count() const {
     return storages_.size();
@@ -91,13 +94,13 @@ class Delayed {
   void check_all() {
     runtime.synchronize_device(0);
     for (const Storage& storage : storages_) {
-      for (const std::size_t at : {std::size_t{0}, kSize / 2, kSize - 1}) {
+      for (const std::size_t at : {std::size_t{0}, storage.bytes / 2, storage.bytes - 1}) {
         CHECK_EQ(static_cast<int>(storage.ptr[at]), static_cast<int>(storage.content));
       }
     }
     for (const Seen& seen : seen_) {
       CHECK_EQ(static_cast<int>(seen.bytes[0]), static_cast<int>(seen.wanted));
-      CHECK_EQ(static_cast<int>(seen.bytes[kSize - 1]), static_cast<int>(seen.wanted));
+      CHECK_EQ(static_cast<int>(seen.bytes.back()), static_cast<int>(seen.wanted));
     }
     seen_.clear();
     if (const auto wrong = engine_->check()) {
@@ -146,17 +149,28 @@ class Delayed {
       engine_->begin(frame, {key, "test", key % 3 == 0, false, false}, operands, {kStream});
     }
     if (read != nullptr) {
-      seen_.push_back({std::vector<unsigned char>(kSize), read->content});
-      kernel(seen_.back().bytes.data(), read->ptr);
+      seen_.push_back({std::vector<unsigned char>(read->bytes), read->content});
+      kernel(seen_.back().bytes.data(), read->ptr, read->bytes);
     }
-    kernel(written.ptr, all_of(content));
+    kernel(written.ptr, all_of(content), written.bytes);
     written.content = content;
     const Engine::Lock lock(*engine_);
     engine_->end(frame);
   }
-  void kernel(void* to, const void* from) {
+  /// Memory that what is free suffices for once others move or leave.
+  void use_temporary(std::size_t bytes) {
+    Block* made = nullptr;
+    try {
+      made = memory_.allocate(bytes, Location::device(0), kStream);
+    } catch (const std::exception&) {
+      return; // the failing call
+    }
+    kernel(memory_.data(made), all_of(255), kSize);
+    memory_.free(made);
+  }
+  void kernel(void* to, const void* from, std::size_t bytes) {
     const std::size_t missing = failures_.clear();
-    runtime.copy_async(to, from, kSize, kStream);
+    runtime.copy_async(to, from, bytes, kStream);
     if (missing != 0) {
       failures_.fail(failing_, missing);
     }

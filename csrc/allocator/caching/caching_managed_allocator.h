@@ -304,21 +304,25 @@ class CachingManagedAllocator {
   std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream,
                                   const std::function<double(void* tag, std::size_t bytes)>& cost,
                                   const std::function<bool(void* tag)>& claim);
-  /// A range whose free pieces become one of at least the request if its allocated blocks slide together.
+  /// A range whose free pieces become one of at least the request once some of its allocated blocks have left, and the
+  /// others slide together.
   struct Slides {
     struct Step {
       void* tag = nullptr; ///< of the block
       bool up = false; ///< towards higher addresses
     };
+    std::vector<void*> leaving; ///< tags of blocks to be freed before
     std::vector<Step> steps; ///< in this order, each block slides once
     double cost = 0;
   };
   /// The cheapest such range, by `cost` and the number of copies; a range that needs too many copies is not taken.
-  /// \param cost as in min_cost_range, of moving a block
-  /// \return nullopt: there is none, or no slide is needed
-  /// \throws InvalidArgument; what `cost` throws
+  /// \param slides as in min_cost_range, of moving a block
+  /// \param leaves the same, of freeing it, in the same unit. A block leaves if that costs less. Empty: none leaves
+  /// \return nullopt: there is none, or free neighbours hold the request
+  /// \throws InvalidArgument; what `slides` and `leaves` throw
   std::optional<Slides> find_slides(std::size_t bytes, int device,
-                                    const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+                                    const std::function<double(void* tag, std::size_t bytes)>& slides,
+                                    const std::function<double(void* tag, std::size_t bytes)>& leaves = {}) const;
   /// Exchanges a block with the free blocks directly below it (`up`: above it), and reserves the move like
   /// reserve_moves. Only the owner may call this, who does not free the block until the move is finished.
   /// \return nullopt: there is no free neighbour on that side, or the block cannot move; nothing has changed

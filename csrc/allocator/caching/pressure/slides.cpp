@@ -3,9 +3,10 @@
 //   before   | free | A | B | free | C | free |
 //   after    | A | B |      free        |  C  |
 //
-// A range begins and ends with a free block. All of its allocated blocks are copied once, whichever way they slide. A
-// block slides by the free bytes on the side that it slides to; a copy is no longer than that, because source and
-// destination overlap. The ways are chosen so that the copies are few.
+// Blocks in the range may leave: their bytes are to be freed first. A range begins and ends with a block that is free
+// or leaves. All others are copied once, whichever way they slide. A block slides by the free bytes on the side that it
+// slides to; a copy is no longer than that, because source and destination overlap. The ways are chosen so that the
+// copies are few.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -27,44 +28,64 @@ constexpr std::size_t kMaxCopies = 512;
 /// Cost of starting a copy, in bytes: a device copies as many in the 4 us that a launch takes.
 constexpr double kCopy = 8 * MiB;
 
-/// From the first free block to the last one.
+/// From the first piece to the last one.
 struct Range {
   const Block* first = nullptr;
   const Block* last = nullptr;
   double cost = 0;
 };
 
-/// Appends the minimal ranges of a segment: their free blocks hold the request, and would not without the first or the
-/// last one.
-void add_ranges(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<Range>& ranges) {
-  struct Piece {
+/// What becomes of a block in a range.
+struct Fate {
+  double cost = kStays;
+  bool leaves = false; ///< or is free; else it slides
+};
+
+Fate fate_of(const Block& block, const Cost& slides, const Cost& leaves) {
+  if (block.state == BlockState::kFree) {
+    return {0, true};
+  }
+  if (block.state != BlockState::kAllocated || block.free_list->home != block.segment->home) {
+    return {};
+  }
+  const double sliding = slides(block.tag, block.bytes);
+  const double leaving = leaves ? leaves(block.tag, block.bytes) : kStays;
+  return leaving < sliding ? Fate{leaving, true} : Fate{sliding, false};
+}
+
+/// Appends the minimal ranges of a segment: their pieces hold the request, and would not without the first or the last
+/// one.
+void add_ranges(const Segment& segment, std::size_t bytes, const Cost& slides, const Cost& leaves,
+                std::vector<Range>& ranges) {
+  struct Piece { // a block that is free, or leaves
     const Block* block;
-    double cost_before; ///< of the allocated blocks between the previous free block and this one
+    double cost;
+    double cost_before; ///< of the blocks between the previous piece and this one
   };
-  std::vector<Piece> pieces; // the free blocks since the last one that cannot move, from index `front` on the range's
+  std::vector<Piece> pieces; // since the last block that can neither slide nor leave, from index `front` on the range's
   std::size_t front = 0;
   std::size_t free = 0;
   double all = 0; // of the range
-  double since = 0; // of the allocated blocks since the last free block
+  double since = 0; // of the blocks since the last piece
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
-    if (block->state != BlockState::kFree) {
-      const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
-      const double price = may_move ? cost(block->tag, block->bytes) : kStays;
-      if (price == kStays) {
+    const Fate fate = fate_of(*block, slides, leaves);
+    if (!fate.leaves) {
+      if (fate.cost == kStays) {
         pieces.clear();
         front = free = 0;
         all = since = 0;
       } else {
-        since += price;
+        since += fate.cost;
       }
       continue;
     }
-    all += pieces.empty() ? 0 : since;
-    pieces.push_back({block, since});
+    all += (pieces.empty() ? 0 : since) + fate.cost;
+    pieces.push_back({block, fate.cost, since});
     since = 0;
     free += block->bytes;
     while (front + 1 < pieces.size() && free - pieces[front].block->bytes >= bytes) {
       free -= pieces[front].block->bytes;
+      all -= pieces[front].cost;
       all -= pieces[++front].cost_before;
     }
     if (free >= bytes && free - block->bytes < bytes) {
@@ -75,11 +96,13 @@ void add_ranges(const Segment& segment, std::size_t bytes, const Cost& cost, std
 
 /// The order in which the blocks of a range slide, with the fewest copies: the lower ones down, the others up.
 struct Plan {
+  std::vector<void*> leaving;
   std::vector<CachingManagedAllocator::Slides::Step> steps;
   std::size_t copies = 0;
 };
 
-Plan plan_of(const Range& range) {
+Plan plan_of(const Range& range, const Cost& slides, const Cost& leaves) {
+  Plan plan;
   struct Sliding {
     void* tag;
     std::size_t bytes;
@@ -88,10 +111,13 @@ Plan plan_of(const Range& range) {
   std::vector<Sliding> sliding;
   std::size_t free = 0;
   for (const Block* block = range.first;; block = block->after) {
-    if (block->state == BlockState::kFree) {
-      free += block->bytes;
-    } else {
+    if (!fate_of(*block, slides, leaves).leaves) {
       sliding.push_back({block->tag, block->bytes, free});
+    } else {
+      free += block->bytes;
+      if (block->state != BlockState::kFree) {
+        plan.leaving.push_back(block->tag);
+      }
     }
     if (block == range.last) {
       break;
@@ -112,7 +138,6 @@ Plan plan_of(const Range& range) {
       down = at + 1;
     }
   }
-  Plan plan;
   plan.copies = least;
   for (std::size_t at = 0; at < down; ++at) {
     plan.steps.push_back({sliding[at].tag, false});
@@ -126,7 +151,8 @@ Plan plan_of(const Range& range) {
 } // namespace
 
 std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_slides(std::size_t bytes, int device,
-                                                                                    const Cost& cost) const {
+                                                                                    const Cost& slides,
+                                                                                    const Cost& leaves) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
@@ -135,20 +161,20 @@ std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_sli
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed &&
         segment.size_class != SizeClass::kRange) {
-      add_ranges(segment, needed, cost, ranges);
+      add_ranges(segment, needed, slides, leaves, ranges);
     }
   }
   const std::size_t tried = std::min(ranges.size(), kMaxRanges);
   std::ranges::partial_sort(ranges, ranges.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Range::cost);
   std::optional<Slides> best;
   for (std::size_t at = 0; at < tried && (!best || ranges[at].cost < best->cost); ++at) {
-    Plan plan = plan_of(ranges[at]);
-    if (plan.steps.empty()) {
+    Plan plan = plan_of(ranges[at], slides, leaves);
+    if (plan.steps.empty() && plan.leaving.empty()) {
       return std::nullopt; // free neighbours hold the request already
     }
     const double whole = ranges[at].cost + kCopy * static_cast<double>(plan.copies);
     if (plan.copies <= kMaxCopies && (!best || whole < best->cost)) {
-      best = Slides{std::move(plan.steps), whole};
+      best = Slides{std::move(plan.leaving), std::move(plan.steps), whole};
     }
   }
   return best;
