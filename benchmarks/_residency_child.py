@@ -29,7 +29,7 @@ from _residency_workloads import NotHere, Workload, larger
 from _workloads import make
 
 SPIKE = 4  # multiple of the usual batch size
-MOST_SETTLING = 40  # steps until the engine has chosen a schedule
+MOST_SETTLING = 70  # steps until the engine has chosen a schedule
 SETTLING = 5  # of them in a row
 CALM_GROUPS = 2  # of steps, measured while the host is at full speed
 PARTS = {"step_ms": (0, 3), "forward_ms": (0, 1), "backward_ms": (1, 2), "optimizer_ms": (2, 3)}

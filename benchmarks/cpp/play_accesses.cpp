@@ -4,8 +4,8 @@
 //   ... [--races yes] [--streams N]
 //
 // Plays every step except the last one, in which a program ends, then repeats the second-to-last step N times
-// (--repeat, default 20). A row shows the means of the last steps (--of-these, default 10); with --steps, each step has
-// a row.
+// (--repeat, default 20), and again until a schedule is chosen. A row shows the means of the steps after that
+// (--of-these, default 10); with --steps, each step has a row.
 //
 // The profile h200 gives the duration of copies, of operators that access host memory and of copies within the device.
 // Operators take as long as the trace says (`ran`), or else as their bytes take or, for matrix products, their
@@ -64,6 +64,7 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
   std::fflush(stdout);
 }
 
+constexpr int kLongestTrial = 60; // steps
 constexpr int kSettling = 4; // steps until storages are where the chosen schedule has them
 
 int run(const std::vector<std::string>& arguments) {
@@ -79,7 +80,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   std::vector<std::size_t> budgets;
   Settings settings;
-  int repeat = 40;
+  int repeat = 20;
   std::size_t counted = 10;
   double step_ms = 0;
   std::size_t iteration = 0;
@@ -126,12 +127,10 @@ int run(const std::vector<std::string>& arguments) {
     settings.budget = budget;
     Player player(trace, settings);
     std::vector<Figures> figures = player.play(repeat);
-    if (!player.engine().schedules_are_settled()) { // a trial also follows slower ones
-      for (int more = 0; more < repeat && !player.engine().schedules_are_settled(); ++more) {
-        player.repeat(1, figures);
-      }
-      player.repeat(kSettling + static_cast<int>(counted), figures);
+    for (int more = 0; more < kLongestTrial && !player.engine().schedules_are_settled(); ++more) {
+      player.repeat(1, figures); // a trial also follows slower ones
     }
+    player.repeat(kSettling + static_cast<int>(counted), figures);
     if (player.races().faults() != 0) {
       throw std::runtime_error(std::to_string(player.races().faults()) +
                                " accesses are wrong; the first: " + player.races().first_fault());

@@ -374,14 +374,14 @@ TEST(a_policy_marks_iterations_while_it_tries_candidates) {
   policy.created(1, 5);
   policy.created(2, 5);
   policy.created(3, 1);
-  for (int iteration = 0; iteration < 30; ++iteration) {
+  for (int iteration = 0; iteration < 40; ++iteration) {
     iterate();
     if (marks.size() > 1) {
       policy.took(marks[marks.size() - 2], 85);
     }
   }
-  // Two candidates differ. An iteration's duration is known when the next one begins.
-  CHECK_EQ(marks.size(), 2 * std::size_t{Trial::kSettling + Trial::kMeasured + 1});
+  // Two candidates differ, and both are tried twice. An iteration's duration is known when the next one begins.
+  CHECK_EQ(marks.size(), 4 * std::size_t{Trial::kSettling + Trial::kMeasured + 1});
   CHECK_EQ(policy.schedule().first->predicted_ms, 85.0);
 }
 

@@ -1,7 +1,7 @@
 #include "residency/policy/trial.h"
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
 #include <utility>
 
 namespace torch_uvm::scheduling {
@@ -17,10 +17,14 @@ void Trial::start(std::vector<Decisions> candidates) {
       candidates_.push_back(std::move(candidate));
     }
   }
-  medians_.clear();
+  shortest_ms_.assign(candidates_.size(), std::numeric_limits<double>::infinity());
+  left_.clear();
+  for (std::size_t each = 0; candidates_.size() > 1 && each < candidates_.size(); ++each) {
+    left_.push_back(each);
+  }
   measured_.clear();
+  again_ = false;
   current_ = 0;
-  running_ = candidates_.size() > 1;
   first_measured_ = begun_ + 1 + kSettling;
 }
 
@@ -29,7 +33,7 @@ std::uint64_t Trial::begin_iteration() {
 }
 
 bool Trial::took(std::uint64_t iteration, double ms) {
-  if (!running_ || iteration < first_measured_) {
+  if (!is_running() || iteration < first_measured_) {
     return false;
   }
   measured_.push_back(ms);
@@ -37,17 +41,29 @@ bool Trial::took(std::uint64_t iteration, double ms) {
     return false;
   }
   std::ranges::sort(measured_);
-  medians_.push_back(measured_[measured_.size() / 2]);
+  shortest_ms_[current_] = std::min(shortest_ms_[current_], measured_[kMeasured / 2]);
   measured_.clear();
-  const std::size_t before = current_;
-  if (medians_.size() < candidates_.size()) {
-    ++current_;
-    first_measured_ = begun_ + 1 + kSettling;
-  } else {
-    current_ = static_cast<std::size_t>(std::ranges::min_element(medians_) - medians_.begin());
-    running_ = false;
+  left_.erase(left_.begin());
+  if (left_.empty() && !std::exchange(again_, true)) {
+    left_ = close();
   }
+  first_measured_ = begun_ + 1 + kSettling;
+  const std::size_t before = std::exchange(current_, left_.empty() ? fastest() : left_.front());
   return current_ != before;
+}
+
+std::size_t Trial::fastest() const {
+  return static_cast<std::size_t>(std::ranges::min_element(shortest_ms_) - shortest_ms_.begin());
+}
+
+std::vector<std::size_t> Trial::close() const {
+  std::vector<std::size_t> found;
+  for (std::size_t each = 0; each < shortest_ms_.size(); ++each) {
+    if (shortest_ms_[each] <= kClose * shortest_ms_[fastest()]) {
+      found.push_back(each);
+    }
+  }
+  return found.size() > 1 ? found : std::vector<std::size_t>();
 }
 
 } // namespace torch_uvm::scheduling
