@@ -40,7 +40,7 @@ def test_traces(
     operators = len(iteration_of(read_trace(trace), in_core["step_ms"]).floats)
     for streams in (1, 3):
         command = [player, trace, "--budget", budgets, "--step-ms", str(in_core["step_ms"])]
-        command += ["--iteration", str(operators), "--repeat", "0", "--of-these", "1"]
+        command += ["--iteration", str(operators), "--repeat", "30"]
         command += ["--races", "yes", "--streams", str(streams)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0 and not done.stderr, done.stderr

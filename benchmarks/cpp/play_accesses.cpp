@@ -14,8 +14,8 @@
 // bare addresses.
 //
 // --races checks that all work of the engine and of the allocator is ordered, and that every operator reads the bytes
-// that were written last (race_detector.h). It fails otherwise. With --streams the program runs its operators on N
-// streams in turn.
+// that were written last (race_detector.h). It fails otherwise. No steps are played beyond --repeat then. With
+// --streams the program runs its operators on N streams in turn.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -127,10 +127,12 @@ int run(const std::vector<std::string>& arguments) {
     settings.budget = budget;
     Player player(trace, settings);
     std::vector<Figures> figures = player.play(repeat);
-    for (int more = 0; more < kLongestTrial && !player.engine().schedules_are_settled(); ++more) {
-      player.repeat(1, figures); // a trial also follows slower ones
+    if (!settings.find_races) {
+      for (int more = 0; more < kLongestTrial && !player.engine().schedules_are_settled(); ++more) {
+        player.repeat(1, figures); // a trial also follows slower ones
+      }
+      player.repeat(kSettling + static_cast<int>(counted), figures);
     }
-    player.repeat(kSettling + static_cast<int>(counted), figures);
     if (player.races().faults() != 0) {
       throw std::runtime_error(std::to_string(player.races().faults()) +
                                " accesses are wrong; the first: " + player.races().first_fault());
