@@ -5,7 +5,8 @@
 A row is a workload, a budget and a way to update of a file in RESULTS, for which there is a trace of a run
 in core. The prediction takes nothing but the trace, with the durations that it has, and the profile of the
 card. Traces are of an H200 (traces/); some files have traces of their own (OWN_TRACES). Rows of
-bench_residency.py since it predicts have what it predicted then, by a trace of the row's process.
+bench_residency.py since it predicts have what it predicted then, by a trace of the row's process; those of
+three files were computed again, by the same traces.
 docs/plan.md says which engine each file measured. Peaks are compared with those of the runs that the traces
 are of (traces/index.json), and with those without torch_uvm (the rows in core), less cuBLAS's workspaces.
 --write puts both tables into the page, between its marks.
@@ -45,6 +46,10 @@ RESULTS = {  # and their cards
     "residency_h100_alone.json": "h100",
     "residency_h100_alone_again.json": "h100",
     "residency_h200_early.json": "h200",
+    "residency_h200_leaving.json": "h200",
+    "residency_h100_leaving.json": "h100",
+    "residency_h200_settled.json": "h200",
+    "residency_h200_held.json": "h200",
 }
 # Their rows are on the page.
 SHOWN = (

@@ -49,23 +49,20 @@ class TestDeviceTimes:
     def test_durations_behind_the_first_hold_count_everywhere(self) -> None:
         found = device_times(looping([9, 4, 3, 1, 1, 1], [9]), 3)
         assert [it.us for it in found.trace.groups] == [1e3] * 18
-        assert found.pace == pytest.approx(4) and found.first == 6
+        assert found.program_ms == pytest.approx(12) and found.first == 6
 
     def test_a_hold_in_the_middle_of_an_iteration(self) -> None:
         trace = looping([3, 3, 1, 1], [5])
         trace.groups[5] = OperatorGroup(5, 1, 1e3)
         found = device_times(trace, 3)
         assert [it.us for it in found.trace.groups] == [1e3] * 12
-        assert found.pace == pytest.approx(3) and found.first == 2
-
-    def test_a_device_that_is_no_faster_alone(self) -> None:
-        assert device_times(looping([1, 1, 2, 2], [6]), 3).pace == 1
+        assert found.program_ms == pytest.approx(9) and found.first == 2
 
     @pytest.mark.parametrize("holds", [[], [2], [10]], ids=["none", "too early", "too late"])
     def test_without_iterations_on_both_sides_it_stays(self, holds: list[int]) -> None:
         trace = looping([3, 3, 1, 1], holds)
         found = device_times(trace, 3)
-        assert found.trace is trace and found.pace == 1 and found.first is None
+        assert found.trace is trace and found.program_ms == 0 and found.first is None
 
 
 class TestLoop:
@@ -76,6 +73,18 @@ class TestLoop:
         assert slow.in_core_ms == pytest.approx(3 * slow.whole.in_core_ms, rel=0.1)
         fits = slow.point(2 * slow.memory.peak_bytes)
         assert fits.step_ms == pytest.approx(slow.in_core_ms)
+
+    def test_in_core_it_does_not_depend_on_how_the_devices_own_times_differ(self, recorded: Trace) -> None:
+        trace, operators = with_slow_host(recorded, 3), len(recorded.operators)
+        last = operators - operators // 6
+        late = [replace(it, us=it.us * 2) if it.first >= last else it for it in trace.groups]
+        steady, jumpy = Loop(trace, load_card("h200")), Loop(replace(trace, groups=late), load_card("h200"))
+        assert jumpy.whole.in_core_ms > 1.5 * steady.whole.in_core_ms
+        assert jumpy.in_core_ms == pytest.approx(steady.in_core_ms, rel=0.01)
+
+    def test_a_device_that_is_no_faster_alone_has_its_own_pace(self, recorded: Trace) -> None:
+        loop = Loop(with_slow_host(recorded, 0.5), load_card("h200"))
+        assert loop.pace == 1 and loop.in_core_ms == loop.whole.in_core_ms
 
     def test_where_the_link_is_slower_the_host_does_not_count(self, recorded: Trace) -> None:
         card, budget = load_card("h200"), 3 << 29

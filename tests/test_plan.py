@@ -292,7 +292,7 @@ class TestCommand:
         file = tmp_path / "plan.json"
         argv = ["--from", str(trace_file), "--budgets", "4GiB,2GiB", "--json", str(file)]
         said, _ = plan(argv, capsys)
-        assert "peak          5.05 GiB without a budget; a step takes 25.9 ms" in said
+        assert "peak          5.05 GiB without a budget; a step takes 26.1 ms" in said
         assert "fits          yes" in said and "optimizer state" in said
         record = json.loads(file.read_text())
         assert record["format"] == "torch_uvm plan" and record["version"] == 1 and record["slowest"] == 0

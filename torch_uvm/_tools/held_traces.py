@@ -18,13 +18,13 @@ class DeviceTimes:
     """A trace with the device's own times.
 
     Args:
-        pace: how many times as long an iteration takes in the program, where the host is slower: the median
-            of those before the first hold; at least 1.
+        program_ms: what an iteration takes at the program's pace: the median of those before the first hold.
+            0: not known.
         first: operator of an iteration at the program's pace. None: the trace has the times it had.
     """
 
     trace: Trace
-    pace: float = 1.0
+    program_ms: float = 0.0
     first: int | None = None
 
 
@@ -47,8 +47,5 @@ def device_times(trace: Trace, size: int) -> DeviceTimes:
         if trace.operators[at].name == trace.operators[later].name:
             times[at] = recorded[later]
     groups = [OperatorGroup(at, 1, 1e3 * ms) for at, ms in enumerate(times)]
-    paces = []
-    for begin in range(first, -1, -size):
-        iteration = slice(begin, begin + size)
-        paces.append(sum(recorded[iteration]) / sum(times[iteration]))
-    return DeviceTimes(replace(trace, groups=groups, holds=[]), max(1.0, statistics.median(paces)), first)
+    program_ms = statistics.median(sum(recorded[at : at + size]) for at in range(first, -1, -size))
+    return DeviceTimes(replace(trace, groups=groups, holds=[]), program_ms, first)

@@ -102,11 +102,13 @@ class Loop:
         recorded, self.card = freed_before_replaced(trace), card
         whole = schedule_of(recorded, _EVERYTHING, step_ms)
         found = device_times(recorded, len(whole.operators))
-        self.trace, self.pace = found.trace, found.pace
+        self.trace = found.trace
+        self.whole: Schedule = whole if found.first is None else schedule_of(self.trace, _EVERYTHING)
+        #: How many times as long a step takes in the program, where the host is slower than the device.
+        self.pace = max(1.0, found.program_ms / (self.whole.in_core_ms * self.whole.steps))
         #: The device's part of a measured step.
         self.step_ms = None if step_ms is None else step_ms / self.pace
-        self.whole: Schedule = whole
-        if self.step_ms != step_ms:
+        if step_ms is not None and found.first is not None:
             self.whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
         self.memory = memory_of(self.trace, self.whole)
         share = host_share(recorded, whole, found.first)
