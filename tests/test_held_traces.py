@@ -86,6 +86,11 @@ class TestLoop:
         loop = Loop(with_slow_host(recorded, 0.5), load_card("h200"))
         assert loop.pace == 1 and loop.in_core_ms == loop.whole.in_core_ms
 
+    def test_a_device_that_takes_no_time(self, recorded: Trace) -> None:
+        trace = replace(recorded, groups=[replace(it, us=0.0) for it in recorded.groups])
+        loop = Loop(trace, load_card("h200"))
+        assert loop.pace == 1 and loop.in_core_ms == 0
+
     def test_where_the_link_is_slower_the_host_does_not_count(self, recorded: Trace) -> None:
         card, budget = load_card("h200"), 3 << 29
         plain = Loop(recorded, card).point(budget).step_ms

@@ -100,17 +100,18 @@ class Loop:
 
     def __init__(self, trace: Trace, card: Card, step_ms: float | None = None, on_gpu: bool = True) -> None:
         recorded, self.card = freed_before_replaced(trace), card
-        whole = schedule_of(recorded, _EVERYTHING, step_ms)
+        whole = schedule_of(recorded, _EVERYTHING, None if recorded.groups else step_ms)
         found = device_times(recorded, len(whole.operators))
         self.trace = found.trace
-        self.whole: Schedule = whole if found.first is None else schedule_of(self.trace, _EVERYTHING)
+        device_ms = whole.in_core_ms * whole.steps
         #: How many times as long a step takes in the program, where the host is slower than the device.
-        self.pace = max(1.0, found.program_ms / (self.whole.in_core_ms * self.whole.steps))
+        self.pace = found.program_ms / device_ms if found.program_ms > device_ms > 0 else 1.0
         #: The device's part of a measured step.
         self.step_ms = None if step_ms is None else step_ms / self.pace
-        if step_ms is not None and found.first is not None:
-            self.whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
-        self.memory = memory_of(self.trace, self.whole)
+        if self.step_ms is not None:
+            whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
+        self.whole: Schedule = whole
+        self.memory = memory_of(self.trace, whole)
         share = host_share(recorded, whole, found.first)
         count = len(whole.operators) // whole.steps
         self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
