@@ -14,7 +14,7 @@ from pathlib import Path
 def own_names(text: str) -> set[str]:
     """Names that a file defines in an unnamed namespace, found by clang-format's layout."""
     own = "\n".join(re.findall(r"^namespace \{$(.*?)^\} // namespace$", text, re.MULTILINE | re.DOTALL))
-    types = r"^(?:struct|class|enum class|enum|using) (\w+)\b"
+    types = r"^(?:struct|class|enum class|enum|using(?= \w+ =)) (\w+)\b"
     rest = r"^(?!namespace|using|struct|class|enum|template)[A-Za-z_][^\n(={;]*?(\w+)(?:\[.*\])?(?: =|[({;])"
     return {name for kind in (types, rest) for name in re.findall(kind, own, re.MULTILINE)}
 

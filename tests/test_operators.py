@@ -48,7 +48,10 @@ def name_of(op: OpInfo) -> str:
 
 
 def samples_of(op: OpInfo, most: int) -> list[SampleInput]:
-    return some(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd), name_of(op), most)
+    torch.manual_seed(0)
+    # Not sample_inputs, which looks for a unittest.TestCase on the stack: most of the time of these tests.
+    samples = op.sample_inputs_func(op, "cpu", torch.float32, requires_grad=op.supports_autograd)
+    return some(samples, name_of(op), most)
 
 
 def compare(op: OpInfo, samples: list[SampleInput]) -> int:

@@ -29,7 +29,7 @@ std::int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Te
                     bool enable_gqa) {
   Operands operands(query.device().index());
   const auto to_cpu = [&](const at::Tensor& tensor) {
-    at::Tensor cpu = tensor.device().type() == kDeviceType ? operands.to_cpu(tensor, false) : tensor;
+    at::Tensor cpu = is_ours(tensor) ? operands.to_cpu(tensor, false) : tensor;
     // The choice depends on requires_grad.
     return cpu.set_requires_grad(tensor.requires_grad());
   };

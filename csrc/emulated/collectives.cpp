@@ -39,10 +39,6 @@ void register_collectives() {}
 namespace torch_uvm::emulated {
 namespace {
 
-bool is_ours(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kDeviceType;
-}
-
 /// A CPU alias and its original, the accelerator's tensor.
 using Pair = std::pair<at::Tensor, at::Tensor>;
 using Pairs = std::vector<Pair>;

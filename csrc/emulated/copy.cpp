@@ -14,10 +14,6 @@
 namespace torch_uvm::emulated {
 namespace {
 
-bool is_ours(const at::Tensor& tensor) {
-  return tensor.device().type() == kDeviceType;
-}
-
 /// Whether a copy between the tensors is a plain copy of their bytes.
 bool same_bytes_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.dtype() == b.dtype() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() && a.sizes() == b.sizes() &&

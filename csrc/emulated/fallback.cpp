@@ -17,22 +17,16 @@
 namespace torch_uvm::emulated {
 namespace {
 
-using Kind = OperatorInfo::Kind;
-
 constexpr std::size_t kManyRows = 1 << 20; // bytes; below, reading the index costs more than it saves
-
-bool is_ours(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kDeviceType;
-}
 
 /// Calls `visit` with each defined tensor of an argument.
 template <class Visit>
-void for_each_tensor(Kind kind, const c10::IValue& value, Visit visit) {
-  if (kind == Kind::kTensor) {
+void for_each_tensor(ArgumentKind kind, const c10::IValue& value, Visit visit) {
+  if (kind == ArgumentKind::kTensor) {
     if (value.isTensor() && value.toTensor().defined()) {
       visit(value.toTensor());
     }
-  } else if (kind == Kind::kTensorList && value.isList()) {
+  } else if (kind == ArgumentKind::kTensorList && value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isTensor() && element.toTensor().defined()) {
         visit(element.toTensor());
@@ -143,11 +137,12 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
   for (std::size_t i = 0; i < info.arguments.size(); ++i) {
     const OperatorInfo::Argument& argument = info.arguments[i];
     const c10::IValue& value = stack[first + i];
-    if (argument.kind == Kind::kDevice && value.isDevice() && value.toDevice().type() == kDeviceType && !common) {
+    if (argument.kind == ArgumentKind::kDevice && value.isDevice() && value.toDevice().type() == kDeviceType &&
+        !common) {
       common = c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(checked_index(value.toDevice().index())));
     }
     for_each_tensor(argument.kind, value, [&](const at::Tensor& tensor) {
-      if (tensor.device().type() == kDeviceType) {
+      if (is_ours(tensor)) {
         if (common && *common != tensor.device()) {
           stranger = tensor.device();
         } else {
@@ -171,7 +166,7 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
     const OperatorInfo::Argument& argument = info.arguments[i];
     c10::IValue& value = (*stack)[first + i];
     switch (argument.kind) {
-      case Kind::kTensor:
+      case ArgumentKind::kTensor:
         if (value.isTensor() && is_ours(value.toTensor())) {
           const at::Tensor& tensor = value.toTensor();
           at::Tensor cpu = operands.to_cpu(tensor, argument.written);
@@ -181,20 +176,20 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
           value = std::move(cpu);
         }
         break;
-      case Kind::kTensorList:
+      case ArgumentKind::kTensorList:
         if (value.isList()) {
           value = list_to_cpu(value, argument.written, operands, accesses);
         }
         break;
-      case Kind::kGenerator:
+      case ArgumentKind::kGenerator:
         value = unwrap(value.isGenerator() ? value.toGenerator() : default_generator(device));
         break;
-      case Kind::kDevice:
+      case ArgumentKind::kDevice:
         if (value.isDevice() && value.toDevice().type() == kDeviceType) {
           value = c10::Device(c10::DeviceType::CPU);
         }
         break;
-      case Kind::kOther:
+      case ArgumentKind::kOther:
         break;
     }
   }

@@ -9,10 +9,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "emulated/backend.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "tensor/dispatch/kernels.h"
 
 namespace torch_uvm::emulated {
+
+/// Whether the tensor is defined and on the accelerator.
+inline bool is_ours(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDeviceType;
+}
 
 /// The bytes of a strided tensor's storage that its sizes and strides reach; a nested tensor's whole storage.
 Touch access_of(const at::Tensor& tensor, bool write);

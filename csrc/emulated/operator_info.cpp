@@ -12,24 +12,22 @@
 namespace torch_uvm::emulated {
 namespace {
 
-using Kind = OperatorInfo::Kind;
-
-Kind kind_of(const c10::TypePtr& type) {
+ArgumentKind kind_of(const c10::TypePtr& type) {
   switch (type->kind()) {
     case c10::TypeKind::TensorType:
-      return Kind::kTensor;
+      return ArgumentKind::kTensor;
     case c10::TypeKind::GeneratorType:
-      return Kind::kGenerator;
+      return ArgumentKind::kGenerator;
     case c10::TypeKind::DeviceObjType:
-      return Kind::kDevice;
+      return ArgumentKind::kDevice;
     case c10::TypeKind::OptionalType:
       return kind_of(type->expectRef<c10::OptionalType>().getElementType());
     case c10::TypeKind::ListType: {
-      const Kind element = kind_of(type->expectRef<c10::ListType>().getElementType());
-      return element == Kind::kTensor ? Kind::kTensorList : Kind::kOther;
+      const ArgumentKind element = kind_of(type->expectRef<c10::ListType>().getElementType());
+      return element == ArgumentKind::kTensor ? ArgumentKind::kTensorList : ArgumentKind::kOther;
     }
     default:
-      return Kind::kOther;
+      return ArgumentKind::kOther;
   }
 }
 
@@ -80,7 +78,7 @@ OperatorInfo read(const c10::OperatorHandle& op) {
     read.may_be_cpu = may_be_cpu(schema.name(), argument.name());
     // Kernels accept a 0-dim CPU tensor as a number, except for written arguments and indices.
     read.may_be_number = !read.written && argument.name() != "index";
-    takes_generator = takes_generator || read.kind == Kind::kGenerator;
+    takes_generator = takes_generator || read.kind == ArgumentKind::kGenerator;
     info.arguments.push_back(read);
   }
   info.returns = schema.returns().size();

@@ -9,13 +9,13 @@
 
 namespace torch_uvm::emulated {
 
+enum class ArgumentKind : std::uint8_t { kOther, kTensor, kTensorList, kGenerator, kDevice };
+
 struct OperatorInfo {
   explicit OperatorInfo(c10::OperatorName name) : name(std::move(name)) {}
 
-  enum class Kind : std::uint8_t { kOther, kTensor, kTensorList, kGenerator, kDevice };
-
   struct Argument {
-    Kind kind = Kind::kOther;
+    ArgumentKind kind = ArgumentKind::kOther;
     bool written = false; ///< the operator writes to this argument
     bool may_be_cpu = false; ///< may be a CPU tensor of any size, as with CUDA
     bool may_be_number = false; ///< may be a 0-dim CPU tensor

@@ -13,7 +13,7 @@
 namespace torch_uvm::emulated {
 namespace {
 
-at::SparseTensorImpl& impl_of(const at::Tensor& tensor) {
+at::SparseTensorImpl& sparse_impl(const at::Tensor& tensor) {
   return *static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
@@ -24,11 +24,11 @@ void assign(at::SparseTensorImpl& to, const at::SparseTensorImpl& from, const at
   to.set_coalesced(from.coalesced());
 }
 
-at::Tensor make_like(const at::Tensor& like, c10::DispatchKey key, const at::Tensor& indices,
-                     const at::Tensor& values) {
+at::Tensor make_sparse_like(const at::Tensor& like, c10::DispatchKey key, const at::Tensor& indices,
+                            const at::Tensor& values) {
   const c10::DeviceGuard guard(values.device()); // SparseTensorImpl takes the current device
   at::Tensor made = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), like.dtype());
-  assign(impl_of(made), impl_of(like), indices, values);
+  assign(sparse_impl(made), sparse_impl(like), indices, values);
   return made;
 }
 
@@ -36,30 +36,31 @@ at::Tensor make_like(const at::Tensor& like, c10::DispatchKey key, const at::Ten
 
 void add_accesses(const at::Tensor& tensor, bool write, c10::SmallVectorImpl<Touch>& accesses) {
   if (tensor.is_sparse()) {
-    accesses.push_back(access_of(impl_of(tensor).indices(), write));
-    accesses.push_back(access_of(impl_of(tensor).values(), write));
+    accesses.push_back(access_of(sparse_impl(tensor).indices(), write));
+    accesses.push_back(access_of(sparse_impl(tensor).values(), write));
   } else {
     accesses.push_back(access_of(tensor, write));
   }
 }
 
 at::Tensor Operands::sparse_to_cpu(const at::Tensor& tensor, bool written) {
-  const at::SparseTensorImpl& impl = impl_of(tensor);
-  at::Tensor cpu =
-      make_like(tensor, c10::DispatchKey::SparseCPU, to_cpu(impl.indices(), written), to_cpu(impl.values(), written));
+  const at::SparseTensorImpl& impl = sparse_impl(tensor);
+  at::Tensor cpu = make_sparse_like(tensor, c10::DispatchKey::SparseCPU, to_cpu(impl.indices(), written),
+                                    to_cpu(impl.values(), written));
   remember({cpu, tensor, written});
   return cpu;
 }
 
 at::Tensor Operands::sparse_to_device(const at::Tensor& result) {
-  const at::SparseTensorImpl& impl = impl_of(result);
-  return make_like(result, c10::DispatchKey::SparsePrivateUse1, to_device(impl.indices()), to_device(impl.values()));
+  const at::SparseTensorImpl& impl = sparse_impl(result);
+  return make_sparse_like(result, c10::DispatchKey::SparsePrivateUse1, to_device(impl.indices()),
+                          to_device(impl.values()));
 }
 
 /// The operator may have replaced the indices and values of a sparse tensor that it writes.
 void Operands::write_back_sparse(const Alias& alias) {
-  const at::SparseTensorImpl& from = impl_of(alias.cpu);
-  at::SparseTensorImpl& to = impl_of(alias.original);
+  const at::SparseTensorImpl& from = sparse_impl(alias.cpu);
+  at::SparseTensorImpl& to = sparse_impl(alias.original);
   const at::Tensor indices = to_device(from.indices());
   const at::Tensor values = to_device(from.values());
   if (!indices.is_same(to.indices()) || !values.is_same(to.values()) || from.sizes() != to.sizes() ||

@@ -27,7 +27,7 @@ py::dict traffic_dict(const ResidencyStatistics::Traffic& traffic) {
   return dict;
 }
 
-py::dict statistics_dict() {
+py::dict residency_stats() {
   const ResidencyStatistics now = without_gil([] {
     Engine* const engine = engine_in_use();
     return engine == nullptr ? ResidencyStatistics() : engine->statistics();
@@ -107,7 +107,7 @@ void bind_residency(py::module_& module) {
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
       py::arg("device"), no_gil);
   module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
-  module.def("residency_stats", &statistics_dict, no_gil_inside);
+  module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def(
       "schedules_are_settled", [] { return engine_in_use() == nullptr || engine_in_use()->schedules_are_settled(); },
       no_gil);

@@ -38,7 +38,7 @@ using ByLocation = std::map<Location, std::size_t>;
 
 /// Adds a range's bytes by the last prefetch location of each page, or by the block's home for pages without one.
 /// Bisects while the runtime has no one answer for the range.
-void look_up(Range range, std::size_t page, Location home, ByLocation& places) {
+void count_places(Range range, std::size_t page, Location home, ByLocation& places) {
   const RangeAttributes attributes = Context::get().runtime().range_attributes(range.data(), range.bytes());
   const std::uintptr_t middle = (range.begin + range.bytes() / 2) / page * page;
   if (attributes.last_prefetch) {
@@ -47,8 +47,8 @@ void look_up(Range range, std::size_t page, Location home, ByLocation& places) {
     places[home] += range.bytes();
   } else {
     const std::uintptr_t cut = middle > range.begin ? middle : range.begin / page * page + page;
-    look_up({range.begin, cut}, page, home, places);
-    look_up({cut, range.end}, page, home, places);
+    count_places({range.begin, cut}, page, home, places);
+    count_places({cut, range.end}, page, home, places);
   }
 }
 
@@ -60,7 +60,7 @@ ByLocation places_of(Block* block, const Ranges& runs) {
   const bool prefetched = has_prefetch(block);
   for (const Range& run : runs) {
     if (prefetched) {
-      look_up(run, Machine::get().page_bytes, home, places);
+      count_places(run, Machine::get().page_bytes, home, places);
     } else {
       places[home] += run.bytes();
     }

@@ -97,7 +97,7 @@ struct MoveAgain final : ViewFunc {
   const c10::Device device;
 };
 
-bool is_plain(const at::Tensor& tensor) {
+bool has_plain_strides(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return tensor.has_storage() && impl->support_as_strided() && !impl->is_python_dispatch() &&
          !impl->has_symbolic_sizes_strides();
@@ -105,7 +105,7 @@ bool is_plain(const at::Tensor& tensor) {
 
 /// Whether as_strided alone, and a device label, can make `view` from `base`.
 bool is_strided_view(const at::Tensor& base, const at::Tensor& view) {
-  return is_plain(base) && is_plain(view) && base.scalar_type() == view.scalar_type() &&
+  return has_plain_strides(base) && has_plain_strides(view) && base.scalar_type() == view.scalar_type() &&
          base.is_conj() == view.is_conj() && base.is_neg() == view.is_neg();
 }
 

@@ -15,7 +15,7 @@
 namespace torch_uvm {
 namespace {
 
-void check(const at::Tensor& self, at::IntArrayRef size) {
+void check_resize(const at::Tensor& self, at::IntArrayRef size) {
   const c10::Storage& storage = self.unsafeGetTensorImpl()->unsafe_storage();
   if (storage && !storage.resizable() && is_managed(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())) {
     const std::size_t bytes = at::detail::computeStorageNbytesContiguous(
@@ -30,7 +30,7 @@ void check(const at::Tensor& self, at::IntArrayRef size) {
 
 const at::Tensor& resize_cpu(const at::Tensor& self, at::IntArrayRef size,
                              std::optional<at::MemoryFormat> memory_format) {
-  check(self, size);
+  check_resize(self, size);
   return at::native::resize_(self, size, memory_format);
 }
 
@@ -40,7 +40,7 @@ const c10::SafeKernelFunction* plain_cuda = nullptr;
 
 const at::Tensor& resize_cuda(const at::Tensor& self, at::IntArrayRef size,
                               std::optional<at::MemoryFormat> memory_format) {
-  check(self, size);
+  check_resize(self, size);
   c10::Stack stack{self, size, memory_format};
   plain_cuda->callBoxed(plain_cuda->opHandle(), c10::DispatchKeySet(c10::DispatchKey::CUDA), &stack);
   return self;
