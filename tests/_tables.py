@@ -25,6 +25,13 @@ def some(samples: Iterable[T], name: str, most: int) -> list[T]:
     return [first[i] for i in sorted([0, *others[: most - 1]])] if first else []
 
 
+def seed(number: int) -> None:
+    """Seeds the generators of the CPU and of `emu`. torch.manual_seed also formats the stack for each kind of
+    accelerator that is absent, which takes longer than most operators here."""
+    torch.default_generator.manual_seed(number)
+    torch.emu.manual_seed_all(number)  # type: ignore[attr-defined]
+
+
 def on_device(value: Any) -> Any:
     """A copy of the value with every tensor on `emu`. Tensors keep `requires_grad`."""
     if isinstance(value, torch.Tensor):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from _tables import backward, on_device, same_bits, some, tensors_in
+from _tables import backward, on_device, same_bits, seed, some, tensors_in
 from torch import nn
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 
@@ -34,14 +34,14 @@ def is_compared(info: ModuleInfo) -> bool:
 def cases(info: ModuleInfo) -> Iterator[tuple[nn.Module, ModuleInput]]:
     """Modules on the CPU, and their inputs."""
     for training in (True, False) if info.train_and_eval_differ else (True,):
-        torch.manual_seed(0)
+        seed(0)
         inputs = info.module_inputs_func(
             info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
         )
         for number, sample in enumerate(some(inputs, info.name, SAMPLES)):
             if sample.forward_input is None:
                 continue
-            torch.manual_seed(number)
+            seed(number)
             constructor = sample.constructor_input
             module = info.module_cls(*constructor.args, **constructor.kwargs)
             yield module.to(torch.float32).train(training), sample
@@ -49,7 +49,7 @@ def cases(info: ModuleInfo) -> Iterator[tuple[nn.Module, ModuleInput]]:
 
 def run(module: nn.Module, args: Any, kwargs: Any) -> dict[str, torch.Tensor | None]:
     """Outputs, gradients and buffers of one step, by name."""
-    torch.manual_seed(7)
+    seed(7)
     outputs = list(tensors_in(module(*args, **kwargs)))
     backward(outputs)
     found: dict[str, torch.Tensor | None] = {f"output {i}": output for i, output in enumerate(outputs)}

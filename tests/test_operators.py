@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _tables import backward, on_device, same_bits, some, tensors_in
+from _tables import backward, on_device, same_bits, seed, some, tensors_in
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
@@ -48,7 +48,7 @@ def name_of(op: OpInfo) -> str:
 
 
 def samples_of(op: OpInfo, most: int) -> list[SampleInput]:
-    torch.manual_seed(0)
+    seed(0)
     # Not sample_inputs, which looks for a unittest.TestCase on the stack: most of the time of these tests.
     samples = op.sample_inputs_func(op, "cpu", torch.float32, requires_grad=op.supports_autograd)
     return some(samples, name_of(op), most)
@@ -61,13 +61,13 @@ def compare(op: OpInfo, samples: list[SampleInput]) -> int:
         inputs = (sample.input, tuple(sample.args))
         for tensor in tensors_in(inputs):
             tensor.grad = None  # samples share tensors
-        torch.manual_seed(0)
+        seed(0)
         try:
             expected = list(tensors_in(op(sample.input, *sample.args, **sample.kwargs)))
         except (RuntimeError, NotImplementedError):
             continue  # the CPU rejects this sample
         moved = on_device(inputs)
-        torch.manual_seed(0)
+        seed(0)
         results = list(tensors_in(op(moved[0], *moved[1], **on_device(sample.kwargs))))
         assert [r.device.type for r in results] == ["emu"] * len(expected)
         assert all(map(same_bits, expected, results))
