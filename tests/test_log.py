@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -84,28 +83,38 @@ class TestTheEngine:
 
     def test_logs_each_message_once(self) -> None:
         seen = log.StepMessages()
-        stats: dict[str, Any] = {key: {"count": 0} for key in ("written_back", "used_in_place")}
-        stats |= {"plan_hits": 0, "plan_misses": 0, "over_budget": 0, "failures": 0}
-        assert seen.new(stats) == []
-        stats |= {"plan_misses": 5, "over_budget": 1, "failures": 2, "written_back": {"count": 1}}
-        said = seen.new(stats)
+        assert seen.new(log.Counts(0, 0, 0, 0, 0)) == []
+        counts = log.Counts(observed=5, written_back=1, used_in_place=0, over_budget=1, failures=2)
+        said = seen.new(counts)
         assert [level for level, _ in said] == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
         for level, message in said:
             if level == logging.WARNING:
                 assert "logged once" in message and ("raise" in message or "lower" in message)
-        assert seen.new(stats | {"plan_hits": 5, "over_budget": 9}) == []
-        assert [it for _, it in seen.new(stats | {"plan_hits": 5})] == [
+        assert seen.new(counts._replace(observed=10, over_budget=9)) == []
+        assert [it for _, it in seen.new(counts._replace(observed=10))] == [
             "operators are no longer observed: steps repeat and fit the budget"
         ]
-        assert [it for _, it in seen.new(stats | {"plan_hits": 6})] == [
+        assert [it for _, it in seen.new(counts._replace(observed=11))] == [
             "operators are observed: memory is short, or was until now"
         ]
+
+    def test_counts_are_those_of_the_statistics(self) -> None:
+        device = torch.accelerator.current_accelerator()
+        torch_uvm.enable(budget="24MiB")
+        kept = [torch.ones(1 << 20, device=device) for _ in range(8)]
+        for index in range(8):
+            kept[index] = kept[index] * 1.5
+        counts, stats = log.Counts(*_C.residency_counts()), _C.residency_stats()
+        assert counts.observed == stats["plan_hits"] + stats["plan_misses"] > 0
+        assert counts.written_back == stats["written_back"]["count"] > 0
+        assert counts.used_in_place == stats["used_in_place"]["count"]
+        assert counts[3:] == (stats["over_budget"], stats["failures"])
 
     def test_statistics_are_not_read_while_the_log_is_disabled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise AssertionError("it was asked")
 
-        monkeypatch.setattr(_C, "residency_stats", fail)
+        monkeypatch.setattr(_C, "residency_counts", fail)
         monkeypatch.setattr(logging.getLogger("torch_uvm"), "disabled", True)
         torch_uvm.step()
 

@@ -51,6 +51,14 @@ py::dict residency_stats() {
   return dict;
 }
 
+py::tuple residency_counts() {
+  const ResidencyCounts now = without_gil([] {
+    Engine* const engine = engine_in_use();
+    return engine == nullptr ? ResidencyCounts() : engine->counts();
+  });
+  return py::make_tuple(now.observed, now.written_back, now.used_in_place, now.over_budget, now.failures);
+}
+
 std::vector<std::string> written_arguments(const std::string& name, const std::string& overload) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   const ObservedOperator observed(op.schema());
@@ -108,6 +116,7 @@ void bind_residency(py::module_& module) {
       py::arg("device"), no_gil);
   module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
+  module.def("residency_counts", &residency_counts, no_gil_inside);
   module.def(
       "schedules_are_settled", [] { return engine_in_use() == nullptr || engine_in_use()->schedules_are_settled(); },
       no_gil);

@@ -213,6 +213,7 @@ class Engine {
   virtual void stop_recording() = 0;
 
   virtual ResidencyStatistics statistics() = 0;
+  virtual ResidencyCounts counts() = 0;
   /// Whether every device with a budget follows a final schedule (Policy::is_settled).
   virtual bool schedules_are_settled() = 0;
   virtual void reset_statistics() = 0;

@@ -54,6 +54,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void start_recording(const std::string& path) override;
   void stop_recording() override;
   ResidencyStatistics statistics() override;
+  ResidencyCounts counts() override;
   bool schedules_are_settled() override;
   void reset_statistics() override;
   std::optional<std::string> check() override;
