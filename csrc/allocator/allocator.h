@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/error.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -72,5 +73,15 @@ class Allocator {
   /// User-visible name, including the upstream: "arena(caching)".
   virtual std::string description() const = 0;
 };
+
+/// \return the upstream
+/// \throws InvalidArgument if there is none
+/// \param whose who needs it, for the message
+inline std::shared_ptr<Allocator> required(std::shared_ptr<Allocator> upstream, const char* whose) {
+  if (upstream == nullptr) {
+    throw InvalidArgument(std::string(whose) + " with no upstream");
+  }
+  return upstream;
+}
 
 } // namespace torch_uvm

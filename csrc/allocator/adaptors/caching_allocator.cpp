@@ -4,20 +4,10 @@
 #include "runtime/error.h"
 
 namespace torch_uvm {
-namespace {
-
-std::shared_ptr<Allocator> some(std::shared_ptr<Allocator> upstream) {
-  if (upstream == nullptr) {
-    throw InvalidArgument("an allocator with no upstream");
-  }
-  return upstream;
-}
-
-} // namespace
 
 CachingAllocator::CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream,
                                    AllocatorOptions options, std::size_t least_shared_segment)
-    : upstream_(some(std::move(upstream))),
+    : upstream_(required(std::move(upstream), "an allocator")),
       own_(std::make_unique<CachingManagedAllocator>(
           runtime, std::make_unique<UpstreamSegmentSource>(runtime, upstream_, least_shared_segment), options)),
       memory_(*own_) {}

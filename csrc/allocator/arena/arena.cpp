@@ -1,9 +1,6 @@
 #include "allocator/arena/arena.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,14 +11,6 @@
 
 namespace torch_uvm {
 namespace {
-
-std::atomic<unsigned> forks{0};
-
-unsigned watch_forks() {
-  static const int watched = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(watched); // registration failed for lack of memory: a child is then not detected
-  return forks.load(std::memory_order_relaxed);
-}
 
 ArenaOptions checked(ArenaOptions options, int devices) {
   if (options.home.index >= devices || options.home.index < Location::host().index) {
@@ -40,21 +29,13 @@ ArenaOptions checked(ArenaOptions options, int devices) {
   return options;
 }
 
-std::shared_ptr<Allocator> some(std::shared_ptr<Allocator> upstream) {
-  if (upstream == nullptr) {
-    throw InvalidArgument("an arena with no upstream");
-  }
-  return upstream;
-}
-
 } // namespace
 
 Arena::Arena(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const ArenaOptions& options)
     : runtime_(runtime),
-      upstream_(some(std::move(upstream))),
+      upstream_(required(std::move(upstream), "an arena")),
       options_(checked(options, runtime.device_count())),
       devices_(runtime.device_count()),
-      born_(watch_forks()),
       events_(runtime, devices_) {}
 
 Arena::~Arena() {
@@ -75,7 +56,7 @@ Arena::~Arena() {
 }
 
 bool Arena::in_forked_child() const noexcept {
-  return forks.load(std::memory_order_relaxed) != born_;
+  return forks_.in_child();
 }
 
 // --- allocation -----------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@
 #include "allocator/events.h"
 #include "allocator/spin_lock.h"
 #include "runtime/bytes.h"
+#include "runtime/forks.h"
 
 namespace torch_uvm {
 
@@ -120,7 +121,7 @@ class Arena final : public Allocator {
   const std::shared_ptr<Allocator> upstream_;
   const ArenaOptions options_;
   const int devices_;
-  const unsigned born_; ///< fork count at construction
+  const ForkWatch forks_;
 
   mutable std::mutex mutex_;
   EventPool events_;

@@ -115,6 +115,13 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
+/// Cost of evicting or moving a block, at least 0. Infinity: it cannot be. Called under the allocator's mutex.
+/// \param tag of the block, may be null
+using BlockCost = std::function<double(void* tag, std::size_t bytes)>;
+
+/// Whether a block's owner consents to what is about to happen to it. Called under the allocator's mutex.
+using BlockConsent = std::function<bool(void* tag)>;
+
 /// Thread-safe. Must outlive every block. Process-wide instances are leaked on purpose, because libraries free static
 /// workspaces at exit.
 class CachingManagedAllocator {
@@ -270,17 +277,14 @@ class CachingManagedAllocator {
   /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all
   /// blocks of the cheapest segments whose release makes room for a new segment. Ties are broken by fewest allocated
   /// bytes, then pending bytes, then total bytes.
-  /// \param cost called under the allocator's mutex once per allocated block with its tag (may be null) and its bytes;
-  ///         at least 0. Infinity: the block cannot be evicted. Free and pending blocks cost nothing
+  /// \param cost of evicting a block, called once per allocated block. Free and pending blocks cost nothing
   /// \return nullopt: there is no such range; an empty vector: the bytes are free already, or will be once pending
   ///         frees complete
   /// \throws InvalidArgument; what `cost` throws
-  std::optional<std::vector<void*>> min_cost_range(
-      std::size_t bytes, int device, const std::function<double(void* tag, std::size_t bytes)>& cost) const;
+  std::optional<std::vector<void*>> min_cost_range(std::size_t bytes, int device, const BlockCost& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
   /// segment, nor a block that is an address range.
-  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device,
-                                                    const std::function<double(void*, std::size_t)>& cost) const;
+  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, const BlockCost& cost) const;
 
   /// Relocation of an allocated block to another block of the same device.
   struct Move {
@@ -296,14 +300,13 @@ class CachingManagedAllocator {
   /// blocks fit into free memory elsewhere on the device, and allocates the destinations there, filed under `stream`.
   /// Each move must be finished by `commit`, once the bytes are copied, or `roll_back`. Until then `from`
   /// is reserved. Never blocks the host and makes no segment.
-  /// \param cost as in min_cost_range, of moving a block
-  /// \param claim called under the allocator's mutex with the tag of each chosen block, before anything changes. true:
-  ///         the owner will not free the block until the move is finished. false: another range is tried
+  /// \param cost of moving a block
+  /// \param claim called for each chosen block, before anything changes. true: the owner will not free the block until
+  ///         the move is finished. false: another range is tried
   /// \return empty: nothing has to move, or no range can be moved
   /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Strong guarantee
-  std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream,
-                                  const std::function<double(void* tag, std::size_t bytes)>& cost,
-                                  const std::function<bool(void* tag)>& claim);
+  std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream, const BlockCost& cost,
+                                  const BlockConsent& claim);
   /// A range whose free pieces become one of at least the request once some of its allocated blocks have left, and the
   /// others slide together.
   struct Slides {
@@ -316,13 +319,12 @@ class CachingManagedAllocator {
     double cost = 0;
   };
   /// The cheapest such range, by `cost` and the number of copies; a range that needs too many copies is not taken.
-  /// \param slides as in min_cost_range, of moving a block
-  /// \param leaves the same, of freeing it, in the same unit. A block leaves if that costs less. Empty: none leaves
+  /// \param slides of moving a block
+  /// \param leaves of freeing it, in the same unit. A block leaves if that costs less. Empty: none leaves
   /// \return nullopt: there is none, or free neighbours hold the request
   /// \throws InvalidArgument; what `slides` and `leaves` throw
-  std::optional<Slides> find_slides(std::size_t bytes, int device,
-                                    const std::function<double(void* tag, std::size_t bytes)>& slides,
-                                    const std::function<double(void* tag, std::size_t bytes)>& leaves = {}) const;
+  std::optional<Slides> find_slides(std::size_t bytes, int device, const BlockCost& slides,
+                                    const BlockCost& leaves = {}) const;
   /// Exchanges a block with the free blocks directly below it (`up`: above it), and reserves the move like
   /// reserve_moves. Only the owner may call this, who does not free the block until the move is finished.
   /// \return nullopt: there is no free neighbour on that side, or the block cannot move; nothing has changed

@@ -1,9 +1,6 @@
 // The public functions: iterations, and the fast path to a slot.
 #include "allocator/plan/allocation_plan.h"
 
-#include <pthread.h>
-
-#include <atomic>
 #include <utility>
 
 #include "allocator/plan/plan_state.h"
@@ -12,34 +9,6 @@
 namespace torch_uvm {
 namespace {
 
-std::atomic<bool> in_forked_child = false;
-
-bool is_forked() {
-  return in_forked_child.load(std::memory_order_relaxed);
-}
-
-void watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
-  if (registered != 0) {
-    throw RuntimeFailure("pthread_atfork failed: " + std::to_string(registered));
-  }
-}
-
-void check_not_forked() {
-  if (is_forked()) {
-    throw RuntimeFailure(
-        "managed memory is not available in a forked child process: it belongs to the parent. Start the process with "
-        "the spawn method to use it there");
-  }
-}
-
-std::shared_ptr<Allocator> some(std::shared_ptr<Allocator> upstream) {
-  if (upstream == nullptr) {
-    throw InvalidArgument("an allocation plan with no upstream");
-  }
-  return upstream;
-}
-
 plan::Tenant& tenant_of(const Allocation& allocation) {
   return *static_cast<plan::Tenant*>(allocation.handle);
 }
@@ -47,12 +16,18 @@ plan::Tenant& tenant_of(const Allocation& allocation) {
 } // namespace
 
 AllocationPlan::AllocationPlan(std::shared_ptr<Allocator> upstream, Location home)
-    : state_(std::make_unique<State>(some(std::move(upstream)), home)) {
-  watch_forks();
+    : state_(std::make_unique<State>(required(std::move(upstream), "an allocation plan"), home)) {}
+
+void AllocationPlan::check_not_forked() const {
+  if (forks_.in_child()) {
+    throw RuntimeFailure(
+        "managed memory is not available in a forked child process: it belongs to the parent. Start the process with "
+        "the spawn method to use it there");
+  }
 }
 
 AllocationPlan::~AllocationPlan() {
-  if (is_forked()) {
+  if (forks_.in_child()) {
     static_cast<void>(state_.release()); // the memory belongs to the parent
     return;
   }
@@ -178,14 +153,14 @@ void AllocationPlan::free(const Allocation& allocation) noexcept {
   State& state = *state_;
   plan::Tenant& tenant = tenant_of(allocation);
   if (tenant.in_slot) {
-    if (!is_forked()) { // in a child, the memory belongs to the parent
+    if (!forks_.in_child()) { // in a child, the memory belongs to the parent
       State::Lock lock(state.mutex);
       state.free_slot(static_cast<plan::Slot&>(tenant), lock);
     }
     return;
   }
   const std::unique_ptr<plan::Apart> apart(static_cast<plan::Apart*>(&tenant));
-  if (!is_forked()) {
+  if (!forks_.in_child()) {
     const std::lock_guard lock(state.mutex);
     if (std::uint32_t* const end = state.end_of(tenant)) {
       *end = state.tick++;
@@ -219,7 +194,7 @@ void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) 
 }
 
 std::size_t AllocationPlan::release() {
-  if (is_forked()) {
+  if (forks_.in_child()) {
     return 0;
   }
   State::Lock lock(state_->mutex);

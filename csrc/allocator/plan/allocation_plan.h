@@ -42,6 +42,7 @@
 
 #include "allocator/allocator.h"
 #include "allocator/plan/plan_schedule.h"
+#include "runtime/forks.h"
 
 namespace torch_uvm {
 
@@ -85,6 +86,10 @@ class AllocationPlan final : public Allocator {
 
  private:
   struct State;
+
+  void check_not_forked() const; ///< \throws RuntimeFailure in a forked child
+
+  const ForkWatch forks_;
   std::unique_ptr<State> state_;
 };
 

@@ -1,12 +1,10 @@
 #include "allocator/replay/allocation_log.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -26,23 +24,12 @@ constexpr std::size_t kTextBytes = 64 * 1024; ///< flush threshold
 constexpr unsigned kHandleBits = 48;
 constexpr std::uint64_t kHost = 0xffff;
 
-/// Number of forks between the first process that had a log and this one.
-std::atomic<unsigned> forks{0};
-
-unsigned watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  if (registered != 0) {
-    throw RuntimeFailure(std::string("no room to be told of forks: ") + std::strerror(registered));
-  }
-  return forks.load(std::memory_order_relaxed);
-}
-
-int this_thread(unsigned forks_now) {
-  thread_local unsigned known_after = 0;
+int this_thread() {
+  thread_local ForkWatch known_in;
   thread_local int known = 0;
-  if (known == 0 || known_after != forks_now) {
+  if (known == 0 || known_in.in_child()) {
     known = static_cast<int>(::syscall(SYS_gettid)); // a forked child's thread has a new id
-    known_after = forks_now;
+    known_in = ForkWatch();
   }
   return known;
 }
@@ -197,7 +184,7 @@ class AllocationLog::Writer {
   off_t whole_ = 0; ///< bytes in the file
 };
 
-AllocationLog::AllocationLog(std::string path) : path_(std::move(path)), forks_(watch_forks()) {
+AllocationLog::AllocationLog(std::string path) : path_(std::move(path)) {
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) {
     throw InvalidArgument("cannot write a log of allocations to '" + path_ + "': " + std::strerror(errno));
@@ -216,7 +203,7 @@ AllocationLog::AllocationLog(std::string path) : path_(std::move(path)), forks_(
 
 AllocationLog::~AllocationLog() {
   close();
-  if (forks.load(std::memory_order_relaxed) == forks_) {
+  if (!forks_.in_child()) {
     delete shared_;
   }
 }
@@ -234,11 +221,10 @@ void AllocationLog::refused(std::size_t bytes, Stream stream) noexcept {
 }
 
 void AllocationLog::append(Action action, const void* ptr, std::size_t bytes, Stream stream) noexcept {
-  const unsigned forks_now = forks.load(std::memory_order_relaxed);
-  if (forks_now != forks_) {
+  if (forks_.in_child()) {
     return;
   }
-  const int thread = this_thread(forks_now);
+  const int thread = this_thread();
   std::unique_lock lock(shared_->mutex);
   shared_->room_came.wait(lock, [&] { return shared_->filling.size() < kBlockRows || shared_->closing; });
   if (shared_->closing) {
@@ -287,7 +273,7 @@ void AllocationLog::write_blocks() noexcept {
 }
 
 AllocationLogEnd AllocationLog::close() noexcept {
-  if (forks.load(std::memory_order_relaxed) != forks_) {
+  if (forks_.in_child()) {
     if (file_ >= 0) {
       ::close(file_); // the parent completes the file
       file_ = -1;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "allocator/allocation_observer.h"
+#include "runtime/forks.h"
 #include "runtime/location.h"
 
 namespace torch_uvm {
@@ -84,7 +85,7 @@ class AllocationLog final : public AllocationObserver {
   void write_blocks() noexcept; ///< body of the writer thread
 
   const std::string path_;
-  const unsigned forks_; ///< fork count when the log was made
+  const ForkWatch forks_;
   int file_ = -1;
   AllocationLogEnd end_; ///< owned by the writer thread until it is joined
   /// Leaked in a forked child: the thread cannot be joined there, and a condition variable that had waiters at the fork

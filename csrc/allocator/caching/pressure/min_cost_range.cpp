@@ -32,9 +32,7 @@ struct Price {
   }
 };
 
-using Cost = std::function<double(void*, std::size_t)>;
-
-Price price_of(const Block& block, const Cost& cost) {
+Price price_of(const Block& block, const BlockCost& cost) {
   switch (block.state) {
     case BlockState::kFree:
       return {0, 0, 0, block.bytes};
@@ -87,7 +85,7 @@ void check_bytes_of_run(std::size_t bytes) {
 
 /// Updates `best` with the cheapest window of at least `bytes` in a segment.
 /// \return the price of all blocks of the segment
-Price walk(const Segment& segment, std::size_t bytes, const Cost& cost, std::optional<Window>& best) {
+Price walk(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::optional<Window>& best) {
   Price all;
   Window window;
   std::vector<Price> prices; // of the blocks in the window, preceded by those it has moved past
@@ -159,7 +157,7 @@ std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::si
 } // namespace
 
 std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::size_t bytes, int device,
-                                                                          const Cost& cost) const {
+                                                                          const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   check_bytes_of_run(bytes);
@@ -218,7 +216,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
 }
 
 std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
-                                                                           const Cost& cost) const {
+                                                                           const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   check_bytes_of_run(bytes);

@@ -10,9 +10,6 @@ namespace torch_uvm {
 
 namespace {
 
-using Cost = std::function<double(void*, std::size_t)>;
-using Consent = std::function<bool(void*)>;
-
 constexpr double kUnmovable = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cost even more
 
@@ -27,7 +24,7 @@ struct MoveWindow {
 
 /// Appends the minimal windows of a segment: they have an allocated block, and are too small without their first or
 /// last block.
-void add_windows(const Segment& segment, std::size_t bytes, const Cost& cost, std::vector<MoveWindow>& windows) {
+void add_windows(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::vector<MoveWindow>& windows) {
   MoveWindow window;
   std::vector<double> costs; // of the window's blocks, from index `front` on
   std::size_t front = 0;
@@ -74,7 +71,7 @@ class CachingManagedAllocator::State::Places {
   Places& operator=(const Places&) = delete;
 
   /// \return false if not all blocks have a destination, or an owner refuses. Nothing has changed then
-  bool find(const MoveWindow& window, std::size_t bytes, const Consent& claim, Lock& lock) {
+  bool find(const MoveWindow& window, std::size_t bytes, const BlockConsent& claim, Lock& lock) {
     std::vector<Block*> leaving;
     std::size_t passed = 0;
     for (Block* block = window.first;;) {
@@ -210,8 +207,8 @@ void CachingManagedAllocator::State::take_back(const Move& move) noexcept {
 }
 
 std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_moves(std::size_t bytes, int device,
-                                                                                  Stream stream, const Cost& cost,
-                                                                                  const Consent& claim) {
+                                                                                  Stream stream, const BlockCost& cost,
+                                                                                  const BlockConsent& claim) {
   State& state = *state_;
   state.check_device(device);
   state.check_stream(stream);

@@ -19,8 +19,6 @@ namespace torch_uvm {
 
 namespace {
 
-using Cost = std::function<double(void*, std::size_t)>;
-
 constexpr double kStays = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxRanges = 64; // ranges whose copies are counted; the remaining ones cost even more
 /// Maximum number of copies. A range that needs more is not taken.
@@ -41,7 +39,7 @@ struct Fate {
   bool leaves = false; ///< or is free; else it slides
 };
 
-Fate fate_of(const Block& block, const Cost& slides, const Cost& leaves) {
+Fate fate_of(const Block& block, const BlockCost& slides, const BlockCost& leaves) {
   if (block.state == BlockState::kFree) {
     return {0, true};
   }
@@ -55,7 +53,7 @@ Fate fate_of(const Block& block, const Cost& slides, const Cost& leaves) {
 
 /// Appends the minimal ranges of a segment: their pieces hold the request, and would not without the first or the last
 /// one.
-void add_ranges(const Segment& segment, std::size_t bytes, const Cost& slides, const Cost& leaves,
+void add_ranges(const Segment& segment, std::size_t bytes, const BlockCost& slides, const BlockCost& leaves,
                 std::vector<Range>& ranges) {
   struct Piece { // a block that is free, or leaves
     const Block* block;
@@ -101,7 +99,7 @@ struct Plan {
   std::size_t copies = 0;
 };
 
-Plan plan_of(const Range& range, const Cost& slides, const Cost& leaves) {
+Plan plan_of(const Range& range, const BlockCost& slides, const BlockCost& leaves) {
   Plan plan;
   struct Sliding {
     void* tag;
@@ -151,8 +149,8 @@ Plan plan_of(const Range& range, const Cost& slides, const Cost& leaves) {
 } // namespace
 
 std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_slides(std::size_t bytes, int device,
-                                                                                    const Cost& slides,
-                                                                                    const Cost& leaves) const {
+                                                                                    const BlockCost& slides,
+                                                                                    const BlockCost& leaves) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
