@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: What replaced something else. A method in C takes no mark of ours.
-_ours: list[Any] = []
+#: What replaced something else, by its place. A method in C takes no mark of ours.
+_ours: dict[tuple[Any, str], Any] = {}
 
 
 def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -16,8 +16,7 @@ def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     replaced twice for two purposes needs one wrapper for both.
     """
     plain = getattr(owner, name)
-    if any(plain is each for each in _ours):
+    if plain is _ours.get((owner, name)):
         return
-    ours = wrap(plain)
-    _ours.append(ours)
-    setattr(owner, name, ours)
+    _ours[owner, name] = wrap(plain)
+    setattr(owner, name, _ours[owner, name])
