@@ -1,12 +1,13 @@
-"""A soak of training: random models under changing budgets, compared with the CPU to the last bit.
+"""A soak of training: random models under changing budgets, compared with a reference to the last bit.
 
     python tests/soak_training.py --steps 10000 --seed 1
     python tests/soak_training.py --round 17        # repeats one round, as named by a failure
+    python tests/soak_training.py --device cuda     # on a GPU
 
 A round is a process with its own configuration (one or two emulated devices, with or without random delays).
-It trains several models, one after the other. Each step runs on the CPU and on the accelerator. Losses are
-compared after each step, parameters and optimizer state at the end of a model. The invariants of the engine
-and the allocator are checked periodically.
+It trains several models, one after the other. Each step also runs as the reference: on the CPU, or on a GPU
+in plain memory. Losses are compared after each step, parameters and optimizer state at the end of a model.
+The invariants of the engine and the allocator are checked periodically.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
+from _gpu_guard import GIB, MIB, Guard, check_room
 from _soak_programs import CLASSES, Program, images, optimizer_of
 from torch import nn
 from torch.nn import functional as F
@@ -32,20 +35,19 @@ from torch.nn import functional as F
 import torch_uvm
 from torch_uvm import _C
 
-MIB = 1 << 20
-LEAST_BUDGET = 12 * MIB
+LIMIT = 4 * GIB  # of managed memory on a GPU
 STEPS_OF_A_ROUND = 100
 COUNTED = ["fetched", "written_back", "dropped_clean", "used_in_place"]
 ROUND_TIMEOUT = 900  # seconds; a hanging round dumps its stacks
 
 
 class Different(AssertionError):
-    """The accelerator's bits differ from the CPU's."""
+    """The accelerator's bits differ from the reference's."""
 
 
 def compare(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Reports where the two differ, which tells a wrong block, a wrong page and a wrong rounding apart."""
-    found, wanted = found.detach().cpu(), wanted.detach()
+    found, wanted = found.detach().cpu(), wanted.detach().cpu()
     if torch.equal(found, wanted) or (found.isnan() == wanted.isnan()).all() and wanted.isnan().all():
         return
     wrong = (found != wanted).flatten().nonzero().flatten()
@@ -64,9 +66,19 @@ def compare(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 class Round:
     """The work of one process. The seed alone decides what happens."""
 
-    def __init__(self, seed: int, verbose: bool) -> None:
+    def __init__(self, seed: int, verbose: bool, kind: str) -> None:
         self.rng = random.Random(seed)
         self.verbose = verbose
+        self.history: list[str] = []
+        self.moved: dict[str, int] = {}
+        self.refused = 0
+        self.changed = False  # whether a budget changed in this step
+        if kind == "cuda":
+            self.use_a_gpu()
+        else:
+            self.use_emulated_devices()
+
+    def use_emulated_devices(self) -> None:
         self.count = self.rng.choice([1, 1, 2, 2])
         delayed = self.rng.random() < 0.5
         torch_uvm.emulated.configure(
@@ -75,11 +87,23 @@ class Round:
             seed=self.rng.randrange(1 << 32) if delayed else None,
         )
         self.devices = [torch.device("emu", index) for index in range(self.count)]
-        self.history: list[str] = []
-        self.moved: dict[str, int] = {}
-        self.refused = 0
-        self.changed = False  # whether a budget changed in this step
+        self.reference = torch.device("cpu")
+        self.scale = 1  # of batches
+        self.least_budget = 12 * MIB
         self.note(f"{self.count} devices, {'delayed' if delayed else 'in order'}")
+
+    def use_a_gpu(self) -> None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for others in ("flash", "mem_efficient", "cudnn"):  # attention that is not deterministic
+            getattr(torch.backends.cuda, f"enable_{others}_sdp")(False)
+        check_room(LIMIT)
+        self.guard = Guard(LIMIT).hold()
+        self.count = 1
+        self.devices = [torch.device("cuda", 0)]
+        self.reference = self.devices[0]
+        self.scale = 32
+        self.least_budget = 96 * MIB  # with cuBLAS's workspace
 
     def note(self, what: str) -> None:
         self.history.append(what)
@@ -93,7 +117,7 @@ class Round:
         share = rng.choice([0.35, 0.5, 0.6, 0.8, 1.1])
         budget = rng.choice(["figure", "figure", "figure", "auto", None, "percent"])
         if budget == "figure":
-            value: int | str | None = max(LEAST_BUDGET, int(share * used))
+            value: int | str | None = max(self.least_budget, int(share * used))
         elif budget == "percent":
             value = f"{rng.choice([30, 50, 90])}%"
         else:
@@ -152,14 +176,15 @@ class Round:
         torch.manual_seed(rng.randrange(1 << 32))
         reference = Program(rng, self.count)
         ours = copy.deepcopy(reference).place(self.devices)
-        reference.place([torch.device("cpu")])
+        with torch_uvm.disabled():
+            reference.place([self.reference])
         named, make_optimizer = optimizer_of(rng)
         optimizers = [make_optimizer(model.parameters()) for model in (reference, ours)]
         accumulate = rng.choice([1, 1, 2, 3])
         clip = rng.choice([None, None, 1.0])
         autocast = rng.random() < 0.15
         set_to_none = rng.random() < 0.8
-        used = rng.choice([16, 24, 40]) * MIB
+        used = rng.choice([16, 24, 40]) * MIB * self.scale
         self.note(
             f"{reference.describe()}; {named}, {optimizer_kind}, accumulate {accumulate}, clip {clip}, "
             f"dropout {reference.dropout}, autocast {autocast}"
@@ -177,23 +202,24 @@ class Round:
             losses: list[list[torch.Tensor]] = []
             try:
                 for model, optimizer in zip((reference, ours), optimizers, strict=True):
-                    torch.manual_seed(seed)
-                    losses.append([])
-                    for number, (x, target) in enumerate(batches):
-                        device = model.devices[-1]
-                        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-                            scores = model(x.to(model.devices[0]), leave_out)
-                        loss = F.cross_entropy(scores.float(), target.to(device)) / accumulate
-                        if model is ours and number == change_at:
-                            self.change_budget(used)
-                        loss.backward()
-                        losses[-1].append(loss.detach())
-                    if clip is not None and self.count == 1:
-                        nn.utils.clip_grad_norm_(model.parameters(), clip)
-                    elif clip is not None:  # norms are added per device, which is not the CPU's order
-                        nn.utils.clip_grad_value_(model.parameters(), 0.01 * clip)
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=set_to_none)
+                    with nullcontext() if model is ours else torch_uvm.disabled():
+                        torch.manual_seed(seed)
+                        losses.append([])
+                        for number, (x, target) in enumerate(batches):
+                            device = model.devices[-1]
+                            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                                scores = model(x.to(model.devices[0]), leave_out)
+                            loss = F.cross_entropy(scores.float(), target.to(device)) / accumulate
+                            if model is ours and number == change_at:
+                                self.change_budget(used)
+                            loss.backward()
+                            losses[-1].append(loss.detach())
+                        if clip is not None and self.count == 1:
+                            nn.utils.clip_grad_norm_(model.parameters(), clip)
+                        elif clip is not None:  # norms are added per device, which is not the CPU's order
+                            nn.utils.clip_grad_value_(model.parameters(), 0.01 * clip)
+                        optimizer.step()
+                        optimizer.zero_grad(set_to_none=set_to_none)
             except torch.OutOfMemoryError as error:
                 # A storage that no operator has used since the budget was set cannot be evicted, which is
                 # documented. Only a changed budget may therefore run out of memory.
@@ -221,6 +247,7 @@ class Round:
 
     def batch(self, model: Program) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.rng.choice([4, 8, 16] if model.family is images else [4, 8, 16, 33])
+        size *= self.scale
         return model.make_input(size), torch.randint(0, CLASSES, (size,))
 
     @staticmethod
@@ -236,7 +263,7 @@ class Round:
                     yield f"{key} of {name}", optimizers[1].state[found][key], value
 
 
-def run_round(seed: int, steps: int, verbose: bool) -> dict[str, int]:
+def run_round(seed: int, steps: int, verbose: bool, kind: str) -> dict[str, int]:
     """Runs a round in this process. Returns the counts of moves. A failure prints the command that repeats
     it."""
     torch.set_num_threads(1)  # a fixed order of additions
@@ -244,20 +271,23 @@ def run_round(seed: int, steps: int, verbose: bool) -> dict[str, int]:
     faulthandler.dump_traceback_later(ROUND_TIMEOUT, exit=True)
     current = None
     try:
-        current = Round(seed, verbose)
+        current = Round(seed, verbose, kind)
         current.run(steps)
         return {**current.moved, "out of memory": current.refused}
     except BaseException:
         if current is not None and not verbose:
             print("\n".join(current.history[-60:]))
         traceback.print_exc()
-        print(f"FAILED round {seed}; again: python {sys.argv[0]} --round {seed} --verbose", flush=True)
+        print(
+            f"FAILED round {seed}; again: python {sys.argv[0]} --round {seed} --device {kind} --verbose",
+            flush=True,
+        )
         raise
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def in_a_child(seed: int, steps: int) -> dict[str, int] | None:
+def in_a_child(seed: int, steps: int, kind: str) -> dict[str, int] | None:
     """Runs a round in a child, forked before the accelerator is used. Returns None if it failed."""
     sys.stdout.flush()
     read, write = os.pipe()
@@ -265,7 +295,7 @@ def in_a_child(seed: int, steps: int) -> dict[str, int] | None:
     if child == 0:
         status = 1
         try:
-            os.write(write, json.dumps(run_round(seed, steps, verbose=False)).encode())
+            os.write(write, json.dumps(run_round(seed, steps, False, kind)).encode())
             status = 0
         finally:
             sys.stdout.flush()
@@ -289,10 +319,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first round; default: from the clock")
     parser.add_argument("--steps-of-a-round", type=int, default=STEPS_OF_A_ROUND, help="default: %(default)s")
     parser.add_argument("--round", type=int, help="run the round of this seed, in this process, and no other")
+    parser.add_argument("--device", choices=["emu", "cuda"], default="emu", help="default: %(default)s")
     parser.add_argument("--verbose", action="store_true", help="with --round: say what is done")
     options = parser.parse_args()
     if options.round is not None:
-        print(run_round(options.round, options.steps_of_a_round, options.verbose))
+        print(run_round(options.round, options.steps_of_a_round, options.verbose, options.device))
         return 0
     seed = options.seed if options.seed is not None else time.time_ns() % (1 << 31)
     print(f"training soak: {options.steps} steps, seed {seed}", flush=True)
@@ -300,7 +331,7 @@ def main() -> int:
     moved: Counter[str] = Counter()
     while done < options.steps:
         # A step does not depend on the number of steps, so any round can be repeated on its own.
-        figures = in_a_child(seed, options.steps_of_a_round)
+        figures = in_a_child(seed, options.steps_of_a_round, options.device)
         if figures is None:
             failed.append(seed)
         moved.update(figures or {})
