@@ -73,6 +73,7 @@ class Round:
         self.moved: dict[str, int] = {}
         self.refused = 0
         self.changed = False  # whether a budget changed in this step
+        self.guard: Guard | None = None
         if kind == "cuda":
             self.use_a_gpu()
         else:
@@ -156,6 +157,8 @@ class Round:
         for wrong in (_C.check_residency(), _C.check_allocator()):
             if wrong is not None:
                 raise Different(f"invariant: {wrong}")
+        if self.guard is not None:
+            self.guard.check()
 
     def run(self, steps: int) -> int:
         done = 0

@@ -122,7 +122,7 @@ while True:
     if not interrupted:
         break
     nth += 1
-    # More than the calls of the first time, which installs what budgets need. Each attempt gets further.
+    # The first whole scope also installs what budgets need, in fewer calls than this.
     assert nth < 2000, interrupt.where
 assert nth > 50, nth
 scopes()
