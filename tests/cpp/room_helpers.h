@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,6 @@
 #include "runtime/testing/recording_runtime.h"
 
 namespace contract {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// The part of a hard cap that the segment of small requests takes. A cap of kForSmall + N leaves room for one segment
 /// of N.

@@ -183,9 +183,7 @@ class CachingSubject final : public Subject, private PressureCallback {
       }
     }
     const std::size_t bytes = (1 + choice / kDevices % 64) * 128 * KiB;
-    const auto cost = [](void* tag, std::size_t moved) {
-      return tag == nullptr ? std::numeric_limits<double>::infinity() : static_cast<double>(moved);
-    };
+    const auto cost = [](void* tag, std::size_t moved) { return tag == nullptr ? kNever : static_cast<double>(moved); };
     const auto agree = [](void* tag) { return tag != nullptr; };
     const Stream taker = Stream::default_of(device);
     if (choice / 128 % 4 == 0) {

@@ -34,6 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,9 +116,10 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
-/// Cost of evicting or moving a block, at least 0. Infinity: it cannot be. Called under the allocator's mutex.
+/// Cost of evicting or moving a block, at least 0; `kNever`: it cannot be. Called under the allocator's mutex.
 /// \param tag of the block, may be null
 using BlockCost = std::function<double(void* tag, std::size_t bytes)>;
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Whether a block's owner consents to what is about to happen to it. Called under the allocator's mutex.
 using BlockConsent = std::function<bool(void* tag)>;

@@ -2,14 +2,11 @@
 // where there are none, towards their neighbours (slide). What retires leaves instead.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "residency/engine/room.h"
 
 namespace torch_uvm {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Cost factor of relocating a block that a copy is using: compute waits for that copy on the link, and the others
 /// queued before it.

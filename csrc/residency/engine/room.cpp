@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "residency/engine/relocation_min.h"
 
 namespace torch_uvm {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Cost per byte of evicting a storage. An unplanned eviction stalls on the re-fetch; a dirty one also stalls on its
 /// write-back. Add up to 1 if the storage is reused soon, decaying with distance (soonness).

@@ -1,6 +1,5 @@
 // Which blocks to evict so that a request finds contiguous memory.
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -9,8 +8,6 @@
 namespace torch_uvm {
 
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Cost of evicting a set of blocks. Fields are compared in this order.
 struct Price {

@@ -1,6 +1,5 @@
 // Relocation of blocks that are in the way of a large request: reserve, commit, roll back.
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "allocator/caching/state.h"
@@ -10,7 +9,6 @@ namespace torch_uvm {
 
 namespace {
 
-constexpr double kUnmovable = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cost even more
 
 /// Contiguous blocks, first to last, that together hold the request.
@@ -31,8 +29,8 @@ void add_windows(const Segment& segment, std::size_t bytes, const BlockCost& cos
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
     const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
-    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kUnmovable;
-    if (price == kUnmovable) {
+    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kNever;
+    if (price == kNever) {
       window = MoveWindow{};
       costs.clear();
       front = 0;

@@ -8,7 +8,6 @@
 // slides to; a copy is no longer than that, because source and destination overlap. The ways are chosen so that the
 // copies are few.
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "allocator/caching/state.h"
@@ -19,7 +18,6 @@ namespace torch_uvm {
 
 namespace {
 
-constexpr double kStays = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxRanges = 64; // ranges whose copies are counted; the remaining ones cost even more
 /// Maximum number of copies. A range that needs more is not taken.
 constexpr std::size_t kMaxCopies = 512;
@@ -35,7 +33,7 @@ struct Range {
 
 /// What becomes of a block in a range.
 struct Fate {
-  double cost = kStays;
+  double cost = kNever;
   bool leaves = false; ///< or is free; else it slides
 };
 
@@ -47,7 +45,7 @@ Fate fate_of(const Block& block, const BlockCost& slides, const BlockCost& leave
     return {};
   }
   const double sliding = slides(block.tag, block.bytes);
-  const double leaving = leaves ? leaves(block.tag, block.bytes) : kStays;
+  const double leaving = leaves ? leaves(block.tag, block.bytes) : kNever;
   return leaving < sliding ? Fate{leaving, true} : Fate{sliding, false};
 }
 
@@ -68,7 +66,7 @@ void add_ranges(const Segment& segment, std::size_t bytes, const BlockCost& slid
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
     const Fate fate = fate_of(*block, slides, leaves);
     if (!fate.leaves) {
-      if (fate.cost == kStays) {
+      if (fate.cost == kNever) {
         pieces.clear();
         front = free = 0;
         all = since = 0;
