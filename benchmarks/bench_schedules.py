@@ -33,6 +33,7 @@ from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parent
+NEWEST_FIRST = ("_h200_shared", "_h200_traced", "_h100", "_schedules", "")
 PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
 
 
@@ -66,9 +67,8 @@ def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[fl
 
 def measured(workload: str, part: float) -> float | None:
     """The newest step of the fastest kind at the peak / PART, over the one in core; None: not measured."""
-    newest_first = ("residency_h200_traced", "residency_h100", "residency_schedules", "residency")
-    for name in newest_first:
-        stored = json.loads((FOLDER / "results" / f"{name}.json").read_text())["rows"]
+    for name in NEWEST_FIRST:
+        stored = json.loads((FOLDER / "results" / f"residency{name}.json").read_text())["rows"]
         rows = [row for row in stored if row["workload"] == workload and "step_ms" in row]
         steps = [row["step_ms"] for row in rows if row["planned_budget"] == f"1/{part:g}"]
         in_core = [row["step_ms"] for row in rows if row["column"] == "in core"]

@@ -50,13 +50,14 @@ RESULTS = {  # and their cards
     "residency_h100_leaving.json": "h100",
     "residency_h200_settled.json": "h200",
     "residency_h200_held.json": "h200",
+    "residency_h200_shared.json": "h200",
 }
 # Their rows are on the page.
 SHOWN = (
     "residency_h200_traced.json",
     "residency_h100_alone.json",
     "residency_h100_alone_again.json",
-    "residency_h200_early.json",
+    "residency_h200_shared.json",
 )
 OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",

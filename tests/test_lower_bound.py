@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import lzma
@@ -111,6 +112,20 @@ def test_refinements_find_the_operators_that_matter(
     assert steps[0] < steps[-1] == pytest.approx(every_operator)
     assert every_operator == pytest.approx(4.5)
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize(("both", "ms"), [(None, 6), (75e9, 8), (60e9, 10)])
+def test_both_directions_share_the_link(
+    lower_bound: ModuleType, rates: Any, script: Script, both: float | None, ms: float
+) -> None:
+    """Three weights that are written in turn, with room for one: 300 MB come and 300 MB leave."""
+    for name in (1, 2, 3):
+        script.storage(name, 100 * MB)
+    for _ in range(4):
+        for name in (1, 2, 3):
+            script.op([], writes=[name])
+    shared = dataclasses.replace(rates, both=both)
+    assert lower_bound.bound(script.write(), 100 * MB, rates=shared)["bound_ms"] == pytest.approx(ms)
 
 
 def test_written_storages_are_written_back_again(lower_bound: ModuleType, rates: Any, script: Script) -> None:

@@ -186,7 +186,7 @@ class TestPublishedErrors:
 
     def test_the_tables_of_one_workload_are_computed_again(self) -> None:
         steps = list(plan_errors.step_rows("CNN"))
-        assert len(steps) == 24
+        assert len(steps) == 27
         for line in plan_errors.step_table(steps).splitlines()[2:8]:
             assert line in self.page
         for line in plan_errors.peak_table(list(plan_errors.peak_rows("CNN"))).splitlines()[2:3]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import torch_uvm
 from torch_uvm import cli, schedules, traces
-from torch_uvm.schedules import Schedule
+from torch_uvm.schedules import Operator, Schedule, Transfer, Use, Value
 
 WEIGHT = 64 * MIB
 #: A weight crosses the link in 1 ms, either way.
@@ -93,6 +93,27 @@ class TestOfATrace:
         # With room for one weight, each leaves (1 ms) before the next one comes (1 ms).
         assert found.step_ms == pytest.approx(2.001 * len(made.operators), rel=0.01)
         assert problems(made) == []
+
+    def test_both_directions_share_the_link(self) -> None:
+        """One weight leaves while the other one comes, behind each of two operators."""
+        uses = [Use(each, writes=True, creates=False, in_place=False) for each in range(2)]
+        operators = tuple(Operator("op", 1.0, (use,), ()) for use in uses)
+        transfers = tuple(
+            Transfer(kind, value, after=at, before=1 - at)
+            for at in range(2)
+            for kind, value in (("write_back", at), ("fetch", 1 - at))
+        )
+        values = (Value(WEIGHT, is_persistent=True),) * 2
+        made = Schedule(2 * WEIGHT, 2 * WEIGHT, operators, values, transfers)
+        assert problems(made) == []
+        alone = schedules.predict(made, RATES)
+        assert alone.step_ms == pytest.approx(2 * (1 + 1))
+        slower = replace(RATES, both=1.5 * RATES.into)
+        shared = schedules.predict(made, slower)
+        assert shared.step_ms == pytest.approx(2 * (1 + 1.5))  # a fetch has half its rate for a millisecond
+        assert schedules.check_prediction(made, shared, slower) == []
+        said = schedules.check_prediction(made, alone, slower)
+        assert said and all("both directions carry" in each for each in said)
 
     def test_what_is_only_read_is_dropped(self, tmp_path: Path) -> None:
         made = schedules.schedule_of(ring(tmp_path / "run.trace", writes=False), budget_for(2 * WEIGHT))

@@ -11,7 +11,8 @@ operator that needs it. ``docs/schedules.md`` describes it.
 
 from __future__ import annotations
 
-from torch_uvm._tools.predictions import LinkRates, Prediction, Span, predict
+from torch_uvm._tools.link_lanes import LinkRates
+from torch_uvm._tools.predictions import Prediction, Span, predict
 from torch_uvm._tools.schedule_check import check_prediction, check_schedule
 from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, load_schedule, schedule_of
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <set>
@@ -14,6 +13,7 @@
 #include "race_detector.h"
 #include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/emulated_runtime.h"
+#include "runtime/link_clock.h"
 
 namespace play {
 
@@ -67,9 +67,7 @@ class PacedRuntime final : public bench::IdleRuntime {
       clock += static_cast<double>(bytes) / costs_.device_copy_rate * 1e3;
       return;
     }
-    double& link = links_[to_host ? 1 : 0];
-    const double rate = to_host ? costs_.copy_to_host_rate : costs_.copy_to_device_rate;
-    clock = link = std::max(clock, link) + static_cast<double>(bytes) / rate * 1e3;
+    clock = link_.copy(to_host ? LinkClock::kToHost : LinkClock::kToDevice, clock, static_cast<double>(bytes));
   }
 
   Stream create_stream(int device, int /*priority*/) override {
@@ -166,7 +164,7 @@ class PacedRuntime final : public bench::IdleRuntime {
   RaceDetector* const races_;
   double host_ = 0; ///< in ms, like all clocks
   double main_ = 0; ///< clock of the default stream
-  std::array<double, 2> links_{}; ///< clocks of the link: to the device, to the host
+  LinkClock link_{costs_.copy_to_device_rate / 1e3, costs_.copy_to_host_rate / 1e3, costs_.copy_both_ways_rate / 1e3};
   std::vector<std::unique_ptr<double>> streams_; ///< clocks of created streams, kept until the runtime is destroyed
   std::uintptr_t pinned_ = kPinned;
   std::uintptr_t plain_ = kPlain;

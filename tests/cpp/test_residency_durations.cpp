@@ -8,6 +8,7 @@
 #include "../../benchmarks/cpp/paced_runtime.h"
 #include "harness.h"
 #include "residency/engine/durations.h"
+#include "residency/engine/link_probe.h"
 #include "residency/policy/schedule.h"
 #include "residency_rig.h"
 #include "runtime/testing/recording_runtime.h"
@@ -187,17 +188,19 @@ TEST(a_recording_holds_the_device_when_it_has_caught_up) {
 
 TEST(the_links_rates_are_measured) {
   play::PacedRuntime runtime{CostProfile::named("h200")};
-  const LinkRates rates = measure_link(runtime, kStream);
+  const LinkRates rates = measure_link(runtime, runtime.create_stream(0, 0), runtime.create_stream(0, 0));
   CHECK(std::abs(rates.into * 1e3 / runtime.costs().copy_to_device_rate - 1) < 0.01);
   CHECK(std::abs(rates.out * 1e3 / runtime.costs().copy_to_host_rate - 1) < 0.01);
+  CHECK(std::abs(rates.both * 1e3 / runtime.costs().copy_both_ways_rate - 1) < 0.01);
   CHECK(rates.in_place < rates.into);
 }
 
 TEST(a_link_that_cannot_be_measured_has_the_default_rates) {
-  for (const std::string call : {"allocate_pinned", "allocate_device", "create_event", "copy_async", "record_event"}) {
+  for (const std::string call :
+       {"allocate_pinned", "allocate_device", "create_event", "copy_async", "record_event", "wait_event"}) {
     RecordingRuntime runtime;
     runtime.fail(call, 1);
-    CHECK_EQ(measure_link(runtime, kStream).into, LinkRates{}.into);
+    CHECK_EQ(measure_link(runtime, kStream, kStream).into, LinkRates{}.into);
     CHECK_EQ(runtime.count("allocate_pinned"), runtime.count("free_pinned") + (call == "allocate_pinned" ? 1 : 0));
     CHECK_EQ(runtime.count("allocate_device"), runtime.count("free_device") + (call == "allocate_device" ? 1 : 0));
   }

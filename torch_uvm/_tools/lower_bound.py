@@ -6,7 +6,8 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
 - Operators run in the recorded order, and take at least their durations with all operands on the device. The
   iteration repeats: what is evicted at its end comes back at the beginning of the next one.
 - Bytes are evicted one by one. There are no fragments, no reserve, no latencies, and no blocks to align.
-- Each direction of the link carries at most its rate, as if the other one were idle.
+- Each direction of the link carries at most its rate with the other one idle, and both at most what the link
+  carries in all.
 - The budget is checked at some operators only (budget_checks.py). Between two checks the order of transfers
   and uses does not count.
 - An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
@@ -29,7 +30,7 @@ import numpy as np
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.budget_checks import Segments, more_checks, spread_checks
 from torch_uvm._tools.linear_programme import LinearProgramme, Terms
-from torch_uvm._tools.predictions import LinkRates
+from torch_uvm._tools.link_lanes import H200, LinkRates
 from torch_uvm._tools.timed_iteration import Iteration, iteration_of
 
 _SCALE = 1e6  # bytes in a unit of the programme
@@ -143,6 +144,7 @@ class _Bound:
         for traffic, rate in (
             (self.into[at], self.rates.into),
             (self.out[at], self.rates.out),
+            ([*self.into[at], *self.out[at]], self.rates.together),
             (self.in_place[at], self.rates.in_place),
         ):
             if traffic:
@@ -325,7 +327,7 @@ def bound(
     iteration = iteration_of(trace, step_ms)
     checks = spread_checks(iteration, intervals)
     for refinement in range(refinements + 1):
-        made = _Bound(iteration, budget, rates or LinkRates(), checks)
+        made = _Bound(iteration, budget, rates or H200, checks)
         solved = made.programme.minimise((each, 1.0) for each in made.ms)
         busy = np.minimum(_by_segment(solved, made.into), _by_segment(solved, made.out))
         more = more_checks(iteration, made.cut, busy) if refinement < refinements else []
@@ -346,7 +348,7 @@ def least_traffic(trace: Trace, budget: int, intervals: int = 64) -> tuple[float
         ValueError, RuntimeError: as `bound`.
     """
     iteration = iteration_of(trace, 1.0)
-    made = _Bound(iteration, budget, LinkRates(), spread_checks(iteration, intervals))
+    made = _Bound(iteration, budget, H200, spread_checks(iteration, intervals))
     solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
     return float(_by_segment(solved, made.into).sum()), float(_by_segment(solved, made.out).sum())
 

@@ -1,9 +1,9 @@
 """How long an iteration takes that follows a schedule: operators, and both directions of the link, over time.
 
 The model: operators run one after the other. Each direction of the link carries one transfer at a time, in
-order of their triggers. A fetch begins once there is room for it. An operator begins once its operands are
-there and there is room for its results. A use in place takes at least the link's time. Memory has no
-fragments.
+order of their triggers, and both share what the link carries in all (link_lanes.py). A fetch begins once
+there is room for it. An operator begins once its operands are there and there is room for its results. A use
+in place takes at least the link's time. Memory has no fragments.
 """
 
 from __future__ import annotations
@@ -12,21 +12,10 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
+from torch_uvm._tools.link_lanes import H200, Link, LinkRates
 from torch_uvm._tools.schedules import Schedule, Transfer
 
 _ROUNDS = 4  #: the last one is the steady state
-
-
-@dataclass(frozen=True)
-class LinkRates:
-    """Bytes a second: the link to the device and to the host, and kernels that use host memory.
-
-    The highest that an H200 has shown, as in the profile "h200" of the emulated accelerator.
-    """
-
-    into: float = 55.4e9
-    out: float = 55.4e9
-    in_place: float = 51.2e9
 
 
 @dataclass(frozen=True)
@@ -70,13 +59,14 @@ def predict(schedule: Schedule, rates: LinkRates | None = None) -> Prediction:
     Raises:
         ValueError: an operator needs more room than its schedule leaves.
     """
-    return _Model(schedule, rates or LinkRates()).run()
+    return _Model(schedule, rates or H200).run()
 
 
 class _Model:
     def __init__(self, schedule: Schedule, rates: LinkRates) -> None:
         self.schedule = schedule
-        self.rates = rates
+        self.in_place_rate = rates.in_place
+        self.link = Link(rates)
         self.after: list[list[int]] = [[] for _ in schedule.operators]
         self.leaving: list[list[int]] = [[] for _ in schedule.operators]
         for number, it in enumerate(schedule.transfers):
@@ -90,7 +80,7 @@ class _Model:
         self.frees: list[tuple[float, int]] = []  # bytes to be freed, by time
         self.used = 0
         self.freed_until = 0.0  # all that was freed by then is in `used`
-        self.into_free = self.out_free = self.now = 0.0
+        self.now = 0.0
         self.into: list[Span] = []
         self.out: list[Span] = []
         self.changes: list[tuple[float, int]] = []  # of the bytes on the device
@@ -136,7 +126,7 @@ class _Model:
         if room is None:
             raise ValueError(f"operator {number}, {op.name}, finds no room")
         found.wait_ms["room"] += room - start
-        self.now = room + max(op.ms, across / self.rates.in_place * 1e3)
+        self.now = room + max(op.ms, across / self.in_place_rate * 1e3)
         found.compute.append(Span(room - begin, self.now - begin, number))
         for use in op.uses:
             if not use.in_place:
@@ -153,8 +143,7 @@ class _Model:
         if transfer.kind == "fetch":
             self.pending.append((number, self.now))
         elif transfer.kind == "write_back" and transfer.value in self.ready:
-            begin = max(self.now, self.out_free)
-            end = self.out_free = begin + self.sizes[transfer.value] / self.rates.out * 1e3
+            begin, end = self.link.copy("out", self.now, self.sizes[transfer.value])
             self.out.append(Span(begin, end, number))
             self.written_back[number] = end
 
@@ -167,12 +156,12 @@ class _Model:
             number, triggered = self.pending[0]
             value = self.schedule.transfers[number].value
             if value not in self.ready:
-                room = self.take(self.sizes[value], max(triggered, self.into_free), until)
+                room = self.take(self.sizes[value], max(triggered, self.link.into.free), until)
                 if room is None:
                     if until is None:
                         raise ValueError(f"transfer {number} finds no room")
                     return
-                end = self.into_free = room + self.sizes[value] / self.rates.into * 1e3
+                _, end = self.link.copy("into", room, self.sizes[value])
                 self.into.append(Span(room, end, number))
                 self.ready[value] = end
             self.pending.popleft()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from torch_uvm._tools.predictions import LinkRates, Prediction, Span
+from torch_uvm._tools.link_lanes import H200, LinkRates
+from torch_uvm._tools.predictions import Prediction, Span
 from torch_uvm._tools.schedules import Schedule
 
 _TINY_MS = 1e-6
@@ -86,10 +87,11 @@ def _lives(schedule: Schedule) -> Iterator[tuple[list[tuple[int, str]], bool]]:
 def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | None = None) -> list[str]:
     """What is wrong with the times of a prediction; empty: nothing.
 
-    Operators and each direction of the link do one thing at a time, no faster than their rates. A fetch ends
-    before its operator begins, a write-back begins behind its own. Memory stays within the capacity.
+    Operators and each direction of the link do one thing at a time, no faster than their rates, and both
+    directions carry no more than the link does. A fetch ends before its operator begins, a write-back begins
+    behind its own. Memory stays within the capacity.
     """
-    rates = rates or LinkRates()
+    rates = rates or H200
     problems = [
         f"{name}: number {after.number} begins before number {before.number} ends"
         for name, lane in (("operators", found.compute), ("in", found.into), ("out", found.out))
@@ -101,6 +103,7 @@ def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | N
             size = schedule.values[schedule.transfers[it.number].value].bytes
             if (it.end_ms - it.begin_ms) * rate / 1e3 < size * (1 - 1e-9):
                 problems.append(f"transfer {it.number} is faster than the link")
+    problems += _too_much(schedule, found, rates)
     problems += _late(schedule, found)
     for at, span in enumerate(found.compute):
         if span.end_ms - span.begin_ms < schedule.operators[at].ms - _TINY_MS:
@@ -108,6 +111,19 @@ def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | N
     if found.peak_bytes > schedule.capacity:
         problems.append(f"{found.peak_bytes} bytes on the device; the capacity is {schedule.capacity}")
     return problems
+
+
+def _too_much(schedule: Schedule, found: Prediction, rates: LinkRates) -> Iterator[str]:
+    """Times from an idle link to the next idle link in which more crosses than the link carries."""
+    busy: list[list[float]] = []  # begin, end, bytes
+    for it in sorted([*found.into, *found.out], key=lambda span: span.begin_ms):
+        if not busy or it.begin_ms > busy[-1][1] + _TINY_MS:
+            busy.append([it.begin_ms, it.end_ms, 0.0])
+        busy[-1][1] = max(busy[-1][1], it.end_ms)
+        busy[-1][2] += schedule.values[schedule.transfers[it.number].value].bytes
+    for begin, end, moved in busy:
+        if moved > (end - begin) / 1e3 * rates.together * (1 + 1e-9):
+            yield f"both directions carry {moved:.0f} bytes from {begin:.3f} to {end:.3f} ms"
 
 
 def _late(schedule: Schedule, found: Prediction) -> Iterator[str]:

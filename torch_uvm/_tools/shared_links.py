@@ -2,7 +2,6 @@
 
 `predict` takes the rates of an idle link. Beside other work a card reaches less of them:
 
-- Copies of both directions share ``Card.both``.
 - Copies go through slots of device memory, which the residency engine needs (docs/residency.md).
 - Operators and copies that run at the same time compete for the device's memory and for its copy engines.
 - Kernels that write host memory take ``Card.in_place_written``.
@@ -18,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_uvm._tools.cards import Card
-from torch_uvm._tools.predictions import LinkRates, Prediction, Span, predict
+from torch_uvm._tools.link_lanes import LinkRates
+from torch_uvm._tools.predictions import Prediction, Span, predict
 from torch_uvm._tools.schedules import Schedule
 
 #: The part of the link's rate that the engine's copies reach: 51 and 52.5 of 55.3 GB/s, the means of one copy
-#: of 1 GiB and of copies of 32 pieces ("rates" in benchmarks/results/residency.json).
-_INTO, _OUT = 0.92, 0.95
+#: of 1 GiB and of copies of 32 pieces ("rates" in benchmarks/results/residency.json). Both ways: 98.1 of
+#: 100.7 ("staged" and "plain" in benchmarks/results/copy_overlap.json).
+_INTO, _OUT, _BOTH = 0.92, 0.95, 0.974
 #: What a copy and operators that run for as long take together, beyond one of them, as a part of it: with
 #: copies into the device, out of it, and both. 1 - hidden, the mean of products and sums ("staged" in
 #: benchmarks/results/copy_overlap.json).
@@ -53,7 +54,7 @@ class CardPrediction:
 
 def link_rates(card: Card) -> LinkRates:
     """The rates of an idle link."""
-    return LinkRates(card.into, card.out, card.in_place)
+    return LinkRates(card.into, card.out, card.in_place, card.both)
 
 
 def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPrediction:
@@ -65,12 +66,16 @@ def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPred
     Raises:
         ValueError: an operator needs more room than its schedule leaves.
     """
-    rates = replace(link_rates(card), in_place=_in_place_rate(schedule, card))
-    rates = replace(rates, into=card.into * _INTO, out=card.out * _OUT)
+    rates = LinkRates(
+        card.into * _INTO,
+        card.out * _OUT,
+        _in_place_rate(schedule, card),
+        None if card.both is None else card.both * _BOTH,
+    )
     found, slowed = predict(schedule, rates), rates
     for _ in range(_ROUNDS if schedule.transfers else 0):
         use = _LinkUse(found)
-        slowed = use.rates(rates, card)
+        slowed = use.rates(rates)
         found = predict(use.stretched(schedule), slowed)
     moved = [schedule.values[it.value].bytes for it in schedule.transfers if it.kind != "drop"]
     pieces = sum(-(-size // _PIECE) for size in moved)
@@ -108,27 +113,25 @@ class _LinkUse:
         self.into, self.out = _intervals(found.into), _intervals(found.out)
         self.both = _overlap(self.into, self.out)
 
-    def rates(self, alone: LinkRates, card: Card) -> LinkRates:
+    def rates(self, alone: LinkRates) -> LinkRates:
         """The mean rates of the copies."""
-        half = (card.both or card.into + card.out) / 2
         return replace(
             alone,
-            into=self._mean(self.into, alone.into, min(alone.into, half), _LONGER_INTO),
-            out=self._mean(self.out, alone.out, min(alone.out, half), _LONGER_OUT),
+            into=alone.into * self._reached(self.into, _LONGER_INTO),
+            out=alone.out * self._reached(self.out, _LONGER_OUT),
+            both=alone.together * self._reached(self.both, _LONGER_BOTH),
         )
 
-    def _mean(self, copies: Sequence[_Interval], alone: float, shared: float, longer: float) -> float:
+    def _reached(self, copies: Sequence[_Interval], longer: float) -> float:
+        """The mean part of their rate that the copies reach. ``longer``: for those of one direction."""
         total = _length(copies)
         if not total:
-            return alone
-        both = _within(self.compute, self.both)
-        beside = _within(self.compute, copies)
-        without = total - _length(self.both) - sum(beside) + sum(both)  # neither operators nor other copies
-        moved = without * alone + (_length(self.both) - sum(both)) * shared
+            return 1.0
+        reached = total
+        both, beside = _within(self.compute, self.both), _within(self.compute, copies)
         for op, one, two in zip(self.compute, beside, both, strict=True):
-            moved += (one - two) * alone / (1 + _longer(longer, op))
-            moved += two * shared / (1 + _longer(_LONGER_BOTH, op))
-        return moved / total
+            reached -= (one - two) * _part(_longer(longer, op)) + two * _part(_longer(_LONGER_BOTH, op))
+        return reached / total
 
     def stretched(self, schedule: Schedule) -> Schedule:
         """The schedule with operators that take longer where copies run beside them."""

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "residency/engine/link_probe.h"
 #include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 #include "runtime/bytes.h"
@@ -95,7 +96,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
   }
   if (bytes && !changed.durations && state_.runtime.device_properties(device).kernels_take_time) {
     changed.durations = std::make_unique<Durations>(state_.runtime, *changed.policy);
-    changed.rates = measure_link(state_.runtime, changed.fetches);
+    changed.rates = measure_link(state_.runtime, changed.fetches, changed.write_backs);
   }
   if (!bytes && changed.budget) {
     state_.memory.set_cap(device, std::nullopt, false);

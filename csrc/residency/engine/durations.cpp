@@ -1,32 +1,6 @@
 #include "residency/engine/durations.h"
 
-#include <algorithm>
-
-#include "runtime/bytes.h"
-
 namespace torch_uvm {
-
-namespace {
-
-constexpr std::size_t kProbeBytes = 32 * MiB; // smaller copies are slower than the link
-constexpr int kProbes = 3; // the first one warms up
-/// Kernels that use host memory reach this part of the rate of a copy to the device (an H200: 51.2 of 55.4 GB/s).
-constexpr double kInPlaceShare = 0.92;
-
-double rate_of(ManagedRuntime& runtime, void* to, const void* from, Stream stream, Event begin, Event end) {
-  double best_ms = 0;
-  for (int probe = 0; probe < kProbes; ++probe) {
-    runtime.record_event(begin, stream);
-    runtime.copy_async(to, from, kProbeBytes, stream);
-    runtime.record_event(end, stream);
-    runtime.synchronize_event(end);
-    const double ms = runtime.elapsed_ms(begin, end);
-    best_ms = probe == 0 ? ms : std::min(best_ms, ms);
-  }
-  return best_ms > 0 ? static_cast<double>(kProbeBytes) / best_ms : 0;
-}
-
-} // namespace
 
 Durations::Durations(ManagedRuntime& runtime, Policy& policy)
     : runtime_(runtime), policy_(policy), events_(runtime, runtime.device_count(), /*timing=*/true) {}
@@ -85,38 +59,6 @@ void Durations::report_iterations() {
     marks_.pop_front();
     events_.give(begun.stream, begun.event);
   }
-}
-
-LinkRates measure_link(ManagedRuntime& runtime, Stream stream) noexcept {
-  LinkRates rates;
-  void* pinned = nullptr;
-  void* plain = nullptr;
-  Event begin, end;
-  try {
-    pinned = runtime.allocate_pinned(kProbeBytes);
-    plain = runtime.allocate_device(kProbeBytes, stream.device);
-    begin = runtime.create_event(stream.device, /*timing=*/true);
-    end = runtime.create_event(stream.device, /*timing=*/true);
-    const double into = rate_of(runtime, plain, pinned, stream, begin, end);
-    const double out = rate_of(runtime, pinned, plain, stream, begin, end);
-    if (into > 0 && out > 0) {
-      rates = {into, out, kInPlaceShare * into};
-    }
-  } catch (...) {
-    // The defaults stand. An error of the runtime shows at the next call that needs it.
-  }
-  for (const Event event : {begin, end}) {
-    if (event) {
-      runtime.destroy_event(event);
-    }
-  }
-  if (plain != nullptr) {
-    runtime.free_device(plain);
-  }
-  if (pinned != nullptr) {
-    runtime.free_pinned(pinned);
-  }
-  return rates;
 }
 
 } // namespace torch_uvm

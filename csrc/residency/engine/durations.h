@@ -47,8 +47,4 @@ class Durations {
   std::deque<Mark> marks_; ///< an iteration lasts from one to the next
 };
 
-/// Measures a device's link with copies between pinned and device memory on the stream, and waits for them: some
-/// milliseconds. \return the defaults where memory or the runtime refuses
-LinkRates measure_link(ManagedRuntime& runtime, Stream stream) noexcept;
-
 } // namespace torch_uvm

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/link_clock.h"
+
 namespace torch_uvm::scheduling {
 
 namespace {
@@ -20,7 +22,8 @@ class Timeline {
   Timeline(const Schedule& schedule, const LinkRates& rates, std::size_t capacity)
       : schedule_(schedule),
         iteration_(schedule.iteration),
-        rates_(rates),
+        in_place_rate_(rates.in_place),
+        link_(rates.into, rates.out, rates.both),
         capacity_(static_cast<double>(capacity)),
         values_(iteration_.values.size()) {
     for (const Use& use : iteration_.uses) {
@@ -85,7 +88,7 @@ class Timeline {
     if (begin == kNever) {
       return false;
     }
-    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), across / rates_.in_place);
+    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), across / in_place_rate_);
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       State& value = values_[iteration_.uses[use].value];
       if (!schedule_.in_place[use] && value.ready == kNever && !iteration_.values[iteration_.uses[use].value].pinned) {
@@ -111,7 +114,7 @@ class Timeline {
 
   void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
-      values_[value].written_back = out_free_ = std::max(now_, out_free_) + bytes(value) / rates_.out;
+      values_[value].written_back = link_.copy(LinkClock::kToHost, now_, bytes(value));
       values_[value].host_valid = true;
     }
   }
@@ -135,11 +138,11 @@ class Timeline {
   bool start_first(double until) {
     const auto [value, issued] = pending_.front();
     if (!is_resident(value)) {
-      const double begin = take(bytes(value), std::max(issued, into_free_), until);
+      const double begin = take(bytes(value), std::max(issued, link_.free_at(LinkClock::kToDevice)), until);
       if (begin == kNever) {
         return false;
       }
-      values_[value].ready = into_free_ = begin + bytes(value) / rates_.into;
+      values_[value].ready = link_.copy(LinkClock::kToDevice, begin, bytes(value));
     }
     --values_[value].pending;
     pending_.pop_front();
@@ -164,14 +167,14 @@ class Timeline {
 
   const Schedule& schedule_;
   const Iteration& iteration_;
-  const LinkRates& rates_;
+  const double in_place_rate_;
+  LinkClock link_;
   const double capacity_;
   std::vector<State> values_;
   std::deque<std::pair<std::uint32_t, double>> pending_; ///< values to fetch, and when that was issued
   std::priority_queue<Free, std::vector<Free>, std::greater<>> frees_;
   double used_ = 0;
   double freed_until_ = 0; ///< `used_` is without what was freed by then
-  double into_free_ = 0, out_free_ = 0; ///< when each direction of the link is free
   double now_ = 0;
 };
 

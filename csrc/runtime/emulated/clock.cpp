@@ -5,10 +5,8 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr double kMicroseconds = 1e6;
-
 double time_of(std::size_t bytes, double rate) {
-  return static_cast<double>(bytes) / rate * kMicroseconds;
+  return static_cast<double>(bytes) / rate * 1e6;
 }
 
 // Occupies a resource for `duration_us`, from `start_us` or from when it is free. Returns the end.
@@ -32,7 +30,7 @@ double EmulatedClock::write_back(int device, double start_us, std::size_t bytes)
     return start_us;
   }
   Link& own = link(device);
-  own.stopped_us = occupy(own.to_host_us, start_us, time_of(bytes, profile_.prefetch_to_host_rate));
+  own.stopped_us = own.ways.occupy(LinkClock::kToHost, start_us, time_of(bytes, profile_.prefetch_to_host_rate));
   return own.stopped_us;
 }
 
@@ -47,10 +45,10 @@ double EmulatedClock::serve(int device, double start_us, const Traffic& traffic)
   // A kernel reads and writes over the link concurrently.
   double end = now;
   if (inwards > 0) {
-    end = std::max(end, occupy(own.to_device_us, now, inwards));
+    end = std::max(end, own.ways.occupy(LinkClock::kToDevice, now, inwards));
   }
   if (outwards > 0) {
-    end = std::max(end, occupy(own.to_host_us, now, outwards));
+    end = std::max(end, own.ways.occupy(LinkClock::kToHost, now, outwards));
   }
   return end + time_of(traffic.local, profile_.device_memory_rate);
 }
@@ -90,7 +88,8 @@ double EmulatedClock::prefetch(int device, double stream_us, double queued_us, L
   now = write_back(to.index, now, traffic.written_back);
   now += time_of(traffic.populated, profile_.prefetch_populate_rate);
   if (traffic.moved > 0) {
-    now = occupy(link(to.index).to_device_us, now, time_of(traffic.moved, profile_.prefetch_to_device_rate));
+    now =
+        link(to.index).ways.occupy(LinkClock::kToDevice, now, time_of(traffic.moved, profile_.prefetch_to_device_rate));
   }
   return now;
 }
@@ -99,26 +98,30 @@ double EmulatedClock::discard(int device, double stream_us, double queued_us, st
   return start(device, stream_us, queued_us) + time_of(bytes, profile_.discard_rate);
 }
 
+double EmulatedClock::cross(Link& link, LinkClock::Direction direction, double at, const Copy& copy) const {
+  return copy.pageable ? link.ways.occupy(direction, at, time_of(copy.bytes, profile_.pageable_copy_rate))
+                       : link.ways.copy(direction, at, static_cast<double>(copy.bytes));
+}
+
 double EmulatedClock::copy(int device, double stream_us, double queued_us, const Copy& copy, const Traffic& traffic) {
   double now = write_back(device, start(device, stream_us, queued_us), traffic.written_back);
   now += time_of(traffic.populated, profile_.prefetch_populate_rate);
   switch (copy.kind) {
     case CopyKind::kToDevice:
-      now = occupy(link(copy.to).to_device_us, now,
-                   time_of(copy.bytes, copy.pageable ? profile_.pageable_copy_rate : profile_.copy_to_device_rate));
+      now = cross(link(copy.to), LinkClock::kToDevice, now, copy);
       break;
     case CopyKind::kToHost:
-      now = occupy(link(copy.from).to_host_us, now,
-                   time_of(copy.bytes, copy.pageable ? profile_.pageable_copy_rate : profile_.copy_to_host_rate));
+      now = cross(link(copy.from), LinkClock::kToHost, now, copy);
       break;
     case CopyKind::kWithinDevice:
       now = occupy(link(copy.to).internal_us, now, time_of(copy.bytes, profile_.device_copy_rate));
       break;
     case CopyKind::kBetweenDevices: {
-      double& leaving = link(copy.from).to_host_us;
-      double& arriving = link(copy.to).to_device_us;
-      now = occupy(leaving, std::max(now, arriving), time_of(copy.bytes, profile_.peer_copy_rate));
-      arriving = now;
+      LinkClock &leaving = link(copy.from).ways, &arriving = link(copy.to).ways;
+      now = std::max({now, leaving.free_at(LinkClock::kToHost), arriving.free_at(LinkClock::kToDevice)});
+      const double takes = time_of(copy.bytes, profile_.peer_copy_rate);
+      leaving.occupy(LinkClock::kToHost, now, takes);
+      now = arriving.occupy(LinkClock::kToDevice, now, takes);
       break;
     }
     case CopyKind::kOnHost:
@@ -137,7 +140,7 @@ void EmulatedClock::host_touch(const Traffic& traffic) {
   double end = now + faulting;
   for (std::size_t source = 0; source < links_.size(); ++source) {
     if ((traffic.sources & bit(static_cast<int>(source))) != 0) {
-      end = std::max(end, occupy(links_[source].to_host_us, now, faulting));
+      end = std::max(end, links_[source].ways.occupy(LinkClock::kToHost, now, faulting));
     }
   }
   host_us_ = end + time_of(traffic.populated + traffic.local, profile_.host_memory_rate) +
@@ -151,7 +154,8 @@ void EmulatedClock::wait_for_room(int device, const Traffic& traffic) {
 double EmulatedClock::latest() const {
   double latest = host_us_;
   for (const Link& each : links_) {
-    latest = std::max({latest, each.to_device_us, each.to_host_us, each.internal_us, each.stopped_us});
+    latest = std::max({latest, each.ways.free_at(LinkClock::kToDevice), each.ways.free_at(LinkClock::kToHost),
+                       each.internal_us, each.stopped_us});
   }
   return latest;
 }

@@ -2,7 +2,8 @@
 //
 // - An operation starts at the latest of three times: the stream's, the time at which the host queued it, and the end
 //   of the device's write-backs to the host (during which the driver stops every launch).
-// - Each device has three exclusive resources: the two directions of its link, and copies within the device.
+// - Each device has three exclusive resources: the two directions of its link, and copies within the device. Copies of
+//   pinned memory in both directions share what the link carries in all.
 // - Each stream has its own clock. The functions take the stream's time and return the new one.
 //
 // All times are in microseconds. Not thread-safe: guarded by the runtime's mutex.
@@ -12,13 +13,17 @@
 
 #include "runtime/emulated/cost_profile.h"
 #include "runtime/emulated/pages.h"
+#include "runtime/link_clock.h"
 
 namespace torch_uvm::emulated {
 
 class EmulatedClock {
  public:
   EmulatedClock(const CostProfile& profile, int devices)
-      : profile_(profile), links_(static_cast<std::size_t>(devices)) {}
+      : profile_(profile),
+        links_(static_cast<std::size_t>(devices),
+               Link{LinkClock(profile.copy_to_device_rate / kMicroseconds, profile.copy_to_host_rate / kMicroseconds,
+                              profile.copy_both_ways_rate / kMicroseconds)}) {}
 
   double host() const {
     return host_us_;
@@ -60,10 +65,10 @@ class EmulatedClock {
   double latest() const;
 
  private:
+  static constexpr double kMicroseconds = 1e6; ///< of a second
   struct Link {
-    double to_device_us = 0; ///< busy until this time, like the next two
-    double to_host_us = 0;
-    double internal_us = 0;
+    LinkClock ways;
+    double internal_us = 0; ///< copies within the device are busy until then
     double stopped_us = 0; ///< no operation starts on the device before this time
   };
   Link& link(int device) {
@@ -73,6 +78,8 @@ class EmulatedClock {
   /// Writes evicted pages back, which stops the device. \return the end of the write-back
   double write_back(int device, double start_us, std::size_t bytes);
   double serve(int device, double start_us, const Traffic& traffic);
+  /// A copy over the link. \return the end
+  double cross(Link& link, LinkClock::Direction direction, double at, const Copy& copy) const;
 
   const CostProfile& profile_;
   double host_us_ = 0;

@@ -20,6 +20,7 @@ const CostProfile& h200() {
       .host_memory_rate = 100 * GB, // assumed: a few cores reading local memory
       .copy_to_device_rate = 55.3 * GB,
       .copy_to_host_rate = 55.3 * GB,
+      .copy_both_ways_rate = 100.7 * GB,
       .pageable_copy_rate = 9.5 * GB, // the middle of the range 5 to 14
       .device_copy_rate = 2080 * GB,
       .peer_copy_rate = 51.3 * GB, // assumed: over PCIe, without NVLink
@@ -55,6 +56,7 @@ const CostProfile& gb10() {
       .host_memory_rate = 100 * GB,
       .copy_to_device_rate = 136.5 * GB,
       .copy_to_host_rate = 136.5 * GB,
+      .copy_both_ways_rate = 136.5 * GB,
       .pageable_copy_rate = 136.5 * GB,
       .device_copy_rate = 136.5 * GB,
       .peer_copy_rate = 136.5 * GB,
@@ -89,6 +91,7 @@ const CostProfile& gh200() {
       .host_memory_rate = 486 * GB,
       .copy_to_device_rate = 375 * GB,
       .copy_to_host_rate = 297 * GB,
+      .copy_both_ways_rate = 486 * GB,
       .pageable_copy_rate = 297 * GB,
       .device_copy_rate = 1700 * GB,
       .peer_copy_rate = 297 * GB,

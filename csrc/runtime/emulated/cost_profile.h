@@ -21,6 +21,7 @@ struct CostProfile {
   double device_memory_rate; ///< kernels accessing resident pages
   double host_memory_rate; ///< host code accessing host-resident pages
   double copy_to_device_rate, copy_to_host_rate; ///< asynchronous copies from and to pinned host memory
+  double copy_both_ways_rate; ///< of such copies in both directions at once, together
   double pageable_copy_rate; ///< asynchronous copies of host-resident managed or ordinary memory
   double device_copy_rate; ///< within a device
   double peer_copy_rate; ///< between devices
