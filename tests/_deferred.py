@@ -87,6 +87,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adagrad fused": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.01, weight_decay=0.1),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "adamax loop": lambda p: torch.optim.Adamax(p, lr=0.01, foreach=False),  # writes by `out=`
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01, decoupled_weight_decay=True, weight_decay=0.1),
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
 }

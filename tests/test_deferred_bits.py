@@ -188,6 +188,34 @@ class TestSteps:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         assert_equal(program(), wanted)
 
+    @pytest.mark.parametrize("name", ["adamw fused", "adamw foreach", "adamw loop", "sgd momentum"])
+    @pytest.mark.parametrize("common", [False, True], ids=["own gradients", "a common gradient"])
+    def test_parameters_of_two_types(self, name: str, common: bool) -> None:
+        """PyTorch updates each type in a group of its own, whose parameters are no neighbours."""
+
+        def program() -> tuple[list[torch.Tensor], int]:
+            torch.manual_seed(0)
+            types = [torch.float32, torch.bfloat16] * 3
+            parameters = [nn.Parameter(torch.randn(512, 1024, dtype=each).to("emu")) for each in types]
+            optimizer = OPTIMIZERS[name](parameters)
+            most = 0
+            for _ in range(4):
+                gradients = {each: torch.randn(512, 1024, dtype=each).to("emu") for each in types}
+                for parameter in parameters:
+                    gradient = gradients[parameter.dtype]
+                    parameter.grad = gradient if common else gradient * parameter.detach()
+                optimizer.step()
+                most = max(most, _C.pending_updates())
+            state = [value for each in optimizer.state.values() for value in each.values()]
+            return on_cpu([*parameters, *filter(torch.is_tensor, state)]), most
+
+        torch_uvm.enable(budget=None)
+        wanted, _ = program()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        found, most = program()
+        assert_equal(found, wanted)
+        assert most == 6
+
     def test_under_modes_of_the_thread_that_looks(self) -> None:
         """The update does not run under the accessing thread's modes: autocast, inference, default device,
         hooks on saved tensors."""

@@ -4,8 +4,8 @@ A step under a budget fetches parameters, gradients and moments one after anothe
 overlap. Deferred, each parameter's update runs right before the parameter's next use, so that its transfers
 overlap the forward pass.
 
-The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called for one
-parameter at a time, and the operators that they call are recorded instead of run
+The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called, and the
+operators that they call are recorded for each parameter instead of run
 (csrc/tensor/dispatch/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are
 numbers, and step counts and versions of tensors increase at once. An update that cannot wait, or that might
 give other bits, runs during the step.
@@ -20,7 +20,7 @@ import importlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,9 @@ ACCEPTED = '"in_place", "deferred" or "auto"'
 _FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
 #: Their lists of numbers, one tensor for each parameter: updated during the step.
 _NUMBERS = ("state_steps", "mu_products")
+
+#: Operators that do the same with each element of their lists.
+_ON_EACH = ("aten::_foreach_", "aten::_fused_")
 
 _lock = threading.Lock()
 _watching = False
@@ -103,14 +106,22 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the operators that use tensors of a device. Operators on `numbers` alone run at once."""
+    """Records the operators that use tensors of a device, as one update for each parameter.
 
-    def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor]) -> None:
+    A fused operator, or one on lists, is one on each element of its lists. Operators on `numbers` alone run
+    at once.
+
+    Args:
+        operands: by parameter, tensors that no other parameter has.
+    """
+
+    def __init__(self, operands: Sequence[Sequence[torch.Tensor]], numbers: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.update = _C.DeferredUpdate(device)
+        self.updates = [_C.DeferredUpdate(of_one[0].device) for of_one in operands]
         self.observed = True  # read in C++: other observers see this thread's operators
         self._at_once = {id(number) for number in numbers}
-        self._results: dict[int, torch.Tensor] = {}  # stand for the update's future results
+        self._owner = {id(tensor): at for at, of_one in enumerate(operands) for tensor in of_one}
+        self._results: dict[int, torch.Tensor] = {}  # stand for the updates' future results
         self._without_bytes: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,9 +147,23 @@ class _Recorder(TorchDispatchMode):
         elif all(written) and all([returned.alias_info.is_write for returned in schema.returns]):
             results = kwargs.get("out", args[0])
         else:
-            raise RuntimeError(f'optimizer="deferred" cannot have {schema}; report it, and use "in_place"')
-        self.update.add(schema.name, schema.overload_name, tuple(args), dict(kwargs), made)
+            raise _unknown(schema)
+        if schema.name.startswith(_ON_EACH):
+            for at in range(len(args[0])):
+                named = dict(zip(kwargs, _elements(kwargs.values(), at), strict=True))
+                self._add(schema, tuple(_elements(args, at)), named, made[at : at + 1])
+        else:
+            self._add(schema, tuple(args), dict(kwargs), made)
         return results
+
+    def _add(self, schema: Any, args: Any, kwargs: Any, made: list[torch.Tensor]) -> None:
+        used = [id(tensor) for tensor in _tensors((*args, *kwargs.values()))]
+        owners = {self._owner[each] for each in used if each in self._owner}
+        if len(owners) != 1:
+            raise _unknown(schema)
+        (owner,) = owners
+        self._owner.update([(id(result), owner) for result in made])
+        self.updates[owner].add(schema.name, schema.overload_name, args, kwargs, made)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         versions = [tensor._version for tensor in _tensors(args[:1])]
@@ -169,6 +194,15 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._meta(member) for key, member in value.items()}
         return type(value)(map(self._meta, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _unknown(schema: Any) -> RuntimeError:
+    return RuntimeError(f'optimizer="deferred" cannot have {schema}; report it, and use "in_place"')
+
+
+def _elements(values: Iterable[Any], at: int) -> list[Any]:
+    """Arguments with one element of each list, those without any as they are."""
+    return [value[at : at + 1] if isinstance(value, (list, tuple)) else value for value in values]
 
 
 def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any]]] | None:
@@ -209,6 +243,20 @@ def _part(arguments: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _of_each(part: dict[str, Any]) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+    """Tensors of each parameter, the parameter first, and the numbers of all."""
+    lists = [value for name, value in part.items() if isinstance(value, list) and name not in _NUMBERS]
+    numbers = [value for name in _NUMBERS for value in part.get(name, ())]
+    return [list(of_one) for of_one in zip(*[each for each in lists if each], strict=True)], numbers
+
+
+def _without_common_operands(arguments: dict[str, Any], indices: Sequence[int]) -> list[list[int]]:
+    """The indices together, or each alone if two parameters have a tensor in common, such as a gradient."""
+    operands, _ = _of_each(_part(arguments, indices))
+    used = [id(tensor) for of_one in operands for tensor in of_one]
+    return [list(indices)] if len(set(used)) == len(used) else [[index] for index in indices]
+
+
 def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `plain`, a function of torch.optim that updates lists of parameters."""
     signature = inspect.signature(plain)
@@ -228,10 +276,10 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*args, **kwargs)
         _choose_kernels(arguments)
         updates = []
-        for index in indices:
-            part = _part(arguments, [index])
-            numbers = [value[0] for name, value in part.items() if name in _NUMBERS and value]
-            recorder = _Recorder(part["params"][0].device, numbers)
+        for together in _without_common_operands(arguments, indices):
+            part = _part(arguments, together)
+            operands, numbers = _of_each(part)
+            recorder = _Recorder(operands, numbers)
             # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
             # inconsistent.
             try:
@@ -239,7 +287,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
                 plain(**part)
             finally:
                 _C.end_recording(recorder)
-            updates.append(recorder.update)
+            updates += recorder.updates
         _C.defer(updates)
         if optimizer not in _known:
             _known.add(optimizer)
