@@ -66,6 +66,14 @@ class Script:
             self.lines.append({"ran": self.operators, "operators": 1, "us": us})
         self.operators += 1
 
+    def written_ring(self) -> None:
+        """Three weights of 100 MB that are written in turn."""
+        for name in (1, 2, 3):
+            self.storage(name, 100 * MB)
+        for _ in range(4):
+            for name in (1, 2, 3):
+                self.op([], writes=[name])
+
     def write(self) -> Path:
         self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         return self.path
@@ -99,11 +107,7 @@ def test_refinements_find_the_operators_that_matter(
     lower_bound: ModuleType, rates: Any, script: Script
 ) -> None:
     """With one check of the budget a ring of three seems to move less than it must."""
-    for name in (1, 2, 3):
-        script.storage(name, 100 * MB)
-    for _ in range(4):
-        for name in (1, 2, 3):
-            script.op([], writes=[name])
+    script.written_ring()
     path, steps = script.write(), []
     for refinements in range(3):
         got = lower_bound.bound(path, 150 * MB, rates=rates, intervals=1, refinements=refinements)
@@ -119,11 +123,7 @@ def test_both_directions_share_the_link(
     lower_bound: ModuleType, rates: Any, script: Script, both: float | None, ms: float
 ) -> None:
     """Three weights that are written in turn, with room for one: 300 MB come and 300 MB leave."""
-    for name in (1, 2, 3):
-        script.storage(name, 100 * MB)
-    for _ in range(4):
-        for name in (1, 2, 3):
-            script.op([], writes=[name])
+    script.written_ring()
     shared = dataclasses.replace(rates, both=both)
     assert lower_bound.bound(script.write(), 100 * MB, rates=shared)["bound_ms"] == pytest.approx(ms)
 

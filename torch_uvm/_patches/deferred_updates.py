@@ -243,17 +243,10 @@ def _part(arguments: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _of_each(part: dict[str, Any]) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """Tensors of each parameter, the parameter first, and the numbers of all."""
-    lists = [value for name, value in part.items() if isinstance(value, list) and name not in _NUMBERS]
-    numbers = [value for name in _NUMBERS for value in part.get(name, ())]
-    return [list(of_one) for of_one in zip(*[each for each in lists if each], strict=True)], numbers
-
-
 def _without_common_operands(arguments: dict[str, Any], indices: Sequence[int]) -> list[list[int]]:
     """The indices together, or each alone if two parameters have a tensor in common, such as a gradient."""
-    operands, _ = _of_each(_part(arguments, indices))
-    used = [id(tensor) for of_one in operands for tensor in of_one]
+    tensors, _ = _operands(_part(arguments, indices)) or ([], [])
+    used = [id(tensor) for each in tensors for tensor in each]
     return [list(indices)] if len(set(used)) == len(used) else [[index] for index in indices]
 
 
@@ -278,8 +271,8 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         updates = []
         for together in _without_common_operands(arguments, indices):
             part = _part(arguments, together)
-            operands, numbers = _of_each(part)
-            recorder = _Recorder(operands, numbers)
+            tensors, numbers = _operands(part) or ([], [])
+            recorder = _Recorder(list(zip(*tensors, strict=True)), _tensors(numbers))
             # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
             # inconsistent.
             try:
