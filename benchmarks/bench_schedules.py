@@ -8,8 +8,9 @@ lower_bound.py's: for every policy, with updates whenever that is best. The budg
 PART. The durations of both traces are scaled to the step in core in place, and times are in multiples of it.
 `ratio` is that of the faster prediction and the bound. `measured` is the newest step of the fastest kind on a
 GPU (results/residency*.json), in multiples of the step in core of the same run. `planned` is what the
-schedule itself predicts (docs/schedules.md), without fragments, for the faster kind. `cpu ms` is what the
-policy takes to follow the whole trace and make its schedules.
+schedule itself predicts (docs/schedules.md), without fragments, for the faster kind. `in room` is the bound
+within the room that schedules have: the budget without staging and the reserve. `cpu ms` is what the policy
+takes to follow the whole trace and make its schedules.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lower_bound import bound
 
@@ -53,16 +54,25 @@ def played_ms(trace: Path, budget: int, step_ms: float) -> float:
     return float(done.stdout.splitlines()[-1].split()[-1])
 
 
-def planned_ms(traces: Iterable[Trace], budget: int, step_ms: float) -> tuple[float, float] | None:
-    """What the faster schedule predicts, and the CPU time of the policy; None: there is none."""
+class Planned(NamedTuple):
+    """What the faster schedule predicts, the bytes that it has, and the CPU time of the policy."""
+
+    ms: float
+    capacity: int
+    cpu_ms: float
+
+
+def planned(traces: Iterable[Trace], budget: int, step_ms: float) -> Planned | None:
+    """None: an operator exceeds the budget."""
     found, took = [], []
     for trace in traces:
         try:
-            found.append(predict(schedule_of(trace, budget, step_ms)).step_ms)
+            schedule = schedule_of(trace, budget, step_ms)
+            found.append((predict(schedule).step_ms, schedule.capacity))
             took.append(scheduling_ms(trace, budget))
-        except ValueError:  # an operator exceeds the budget
+        except ValueError:
             continue
-    return (min(found), statistics.mean(took)) if found else None
+    return Planned(*min(found), statistics.mean(took)) if found else None
 
 
 def measured(workload: str, part: float) -> float | None:
@@ -88,23 +98,36 @@ def main() -> int:
     parts = [float(part) for part in arguments.parts.split(",")]
     columns = "".join(
         f"{name:>10}"
-        for name in ("in core", "in place", "deferred", "bound", "ratio", "measured", "planned", "cpu ms")
+        for name in (
+            "in core",
+            "in place",
+            "deferred",
+            "bound",
+            "ratio",
+            "measured",
+            "planned",
+            "in room",
+            "cpu ms",
+        )
     )
     print(f"{'workload':40}{'part':>6}{columns}")
-    ratios = []
+    ratios: list[float] = []
+    in_room: list[float] = []
     for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items():
         if arguments.only in workload:
-            ratios += rows(workload, traces, parts, arguments.refinements)
-    if ratios:
-        print(f"predicted / bound: mean {statistics.mean(ratios):.2f}, worst {max(ratios):.2f}")
+            for ratio, of_plan in rows(workload, traces, parts, arguments.refinements):
+                ratios.append(ratio)
+                in_room.append(of_plan)
+    for name, each in (("predicted / bound", ratios), ("planned / in room", in_room)):
+        if each:
+            print(f"{name}: mean {statistics.mean(each):.2f}, worst {max(each):.2f}")
     return 0
 
 
 def rows(
     workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float], refinements: int
-) -> list[float]:
-    """Prints the workload's rows. Returns predicted / bound of each that has both."""
-    ratios = []
+) -> Iterator[tuple[float, float]]:
+    """Prints the workload's rows. Yields predicted / bound and planned / in room of each that has a bound."""
     step_ms, peak = traces["in_place"]["step_ms"], traces["in_place"]["peak_bytes"]
     with tempfile.TemporaryDirectory() as folder:
         paths = {optimizer: Path(folder) / optimizer for optimizer in traces}
@@ -119,25 +142,34 @@ def rows(
             for path in paths.values():
                 try:
                     predicted.append(played_ms(path, budget, step_ms))
-                    print(f"{predicted[-1] / step_ms:>10.2f}", end="")
+                    show(predicted[-1] / step_ms)
                 except (RuntimeError, ValueError):
-                    print(f"{'-':>10}", end="")
+                    show(None)
             if "deferred" not in paths:
-                print(f"{'-':>10}", end="")
+                show(None)
+            plan = planned(recorded, budget, step_ms)
+            least = within = None
             try:
                 least = bound(paths["in_place"], budget, step_ms, refinements=refinements)["bound_ms"]
-                print(f"{least / step_ms:>10.2f}", end="")
-                if predicted:
-                    ratios.append(min(predicted) / least)
-                    print(f"{ratios[-1]:>10.2f}", end="")
+                show(least / step_ms)
+                show(min(predicted) / least if predicted else None)
+                if plan is not None:
+                    room = bound(paths["in_place"], plan.capacity, step_ms, refinements=refinements)
+                    within = room["bound_ms"]
             except (RuntimeError, ValueError) as reason:
                 print(f"  {reason}", end="")
-            seen = measured(workload, part)
-            print(f"{'-' if seen is None else format(seen, '.2f'):>10}", end="")
-            if planned := planned_ms(recorded, budget, step_ms):
-                print(f"{planned[0] / step_ms:>10.2f}{planned[1]:>10.0f}", end="")
+            show(measured(workload, part))
+            if plan is not None:
+                show(plan.ms / step_ms)
+                show(None if within is None else within / step_ms)
+                print(f"{plan.cpu_ms:>10.0f}", end="")
             print(flush=True)
-    return ratios
+            if predicted and least and plan and within:
+                yield min(predicted) / least, plan.ms / within
+
+
+def show(figure: float | None) -> None:
+    print(f"{'-' if figure is None else format(figure, '.2f'):>10}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,27 @@ TEST(the_file_is_json_lines_in_order) {
 )");
 }
 
+TEST(times_have_three_decimals) {
+  const ScratchFile file;
+  AccessRecorder recorder(file.path(), {});
+  for (const double us :
+       {0.0, 0.0004, 0.0625, 7.09, -1.5, -0.001, 1e12, 1e300, -std::numeric_limits<double>::infinity()}) {
+    recorder.held(us);
+  }
+  CHECK_EQ(recorder.close(), "");
+  const std::string text = file.text();
+  CHECK_EQ(text.substr(text.find('\n') + 1), R"({"held": 0.000}
+{"held": 0.000}
+{"held": 0.062}
+{"held": 7.090}
+{"held": -1.500}
+{"held": -0.001}
+{"held": 1000000000000.000}
+{"held": 1000000000000000.000}
+{"held": 0.000}
+)");
+}
+
 TEST(a_long_file_is_written_in_blocks_without_loss) {
   const ScratchFile file;
   std::vector<Access> accesses;

@@ -1,9 +1,11 @@
 #include "residency/trace/access_recorder.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <cinttypes>
+#include <charconv>
 #include <cmath>
-#include <cstdarg>
+#include <concepts>
+#include <cstdlib>
 #include <cstring>
 
 #include "runtime/error.h"
@@ -14,15 +16,30 @@ namespace {
 
 constexpr std::size_t kBlock = 256 * 1024; ///< bytes per write
 
-void append_format(std::string& to, const char* format, ...) __attribute__((format(printf, 2, 3)));
+// Not printf, which takes several times as long: a recording should not slow the program down.
 
-void append_format(std::string& to, const char* format, ...) {
-  char text[192];
-  va_list arguments;
-  va_start(arguments, format);
-  const int length = std::vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  to.append(text, static_cast<std::size_t>(length));
+void append(std::string& to, std::string_view text) {
+  to += text;
+}
+
+void append(std::string& to, std::integral auto number) {
+  char text[20]; // the digits of 2^64, or of -2^63 and its sign
+  to.append(text, std::to_chars(text, text + sizeof(text), number).ptr);
+}
+
+/// Rounds to thousandths.
+void append(std::string& to, double number) {
+  constexpr double kMost = 1e15;
+  const std::int64_t thousandths = std::isfinite(number) ? std::llrint(1e3 * std::clamp(number, -kMost, kMost)) : 0;
+  const std::int64_t part = std::abs(thousandths % 1000);
+  append(to, thousandths < 0 ? "-" : "");
+  append(to, std::abs(thousandths / 1000));
+  append(to, part < 10 ? ".00" : part < 100 ? ".0" : ".");
+  append(to, part);
+}
+
+void append_all(std::string& to, const auto&... parts) {
+  (append(to, parts), ...);
 }
 
 /// Appends the text as a JSON string.
@@ -33,7 +50,10 @@ void append_quoted(std::string& to, std::string_view text) {
       to += '\\';
       to += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      append_format(to, "\\u%04x", static_cast<unsigned>(c));
+      constexpr char kDigits[] = "0123456789abcdef";
+      to += "\\u00";
+      to += kDigits[c >> 4];
+      to += kDigits[c & 15];
     } else {
       to += c;
     }
@@ -112,8 +132,8 @@ void AccessRecorder::flush() noexcept {
 
 void AccessRecorder::storage(StorageId storage, int device, std::size_t bytes, bool on_device) noexcept {
   line([&](std::string& to) {
-    append_format(to, R"({"storage": %)" PRIu64 R"(, "device": %d, "bytes": %zu, "resident": %s})", storage, device,
-                  bytes, on_device ? "true" : "false");
+    append_all(to, R"({"storage": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes,
+               on_device ? R"(, "resident": true})" : R"(, "resident": false})");
   });
 }
 
@@ -123,15 +143,13 @@ void AccessRecorder::operator_begin(std::string_view name, double time_us, std::
   line([&](std::string& to) {
     to += R"({"operator": )";
     append_quoted(to, name);
-    append_format(to, R"(, "time": %.3f, "in_place_ok": %s)", std::isfinite(time_us) ? time_us : 0.0,
-                  in_place_ok ? "true" : "false");
+    append_all(to, R"(, "time": )", time_us, in_place_ok ? R"(, "in_place_ok": true)" : R"(, "in_place_ok": false)");
     for (const bool writes : {false, true}) {
       to += writes ? R"(, "writes": [)" : R"(, "reads": [)";
-      const char* separator = "";
+      std::string_view separator;
       for (const Access& access : accesses) {
         if (access.writes == writes) {
-          to += separator;
-          append_format(to, "%" PRIu64, access.storage);
+          append_all(to, separator, access.storage);
           separator = ", ";
         }
       }
@@ -143,44 +161,44 @@ void AccessRecorder::operator_begin(std::string_view name, double time_us, std::
 
 void AccessRecorder::ran(std::uint64_t first, std::uint64_t operators, double us) noexcept {
   line([&](std::string& to) {
-    append_format(to, R"({"ran": %)" PRIu64 R"(, "operators": %)" PRIu64 R"(, "us": %.3f})", first, operators, us);
+    append_all(to, R"({"ran": )", first, R"(, "operators": )", operators, R"(, "us": )", us, "}");
   });
 }
 
 void AccessRecorder::held(double us) noexcept {
   ++counts_.holds;
-  line([&](std::string& to) { append_format(to, R"({"held": %.3f})", us); });
+  line([&](std::string& to) { append_all(to, R"({"held": )", us, "}"); });
 }
 
 void AccessRecorder::birth(StorageId storage, int device, std::size_t bytes) noexcept {
   line([&](std::string& to) {
-    append_format(to, R"({"birth": %)" PRIu64 R"(, "device": %d, "bytes": %zu})", storage, device, bytes);
+    append_all(to, R"({"birth": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes, "}");
   });
 }
 
 void AccessRecorder::workspace(std::size_t bytes) noexcept {
-  line([&](std::string& to) { append_format(to, R"({"workspace": %zu})", bytes); });
+  line([&](std::string& to) { append_all(to, R"({"workspace": )", bytes, "}"); });
 }
 
 void AccessRecorder::death(StorageId storage) noexcept {
-  line([&](std::string& to) { append_format(to, R"({"death": %)" PRIu64 "}", storage); });
+  line([&](std::string& to) { append_all(to, R"({"death": )", storage, "}"); });
 }
 
 std::uint64_t AccessRecorder::transfer(TransferKind kind, StorageId storage, std::size_t bytes,
                                        double begin_us) noexcept {
   line([&](std::string& to) {
-    append_format(to, R"({"transfer": "%s", "storage": %)" PRIu64 R"(, "bytes": %zu, "time": %.3f})", name_of(kind),
-                  storage, bytes, std::isfinite(begin_us) ? begin_us : 0.0);
+    append_all(to, R"({"transfer": ")", name_of(kind), R"(", "storage": )", storage, R"(, "bytes": )", bytes,
+               R"(, "time": )", begin_us, "}");
   });
   return counts_.transfers++;
 }
 
 void AccessRecorder::took(std::uint64_t transfer, double us) noexcept {
-  line([&](std::string& to) { append_format(to, R"({"took": %)" PRIu64 R"(, "us": %.3f})", transfer, us); });
+  line([&](std::string& to) { append_all(to, R"({"took": )", transfer, R"(, "us": )", us, "}"); });
 }
 
 void AccessRecorder::resident(int device, std::size_t bytes) noexcept {
-  line([&](std::string& to) { append_format(to, R"({"resident": %zu, "device": %d})", bytes, device); });
+  line([&](std::string& to) { append_all(to, R"({"resident": )", bytes, R"(, "device": )", device, "}"); });
 }
 
 void AccessRecorder::mark_step() noexcept {

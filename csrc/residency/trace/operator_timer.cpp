@@ -17,13 +17,13 @@ OperatorTimer::~OperatorTimer() {
 }
 
 void OperatorTimer::begin(Stream stream, OperatorKey key) noexcept {
-  report_finished();
   const std::uint64_t pair = mix_bits(std::exchange(last_, key)) ^ key;
   const bool alone = alone_.contains(pair);
   if (group_.operators == kMaxOperators || group_.stream != stream || group_.in_place || group_.alone || alone) {
     end_group();
   }
   if (group_.operators == 0) {
+    report_finished();
     group_.first = begun_;
     group_.stream = stream;
     group_.alone = alone;
