@@ -66,14 +66,14 @@ def test_tries_both_with_equal_bits(found: list[str]) -> None:
     first = deferred.index(True)
     assert SETTLING + MEASURED <= first <= SETTLING + MEASURED + 3  # a step or two pass before bytes move
     assert all(deferred[first : first + SETTLING + MEASURED])
-    assert len(found) == 1
+    assert len(found) == 1 and deferred_updates.has_decided()
     assert deferred[-1] == found[0].startswith("optimizer auto: deferred")
 
 
 def test_tries_nothing_while_all_fits(found: list[str]) -> None:
     _, deferred = train(BOTH + 8, 256 * MIB, "auto")
     assert not any(deferred)
-    assert found == []
+    assert found == [] and not deferred_updates.has_decided()
 
 
 def test_another_budget_is_another_trial(found: list[str]) -> None:

@@ -90,6 +90,11 @@ def try_again() -> None:
         _trial = Trial()
 
 
+def has_decided() -> bool:
+    """Whether later steps update parameters as the latest one does: "auto" has ended its trial."""
+    return _trial is None or _trial.decided
+
+
 def chosen() -> str:
     """The value in the option table, which TORCH_UVM_CONF fills."""
     return next(option["value"] for option in _C.describe_options() if option["key"] == "optimizer")

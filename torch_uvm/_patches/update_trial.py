@@ -30,6 +30,7 @@ class Trial:
 
     Attributes:
         defers: whether the step that begins defers its updates.
+        decided: whether later steps have the kind of updates that `defers` says.
     """
 
     def __init__(self) -> None:
@@ -43,14 +44,14 @@ class Trial:
         self._step = 0  # of this kind of update
         self._moved: int | None = None
         self._events: dict[bool, list[torch.Event]] = {False: [], True: []}
-        self._decided = False
+        self.decided = False
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer's step begins."""
         counted = None if self._optimizer is None else self._optimizer()
         if counted is None:
             self._start(optimizer)
-        elif counted is not optimizer or self._decided:
+        elif counted is not optimizer or self.decided:
             return
         device = _device_of(optimizer)
         if device is None:
@@ -89,7 +90,7 @@ class Trial:
             for defers, events in self._events.items()
         }
         self.defers = times[True] <= _WORTH * times[False]
-        self._decided = True
+        self.decided = True
         self._events = {False: [], True: []}
         log.info(
             "optimizer auto: %s; a step took %.1f ms in place, %.1f ms deferred",

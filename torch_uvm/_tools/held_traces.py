@@ -29,7 +29,8 @@ class DeviceTimes:
 
 
 def device_times(trace: Trace, size: int) -> DeviceTimes:
-    """The trace with the durations from behind the first hold in the iterations before it, too.
+    """The trace with the device's own times in all iterations: of each operator the lower median of those
+    behind the first hold. The host may fall behind for one of them.
 
     Args:
         size: operators of an iteration. Without an iteration before the first hold, and one behind it, the
@@ -41,11 +42,11 @@ def device_times(trace: Trace, size: int) -> DeviceTimes:
     held = trace.holds[0]
     first = held - size
     recorded = operator_times(trace, 0, count)
-    times = list(recorded)
-    for at in range(held):
-        later = at + -(-(held - at) // size) * size  # as far into the loop
-        if trace.operators[at].name == trace.operators[later].name:
-            times[at] = recorded[later]
-    groups = [OperatorGroup(at, 1, 1e3 * ms) for at, ms in enumerate(times)]
+    groups = []
+    for at, op in enumerate(trace.operators):
+        behind = range(held + (at - held) % size, count, size)  # as far into the loop
+        alike = [recorded[later] for later in behind if trace.operators[later].name == op.name]
+        own_ms = statistics.median_low(alike) if alike else recorded[at]
+        groups.append(OperatorGroup(at, 1, 1e3 * own_ms))
     program_ms = statistics.median(sum(recorded[at : at + size]) for at in range(first, -1, -size))
     return DeviceTimes(replace(trace, groups=groups, holds=[]), program_ms, first)
