@@ -117,14 +117,14 @@ class Training:
         self.marks.wait()
         return (time.perf_counter() - begin) * 1e3
 
-    def settle(self) -> list[float]:
-        """Runs steps until the column is settled. Returns their milliseconds.
+    def settle(self, most: int = MOST_SETTLING) -> list[float]:
+        """Runs steps until the column is settled, about `most` of them. Returns their milliseconds.
 
         They run in a row, like the measured ones: a schedule that is the fastest with a
         synchronisation after each step need not be so without.
         """
         took: list[float] = []
-        while not self.column.is_settled() and len(took) < MOST_SETTLING:
+        while not self.column.is_settled() and len(took) < most:
             took += [step["step_ms"] for step in self.steady(SETTLING)]
         return took
 
@@ -251,7 +251,7 @@ def train(spec: dict[str, Any], report: Report) -> None:
     warm_up += [training.alone() for _ in range(spec["warm_up"] - 1)]
     if column.settles:
         training.steady(column.settles)
-    warm_up += training.settle()
+    warm_up += training.settle(SETTLING if spec["small"] else MOST_SETTLING)
     report.found["warm_up_ms"] = warm_up
     report.found["settled"] = column.is_settled()
     before = column.statistics()
