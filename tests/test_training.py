@@ -50,8 +50,13 @@ class TestModels:
         assert run == train(*case, "cpu")
 
     def test_autocast_equal_to_cpu(self, case: tuple[nn.Module, Callable[[], torch.Tensor]]) -> None:
-        run = train(*case, "emu", autocast=torch.bfloat16)
-        assert run == train(*case, "cpu", autocast=torch.bfloat16)
+        try:
+            expected = train(*case, "cpu", autocast=torch.bfloat16)
+        except RuntimeError as error:
+            if "primitive descriptor" not in str(error):
+                raise
+            pytest.skip("oneDNN has no LSTM in bfloat16 for this processor")
+        assert train(*case, "emu", autocast=torch.bfloat16) == expected
 
     def test_a_different_run_is_noticed(self, gpt: Gpt) -> None:
         assert train(gpt, tokens, "emu", options={"lr": 0.0500001}) != train(gpt, tokens, "cpu")
