@@ -51,6 +51,7 @@ RESULTS = {  # and their cards
     "residency_h200_settled.json": "h200",
     "residency_h200_held.json": "h200",
     "residency_h200_shared.json": "h200",
+    "residency_h200_goals.json": "h200",
 }
 # Their rows are on the page.
 SHOWN = (
@@ -58,6 +59,7 @@ SHOWN = (
     "residency_h100_alone.json",
     "residency_h100_alone_again.json",
     "residency_h200_shared.json",
+    "residency_h200_goals.json",
 )
 OWN_TRACES = {  # folders of traces/, recorded on the machine of the rows
     "residency_h100_traced.json": "h100",
