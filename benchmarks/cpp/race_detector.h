@@ -98,10 +98,11 @@ class RaceDetector {
   void kernel_reads(const void* ptr, std::size_t bytes, Stream stream, Version version, const std::string& what) {
     read(address(ptr), bytes, stream, kernel_, 0);
     for (auto piece = split(address(ptr)); piece != pieces_.end() && piece->first < address(ptr) + bytes; ++piece) {
-      if (piece->second.version != version || piece->second.origin != address(ptr)) {
-        fail(what + (piece->second.version == kSpoilt ? " reads spoilt bytes;" : "") + " has version " +
-                 std::to_string(piece->second.version) + " in place of " + std::to_string(version) + " at byte " +
-                 std::to_string(piece->first - address(ptr)) + " of " + std::to_string(bytes),
+      const bool spoilt = is_spoilt(piece->second);
+      if (spoilt || piece->second.version != version || piece->second.origin != address(ptr)) {
+        fail(what + (spoilt ? " reads spoilt bytes;" : "") + " has version " + std::to_string(piece->second.version) +
+                 " in place of " + std::to_string(version) + " at byte " + std::to_string(piece->first - address(ptr)) +
+                 " of " + std::to_string(bytes),
              piece->first, stream);
       }
     }
@@ -123,8 +124,6 @@ class RaceDetector {
   }
 
  private:
-  static constexpr Version kSpoilt = ~Version{0};
-
   struct Use {
     std::size_t stream;
     std::uint64_t time;
@@ -212,14 +211,15 @@ class RaceDetector {
     begin->second.writer = {index_of(stream), now, 0};
   }
   void spoil(std::uint64_t copy) {
-    for (auto& [at, piece] : pieces_) {
-      for (const Hop* hop = piece.path.get(); hop != nullptr; hop = hop->before.get()) {
-        if (hop->copy == copy) {
-          piece.version = kSpoilt;
-          break;
-        }
-      }
+    spoilt_.resize(copies_ + 1);
+    spoilt_[copy] = true;
+  }
+  bool is_spoilt(const Piece& piece) const {
+    const Hop* hop = piece.path.get();
+    while (hop != nullptr && (hop->copy >= spoilt_.size() || !spoilt_[hop->copy])) {
+      hop = hop->before.get();
     }
+    return hop != nullptr;
   }
   void fail(const std::string& what, std::uintptr_t at, Stream stream) {
     if (faults_++ == 0) {
@@ -235,6 +235,7 @@ class RaceDetector {
   std::uint64_t kernel_ = 0;
   Version latest_ = 0;
   std::uint64_t copies_ = 0;
+  std::vector<bool> spoilt_; ///< by copy: its source was written before it had been read
   std::uint64_t faults_ = 0;
   std::string first_fault_;
 };
