@@ -161,6 +161,38 @@ TEST(two_large_storages_are_fetched_ahead_and_not_three) {
   CHECK_EQ(most_fetched_ahead(5 * MiB / 4, 5), 5 * MiB / 2);
 }
 
+/// Its operator fetches it, before there is room to do so ahead. Later there is room, and it has left as planned.
+TEST(a_fetch_ahead_without_room_is_forgotten_once_an_operator_has_used_the_storage) {
+  Rig rig;
+  for (unsigned char number = 1; number <= 2; ++number) {
+    rig.make(number);
+  }
+  const auto run = [&](OperatorKey from, OperatorKey to, std::size_t index) {
+    for (OperatorKey key = from; key < to; ++key) {
+      Storage& used = *rig.storages[index];
+      rig.run(key, {&used}, false, [&] { Rig::check(used); });
+      rig.check_engine();
+    }
+  };
+  Storage& late = *rig.storages[1];
+  for (int step = 0; step < 8; ++step) {
+    rig.free(rig.make(99, 7 * MiB)); // both leave
+    run(10, 20, 0);
+    CHECK(step < 7 || late.record->fetching());
+    run(20, 21, 1);
+    run(21, 40, 0);
+    CHECK(step < 7 || late.record->device_block == nullptr);
+  }
+  rig.free(rig.make(99, 7 * MiB));
+  Storage& other = rig.make(98, 3 * kBytes); // not in the schedule
+  run(10, 20, 0);
+  CHECK(late.record->device_block == nullptr);
+  run(20, 21, 1);
+  rig.free(other);
+  run(21, 40, 0);
+  CHECK(late.record->device_block == nullptr);
+}
+
 TEST(fetches_for_another_step_do_not_block_those_of_this_one) {
   constexpr std::size_t kSmall = 512 * KiB;
   Rig rig;

@@ -76,7 +76,11 @@ struct Device {
   Stream write_backs;
   std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed
   std::unique_ptr<Staging> outgoing;
-  std::deque<StorageId> pending; ///< the policy's fetches that have not started for want of room
+  struct Fetch {
+    StorageId storage;
+    std::uint64_t asked; ///< the latest operator at that time; a later use makes the fetch needless
+  };
+  std::deque<Fetch> pending; ///< the policy's fetches that have not started for want of room
   std::size_t fetched_ahead = 0; ///< bytes prefetched for the current schedule and not used yet
   std::uint64_t fetch_round = 0; ///< number of dropped schedules: their prefetches may never be used
   std::multimap<std::uint64_t, StorageId> unforeseen; ///< unscheduled evictions, by the operator that uses them next

@@ -34,7 +34,9 @@ void FetchesAhead::follow(const Decision& decision, int index) {
       device.pending.empty() && device.unforeseen.empty()) {
     return; // most operators
   }
-  device.pending.insert(device.pending.end(), decision.fetch.begin(), decision.fetch.end());
+  for (const StorageId id : decision.fetch) {
+    device.pending.push_back({id, state_.operators});
+  }
   const std::uint64_t before = device.write_backs_started; // those started now wait for the operator
   write_back(decision, index);
   release_read_copies(index, before);
@@ -92,9 +94,14 @@ void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {
   }
 }
 
-bool FetchesAhead::is_wanted(const Record& pending) const {
+Record* FetchesAhead::wanted(const Device::Fetch& pending) const {
+  Record* const record = state_.find(pending.storage);
+  if (record == nullptr || record->last_use > pending.asked) {
+    return nullptr; // it was fetched by the operator itself, and may have left again since
+  }
   // A collective may still write to the host copy, on a stream that is not known.
-  return pending.points_at == Side::kHost && !pending.fetching() && pending.captured == 0 && !pending.collective;
+  const bool may = record->points_at == Side::kHost && !record->fetching() && record->captured == 0;
+  return may && !record->collective ? record : nullptr;
 }
 
 bool FetchesAhead::may_fetch_ahead(const Device& device, std::size_t bytes) const {
@@ -117,12 +124,11 @@ void FetchesAhead::start_pending_fetches(int index, bool changed) {
     return;
   }
   while (!device.pending.empty()) {
-    Record* const record = state_.find(device.pending.front());
-    const bool wanted = record != nullptr && is_wanted(*record);
-    if (wanted && !may_fetch_ahead(device, record->bytes)) {
+    Record* const record = wanted(device.pending.front());
+    if (record != nullptr && !may_fetch_ahead(device, record->bytes)) {
       return; // until a prefetched storage is used or its fetch abandoned
     }
-    if (wanted && (record->in_use != 0 || !copies_.start_fetch(*record, Need::kAhead, device.fetches))) {
+    if (record != nullptr && (record->in_use != 0 || !copies_.start_fetch(*record, Need::kAhead, device.fetches))) {
       device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
       device.pause = device.next_pause;
       return; // no room yet, or a running operator uses it on the host
@@ -151,8 +157,9 @@ void FetchesAhead::queue_unforeseen_fetches(int index) {
       state_.fetch_again(*record);
       continue;
     }
-    const auto later = std::ranges::find_if(device.pending, [&](StorageId other) { return next_use(other) > next; });
-    device.pending.insert(later, id);
+    const auto later = std::ranges::find_if(device.pending,
+                                            [&](const Device::Fetch& other) { return next_use(other.storage) > next; });
+    device.pending.insert(later, {id, state_.operators});
     device.pause = 0;
   }
 }

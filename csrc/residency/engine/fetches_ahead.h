@@ -24,8 +24,8 @@ class FetchesAhead {
   /// Frees the retiring device copies whose write-backs are done.
   /// \param latest the latest write-back that may be done
   void release_read_copies(int device, std::uint64_t latest);
-  /// Whether a pending fetch is still needed and may start.
-  bool is_wanted(const Record& pending) const;
+  /// The record of a pending fetch that is still needed and may start; nullptr: none.
+  Record* wanted(const Device::Fetch& pending) const;
   /// Whether so many bytes more may be prefetched now.
   bool may_fetch_ahead(const Device& device, std::size_t bytes) const;
   void forget_fetches(Device& device) noexcept;
