@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from _budget_programs import (
+    MIB,
     check,
     gpt,
     mlp,
@@ -18,6 +19,9 @@ from _budget_programs import (
 from _spawn import Spawn
 from torch import nn
 from torch.nn import functional as F
+
+import torch_uvm
+from torch_uvm import _C
 
 
 class TestControlFlow:
@@ -167,3 +171,33 @@ class TestFork:
             env={"TORCH_UVM_DEVICE": "emu"},
             timeout=120,
         )
+
+
+class TestWatching:
+    def test_a_thread_remembers_operators_alone(self) -> None:
+        """PyTorch also names the nodes of a backward, each time at another address."""
+
+        class Nested(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
+                ctx.depth = depth
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+                if ctx.depth:
+                    run(ctx.depth - 1)
+                return gradients[0], None
+
+        def run(depth: int) -> None:
+            nested: Any = Nested.apply  # untyped in torch
+            with torch.enable_grad():
+                nested(torch.ones(4, requires_grad=True), depth).sum().backward()
+
+        torch_uvm.set_budget(8 * MIB)
+        held = [torch.ones(MIB, device="emu") for _ in range(4)]
+        run(1)
+        known = _C.known_operators()
+        run(30)
+        assert 0 < _C.known_operators() == known
+        assert all(bool(one.eq(1).all()) for one in held)

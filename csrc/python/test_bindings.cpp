@@ -1,4 +1,5 @@
-// For tests, and in builds with TORCH_UVM_TEST_BINDINGS=1 only: calls of the emulated accelerator that fail.
+// For tests, and in builds with TORCH_UVM_TEST_BINDINGS=1 only: calls of the emulated accelerator that fail, and how
+// many operators this thread knows.
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include "emulated/backend.h"
 #include "python/bindings.h"
 #include "runtime/testing/emulated_failures.h"
+#include "tensor/dispatch/thread_state.h"
 
 namespace torch_uvm {
 
@@ -26,6 +28,7 @@ void bind_test_bindings(py::module_& module) {
       "emu_fail_call", [](const std::string& name, std::size_t nth) { emulated_failures().fail(name, nth); },
       py::arg("name"), py::arg("nth"), no_gil);
   module.def("emu_clear_failures", [] { return emulated_failures().clear(); }, no_gil);
+  module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
 }
 
 } // namespace torch_uvm

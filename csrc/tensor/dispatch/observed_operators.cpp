@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 
 #include "residency/policy/flat_map.h"
 #include "tensor/dispatch/unsaid_writes.h"
@@ -21,22 +21,8 @@ constexpr std::array<std::string_view, 3> kUsesEachByteOnce = {"aten::_fused_", 
 
 } // namespace
 
-ObservedOperator::ObservedOperator(const at::RecordFunction& function)
-    : ObservedOperator(function.name(), function.overload_name()) {
-  if (const std::optional<c10::FunctionSchema> schema = function.operator_schema()) {
-    read(*schema);
-  }
-}
-
 ObservedOperator::ObservedOperator(const c10::FunctionSchema& schema)
-    : ObservedOperator(schema.name(), schema.overload_name()) {
-  read(schema);
-}
-
-ObservedOperator::ObservedOperator(std::string name, std::string overload)
-    : name_(std::move(name)), overload_(std::move(overload)), key_(std::hash<std::string>{}(name_ + "." + overload_)) {}
-
-void ObservedOperator::read(const c10::FunctionSchema& schema) {
+    : name_(schema.name()), overload_(schema.overload_name()), key_(std::hash<std::string>{}(name_ + "." + overload_)) {
   transparent_ = std::ranges::any_of(schema.returns(), [](const c10::Argument& returned) {
     return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
   });
@@ -66,7 +52,11 @@ const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function
   }
   auto found = known_.find(name);
   if (found == known_.end() || !found->second.is(name, overload)) {
-    found = known_.insert_or_assign(name, ObservedOperator(function)).first;
+    const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+    if (!schema) {
+      return range_; // not kept: its name is made for each call, so that its address says nothing
+    }
+    found = known_.insert_or_assign(name, ObservedOperator(*schema)).first;
   }
   slot = {name, &found->second};
   return found->second;

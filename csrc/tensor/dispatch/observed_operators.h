@@ -16,10 +16,10 @@ namespace torch_uvm {
 
 class ObservedOperator {
  public:
-  explicit ObservedOperator(const at::RecordFunction& function);
+  ObservedOperator() = default; ///< not an operator but a range that PyTorch names, as around a node of the backward
   explicit ObservedOperator(const c10::FunctionSchema& schema);
 
-  /// Has no schema, or returns a view of an input. The watcher ignores it and sees the operators that it calls.
+  /// Not an operator, or returns a view of an input. The watcher ignores it and sees the operators that it calls.
   bool is_transparent() const {
     return transparent_;
   }
@@ -45,9 +45,6 @@ class ObservedOperator {
   bool is(const char* name, const char* overload) const;
 
  private:
-  ObservedOperator(std::string name, std::string overload);
-  void read(const c10::FunctionSchema& schema);
-
   std::string name_;
   std::string overload_;
   OperatorKey key_ = 0;
@@ -65,6 +62,10 @@ class ObservedOperators {
   /// \return an element of the cache; it does not move, and changes only if its operator is deregistered and another
   ///         one reuses the address \throws std::bad_alloc
   const ObservedOperator& of(const at::RecordFunction& function);
+  /// How many it has.
+  std::size_t size() const {
+    return known_.size();
+  }
 
  private:
   static constexpr std::size_t kSlots = 256; // a power of two; a training step uses dozens of distinct operators
@@ -76,6 +77,7 @@ class ObservedOperators {
   };
   std::array<Slot, kSlots> slots_;
   std::unordered_map<const char*, ObservedOperator> known_;
+  const ObservedOperator range_;
 };
 
 } // namespace torch_uvm
