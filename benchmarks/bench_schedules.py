@@ -34,7 +34,7 @@ from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parent
-NEWEST_FIRST = ("_h200_shared", "_h200_traced", "_h100", "_schedules", "")
+NEWEST_FIRST = ("_h200_goals", "_h200_shared", "_h200_traced", "_h100", "_schedules", "")
 PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
 
 

@@ -52,6 +52,7 @@ RESULTS = {  # and their cards
     "residency_h200_held.json": "h200",
     "residency_h200_shared.json": "h200",
     "residency_h200_goals.json": "h200",
+    "residency_h100_goals.json": "h100",
 }
 # Their rows are on the page.
 SHOWN = (
