@@ -123,7 +123,7 @@ suite() {
   fi
 }
 if wanted suite; then
-  suite suite 200
+  suite suite 280
   # The CPU suite's cases take kernels for done when their call returns.
   CUDA_LAUNCH_BLOCKING=1 suite cases 200
   # A device's free memory says something only while no other process is at work there.
