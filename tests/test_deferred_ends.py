@@ -56,7 +56,7 @@ class TestEnds:
         wanted = at_once()
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         both = stepped()
-        _C.set_budget(0, None, False)
+        _C.set_budget(0, None)
         assert _C.pending_updates() == 4
         assert_equal(on_cpu(everything(*both)), wanted)
         assert _C.pending_updates() == 0

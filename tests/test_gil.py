@@ -186,7 +186,7 @@ CALLS = {
     "describe_options": lambda: _C.describe_options(),
     "backend": lambda: _C.backend(),
     "managed_bytes": lambda: _C.managed_bytes(),
-    "set_budget": lambda: _C.set_budget(0, None, False),
+    "set_budget": lambda: _C.set_budget(0, None),
 }
 
 def begin(name, call):

@@ -46,7 +46,7 @@ class Player {
       streams_.push_back(runtime_.create_stream(0, 0));
     }
     engine_.set_staging(settings.staging);
-    engine_.set_budget(0, settings.budget, /*hard=*/true);
+    engine_.set_budget(0, settings.budget);
     for (const Made& found : trace.found) {
       found_[found.id] = found.bytes;
       Op op;

@@ -87,16 +87,16 @@ std::optional<Budget> resolve_budget(const BudgetRequest& request, MemoryInfo me
   switch (request.kind) {
     case BudgetRequest::Kind::kAuto: {
       const std::size_t reserve = std::min(reserve_of(memory.total), memory.free / 2);
-      return Budget{memory.free - reserve, false};
+      return Budget{memory.free - reserve};
     }
     case BudgetRequest::Kind::kNone:
       return std::nullopt;
     case BudgetRequest::Kind::kBytes:
-      return Budget{std::min(request.bytes, memory.total), true};
+      return Budget{std::min(request.bytes, memory.total)};
     case BudgetRequest::Kind::kShare:
       break;
   }
-  return Budget{static_cast<std::size_t>(static_cast<double>(memory.total) * (request.percent / 100.0)), true};
+  return Budget{static_cast<std::size_t>(static_cast<double>(memory.total) * (request.percent / 100.0))};
 }
 
 } // namespace torch_uvm

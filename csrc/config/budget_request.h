@@ -36,7 +36,6 @@ std::string show_budget(const BudgetRequest& request);
 
 struct Budget {
   std::size_t bytes = 0;
-  bool hard = true; ///< exceeding it raises OutOfMemory; a soft budget is exceeded if nothing more can be evicted
 };
 
 /// \param memory of the device; `free` includes the memory that managed tensors already use there

@@ -4,6 +4,7 @@
 #include "python/bindings.h"
 #include "tensor/dispatch/pins.h"
 #include "tensor/process/budgets.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -16,9 +17,25 @@ at::Tensor over(c10::Storage storage) {
   return at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, caffe2::TypeMeta::Make<std::uint8_t>());
 }
 
+unsigned long main_thread = 0;
+
+/// See register_interpreter.
+void call_on_main_thread() noexcept {
+  if (PyThread_get_thread_ident() == main_thread) { // another thread's operators say nothing about this one's
+    const auto call = [](void*) {
+      const py::gil_scoped_release without_gil;
+      engine_in_use()->note_between_operators();
+      return 0;
+    };
+    Py_AddPendingCall(call, nullptr); // may refuse, if many calls are pending: then operators are counted instead
+  }
+}
+
 } // namespace
 
 void bind_budgets(py::module_& module) {
+  main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  register_interpreter(&call_on_main_thread);
   module.def(
       "parse_budget", [](const std::string& text) { return show_budget(parse_budget(text)); }, py::arg("text"),
       keeps_gil);

@@ -28,6 +28,7 @@ void bind_test_bindings(py::module_& module) {
       "emu_fail_call", [](const std::string& name, std::size_t nth) { emulated_failures().fail(name, nth); },
       py::arg("name"), py::arg("nth"), no_gil);
   module.def("emu_clear_failures", [] { return emulated_failures().clear(); }, no_gil);
+  module.def("count_kernels", &count_kernels, py::arg("on"), no_gil); // false: as on CUDA
   module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
 }
 

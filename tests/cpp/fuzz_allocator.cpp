@@ -213,7 +213,7 @@ class Machine {
         allocator_->set_cap(device, bytes, input_.below(2) != 0);
         break;
       default:
-        allocator_->set_cap(device, std::nullopt, false);
+        allocator_->set_cap(device, std::nullopt);
     }
   }
 

@@ -93,7 +93,7 @@ struct Rig {
   const std::vector<Stream> streams{kStream};
 
   explicit Rig(Seed seed = std::nullopt) : runtime(config(seed)) {
-    engine.set_budget(0, kBudget, /*hard=*/true);
+    engine.set_budget(0, kBudget);
   }
   ~Rig() {
     for (const auto& storage : storages) {

@@ -96,9 +96,9 @@ struct RigOn {
   std::vector<std::unique_ptr<Storage>> storages;
   const std::vector<Stream> streams{kStream};
 
-  explicit RigOn(bool hard = true) {
+  RigOn() {
     engine.set_staging(kSlot);
-    engine.set_budget(0, kBudget, hard);
+    engine.set_budget(0, kBudget);
   }
   ~RigOn() {
     for (const auto& storage : storages) {

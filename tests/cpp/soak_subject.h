@@ -66,7 +66,7 @@ class Subject {
   }
   virtual void empty_cache() = 0;
   virtual void look(const Held* held, std::uint32_t choice) = 0;
-  virtual void set_cap(int /*device*/, std::optional<std::size_t> /*bytes*/, bool /*hard*/) {}
+  virtual void set_cap(int /*device*/, std::optional<std::size_t> /*bytes*/) {}
   virtual void set_options(std::uint32_t /*choice*/) {}
   /// An operation that only this subject supports.
   /// \param shared slots that may be changed; the caller holds their mutex
@@ -156,9 +156,9 @@ class CachingSubject final : public Subject, private PressureCallback {
       CHECK(allocator_.statistics().reserved_bytes[0].current >= 0);
     }
   }
-  void set_cap(int device, std::optional<std::size_t> bytes, bool hard) override {
+  void set_cap(int device, std::optional<std::size_t> bytes) override {
     if (serves_devices_) {
-      allocator_.set_cap(device, bytes, hard);
+      allocator_.set_cap(device, bytes);
     }
   }
   void set_options(std::uint32_t choice) override {

@@ -111,7 +111,7 @@ TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
   AllocationLog log(file.path());
   rig.memory.set_observer(&log);
   // A segment under a cap with more than 10 MiB free, but not contiguously.
-  rig.memory.set_cap(0, 32 * MiB, true);
+  rig.memory.set_cap(0, 32 * MiB);
   std::vector<Block*> blocks;
   for (int number = 0; number < 16; ++number) {
     blocks.push_back(rig.memory.allocate(2 * MiB, kDevice, kStream));

@@ -38,7 +38,7 @@ struct Rig {
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime), options()};
 
   explicit Rig(std::size_t device_bytes = 64 * MiB) : runtime(config(device_bytes)) {
-    memory.set_cap(0, kCap, /*hard=*/true);
+    memory.set_cap(0, kCap);
   }
   Block* make(std::size_t bytes, unsigned char content = 1) {
     Block* const block = memory.allocate(bytes, kDevice, kStream);
@@ -70,7 +70,7 @@ TEST(large_blocks_under_a_cap_are_ranges) {
   CHECK(!rig.runtime.is_managed_ptr(rig.memory.data(range)));
   CHECK(rig.runtime.is_managed_ptr(rig.memory.data(managed)));
   CHECK_EQ(rig.memory.bytes(range), 6 * MiB);
-  rig.memory.set_cap(0, std::nullopt, false);
+  rig.memory.set_cap(0, std::nullopt);
   Block* const without = rig.make(kMin + 1);
   CHECK(!rig.is_range(without));
   CHECK_THROWS(InvalidArgument, rig.memory.set_home(range, Location::host(), Stream::host()));

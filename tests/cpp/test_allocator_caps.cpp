@@ -39,7 +39,7 @@ TEST(bytes_of_a_segment_in_creation_count) {
   auto made = std::make_unique<Slow>(runtime);
   Slow& source = *made;
   CachingManagedAllocator allocator(runtime, std::move(made));
-  allocator.set_cap(0, 64 * MiB, true);
+  allocator.set_cap(0, 64 * MiB);
   Block* first = nullptr;
   std::thread other([&] { first = allocator.allocate(40 * MiB, kDevice, kStream); });
   source.inside.wait();
@@ -101,7 +101,7 @@ TEST(concurrent_threads_never_exceed_a_hard_cap) {
   auto made = std::make_unique<Counting>(runtime);
   Counting& source = *made;
   CachingManagedAllocator allocator(runtime, std::move(made));
-  allocator.set_cap(0, 128 * MiB, true);
+  allocator.set_cap(0, 128 * MiB);
   std::array<std::string, 3> failures;
   std::atomic<std::size_t> refused = 0;
   std::vector<std::thread> threads;
@@ -182,7 +182,7 @@ class FailingScript {
 
   /// \return whether there were that many calls
   bool run() {
-    step([&] { rig_.allocator->set_cap(0, 64 * MiB, true); });
+    step([&] { rig_.allocator->set_cap(0, 64 * MiB); });
     for (const std::size_t megabytes : {3, 12, 2, 20, 8, 16, 30, 4, 1}) {
       for (const Stream stream : {a_, b_}) {
         keep([&] { return rig_.allocate(megabytes * MiB, stream); });
@@ -199,8 +199,8 @@ class FailingScript {
       rig_.allocator->hand_over(held_.begin()->second, b_);
       drop(held_.begin()->first);
     }
-    step([&] { rig_.allocator->set_cap(0, 20 * MiB, true); });
-    step([&] { rig_.allocator->set_cap(0, 4 * MiB, false); });
+    step([&] { rig_.allocator->set_cap(0, 20 * MiB); });
+    step([&] { rig_.allocator->set_cap(0, 4 * MiB); });
     keep([&] { return rig_.allocate(30 * MiB, a_); });
     while (!held_.empty()) {
       drop(held_.begin()->first);

@@ -122,7 +122,7 @@ TEST(a_forked_child_has_host_blocks_at_their_addresses_and_no_others) {
 TEST(a_former_host_block_is_readable_in_a_child_after_its_relocation) {
   Rig rig(std::make_unique<RecordingRuntime>(1), true);
   constexpr std::size_t kBytes = 8 * MiB;
-  rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB, true); // plus a segment for small requests
+  rig.allocator->set_cap(0, 4 * kBytes + 2 * MiB); // plus a segment for small requests
   std::vector<Block*> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(filled(rig, kBytes, kDevice, i));

@@ -29,7 +29,7 @@ struct Rig {
   Stream copies = runtime.create_stream(0, 0);
 
   explicit Rig(std::optional<std::uint64_t> seed = 1) : runtime(config(seed)) {
-    memory.set_cap(0, kCap, /*hard=*/true);
+    memory.set_cap(0, kCap);
   }
   Block* make_detached(std::size_t bytes = kBytes) {
     Block* const block = memory.allocate(bytes, kDevice, kStream);

@@ -27,7 +27,7 @@ struct Rig {
   Stream other = runtime.create_stream(0, 0);
 
   explicit Rig(std::uint64_t seed = 1) : runtime(config(seed)) {
-    memory.set_cap(0, kCap, /*hard=*/true);
+    memory.set_cap(0, kCap);
   }
   Block* make(std::size_t bytes = kBytes) {
     return memory.allocate(bytes, kDevice, kStream);

@@ -19,7 +19,7 @@ double by_size(void* tag, std::size_t bytes) {
 
 TEST(the_smallest_neighbours_are_relocated) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -54,7 +54,7 @@ TEST(the_smallest_neighbours_are_relocated) {
 
 TEST(unmovable_blocks_keep_their_places) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 32 * MiB + kForSmall);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 4; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -80,7 +80,7 @@ TEST(unmovable_blocks_keep_their_places) {
 
 TEST(a_rollback_restores_the_recorded_use_of_the_requesting_stream) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 32 * MiB + kForSmall);
     const Stream taker = rig.stream(), third = rig.stream();
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 4; ++i) {
@@ -123,7 +123,7 @@ TEST(a_range_of_exactly_the_requested_size_leaves_no_empty_block) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     std::mt19937_64 random(seed);
-    rig.allocator->set_cap(0, 96 * MiB, true);
+    rig.allocator->set_cap(0, 96 * MiB);
     const auto some = [&] { return (1 + random() % 4) * 2 * MiB; };
     std::vector<Block*> blocks;
     while (Block* const block = rig.allocator->try_allocate(some(), kDevice, kStream)) {
@@ -164,7 +164,7 @@ TEST(relocations_make_the_request_fit_on_random_heaps) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
     std::mt19937_64 random(seed);
-    rig.allocator->set_cap(0, 96 * MiB, true);
+    rig.allocator->set_cap(0, 96 * MiB);
     const Stream other = rig.stream();
     std::vector<Block*> blocks;
     while (Block* const block =
@@ -222,7 +222,7 @@ HARNESS_MAIN()
 
 TEST(a_block_whose_owner_refuses_stays_and_others_are_relocated) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));

@@ -153,7 +153,7 @@ TEST(a_fork_leaves_pinned_memory_alone) {
   Pinned rig(std::make_unique<RecordingRuntime>(1));
   Block* const block = rig.allocate(3 * MiB, Stream::host());
   std::memset(rig.allocator->data(block), 1, 3 * MiB);
-  rig.allocator->set_cap(0, 64 * MiB, true);
+  rig.allocator->set_cap(0, 64 * MiB);
   auto& calls = static_cast<RecordingRuntime&>(*rig.runtime);
   calls.clear_calls();
   const int code = in_child(*rig.allocator, [&] {
@@ -162,7 +162,7 @@ TEST(a_fork_leaves_pinned_memory_alone) {
       return 1;
     } catch (const RuntimeFailure&) {
     }
-    rig.allocator->set_cap(0, 1, true);
+    rig.allocator->set_cap(0, 1);
     rig.allocator->free(block);
     return rig.allocator->is_valid() && calls.calls().empty() ? 0 : 2;
   });

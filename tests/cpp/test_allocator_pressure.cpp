@@ -119,7 +119,7 @@ TEST(a_pressure_callback_runs_before_the_host_waits_and_again_while_it_returns_t
   callback.allocator = rig.allocator.get();
   callback.runtime = static_cast<RecordingRuntime*>(rig.runtime.get());
   const Stream a = rig.stream(), b = rig.stream();
-  rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+  rig.allocator->set_cap(0, 64 * MiB + kForSmall);
   rig.allocator->set_pressure_callback(&callback);
   Block* const pending = rig.allocate(32 * MiB, a);
   for (int i = 0; i < 4; ++i) {
@@ -149,7 +149,7 @@ TEST(a_pressure_callback_runs_before_the_host_waits_and_again_while_it_returns_t
   rig.runtime->destroy_event(work);
 }
 
-TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
+TEST(a_pressure_callback_may_let_one_request_exceed_a_cap) {
   struct Callback final : PressureCallback {
     bool make_room(std::size_t, Location, Stream) override {
       return false;
@@ -165,7 +165,7 @@ TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
   } callback;
   on_each([&](Rig& rig) {
     callback.rig = &rig;
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB);
     rig.allocator->set_pressure_callback(&callback);
     Block* const held = rig.allocate(40 * MiB);
     callback.lets = false;
@@ -176,7 +176,7 @@ TEST(a_pressure_callback_may_let_one_request_exceed_a_hard_cap) {
     CHECK_EQ(rig.allocator->statistics().num_over_cap, 1);
     rig.check();
     rig.allocator->free(over);
-    rig.allocator->set_cap(0, 64 * MiB, true); // releases the excess
+    rig.allocator->set_cap(0, 64 * MiB); // releases the excess
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(64 * MiB - kForSmall));
     rig.check();
     rig.allocator->free(held);
@@ -190,14 +190,12 @@ TEST(a_pressure_callback_that_throws_under_a_cap_changes_nothing) {
     }
   } callback;
   on_each([&](Rig& rig) {
-    for (const bool hard : {true, false}) {
-      rig.allocator->set_cap(0, 20 * MiB, hard);
-      rig.allocator->set_pressure_callback(&callback);
-      CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
-      rig.check();
-      CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call the callback
-      rig.allocator->free(rig.allocate(12 * MiB)); // the mutex is not left locked
-    }
+    rig.allocator->set_cap(0, 20 * MiB);
+    rig.allocator->set_pressure_callback(&callback);
+    CHECK_THROWS(RuntimeFailure, rig.allocate(64 * MiB));
+    rig.check();
+    CHECK(rig.allocator->try_allocate(64 * MiB, kDevice, kStream) == nullptr); // does not call the callback
+    rig.allocator->free(rig.allocate(12 * MiB)); // the mutex is not left locked
   });
 }
 

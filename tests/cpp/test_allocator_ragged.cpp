@@ -97,7 +97,7 @@ TEST(shared_segments_waste_less_than_separate_ones) {
 
 TEST(a_hard_cap_bounds_the_reservation_for_ragged_sizes) {
   Rig rig = recorded();
-  rig.allocator->set_cap(0, 1024 * MiB, true);
+  rig.allocator->set_cap(0, 1024 * MiB);
   const Outcome outcome = churn(rig, 512 * MiB, 10'000);
   CHECK(outcome.waste < 1.1);
   CHECK_EQ(rig.allocator->statistics().num_over_cap, std::int64_t{0});

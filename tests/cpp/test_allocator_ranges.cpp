@@ -13,7 +13,7 @@ using namespace contract;
 
 TEST(evicting_the_min_cost_range_makes_the_request_fit) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     std::vector<Block*> blocks;
     for (std::size_t i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -58,7 +58,7 @@ TEST(a_cost_that_throws_changes_nothing) {
 
 TEST(small_blocks_are_placed_together_if_a_cap_leaves_them_no_segment) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     std::vector<Block*> blocks;
     for (int i = 0; i < 8; ++i) {
       blocks.push_back(rig.allocate(8 * MiB));
@@ -89,7 +89,7 @@ TEST(small_blocks_are_placed_together_if_a_cap_leaves_them_no_segment) {
 
 TEST(a_small_request_merges_neighbours_of_several_streams_where_none_is_large_enough_alone) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 16 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 16 * MiB + kForSmall);
     std::vector<Block*> others = {rig.allocate(9 * MiB), rig.allocate(6 * MiB)};
     for (int i = 0; i < 2; ++i) {
       others.push_back(rig.allocate(kSmallRequest)); // fills the segment for small requests
@@ -124,7 +124,7 @@ TEST(emptied_segments_cost_at_most_twice_the_minimum) {
       costs.push_back(static_cast<double>(1 + random() % 100));
       total += rig.allocator->bytes(blocks.back());
     }
-    rig.allocator->set_cap(0, total + kForSmall, true);
+    rig.allocator->set_cap(0, total + kForSmall);
     const std::size_t bytes = (15 + random() % 10) * 2 * MiB; // larger than any of the segments
     double least = kNever;
     for (std::size_t set = 1; set < std::size_t{1} << count; ++set) {
@@ -166,7 +166,7 @@ TEST(evictions_free_little_more_than_the_requests_need) {
   // that were used long ago are cheap. Evicted bytes beyond the request stay free for the next requests.
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), false);
-    rig.allocator->set_cap(0, 512 * MiB, true);
+    rig.allocator->set_cap(0, 512 * MiB);
     struct Live {
       Block* block;
       bool activation;

@@ -60,7 +60,7 @@ class RandomHeap {
  public:
   RandomHeap(Rig& rig, std::uint64_t seed) : random(seed), rig_(rig), other_(rig.stream()) {
     if (random() % 6 != 0) {
-      rig.allocator->set_cap(0, 128 * MiB + kForSmall, true);
+      rig.allocator->set_cap(0, 128 * MiB + kForSmall);
     }
     const std::size_t count = 10 + random() % 120;
     for (std::size_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Room under a cap: hard, soft and lowered caps, and freed blocks that make room for requests of another size.
+// Room under a cap: its ceiling, lowered caps, and freed blocks that make room for requests of another size.
 #include <map>
 #include <string>
 #include <utility>
@@ -9,9 +9,9 @@
 
 using namespace contract;
 
-TEST(a_hard_cap_is_named_in_the_refusal_and_never_exceeded) {
+TEST(a_cap_is_named_in_the_refusal_and_never_exceeded) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB);
     CHECK_EQ(*rig.allocator->cap(0), 64 * MiB);
     CHECK(!rig.allocator->cap(1));
     Block* const held = rig.allocate(40 * MiB);
@@ -26,7 +26,7 @@ TEST(a_hard_cap_is_named_in_the_refusal_and_never_exceeded) {
     rig.check();
     CHECK(reserved_on(rig) <= static_cast<std::int64_t>(64 * MiB));
     Block* const elsewhere = rig.allocate(40 * MiB, Stream::default_of(1)); // another device, which has no cap
-    rig.allocator->set_cap(0, std::nullopt, true);
+    rig.allocator->set_cap(0, std::nullopt);
     Block* const now = rig.allocate(40 * MiB);
     for (Block* const block : {held, elsewhere, now}) {
       rig.allocator->free(block);
@@ -34,19 +34,48 @@ TEST(a_hard_cap_is_named_in_the_refusal_and_never_exceeded) {
   });
 }
 
-TEST(a_soft_cap_is_exceeded_when_nothing_can_be_freed_and_that_is_counted) {
-  on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, false);
+TEST(a_permitted_excess_ends_at_the_ceiling) {
+  struct Callback final : PressureCallback {
+    bool make_room(std::size_t, Location, Stream) override {
+      return false;
+    }
+    bool may_exceed(std::size_t, Location) override {
+      return true;
+    }
+  } callback;
+  on_each([&](Rig& rig) {
+    rig.allocator->set_pressure_callback(&callback);
+    rig.allocator->set_cap(0, 64 * MiB, 90 * MiB);
     Block* const held = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics().num_over_cap, 0);
     Block* const over = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics(kDevice).num_over_cap, 1);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(80 * MiB));
+    CHECK_THROWS(OutOfMemory, rig.allocate(12 * MiB)); // 92 MiB
     rig.allocator->free(over);
     rig.allocator->free(held);
     rig.check();
-    rig.allocator->set_cap(0, 40 * MiB, false); // releases cached segments to comply
+    rig.allocator->set_cap(0, 40 * MiB); // releases cached segments to comply
     CHECK(reserved_on(rig) <= static_cast<std::int64_t>(40 * MiB));
+  });
+}
+
+TEST(segments_grow_under_a_cap_that_is_its_ceiling) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 900 * MiB, 900 * MiB);
+    std::vector<Block*> held{rig.allocate(2 * MiB)};
+    CHECK(reserved_on(rig) <= static_cast<std::int64_t>(20 * MiB)); // others need not go without all of the device
+    while (held.size() < 200) {
+      held.push_back(rig.allocate(2 * MiB));
+    }
+    CHECK(rig.allocator->statistics(kDevice).num_device_alloc < 12);
+    while (held.size() < 440) { // all of it serves requests
+      held.push_back(rig.allocate(2 * MiB));
+    }
+    for (Block* const block : held) {
+      rig.allocator->free(block);
+    }
+    rig.check();
   });
 }
 
@@ -59,25 +88,25 @@ TEST(a_lower_cap_releases_caches_and_leaves_blocks_in_use) {
     rig.allocator->free(rig.allocate(32 * MiB));
     rig.allocator->free(pending);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(96 * MiB));
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB);
     CHECK(reserved_on(rig) <= static_cast<std::int64_t>(64 * MiB));
     rig.check();
-    rig.allocator->set_cap(0, 20 * MiB, true);
+    rig.allocator->set_cap(0, 20 * MiB);
     CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(48 * MiB));
     rig.check();
     CHECK_THROWS(OutOfMemory, rig.allocate(2 * MiB));
     rig.allocator->free(kept);
     Block* const inside = rig.allocate(2 * MiB); // from the cached segment
     rig.allocator->free(inside);
-    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(2, 1, true));
-    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(-1, 1, true));
+    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(2, 1));
+    CHECK_THROWS(InvalidArgument, rig.allocator->set_cap(-1, 1));
     CHECK_THROWS(InvalidArgument, rig.allocator->cap(2));
   });
 }
 
 TEST(memory_freed_by_one_size_class_serves_another) {
   on_each([](Rig& rig) {
-    rig.allocator->set_cap(0, 64 * MiB, true);
+    rig.allocator->set_cap(0, 64 * MiB);
     std::map<std::size_t, Block*> small;
     std::size_t next = 1;
     while (Block* const block = rig.allocator->try_allocate(kSmallRequest, kDevice, kStream)) {
@@ -114,9 +143,9 @@ TEST(memory_freed_by_one_size_class_serves_another) {
   });
 }
 
-TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
+TEST(under_a_cap_one_segment_serves_all_sizes) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  rig.allocator->set_cap(0, 256 * MiB + kForSmall, true);
+  rig.allocator->set_cap(0, 256 * MiB + kForSmall);
   std::vector<Block*> blocks;
   for (int i = 0; i < 12; ++i) { // medium and large requests share the segments
     blocks.push_back(rig.allocate(3 * MiB + 5));
@@ -136,7 +165,7 @@ TEST(under_a_hard_cap_one_segment_serves_all_sizes) {
 
 TEST(under_a_cap_large_pages_waste_little_of_a_request) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  rig.allocator->set_cap(0, 1024 * MiB, true);
+  rig.allocator->set_cap(0, 1024 * MiB);
   const auto rounded = [&](std::size_t bytes) {
     Block* const block = rig.allocate(bytes);
     const std::size_t found = rig.allocator->bytes(block);
@@ -150,10 +179,10 @@ TEST(under_a_cap_large_pages_waste_little_of_a_request) {
   CHECK_EQ(rounded(639 * MiB), 640 * MiB);
 }
 
-TEST(large_requests_leave_a_hard_cap_a_share_for_segments_of_small_ones) {
+TEST(large_requests_leave_a_cap_a_share_for_segments_of_small_ones) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
   constexpr std::size_t kShare = 8 * MiB; // 1/128 of the cap
-  rig.allocator->set_cap(0, 1024 * MiB, true);
+  rig.allocator->set_cap(0, 1024 * MiB);
   std::vector<Block*> blocks;
   while (Block* const block = rig.allocator->try_allocate(8 * MiB, kDevice, kStream)) {
     rig.allocator->set_tag(block, tag_of(blocks.size() + 1));
@@ -184,7 +213,7 @@ TEST(evictions_make_room_if_the_source_refuses) {
   EmulatedConfig config;
   config.memory = 64 * MiB;
   Rig rig(std::make_unique<EmulatedRuntime>(config), false);
-  rig.allocator->set_cap(0, 256 * MiB, true);
+  rig.allocator->set_cap(0, 256 * MiB);
   std::vector<Block*> blocks;
   while (Block* const block = rig.allocator->try_allocate(8 * MiB, kDevice, kStream)) {
     rig.allocator->set_tag(block, tag_of(blocks.size() + 1));

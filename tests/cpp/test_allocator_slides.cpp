@@ -64,7 +64,7 @@ struct Owners {
 
 /// Six blocks of 8 MiB in a row, of which the even ones are freed: free, 1, free, 3, free, 5.
 void fill_with_gaps(Owners& owners) {
-  owners.rig.allocator->set_cap(0, 48 * MiB + kForSmall, true);
+  owners.rig.allocator->set_cap(0, 48 * MiB + kForSmall);
   for (int number = 0; number < 6; ++number) {
     owners.add(owners.rig.allocate(8 * MiB));
   }
@@ -100,7 +100,7 @@ TEST(the_free_pieces_between_neighbours_become_one) {
 TEST(the_range_with_the_fewest_bytes_to_copy_is_chosen) {
   on_each([](Rig& rig) {
     Owners owners{rig, {}};
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     for (const std::size_t size : {4, 16, 4, 4, 4, 4, 28}) { // free, 16, free, 4, free, 4, 28
       owners.add(rig.allocate(size * MiB));
     }
@@ -220,7 +220,7 @@ TEST(the_copying_stream_waits_for_earlier_work_on_the_free_pieces) {
   auto& runtime = static_cast<RecordingRuntime&>(*rig.runtime);
   const Stream earlier = rig.stream(), taker = rig.stream();
   Owners owners{rig, {}};
-  rig.allocator->set_cap(0, 32 * MiB + kForSmall, true);
+  rig.allocator->set_cap(0, 32 * MiB + kForSmall);
   for (int number = 0; number < 4; ++number) {
     owners.add(rig.allocate(8 * MiB, number == 0 ? earlier : kStream));
   }
@@ -251,7 +251,7 @@ TEST(what_fits_by_bytes_fits_after_slides_on_random_heaps) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), seed % 2 == 0);
     std::mt19937_64 random(seed);
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall, true);
+    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
     const Stream other = rig.stream();
     Owners owners{rig, {}};
     const auto some = [&] { return (1 + random() % 64) * 128 * KiB + 1 * MiB; };

@@ -65,7 +65,7 @@ TEST(try_allocate_releases_cached_segments_only_without_queued_work) {
   for (const std::size_t bytes : {16 * MiB, 20 * MiB, 24 * MiB}) {
     blocks.push_back(rig.allocate(bytes, a));
   }
-  rig.allocator->set_cap(0, 60 * MiB, true);
+  rig.allocator->set_cap(0, 60 * MiB);
   for (Block* const block : blocks) {
     rig.allocator->free(block);
   }

@@ -58,20 +58,17 @@ TEST(printed_budgets_can_be_parsed) {
   }
 }
 
-TEST(explicit_budgets_are_hard_and_at_most_the_devices_memory) {
+TEST(explicit_budgets_are_at_most_the_devices_memory) {
   const MemoryInfo memory{10 * GiB, 16 * GiB};
   CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
   CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's decision
   CHECK_EQ(bytes_of("20GiB", memory), 16 * GiB);
   CHECK_EQ(bytes_of("25%", memory), 4 * GiB);
   CHECK_EQ(bytes_of("100%", memory), 16 * GiB);
-  CHECK(resolve_budget(parse_budget("4GiB"), memory)->hard);
-  CHECK(resolve_budget(parse_budget("25%"), memory)->hard);
   CHECK(!resolve_budget(parse_budget("none"), memory));
 }
 
-TEST(auto_leaves_a_reserve_and_is_soft) {
-  CHECK(!resolve_budget(BudgetRequest(), {GiB, GiB})->hard);
+TEST(auto_leaves_a_reserve) {
   CHECK_EQ(bytes_of("auto", {100 * GiB, 100 * GiB}), 95 * GiB); // reserve: a twentieth
   CHECK_EQ(bytes_of("auto", {8 * GiB, 8 * GiB}), 8 * GiB - 512 * MiB); // reserve: at least 512 MiB
   CHECK_EQ(bytes_of("auto", {256 * MiB, 256 * MiB}), 240 * MiB); // reserve on a small device: a sixteenth

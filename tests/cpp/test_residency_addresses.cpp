@@ -154,7 +154,7 @@ TEST(a_budget_that_is_lifted_waits_for_operators_that_use_storages_on_the_host) 
   Storage& storage = on_host(rig);
   Running running(rig, 50, {&storage}, /*in_place_ok=*/true);
   const unsigned char* const address = storage.ptr;
-  std::thread lifts([&] { rig.engine.set_budget(0, std::nullopt, false); });
+  std::thread lifts([&] { rig.engine.set_budget(0, std::nullopt); });
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
   while (std::chrono::steady_clock::now() < until) {
     const Engine::Lock lock(rig.engine);
@@ -175,9 +175,9 @@ TEST(nothing_is_evicted_while_unseen_kernels_run) {
   for (unsigned char number = 1; number <= 4; ++number) {
     rig.make(number);
   }
-  rig.engine.set_budget(0, std::nullopt, false);
+  rig.engine.set_budget(0, std::nullopt);
   rig.adapter.unseen = 1; // the kernel began while there was no budget
-  rig.engine.set_budget(0, kBudget, true);
+  rig.engine.set_budget(0, kBudget);
   std::vector<const unsigned char*> addresses;
   for (const auto& storage : rig.storages) {
     addresses.push_back(storage->ptr);

@@ -23,7 +23,7 @@ struct Counted {
 Counted steps(std::size_t slot_bytes, bool writes) {
   Rig rig;
   rig.engine.set_staging(slot_bytes);
-  rig.engine.set_budget(0, kHeld * kPiece + 4 * slot_bytes, true);
+  rig.engine.set_budget(0, kHeld * kPiece + 4 * slot_bytes);
   const Event work = rig.runtime.create_event(0, false);
   for (std::size_t number = 0; number < kStorages; ++number) {
     rig.make(static_cast<unsigned char>(number), kPiece);

@@ -63,9 +63,9 @@ TEST(a_storage_captured_on_the_host_stays_there) {
     rig.engine.pin(captured->record, kStream);
     rig.engine.unpin(captured->record);
   }
-  rig.engine.set_budget(0, std::nullopt, false); // fetches everything that may be moved
+  rig.engine.set_budget(0, std::nullopt); // fetches everything that may be moved
   CHECK(captured->ptr == address);
-  rig.engine.set_budget(0, kBudget, true);
+  rig.engine.set_budget(0, kBudget);
   rig.engine.release_capture(graph);
   rig.run(41, {captured}, false, [&] { Rig::check(*captured); });
   CHECK(captured->block != nullptr);
@@ -73,13 +73,13 @@ TEST(a_storage_captured_on_the_host_stays_there) {
 
 TEST(a_graph_captured_without_a_budget_keeps_its_addresses) {
   Rig rig;
-  rig.engine.set_budget(0, std::nullopt, false);
+  rig.engine.set_budget(0, std::nullopt);
   Storage& captured = rig.make(1);
   CHECK(captured.record == nullptr);
   const std::uint64_t graph = rig.engine.begin_capture();
   capture(rig, captured, false);
   rig.engine.end_capture(graph);
-  rig.engine.set_budget(0, kBudget, true);
+  rig.engine.set_budget(0, kBudget);
   const unsigned char* const address = captured.ptr;
   train(rig, 7, 3);
   CHECK(captured.ptr == address);

@@ -120,12 +120,12 @@ TEST(pinned_storages_and_those_in_foreign_use_stay) {
 /// A budget below the current use takes effect as soon as no unseen operator can be using the storages.
 TEST(a_budget_below_the_current_use_takes_effect) {
   Rig rig;
-  rig.engine.set_budget(0, std::nullopt, false);
+  rig.engine.set_budget(0, std::nullopt);
   for (unsigned char number = 1; number <= 8; ++number) {
     rig.make(number);
   }
   CHECK(rig.reserved() > static_cast<std::int64_t>(kBudget));
-  rig.engine.set_budget(0, kBudget, true);
+  rig.engine.set_budget(0, kBudget);
   {
     const Engine::Lock lock(rig.engine);
     for (const auto& storage : rig.storages) {
@@ -146,7 +146,7 @@ TEST(a_budget_below_the_current_use_takes_effect) {
 TEST(lifting_a_budget_fetches_everything) {
   Rig rig;
   train(rig, 8, 2);
-  rig.engine.set_budget(0, std::nullopt, false);
+  rig.engine.set_budget(0, std::nullopt);
   for (const auto& storage : rig.storages) {
     CHECK(storage->block != nullptr);
     Rig::check(*storage);

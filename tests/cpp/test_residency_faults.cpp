@@ -194,7 +194,7 @@ void train(Delayed& rig, std::size_t steps) {
 /// \return whether there were that many calls
 bool train_with(std::uint64_t seed, std::string_view name, std::size_t nth) {
   Delayed rig(seed);
-  rig.engine().set_budget(0, kRoom, true);
+  rig.engine().set_budget(0, kRoom);
   for (std::size_t number = 0; number < kStorages; ++number) {
     rig.make(static_cast<unsigned char>(number));
   }
@@ -247,7 +247,7 @@ TEST(setting_a_budget_can_be_retried_after_a_failure) {
     rig.fail("*", nth);
     bool threw = false;
     try {
-      rig.engine().set_budget(0, kRoom, true);
+      rig.engine().set_budget(0, kRoom);
     } catch (const RuntimeFailure&) {
       threw = true;
       CHECK(!rig.engine().budget(0));
@@ -255,7 +255,7 @@ TEST(setting_a_budget_can_be_retried_after_a_failure) {
     }
     const bool reached = rig.clear_failures() == 0;
     CHECK(reached || !threw);
-    rig.engine().set_budget(0, kRoom, true);
+    rig.engine().set_budget(0, kRoom);
     train(rig, 3);
     rig.check_all();
     CHECK(rig.engine().statistics().written_back.count > 0);
@@ -270,7 +270,7 @@ TEST(setting_a_budget_can_be_retried_after_a_failure) {
 TEST(a_budget_whose_lifting_failed_stays_in_force) {
   for (std::size_t nth = 1;; nth += kEvery) {
     Delayed rig(nth);
-    rig.engine().set_budget(0, kRoom, true);
+    rig.engine().set_budget(0, kRoom);
     for (std::size_t number = 0; number < kStorages; ++number) {
       rig.make(static_cast<unsigned char>(number));
     }
@@ -278,7 +278,7 @@ TEST(a_budget_whose_lifting_failed_stays_in_force) {
     rig.fail("*", nth);
     bool threw = false;
     try {
-      rig.engine().set_budget(0, std::nullopt, false);
+      rig.engine().set_budget(0, std::nullopt);
     } catch (const std::exception&) {
       threw = true;
       CHECK(rig.engine().budget(0) == kRoom);
@@ -288,7 +288,7 @@ TEST(a_budget_whose_lifting_failed_stays_in_force) {
     if (threw) {
       train(rig, 2);
       rig.check_all();
-      rig.engine().set_budget(0, std::nullopt, false);
+      rig.engine().set_budget(0, std::nullopt);
     }
     rig.check_all();
     if (!reached) {

@@ -89,18 +89,18 @@ TEST(budgets_change_and_end) {
       all.push_back(&rig.make());
     }
     for (const std::size_t budget : {2 * kBytes, 6 * kBytes, 3 * kBytes}) {
-      rig.engine.set_budget(0, budget, true);
+      rig.engine.set_budget(0, budget);
       CHECK(rig.memory.levels(Location::device(0)).reserved_bytes[0] <= static_cast<std::int64_t>(budget));
       for (Storage* const storage : all) {
         rig.use({storage});
         CHECK(!rig.engine.check());
       }
     }
-    rig.engine.set_budget(0, std::nullopt, false);
+    rig.engine.set_budget(0, std::nullopt);
     for (Storage* const storage : all) { // all are back, and none is watched
       CHECK(storage->block != nullptr && storage->ptr == storage->address && Rig::is_right(*storage));
     }
-    rig.engine.set_budget(0, kBudget, true);
+    rig.engine.set_budget(0, kBudget);
     for (Storage* const storage : all) {
       rig.use({storage});
     }
@@ -110,7 +110,7 @@ TEST(budgets_change_and_end) {
 
 TEST(a_soft_budget_sleeps_and_wakes) {
   Rig rig;
-  rig.engine.set_budget(0, kBudget, false);
+  rig.engine.set_budget(0, kBudget);
   std::vector<Storage*> all;
   for (int count = 0; count < 8; ++count) { // the fifth wakes the engine
     all.push_back(&rig.make());

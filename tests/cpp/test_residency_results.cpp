@@ -138,9 +138,9 @@ TEST(others_leave_a_segment_that_operands_and_result_fill) {
   constexpr std::size_t kLarge = 32 * MiB, kOther = 5 * MiB / 4, kSegment = 3 * kLarge;
   ResultInPieces it;
   Rig& rig = it.rig;
-  rig.engine.set_budget(0, kSegment + 4 * kSlot, true);
+  rig.engine.set_budget(0, kSegment + 4 * kSlot);
   rig.free(rig.make(1, kSegment));
-  rig.engine.set_budget(0, kSegment + 4 * MiB + 4 * kSlot, true);
+  rig.engine.set_budget(0, kSegment + 4 * MiB + 4 * kSlot);
   it.others = {&rig.make(2, kOther), &rig.make(3, kOther)};
   it.result = kLarge;
   for (int step = 0; step < 12; ++step) {

@@ -144,7 +144,7 @@ TEST(a_budget_accounts_for_the_drivers_rounding) {
   Engine& engine = *owned_engine;
   engine.set_staging(0);
   const auto cap_of = [&](std::size_t budget) {
-    engine.set_budget(0, budget, /*hard=*/true);
+    engine.set_budget(0, budget);
     return memory.cap(0);
   };
   CHECK_EQ(*cap_of(1286 * MiB), 1280 * MiB); // the driver would take 1408 MiB

@@ -39,7 +39,7 @@ class Heap {
     engine = Engine::make(runtime, memory, adapter_);
     engine->set_staging(0);
     engine->set_host_limit(0);
-    engine->set_budget(0, kRoom, true);
+    engine->set_budget(0, kRoom);
     for (Stream& stream : streams_) {
       stream = runtime.create_stream(0, 0);
     }

@@ -68,7 +68,7 @@ TEST(without_a_budget_a_storage_is_filed_under_its_own_stream_again) {
   Storage& storage = rig.make(1);
   rig.memory.record_stream(storage.block, second);
   evict(rig, storage);
-  rig.engine.set_budget(0, std::nullopt, false);
+  rig.engine.set_budget(0, std::nullopt);
   CHECK(storage.block != nullptr);
   CHECK(rig.memory.stream(storage.block) == kStream);
   CHECK(knows(rig, storage, second));

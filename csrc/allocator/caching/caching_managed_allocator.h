@@ -75,8 +75,8 @@ class PressureCallback {
   /// Frees `bytes` of contiguous memory for a block of `home` that `stream` will use first. Returns true if a retry is
   /// worthwhile. Called again, a bounded number of times, if the retry fails: another thread may have taken the memory.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
-  /// Called when nothing more can be freed. Returns true if this request may exceed a hard cap, because a running
-  /// operator cannot proceed without it.
+  /// Called when nothing more can be freed. Returns true if this request may exceed the cap up to its ceiling, because
+  /// a running operator cannot proceed without it.
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
     return false;
   }
@@ -264,12 +264,13 @@ class CachingManagedAllocator {
 
   /// Limits the bytes of segments made for a device (its budget); nullopt removes the cap. If more is reserved already,
   /// unused segments are released, after waiting for pending frees; blocks in use stay. Setting the cap again later
-  /// releases what has become free since.
-  /// \param hard if nothing more can be freed, allocate asks PressureCallback::may_exceed and raises OutOfMemory if it
-  ///         refuses. A soft cap is exceeded instead (within the limit). num_over_cap counts the segments made beyond a
-  ///         cap
+  /// releases what has become free since. If nothing more can be freed, allocate raises OutOfMemory.
+  /// \param ceiling PressureCallback::may_exceed may let a request exceed the cap up to here, which num_over_cap counts.
+  ///         If it is the cap, the cap is all that the device has: segments then grow with demand, and else one takes
+  ///         all of the cap
   /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
-  void set_cap(int device, std::optional<std::size_t> bytes, bool hard);
+  void set_cap(int device, std::optional<std::size_t> bytes, std::size_t ceiling = kNoCeiling);
+  static constexpr std::size_t kNoCeiling = ~std::size_t{0};
   std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument
   /// Free bytes for large blocks under a device's cap, in segments and for new ones, possibly in pieces. 0 without a
   /// cap. \throws InvalidArgument

@@ -230,7 +230,7 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   }
   for (int device = 0; device < devices; ++device) {
     const DeviceCap& budget = caps[static_cast<std::size_t>(device)];
-    findings.expect(!budget.cap || !budget.hard || taken(device) <= std::max(*budget.cap, budget.most), "device ",
+    findings.expect(!budget.cap || taken(device) <= std::max(*budget.cap, budget.most), "device ",
                     device, " has ", taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }
   check_ledger(pool_statistics, recounts, devices, findings);

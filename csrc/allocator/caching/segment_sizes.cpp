@@ -19,6 +19,8 @@ constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// given size.
 constexpr std::size_t kGrowth = 8;
 constexpr std::size_t kSmallSegmentMax = 32 * MiB;
+/// The same under a cap that is all that the device has, where each segment is an obstacle to large requests.
+constexpr std::size_t kGrowthToCeiling = 2;
 /// The same for pinned memory, which is slow to make and to free. Tensors that grow a little in each step, such as the
 /// keys and values of a decoder, soon fit in no segment of the size that they had.
 constexpr std::size_t kPinnedGrowth = 4;
@@ -61,12 +63,15 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
 }
 
 std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& request, std::size_t own) const {
-  // Under a hard cap make one segment, because free bytes in two segments cannot serve one request. A soft cap is
-  // rarely reached. Address ranges share the cap with these segments, so then they stay small.
-  const std::size_t cap = cap_of(request.home).value_or(0);
-  const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
-  const std::size_t share =
-      hard && !(ranges != nullptr && options.uses_ranges) ? std::min(cap, kMaxUnderCap) : kMediumSegment;
+  // Free bytes in two segments cannot serve one request, so one takes all of the cap. If that is all that the device
+  // has, most programs need less of it: then segments grow. Address ranges share the cap with segments, which then stay
+  // small.
+  const DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
+  const std::size_t cap = budget.cap.value_or(0);
+  const std::size_t grown = pool_statistics.reserved_bytes(request.home) / kGrowthToCeiling;
+  const std::size_t share = ranges != nullptr && options.uses_ranges ? kMediumSegment
+                            : budget.ceiling <= cap ? std::clamp(grown, kMediumSegment, kMaxUnderCap)
+                                                    : std::min(cap, kMaxUnderCap);
   const std::size_t taken = this->taken(request.home.index) + left_for_small(request.home, request.kind, own);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
@@ -79,7 +84,7 @@ std::size_t CachingManagedAllocator::State::left_for_small(Location home, SizeCl
   const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];
   const std::size_t cap = budget.cap.value_or(0);
   const std::size_t share = std::clamp(round_down(cap / kSmallShare, kSmallSegment), kSmallSegment, kSmallSegmentMax);
-  if (!budget.hard || cap < kMinForSmall || own > cap - share) {
+  if (cap < kMinForSmall || own > cap - share) {
     return 0;
   }
   return share - std::min(share, pool_statistics.reserved_bytes(home, PoolKind::kSmall));

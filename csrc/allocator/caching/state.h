@@ -70,7 +70,7 @@ struct Request {
 /// Limit on the segments of one device.
 struct DeviceCap {
   std::optional<std::size_t> cap;
-  bool hard = false;
+  std::size_t ceiling = 0; ///< at least the cap; a permitted excess ends here
   std::size_t under_way = 0; ///< bytes currently being requested from the source
   /// For check(): the most segment bytes allowed since set_cap. The maximum of the cap, the bytes reserved at that
   /// time, and the totals after permitted excesses.
@@ -248,7 +248,7 @@ struct CachingManagedAllocator::State {
   /// Size of the segment to make for a request if there is room.
   std::size_t new_segment_bytes(const Request& request) const;
   std::size_t capped_segment_bytes(const Request& request, std::size_t own) const;
-  /// Bytes of a hard cap that a new segment of `own` bytes leaves to segments of small requests.
+  /// Bytes of a cap that a new segment of `own` bytes leaves to segments of small requests.
   std::size_t left_for_small(Location home, SizeClass kind, std::size_t own) const;
   /// Whether a device has that much free memory now, so that populating a segment evicts nothing.
   bool has_free(Location home, std::size_t bytes) const;
@@ -260,7 +260,7 @@ struct CachingManagedAllocator::State {
   /// which may be released in between: two threads cannot both claim the last bytes.
   class Claim {
    public:
-    /// \param over_cap exceed the cap if necessary
+    /// \param over_cap exceed the cap if necessary, up to its ceiling
     Claim(State& state, Location home, std::size_t bytes, bool over_cap);
     ~Claim();
     Claim(const Claim&) = delete;
@@ -298,9 +298,8 @@ struct CachingManagedAllocator::State {
   /// Waits until no other thread is making a segment under the same cap.
   void wait_for_claims(const Request& request, Lock& lock);
   OutOfMemory cap_refusal(const Request& request) const;
-  /// Whether a request that the cap refused may exceed it. A soft cap may always be exceeded; for a hard cap the
-  /// memory-pressure callback decides.
-  bool may_exceed_cap(const Request& request, Lock& lock);
+  /// Whether a request that the cap refused may exceed it: the memory-pressure callback decides.
+  bool may_exceed_cap(const Request& request, std::size_t segment_bytes, Lock& lock);
   /// Releases unused segments of a device, as few as make room for `bytes` more under the cap. Releases none if all of
   /// them would not be enough. \return whether there is room
   bool fit_under_cap(const Request& request, std::size_t bytes);

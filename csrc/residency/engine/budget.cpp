@@ -80,7 +80,7 @@ void ResidencyEngine::set_staging(std::optional<std::size_t> slot_bytes) {
   staging_ = slot_bytes;
 }
 
-void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
   if (device < 0 || device >= static_cast<int>(state_.devices.size())) {
     throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
                           std::to_string(state_.devices.size()) + " devices");
@@ -99,18 +99,19 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     changed.rates = measure_link(state_.runtime, changed.fetches, changed.write_backs);
   }
   if (!bytes && changed.budget) {
-    state_.memory.set_cap(device, std::nullopt, false);
+    state_.memory.set_cap(device, std::nullopt);
     try {
       bring_back(device, lock);
       // Later operators are not observed, so none of them waits for work of other streams, such as deferred updates.
       state_.runtime.synchronize_device(device);
     } catch (...) {
-      state_.memory.set_cap(device, changed.cap, changed.hard);
+      state_.memory.set_cap(device, changed.cap, changed.ceiling);
       throw;
     }
   }
   const std::size_t staged = stage(changed, slot);
   changed.cap = bytes ? cap_within(device, *bytes, staged) : 0;
+  changed.ceiling = std::max(changed.cap, ceiling - std::min(ceiling, staged));
   if (bytes) {
     PolicyOptions options;
     options.budget = changed.cap;
@@ -120,21 +121,22 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, b
     changed.policy->set_options(options);
     state_.memory.set_pressure_callback(this);
   }
-  state_.memory.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, hard);
+  state_.memory.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, changed.ceiling);
   const bool watched = changed.budget && !changed.idle;
   changed.budget = bytes;
-  changed.hard = hard;
-  changed.idle = bytes && !hard && !watched;
+  if (bytes && changed.idle && leaves_room(changed, changed.quiet.alarm)) {
+    return; // it fits into the new budget as well
+  }
+  changed.idle = false;
   note_awake(); // before unwatched operators are counted, so that an operator is either counted or watched
   changed.quiescent = !bytes || (watched ? changed.quiescent : state_.allocated_bytes(device) == 0);
   if (bytes) {
     shrink(device);
   }
-  changed.idle = bytes && !hard && (!watched || is_brought_back(device, lock));
   changed.quiet = QuietPeriod{};
   changed.quiet.still_since = state_.operators;
   state_.take_allocated_peak(device); // discard the peak from before
-  changed.excess = false;
+  changed.excess = bytes && is_over_cap(device);
   changed.next_shrink = changed.shrink_pause = 0;
   if (!changed.quiescent && !changed.idle && !may_run_unseen(changed)) {
     note_quiescent(device);
@@ -203,28 +205,6 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
   }
 }
 
-bool ResidencyEngine::is_brought_back(int device, Lock& lock) {
-  std::size_t missing = 0;
-  for (const auto& [id, record] : state_.records) {
-    if (record->device != device || record->points_at == Side::kDevice) {
-      continue;
-    }
-    if (!state_.address_may_change(*record, Mover::kOperator)) {
-      return false;
-    }
-    missing += record->device_block == nullptr ? record->bytes : 0;
-  }
-  if (state_.allocated_bytes(device) + missing > state_.of(device).cap) {
-    return false;
-  }
-  try {
-    bring_back(device, lock);
-    return true;
-  } catch (...) {
-    return false; // fragmentation, or the runtime failed: storages are fetched on their next use
-  }
-}
-
 bool ResidencyEngine::is_over_cap(int device) {
   return static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]) >
          state_.of(device).cap;
@@ -268,7 +248,7 @@ void ResidencyEngine::retry_budget(int index) {
 }
 
 void ResidencyEngine::release_excess(const Frame& frame, int device) {
-  const auto again = [&] { state_.memory.set_cap(device, state_.of(device).cap, state_.of(device).hard); };
+  const auto again = [&] { state_.memory.set_cap(device, state_.of(device).cap, state_.of(device).ceiling); };
   again();
   if (!is_over_cap(device)) {
     return;

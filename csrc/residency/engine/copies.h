@@ -55,6 +55,8 @@ class Copies {
   void use_on_device(Record& record, Stream stream, bool writes);
   void use_in_place(Record& record, Stream stream, bool writes);
   void drop_host_copy(Record& record) noexcept;
+  /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
+  Block* host_block(const Record& record, Stream stream);
   /// Makes `later` wait for the work queued on the `earlier` streams.
   void order(const std::vector<Stream>& earlier, Stream later);
 
@@ -90,8 +92,6 @@ class Copies {
   void show_pinned(Record& record);
 
  private:
-  /// Allocates pinned memory, dropping spare host copies if needed. nullptr if there is none.
-  Block* host_block(const Record& record, Stream stream);
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
   bool is_host_copy_ready(Record& record);
   void note_move(TransferKind kind, const Record& record) noexcept;

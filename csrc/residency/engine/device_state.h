@@ -63,7 +63,7 @@ struct Device {
 
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
-  bool hard = false;
+  std::size_t ceiling = 0; ///< an operator may exceed the cap up to here
   bool idle = false; ///< idle: operators are not watched
   bool quiescent = true; ///< quiescent: no unwatched operator runs; else nothing may be evicted
   QuietPeriod quiet;
@@ -97,9 +97,9 @@ struct Device {
   Stream last_stream; ///< of the latest operator: blocks with no work pending are freed to this stream's list
   std::uint64_t write_backs_started = 0;
   std::uint64_t write_backs_read = 0; ///< write-backs known to have finished reading the device copy
-  bool exceeded = false; ///< the running operator has exceeded a hard budget
+  bool exceeded = false; ///< the running operator has exceeded the budget
   unsigned regions = 0; ///< running compiled graphs
-  bool excess = false; ///< the budget may be exceeded, by unwatched allocations or because it is soft
+  bool excess = false; ///< the budget may be exceeded: it was set, or unwatched operators allocated
   std::uint64_t next_shrink = 0; ///< the operator after which to try to shrink to the budget
   std::uint64_t shrink_pause = 0;
 };

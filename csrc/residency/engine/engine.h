@@ -25,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
@@ -47,8 +48,10 @@ class Engine {
   virtual ~Engine() = default;
 
   /// Limits the managed memory that a device may reserve. nullopt: no budget; the driver migrates pages on demand.
-  /// \param hard exceeding the budget raises OutOfMemory; a soft budget is exceeded if nothing can be evicted
-  virtual void set_budget(int device, std::optional<std::size_t> bytes, bool hard) = 0;
+  /// \param ceiling a single operator whose operands and results alone need more than the budget may exceed it up to
+  ///        here: what the device has free. Beyond it, results are created on the host (create_on_host)
+  virtual void set_budget(int device, std::optional<std::size_t> bytes,
+                          std::size_t ceiling = CachingManagedAllocator::kNoCeiling) = 0;
   virtual std::optional<std::size_t> budget(int device) const = 0;
   /// Limits the pinned memory for host copies. nullopt: no limit. At the limit nothing more can be evicted.
   virtual void set_host_limit(std::optional<std::size_t> bytes) = 0;
@@ -56,8 +59,8 @@ class Engine {
   /// devices that do not need staging; 0: no staging. Takes effect with the next `set_budget`.
   virtual void set_staging(std::optional<std::size_t> slot_bytes) = 0;
 
-  /// Whether any device needs its operators watched. One atomic load. A device with a soft budget is idle until memory
-  /// first runs short; any device becomes idle while its steps repeat and fit (sleep.cpp).
+  /// Whether any device needs its operators watched. One atomic load. A device becomes idle while its steps repeat and
+  /// fit (sleep.cpp).
   bool is_awake() const noexcept {
     return awake_.load(std::memory_order_acquire);
   }
@@ -162,6 +165,17 @@ class Engine {
   virtual void created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept = 0;
   /// Called after the operator. Requires the lock.
   virtual void end(Frame& frame) noexcept = 0;
+
+  /// Creates the record of a storage for which a device with a budget has no room: its bytes are in pinned memory,
+  /// where operators of `stream` use them in place until there is room. The caller makes the storage.
+  /// \return its record and address; null if the host has no memory either, or the device has no budget
+  virtual std::pair<Record*, void*> create_on_host(std::size_t bytes, int device, Stream stream) = 0;
+  /// The record of the storage created there; nullptr for other addresses. Takes no lock of the engine's.
+  virtual Record* created_on_host_at(const void* ptr) const = 0;
+  /// Tells a record of `create_on_host` its storage. Requires the lock.
+  virtual void attach(Record& record, void* storage) noexcept = 0;
+  /// The main thread is between operators, so none that began unwatched is running there.
+  virtual void note_between_operators() noexcept = 0;
 
   /// The storage was destroyed. Frees its host copy. The caller frees the device block and then calls `freed`.
   virtual void destroyed(Record* record) noexcept = 0;

@@ -70,11 +70,17 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
     if (now.pinned != 0) {
       said += "Pinned there by keep_resident, exports and graph captures: " + format_bytes(now.pinned) + ".\n";
     }
-    if (now.others + now.unknown != 0) {
-      said += "Cannot be moved, as it is below " + format_bytes(relocation_min()) +
-              ", has several labels or is in use: " + format_bytes(now.others + now.unknown) + ".\n";
+    if (now.others != 0) {
+      said += "Used by operators of other threads, or by several labels: " + format_bytes(now.others) + ".\n";
     }
-    if (device.hard) {
+    if (now.unknown != 0) {
+      said += "Below " + format_bytes(relocation_min()) + ", or made by operators that still run: " +
+              format_bytes(now.unknown) + ".\n";
+    }
+    if (!device.quiescent) {
+      said += "Nothing could be evicted: operators run that began before the budget was in force.\n";
+    }
+    {
       std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
       if (state_.host_refused) { // without pinned memory nothing can be evicted
         stays = state_.allocated_bytes(home.index);
@@ -83,7 +89,7 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
         }
       }
       const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kSegmentStep));
-      if (budget > *device.budget) {
+      if (budget > *device.budget && budget <= device.ceiling) {
         const std::string text = exact_bytes(budget);
         said += "The smallest budget that would do: " + text + " (torch_uvm.set_budget(\"" + text +
                 "\"), `python -m torch_uvm run --budget " + text + "`).\n";

@@ -108,8 +108,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     }
     // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
     // cannot move once the operator runs. Otherwise eviction waits until the operator does allocate as much.
-    if (births.empty() && guess != 0 && state_.of(frame.device).hard &&
-        !room_.min_cost_range(guess, frame.device, Need::kNow)) {
+    if (births.empty() && guess != 0 && !room_.min_cost_range(guess, frame.device, Need::kNow)) {
       births = {&guess, 1};
     }
     if (!births.empty() || workspace != 0) {

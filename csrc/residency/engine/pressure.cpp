@@ -22,9 +22,8 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   if (!device.budget) {
     return true;
   }
-  if (!device.quiescent || !device.hard) {
-    device.exceeded =
-        device.hard; // a hard budget is restored after this operator (release_excess), a soft one later (retry_budget)
+  if (!device.quiescent) { // nothing can be evicted yet
+    device.exceeded = true;
     ++state_.statistics.over_budget;
     return true;
   }
@@ -112,13 +111,12 @@ bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream)
       lock.wait_for_a_block();
       made = room_.evict_range(bytes, home.index, Need::kNow, stream);
     }
-    if (!made && device.hard) {
+    if (!made) {
       made = room_.evict_all(home.index, stream); // then unused segments can be released for a new one
     }
     ++state_.statistics.made_room.count;
     state_.statistics.made_room.bytes += made ? static_cast<std::int64_t>(bytes) : 0;
     state_.statistics.made_room.ms += (state_.now_us() - began) / 1e3;
-    device.excess = device.excess || (!made && !device.hard);
   } catch (...) {
     made = false; // the runtime failed; the allocator reports the lack of memory
   }

@@ -44,7 +44,8 @@ struct Record {
   int device = 0;
   std::size_t bytes = 0; ///< of the storage
   AllocationSite site = 0;
-  void* storage = nullptr; ///< a weak reference; only the StorageAdapter interprets it
+  void* storage = nullptr; ///< a weak reference; only the StorageAdapter interprets it. nullptr: created on the host, and
+                           ///< not used by an operator yet
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;
@@ -80,14 +81,15 @@ struct Record {
   bool dead = false;
   bool announced = false; ///< the policy knows the storage
   std::uint64_t fetch_round = 0; ///< the device's fetch_round when it was fetched
-  std::uint64_t last_use = 0; ///< in the engine's count of operators
+  std::uint64_t adopted = 0; ///< when it became known, in the engine's count of operators
+  std::uint64_t last_use = 0; ///< likewise
   std::size_t operand = 0; ///< its index among the operands of the operator that used it last
 
   /// Whether the storage's address may change now. Checked before every change of an address (Engine::claim_address).
   /// \param unread operators among `in_use` that have not read the address yet: 1 for the one being begun, else 0
   /// \param now the engine's count of operators
   bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
-    const bool unused = !dead && in_use == unread && pins == 0;
+    const bool unused = !dead && storage != nullptr && in_use == unread && pins == 0;
     return unused && (mover == Mover::kOperator || (!collective && now >= unmovable_until));
   }
 

@@ -69,6 +69,7 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   record->device = device;
   record->bytes = state_.memory.requested_bytes(block);
   record->storage = storage;
+  record->adopted = state_.operators;
   record->device_block = block;
   record->range = CachingManagedAllocator::is_range(block) ? block : nullptr;
   record->site = AllocationSites::get().asked() ? AllocationSites::get().take(block) : 0;
@@ -76,6 +77,42 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   state_.records[adopted->id] = adopted;
   state_.memory.set_tag(block, record.release());
   return adopted;
+}
+
+std::pair<Record*, void*> ResidencyEngine::create_on_host(std::size_t bytes, int index, Stream stream) {
+  const Lock lock(*this);
+  const std::optional<std::size_t> limit = state_.runtime.limit();
+  if (!state_.of(index).budget || state_.memory.takes_range(bytes, index) || (limit && bytes > *limit)) {
+    return {};
+  }
+  auto record = std::make_unique<Record>();
+  record->device = index;
+  record->bytes = bytes;
+  record->in_place_streams.assign(1, stream);
+  record->owners.assign(1, stream);
+  record->points_at = Side::kHost;
+  record->host_valid = true;
+  record->adopted = state_.operators;
+  record->host_block = copies_.host_block(*record, stream);
+  state_.host_refused = record->host_block == nullptr;
+  if (state_.host_refused) {
+    return {};
+  }
+  record->id = next_id_++;
+  state_.records[record->id] = record.get();
+  state_.host_memory->set_tag(record->host_block, record.get());
+  ++state_.statistics.over_budget;
+  void* const ptr = state_.host_memory->data(record->host_block);
+  return {record.release(), ptr};
+}
+
+Record* ResidencyEngine::created_on_host_at(const void* ptr) const {
+  const Block* const block = state_.host_memory->find(ptr);
+  return block == nullptr ? nullptr : static_cast<Record*>(state_.host_memory->tag(block));
+}
+
+void ResidencyEngine::attach(Record& record, void* storage) noexcept {
+  record.storage = storage;
 }
 
 void ResidencyEngine::free_if_dead(Record* record) noexcept {

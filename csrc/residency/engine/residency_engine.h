@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "residency/engine/engine_state.h"
@@ -21,7 +22,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   ResidencyEngine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages);
 
   // See Engine.
-  void set_budget(int device, std::optional<std::size_t> bytes, bool hard) override;
+  void set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceiling) override;
   std::optional<std::size_t> budget(int device) const override;
   void set_host_limit(std::optional<std::size_t> bytes) override;
   void set_staging(std::optional<std::size_t> slot_bytes) override;
@@ -37,6 +38,10 @@ class ResidencyEngine final : public Engine, public PressureCallback {
                     const std::vector<Stream>& streams) noexcept override;
   void created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept override;
   void end(Frame& frame) noexcept override;
+  std::pair<Record*, void*> create_on_host(std::size_t bytes, int device, Stream stream) override;
+  Record* created_on_host_at(const void* ptr) const override;
+  void attach(Record& record, void* storage) noexcept override;
+  void note_between_operators() noexcept override;
   void destroyed(Record* record) noexcept override;
   void expired(Block* block) noexcept override;
   void freed() noexcept override;
@@ -84,8 +89,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// be watched. Waits for operators that use storages on the host.
   /// \throws OutOfMemory, RuntimeFailure; some storages may have been fetched by then
   void bring_back(int device, Lock& lock);
-  /// The same, if everything fits into the budget and no storage is in use on the host. \return whether it was done
-  bool is_brought_back(int device, Lock& lock);
   /// Whether the managed memory reserved on the device exceeds the budget.
   bool is_over_cap(int device);
   /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
@@ -94,7 +97,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void note_awake();
   /// Tries to return to an exceeded budget, at ever longer intervals.
   void retry_budget(int device);
-  /// After an operator that exceeded a hard budget: evicts its results, and more if needed, to return to the budget.
+  /// After an operator that exceeded the budget: evicts its results, and more if needed, to return to the budget.
   void release_excess(const Frame& frame, int device);
 
   // explain.cpp
@@ -110,6 +113,8 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   std::size_t budget_for(int device, std::size_t bytes) const;
 
   // sleep.cpp
+  /// Whether an idle device that wakes at that many allocated bytes has room to spare within its cap.
+  static bool leaves_room(const Device& device, std::size_t alarm);
   /// Makes the device idle after enough quiet steps.
   void become_idle_if_quiet(int device);
   bool make_idle(int device);

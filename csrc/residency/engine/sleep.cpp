@@ -7,8 +7,10 @@
 //
 // The device wakes if more is allocated than was ever used in that time, which is still well below the budget, or if
 // the allocator runs out of room. It is not quiescent then: operators that began unwatched may hold pointers and may
-// have queued work on unknown streams. Nothing is evicted until they have ended. Allocations that cannot wait exceed
-// the budget.
+// have queued work on unknown streams. Nothing is evicted until they have ended, which is known once the main thread
+// is between operators (note_between_operators), or once enough operators have begun. Storages created while the device
+// was idle have no record until operators use them, and stay. So a device becomes idle only if they leave half of the
+// budget to what can be evicted.
 #include <algorithm>
 
 #include "residency/engine/relocation_min.h"
@@ -25,6 +27,7 @@ constexpr std::uint64_t kStill = 16384;
 constexpr std::uint64_t kMissesShare = 32; ///< at most 1/32 of the operators may miss the schedule
 constexpr std::size_t kSpareShare = 8; ///< steps must leave 1/8 of the cap free
 constexpr std::size_t kSlackShare = 16; ///< an idle device wakes at 1/16 above the steps' peak
+constexpr std::size_t kUnseenShare = 2; ///< when it wakes, at most 1/2 of the cap may lack a record
 
 /// Weighted count of operators after which all operators from before the wake-up are assumed to have ended. Used if
 /// running kernels are not counted (StorageAdapter). An operator that is certainly outermost adds `kSurely`, others 1.
@@ -84,22 +87,32 @@ void ResidencyEngine::look_for_quiet_devices() {
   }
 }
 
+bool ResidencyEngine::leaves_room(const Device& device, std::size_t alarm) {
+  return alarm <= device.cap - device.cap / kSpareShare;
+}
+
 bool ResidencyEngine::make_idle(int index) {
   Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
-  if (alarm > device.cap - device.cap / kSpareShare || device.excess || !device.quiescent || state_.recorder ||
+  if (!leaves_room(device, alarm) || device.excess || !device.quiescent || state_.recorder ||
       evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }
   std::size_t known = 0;
+  std::size_t lasting = 0; // the part that has outlived the quiet period, and so its steps
   for (const auto& [id, record] : state_.records) {
     if (record->device == index) {
       if (record->points_at == Side::kHost) {
         return false;
       }
-      known += state_.memory.bytes(record->device_block);
+      const std::size_t bytes = state_.memory.bytes(record->device_block);
+      known += bytes;
+      lasting += record->adopted <= quiet.still_since ? bytes : 0;
     }
+  }
+  if (alarm - std::min(alarm, lasting) > device.cap / kUnseenShare) {
+    return false;
   }
   for (const auto& [id, record] : state_.records) {
     if (record->device == index && record->host_block != nullptr) {
@@ -132,7 +145,7 @@ void ResidencyEngine::wake(int device) {
       return;
     }
     state_.of(device).idle = false;
-    state_.of(device).quiescent = false; // also for a soft budget that has been idle from the start
+    state_.of(device).quiescent = false;
     note_awake();
   }
   state_.storages.wake();
@@ -162,6 +175,21 @@ void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
   device.quiet.seen += surely_outermost ? kSurely : 1;
   if (!may_run_unseen(device)) {
     note_quiescent(index);
+  }
+}
+
+void ResidencyEngine::note_between_operators() noexcept {
+  try {
+    const Lock lock(*this);
+    for (int index = 0; may_run_unwatched() && index < static_cast<int>(state_.devices.size()); ++index) {
+      Device& device = state_.of(index);
+      if (state_.watches(index) && !device.quiescent) {
+        device.quiet.seen = kQuiescentAfter - 1;
+        count_since_wake(index, /*surely_outermost=*/false);
+      }
+    }
+  } catch (...) {
+    ++state_.failures; // the device failed; operators report it
   }
 }
 

@@ -32,8 +32,8 @@ class StorageAdapter {
   virtual void watch_for_writes(Record& record, std::vector<void*>& locked) = 0;
   /// Starts watching operators. Called with no lock held.
   virtual void wake() noexcept = 0;
-  /// Number of kernels that run now; nullopt if they are not counted. A kernel that begins after this call sees the
-  /// engine active and holds its storages.
+  /// Number of running kernels that began unwatched; nullopt if they are not counted. A kernel that begins after this
+  /// call sees the engine active and holds its storages.
   virtual std::optional<int> running_kernels() const noexcept = 0;
   /// The outermost operator that the calling thread runs, and the storages that it holds.
   struct RunningOperator {

@@ -11,22 +11,22 @@ Kernel::Kernel() {
   if (Context::forked()) {
     return;
   }
-  counted_ = true;
-  begin_kernel();
-  const Engine* const engine = engine_in_use();
-  holds_ = engine != nullptr && engine->is_awake();
+  counted_ = begin_kernel([] {
+    const Engine* const engine = engine_in_use();
+    return engine != nullptr && engine->is_awake();
+  });
+  holds_ = !counted_;
 }
 
 Kernel::~Kernel() {
-  if (!counted_) {
-    return;
-  }
   if (!frame_.operands.empty()) {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     engine.end(frame_);
   }
-  end_kernel();
+  if (counted_) {
+    end_kernel();
+  }
 }
 
 void Kernel::use(c10::StorageImpl* storage, bool writes) {
@@ -45,7 +45,7 @@ void Kernel::use(c10::StorageImpl* storage, bool writes) {
 }
 
 void Kernel::count() {
-  count_kernels();
+  count_kernels(true);
 }
 
 } // namespace torch_uvm

@@ -7,8 +7,9 @@
 
 namespace torch_uvm {
 
-/// RAII object of a host kernel that reads storage addresses. The kernel counts as running for the object's lifetime.
-/// If the engine is awake at construction, `use` pins storages that the thread's operator does not pin already.
+/// RAII object of a host kernel that reads storage addresses. If the engine is awake at construction, `use` pins
+/// storages that the thread's operator does not pin already. Else the kernel counts as running for the object's
+/// lifetime.
 class Kernel {
  public:
   Kernel();
@@ -19,7 +20,7 @@ class Kernel {
   /// Call before reading the storage's address.
   void use(c10::StorageImpl* storage, bool writes);
 
-  /// Declares that every kernel has a `Kernel` object from now on, so that `running_kernels` is exact. The emulated
+  /// Declares that every kernel has a `Kernel` object from now on, so that `unwatched_kernels` is exact. The emulated
   /// accelerator calls this.
   static void count();
 

@@ -80,6 +80,9 @@ Block* own_block(const c10::DataPtr& data) {
 } // namespace
 
 bool StorageRecords::lock_if_sole_owner(const Record& record, std::vector<void*>& locked) {
+  if (record.storage == nullptr) {
+    return false; // created on the host, and not used yet
+  }
   locked.reserve(locked.size() + 1);
   Strong storage = lock(record);
   if (!storage) {
@@ -138,10 +141,11 @@ void StorageRecords::watch_for_writes(Record& record, std::vector<void*>& locked
 
 void StorageRecords::wake() noexcept {
   watch_operators();
+  call_between_operators();
 }
 
 std::optional<int> StorageRecords::running_kernels() const noexcept {
-  return torch_uvm::running_kernels();
+  return unwatched_kernels();
 }
 
 StorageAdapter::RunningOperator StorageRecords::running() const noexcept {
@@ -150,8 +154,10 @@ StorageAdapter::RunningOperator StorageRecords::running() const noexcept {
 }
 
 void StorageRecords::forget(Record& record) noexcept {
-  c10::raw::weak_intrusive_ptr::decref(storage_of(record));
-  record.storage = nullptr;
+  if (record.storage != nullptr) {
+    c10::raw::weak_intrusive_ptr::decref(storage_of(record));
+    record.storage = nullptr;
+  }
 }
 
 Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
@@ -170,6 +176,9 @@ Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) n
 
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pins) {
   if (Record* const record = known_record_of(engine, storage)) {
+    if (record->storage == nullptr) { // created on the host
+      engine.attach(*record, Weak(Strong::reclaim_copy(storage)).release()); // until StorageRecords::forget
+    }
     return record;
   }
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();

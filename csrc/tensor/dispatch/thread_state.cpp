@@ -15,22 +15,27 @@ ThreadState& this_thread() noexcept {
   return state;
 }
 
-void count_kernels() {
-  counts_kernels.store(true);
+void count_kernels(bool on) {
+  counts_kernels.store(on);
 }
 
-void begin_kernel() noexcept {
+bool begin_kernel(bool (*is_watched)()) noexcept {
   kernels_running.fetch_add(1);
-  // Pairs with the fence in running_kernels. A kernel counts itself and then reads whether the engine is awake; the
+  // Pairs with the fence in unwatched_kernels. A kernel counts itself and then reads whether the engine is awake; the
   // engine wakes and then reads the count. At least one of them sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  const bool counts = !is_watched();
+  if (!counts) {
+    end_kernel();
+  }
+  return counts;
 }
 
 void end_kernel() noexcept {
   kernels_running.fetch_sub(1);
 }
 
-std::optional<int> running_kernels() noexcept {
+std::optional<int> unwatched_kernels() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return counts_kernels.load() ? std::optional(kernels_running.load()) : std::nullopt;
 }

@@ -58,12 +58,14 @@ struct ThreadState {
 /// The calling thread's state. A thread_local lookup is a function call, so call this once per callback.
 ThreadState& this_thread() noexcept;
 
-// The count of running host kernels over all threads (kernels.h).
+// The count of running host kernels over all threads (kernels.h), without those that hold their storages.
 
-void count_kernels(); ///< declares that all kernels are counted from now on
-void begin_kernel() noexcept;
-void end_kernel() noexcept;
+void count_kernels(bool on); ///< declares whether all kernels are counted from now on
+/// \param is_watched whether the engine is awake, so that the kernel will hold its storages and need not count
+/// \return whether it counts
+bool begin_kernel(bool (*is_watched)()) noexcept;
+void end_kernel() noexcept; ///< of one that counts
 /// nullopt if kernels are not counted (CUDA).
-std::optional<int> running_kernels() noexcept;
+std::optional<int> unwatched_kernels() noexcept;
 
 } // namespace torch_uvm

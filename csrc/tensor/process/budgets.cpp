@@ -19,11 +19,6 @@ namespace {
 
 constexpr std::size_t kMaxDevices = 128; // the range of c10::DeviceIndex
 
-/// "auto" leaves 1/8 of the limit of managed memory free. The engine is idle until memory runs short, and storages that
-/// were created unwatched stay on the device until they are used again. Until then the budget is exceeded; the limit
-/// cannot be.
-constexpr std::size_t kWakingShare = 8;
-
 /// A device's memory, with our reserved managed memory counted as free: a budget includes it.
 MemoryInfo memory_of(int device) {
   Context& context = Context::get();
@@ -37,7 +32,7 @@ std::optional<Budget> budget_for(const BudgetRequest& request, int device) {
   std::optional<Budget> budget = resolve_budget(request, memory_of(device));
   const std::optional<std::size_t> limit = Context::get().runtime().limit();
   if (limit && request.kind == BudgetRequest::Kind::kAuto) {
-    budget->bytes = std::min(budget->bytes, *limit - *limit / kWakingShare);
+    budget->bytes = std::min(budget->bytes, *limit);
   }
   return budget;
 }
@@ -68,7 +63,7 @@ struct Budgets {
     const std::optional<BudgetRequest> request = requested_budget(device);
     std::optional<BudgetRequest>& before = in_force[static_cast<std::size_t>(device)];
     if (!request || request->kind == BudgetRequest::Kind::kNone) {
-      set_budget(device, std::nullopt, false);
+      set_budget(device, std::nullopt);
       before.reset();
       return;
     }
@@ -78,7 +73,7 @@ struct Budgets {
     }
     apply_engine_options();
     const Budget budget = budget_for(*request, device).value();
-    set_budget(device, budget.bytes, budget.hard);
+    set_budget(device, budget.bytes, budget_for({}, device).value().bytes);
     before = request;
   }
 

@@ -11,6 +11,7 @@ namespace {
 
 std::atomic<Engine*> the_engine{nullptr};
 std::atomic<OperatorWatch*> the_watch{nullptr};
+std::atomic<void (*)() noexcept> interpreter_call{nullptr};
 std::mutex engine_making; // guards creating the engine and calls of `watch`; only that of budgets.cpp is taken earlier
 int budget_changes = 0; // that are going on; guarded by engine_making
 
@@ -63,7 +64,7 @@ void watch_operators() noexcept {
   }
 }
 
-void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
+void set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
   std::unique_lock lock(engine_making);
   if (!bytes && engine_in_use() == nullptr) {
     return;
@@ -79,12 +80,25 @@ void set_budget(int device, std::optional<std::size_t> bytes, bool hard) {
   // Not under the lock: lifting a budget waits for operators, and one of them may wake another device.
   lock.unlock();
   try {
-    engine.set_budget(device, bytes, hard);
+    engine.set_budget(device, bytes, ceiling);
   } catch (...) {
     finish();
     throw;
   }
   finish();
+  if (engine.may_run_unwatched()) {
+    call_between_operators();
+  }
+}
+
+void call_between_operators() noexcept {
+  if (const auto call = interpreter_call.load()) {
+    call();
+  }
+}
+
+void register_interpreter(void (*call_between_operators)() noexcept) {
+  interpreter_call.store(call_between_operators);
 }
 
 void set_host_limit(std::optional<std::size_t> bytes) {

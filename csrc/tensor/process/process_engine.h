@@ -33,13 +33,20 @@ Engine* engine_in_use();
 Engine& made_engine();
 
 /// As Engine::set_budget; also starts or stops observing operators.
-void set_budget(int device, std::optional<std::size_t> bytes, bool hard);
+void set_budget(int device, std::optional<std::size_t> bytes,
+                std::size_t ceiling = CachingManagedAllocator::kNoCeiling);
 void set_host_limit(std::optional<std::size_t> bytes);
 void set_staging(std::optional<std::size_t> slot_bytes);
 void evict_after_operators(bool on);
 
 /// Starts or stops observing operators, as the engine and the watch need it.
 void watch_operators() noexcept;
+
+/// Has Engine::note_between_operators called on the main thread, between two of its bytecodes, if the calling thread is
+/// the main thread. Takes no GIL.
+void call_between_operators() noexcept;
+/// The interpreter's means for that, which csrc/python registers once.
+void register_interpreter(void (*call_between_operators)() noexcept);
 
 /// As Engine::begin_capture and end_capture. Operators are observed while a capture is open.
 std::uint64_t begin_engine_capture();

@@ -29,6 +29,15 @@ constexpr const char* kPlainHint =
 
 thread_local bool by_name = false;
 
+/// Where a device with a budget has no room: in pinned memory, until the residency engine brings it to the device.
+/// \return empty if it cannot be there
+c10::DataPtr allocate_on_host(std::size_t bytes, Location home, Stream stream, c10::Device device) {
+  Engine* const engine = home.is_host() ? nullptr : engine_in_use();
+  const auto [record, ptr] = engine == nullptr ? std::pair<Record*, void*>() // no budget
+                                               : engine->create_on_host(bytes, home.index, stream);
+  return record == nullptr ? c10::DataPtr() : host_data(*record, ptr, device);
+}
+
 /// \param data_of makes the DataPtr of the block
 /// \param hint appended to an out-of-memory error
 c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Location home, Stream stream,
@@ -39,6 +48,11 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
     block = with_idle_memory(
         [&] { return allocator.allocate(bytes, home, stream, by_name ? Memory::kManaged : Memory::kAny); });
   } catch (const OutOfMemory& error) {
+    if (&allocator == &Context::get().managed_allocator()) {
+      if (c10::DataPtr data = allocate_on_host(bytes, home, stream, device)) {
+        return data;
+      }
+    }
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), hint);
   }
   c10::DataPtr data = data_of(block, device);
@@ -155,6 +169,10 @@ c10::DataPtr data_by_address(void* ptr, c10::Device device) {
     CachingManagedAllocator* plain = plain_allocator();
     if (Block* block = plain == nullptr ? nullptr : plain->find(ptr)) {
       return plain_data(block, device);
+    }
+    const Engine* const engine = engine_in_use();
+    if (Record* record = engine == nullptr ? nullptr : engine->created_on_host_at(ptr)) {
+      return host_data(*record, ptr, device);
     }
   }
   return {};

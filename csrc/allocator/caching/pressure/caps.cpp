@@ -17,7 +17,7 @@ CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::s
   if (cap_->cap) {
     const std::size_t taken = state.taken(home.index);
     over_ = taken > *cap_->cap || bytes > *cap_->cap - taken;
-    if (over_ && !over_cap) {
+    if (over_ && !(over_cap && taken <= cap_->ceiling && bytes <= cap_->ceiling - taken)) {
       granted_ = false;
       return;
     }
@@ -99,14 +99,15 @@ void CachingManagedAllocator::State::wait_for_claims(const Request& request, Loc
   claim_ended.wait(lock, [&budget] { return budget.under_way == 0; });
 }
 
-bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, Lock& lock) {
-  const bool hard = caps[static_cast<std::size_t>(request.home.index)].hard;
+bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, std::size_t segment_bytes, Lock& lock) {
   PressureCallback* const callback = pressure_callback;
-  if (callback == nullptr) {
-    return !hard;
+  const std::size_t taken = this->taken(request.home.index);
+  const std::size_t ceiling = caps[static_cast<std::size_t>(request.home.index)].ceiling;
+  if (callback == nullptr || taken > ceiling || segment_bytes > ceiling - taken) {
+    return false;
   }
   const Unlocked unlocked(lock);
-  return callback->may_exceed(request.bytes, request.home) || !hard;
+  return callback->may_exceed(request.bytes, request.home);
 }
 
 OutOfMemory CachingManagedAllocator::State::cap_refusal(const Request& request) const {
@@ -200,14 +201,14 @@ void CachingManagedAllocator::State::release_above_cap(int device) noexcept {
   }
 }
 
-void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> bytes, bool hard) {
+void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
   State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   DeviceCap& budget = state.caps[static_cast<std::size_t>(device)];
   budget.cap = bytes;
-  budget.hard = hard;
+  budget.ceiling = std::max(ceiling, bytes.value_or(0));
   budget.most = std::max(bytes.value_or(0), state.taken(device));
   if (state.in_forked_child) {
     return;

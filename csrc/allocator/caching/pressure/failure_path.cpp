@@ -6,7 +6,8 @@
 //   3. merge free neighbours                      | 3. memory-pressure callback
 //   4. memory-pressure callback (evicts, if the   | 4. wait for pending frees
 //      device has a budget)                       | 5. take what is left for small requests
-//                                                 | 6. exceed the cap, if it is soft or the callback allows it
+//                                                 | 6. exceed the cap up to its ceiling, if the callback
+//                                                 |    allows it
 //
 // On a device with a cap, both lists begin with a wait for the segments that other threads are making there. The
 // callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
@@ -49,9 +50,11 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     if (Block* const block = refusal ? nullptr : from_new_segment(request, own, lock, refusal)) {
       return block; // from what was left for small requests
     }
-    if (!refusal && may_exceed_cap(request, lock)) {
+    if (!refusal) {
       release(request.home); // so that unused segments do not add to the excess
-      if (Block* const block = from_new_segment(request, own, lock, refusal, true)) {
+      Block* const block =
+          may_exceed_cap(request, own, lock) ? from_new_segment(request, own, lock, refusal, true) : nullptr;
+      if (block != nullptr) {
         return block;
       }
     }
