@@ -210,7 +210,7 @@ class Machine {
         runtime_->set_limit(kLimit);
         break;
       case 2:
-        allocator_->set_cap(device, bytes, input_.below(2) != 0);
+        allocator_->set_cap(device, bytes);
         break;
       default:
         allocator_->set_cap(device, std::nullopt);

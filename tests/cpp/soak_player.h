@@ -209,7 +209,7 @@ inline void Table::play(const Operation& operation) {
         return subject.runtime.set_limit(choice % 4 == 0 ? std::optional(most) : std::nullopt);
       }
       return subject.set_cap(static_cast<int>(choice / 2 % kDevices),
-                             choice / 8 % 3 != 0 ? std::optional(most / 4) : std::nullopt, choice / 32 % 2 == 0);
+                             choice / 8 % 3 != 0 ? std::optional(most / 4) : std::nullopt);
     }
     case Kind::k_options:
       return subject.set_options(choice);

@@ -152,6 +152,8 @@ class CachingManagedAllocator {
   /// under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
   Block* try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
+  /// The same from cached segments alone.
+  Block* try_cached(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
 
   /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
   /// empty_cache. nullptr is ignored. A double free aborts the program, as in malloc, unless the block is in use again
@@ -377,6 +379,8 @@ class CachingManagedAllocator {
 
  private:
   struct State;
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory, bool cached);
+
   std::unique_ptr<State> state_;
 };
 

@@ -63,8 +63,18 @@ Block* Copies::host_block(const Record& record, Stream stream) {
   using Memory = CachingManagedAllocator::Memory;
   // In a range's host copy the device can use the bytes at the address of the range.
   const Memory memory = record.range != nullptr ? Memory::kRange : Memory::kManaged;
-  if (Block* const block = state_.host_memory->try_allocate(record.bytes, Location::host(), stream, memory)) {
+  const auto cached = [&] {
+    return state_.host_memory->try_cached(record.bytes, Location::host(), stream, memory);
+  };
+  if (Block* const block = cached()) {
     return block;
+  }
+  // Pinning new memory takes longer than all else here. A copy that is outdated is of no use until the next write-back.
+  if (Record* const outdated = outdated_host_copy(record.bytes)) {
+    drop_host_copy(*outdated);
+    if (Block* const block = cached()) {
+      return block;
+    }
   }
   try {
     return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
@@ -81,6 +91,17 @@ Block* Copies::host_block(const Record& record, Stream stream) {
   } catch (const OutOfMemory&) {
     return nullptr;
   }
+}
+
+Record* Copies::outdated_host_copy(std::size_t bytes) const {
+  Record* smallest = nullptr;
+  for (const auto& [id, other] : state_.records) {
+    const bool outdated = other->host_block != nullptr && !other->host_valid && other->range == nullptr;
+    if (outdated && other->bytes >= bytes && other->bytes <= 2 * bytes && (smallest == nullptr || other->bytes < smallest->bytes)) {
+      smallest = other;
+    }
+  }
+  return smallest;
 }
 
 bool Copies::start_write_back(Record& record) {

@@ -256,6 +256,15 @@ std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noex
 }
 
 Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory) {
+  return try_allocate(bytes, home, stream, memory, /*cached=*/false);
+}
+
+Block* CachingManagedAllocator::try_cached(std::size_t bytes, Location home, Stream stream, Memory memory) {
+  return try_allocate(bytes, home, stream, memory, /*cached=*/true);
+}
+
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory,
+                                             bool cached) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -272,6 +281,10 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   request.may_wait = false;
   if (state.pending_first != nullptr) {
     state.poll_pending(false);
+  }
+  if (cached) {
+    Block* const block = state.from_cache(request, lock);
+    return block != nullptr ? block : state.from_run(request, lock);
   }
   std::optional<OutOfMemory> refusal;
   return state.within_cap(request, lock, refusal);
