@@ -107,7 +107,7 @@ endif
 test-cuda-flavour: build cpp cuda-wheels ## what `test` has of CUDA with no GPU: compile, link, audit, control paths
 	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control*.py
 
-# The limit is 4 GiB in all, and a card must have eight times that free: tests/_gpu_guard.py sees to it.
+# 4 GiB in all, since six processes share a card. tests/_gpu_guard.py requires that and 6 GiB free.
 test-cuda: export TORCH_UVM_REQUIRE_CUDA = 1
 test-cuda: export TORCH_UVM_CONF = limit:4GiB
 test-cuda: build ## run the suite on a real GPU; without one it fails

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
+from _residency_limits import GIB, LIMIT, MARGIN, MOST_BUDGET
 from _residency_workloads import NotHere, Transformer, Workload, checkpointed, fused_adamw
 from torch import nn
 
@@ -118,8 +118,8 @@ def check_room_natively(limit: int, device: torch.device) -> None:
     """The check of tests/_gpu_guard.py's check_room, for a process that must not import torch_uvm."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info()[0]
-        if free < ROOM * limit:
-            needed = f"{ROOM * limit / GIB:.1f} GiB"
+        if free < limit + MARGIN:
+            needed = f"{(limit + MARGIN) / GIB:.1f} GiB"
             raise RuntimeError(f"not safe: {free / GIB:.1f} GiB free on the card, {needed} are needed")
 
 

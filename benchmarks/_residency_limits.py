@@ -3,4 +3,4 @@
 GIB = 1024**3
 LIMIT = 8 * GIB  # of managed memory, in every column that uses any
 MOST_BUDGET = LIMIT - GIB // 2  # below the limit, so that the budget and not the limit stops the engine
-ROOM = 8  # a card must have this multiple of the limit free; as in tests/_gpu_guard.py
+MARGIN = 6 * GIB  # what a card must have free beside the limit; as in tests/_gpu_guard.py

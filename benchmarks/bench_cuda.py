@@ -1,7 +1,7 @@
 """Costs and rates of managed memory on a GPU, next to the predictions.
 
-Sets a limit of 8 GiB before its first managed allocation and refuses to start unless each card has eight
-times that free: managed memory beyond a card's free memory can hang it. Takes a few minutes.
+Sets a limit of 8 GiB before its first managed allocation and refuses to start unless each card has that and
+6 GiB free: managed memory beyond a card's free memory can hang it. Takes a few minutes.
 
     python benchmarks/bench_cuda.py [--json FILE] [--only TEXT]
 """

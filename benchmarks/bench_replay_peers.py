@@ -1,7 +1,7 @@
 """Replays logs of allocations on a GPU with our allocators, PyTorch's and RMM's.
 
 All run in one process, with one loop in C++ (csrc/allocator/replay/replay.h), one managed allocation function
-and one limit of 4 GiB. Refuses to start unless each card has eight times the limit free. The replay does
+and one limit of 4 GiB. Refuses to start unless each card has the limit and 6 GiB free. The replay does
 not touch the memory, so our allocators do not prefetch it (populate:false), except in one column. Compiles
 for a minute and runs for one. Needs a CUDA toolkit, but no built torch_uvm.
 
@@ -44,7 +44,7 @@ from _environment import RESULTS, ROOT, describe, driver
 from _replay_peers_build import NotHere, build
 from _replay_peers_logs import columns_of
 from _replay_peers_table import FIGURES, Column, table, verdict_lines, verdicts
-from _residency_limits import GIB, ROOM
+from _residency_limits import GIB, MARGIN
 from _results import write_results
 
 from torch_uvm.allocation_logs import read_log
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(f"bench_replay_peers.py: {error}")
     torch.zeros(1, device="cuda")  # PyTorch's allocator exists from here on
     try:
-        free = module.start(LIMIT, ROOM)
+        free = module.start(LIMIT, MARGIN)
     except RuntimeError as error:
         sys.exit(f"not safe to run: {error}")
     own = ["python", "benchmarks/bench_replay_peers.py", *(sys.argv[1:] if arguments is None else arguments)]

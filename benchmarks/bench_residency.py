@@ -5,7 +5,7 @@ are measured once it has chosen a schedule, at most 40 steps after the warm-up, 
 count while the host is at full speed (_host_speed.py; `calm` is their share), or all if there are none. Then
 the budget is lifted, and a plan's prediction is made from a trace of the same process (`predicted`). Prints
 one table, and writes JSON after each column. Every process that uses managed memory has a hard limit of
-8 GiB. Nothing starts unless the card has eight times that free: managed memory beyond a card's free memory
+8 GiB. Nothing starts unless the card has that and 6 GiB free: managed memory beyond a card's free memory
 can hang it.
 
     python benchmarks/bench_residency.py [--seconds 480] [--only TEXT]... [--json FILE] [--resume FILE]
@@ -35,7 +35,7 @@ from typing import Any
 import _residency_table as table
 from _environment import RESULTS, describe
 from _residency_goals import goals
-from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM
+from _residency_limits import GIB, LIMIT, MARGIN, MOST_BUDGET
 from _residency_plan import DEFERRED, ENGINE, IN_CORE, PEERS, PLAN, Planned, Unresolved, budget_bytes, select
 from _residency_processes import Child, environment
 from _residency_sampler import Reader, Sampler, any_reader
@@ -57,11 +57,11 @@ def check_room(read: Reader) -> int:
     """Bytes free on the card.
 
     Raises:
-        Refused: less than eight times the limit.
+        Refused: less than the limit and MARGIN.
     """
     free = read().free
-    if free < ROOM * LIMIT:
-        needed = f"at least {ROOM * LIMIT / GIB:.1f} GiB"
+    if free < LIMIT + MARGIN:
+        needed = f"at least {(LIMIT + MARGIN) / GIB:.1f} GiB"
         raise Refused(
             f"the card has {free / GIB:.1f} GiB free; {LIMIT / GIB:.0f} GiB of managed memory take {needed}"
         )

@@ -6,7 +6,7 @@ For a GPU. Trains until steps repeat, then profiles two steps. Prints each strea
 kind's rate, and the gaps of the compute stream. For each gap it names the copies that end with it, which the
 stream waited for, and whether the next kernel was launched by then; if not, the stream waited for the host.
 Writes the trace to OUT.json.gz (chrome://tracing). Has the same guard as bench_residency.py: a limit of 8 GiB
-and eight times that free.
+and 6 GiB more than that free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from _residency_limits import LIMIT, ROOM
+from _residency_limits import LIMIT, MARGIN
 
 LEAST_GAP_US = 200.0
 NEAR_US = 60.0
@@ -46,8 +46,8 @@ def profile(column_name: str, workload_name: str, budget: int, trace: Path) -> N
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     child.warm_context(device)
     free = torch.cuda.mem_get_info()[0]
-    if free < ROOM * LIMIT:
-        raise SystemExit(f"refused: {free} bytes are free on the card, and {ROOM * LIMIT} have to be")
+    if free < LIMIT + MARGIN:
+        raise SystemExit(f"refused: {free} bytes are free on the card, and {LIMIT + MARGIN} have to be")
     column = COLUMNS[column_name](device, budget, None)
     column.start()
     training = child.Training(column, make(workload_name, device, False), device)

@@ -3,8 +3,8 @@
     python benchmarks/record_traces.py [--only TEXT]... [--out benchmarks/traces]
 
 Every workload runs in processes of its own, one that updates in place and one that defers updates, if it
-updates anything, under a budget that it fits in. The limit is 12 GiB, or as much as the card has eight times
-free, which has to be 8 GiB; the budget is 1 GiB less. Writes NAME.jsonl.xz and NAME_deferred.jsonl.xz, and
+updates anything, under a budget that it fits in. The limit is what the card has free less 6 GiB, which has to
+be 8 GiB; the budget is 1 GiB less. Writes NAME.jsonl.xz and NAME_deferred.jsonl.xz, and
 index.json with the step's time in core and its peak. Steps are recorded while the host is at full speed
 (_host_speed.py), if it is in one of six tries: `calm` in index.json.
 
@@ -25,9 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _residency_limits import GIB, LIMIT, ROOM
+from _residency_limits import GIB, LIMIT, MARGIN
 
-MOST = 12 * GIB  # of managed memory
 WARM, MEASURED, RECORDED = 6, 8, 6  # steps
 TRIES = 6  # at most, until the host is at full speed
 
@@ -51,9 +50,9 @@ def record(workload: str, optimizer: str, out: Path, small: bool) -> dict[str, A
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if not small:
-        limit = min(MOST, torch.cuda.mem_get_info()[0] // ROOM // GIB * GIB)
+        limit = (torch.cuda.mem_get_info()[0] - MARGIN) // GIB * GIB
         if limit < LIMIT:
-            raise SystemExit(f"the card has less than {ROOM * LIMIT / GIB:.0f} GiB free")
+            raise SystemExit(f"the card has less than {(LIMIT + MARGIN) / GIB:.0f} GiB free")
         _C.set_limit(limit)
     torch_uvm.enable(budget="96MiB" if small else limit - GIB, optimizer=optimizer)
     made = make(workload, device, small)
@@ -115,7 +114,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     index_file = arguments.out / "index.json"
     index = json.loads(index_file.read_text()) if index_file.exists() else {}
-    environment = {**os.environ, "TORCH_UVM_CONF": f"limit:{MOST}"}
+    environment = {**os.environ, "TORCH_UVM_CONF": f"limit:{LIMIT}"}
     if arguments.rehearse:
         environment |= {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "limit:256MiB"}
     failed = 0

@@ -12,7 +12,7 @@
 #
 # torch_uvm is built, in place or installed. PYTHON is the Python that has torch (python3). Wheels in .whl
 # (torchao, TRL) are installed without their dependencies. Every program has its limit of managed memory, and
-# refuses to start without eight times that free.
+# refuses to start unless that and 6 GiB are free.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 job=${1:?a job is named: see the head of this file}

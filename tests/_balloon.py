@@ -7,8 +7,8 @@ again as the budget. The third is the first again. The engine is idle during the
 second, and becomes idle in the third. Losses and parameters equal, bit for bit, those of the same program in
 plain memory, which runs last. Prints a table.
 
-On a GPU the balloon leaves 8 GiB. The limit of managed memory is at most 4 GiB, and half of what is free
-beside the balloon (_gpu_guard.py).
+On a GPU the balloon leaves 8 GiB. The limit of managed memory is half of what is free beside the balloon
+(_gpu_guard.py).
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from pathlib import Path
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for equal matrix products, before CUDA starts
 
 import torch
-from _gpu_guard import GIB, MIB, Guard, balloon, check_room, limit_beside
+from _gpu_guard import GIB, MIB, Guard, balloon, check_room, room_beside_a_balloon
 from torch import nn
 
 import torch_uvm
 from torch_uvm import _C
 
-LIMIT = 4 * GIB  # of managed memory, on a GPU
-LEFT = 8 * GIB
+LEFT = 8 * GIB  # beside the balloon, on a GPU
 EMULATED = 512 * MIB  # of memory; the balloon leaves half of it
 LAYERS = 32
 STATES = 0.4  # of the budget: parameters, gradients and moments
@@ -122,13 +121,13 @@ def main() -> int:
     device = torch.device(here.type, 0)
     module = torch.get_device_module(device)
     if device.type == "cuda":
-        check_room(LIMIT)
+        check_room(LEFT // 2)
         torch.ones(64, 64, device=device).mm(torch.ones(64, 64, device=device))  # cuBLAS's own memory
         held = balloon(LEFT, device)
-        guard = Guard(limit_beside(LIMIT)).hold()
+        guard = Guard(room_beside_a_balloon()).hold()
     else:
         held = balloon(EMULATED // 2, device)
-        guard = Guard(limit_beside(EMULATED, {"emu": lambda: [module.mem_get_info(device)[0]]})).hold()
+        guard = Guard(room_beside_a_balloon({"emu": lambda: [module.mem_get_info(device)[0]]})).hold()
     torch_uvm.enable(budget="auto")
     budget = torch_uvm.get_budget(device)
     assert budget is not None

@@ -1,28 +1,29 @@
 """Keeps programs on a GPU from allocating more managed memory than the card has free.
 
-Managed memory beyond a card's free memory can hang the GPU for all users of the machine. Every program that
-allocates managed memory on a GPU (tests/gpu, benchmarks/bench_cuda.py) first calls:
+Managed memory beyond a card's free memory can hang the GPU for all users of the machine. The rule: managed
+memory takes at most what is free on a card less a margin of 6 GiB, under a limit that is set before the first
+allocation. Every program that allocates managed memory on a GPU (tests/gpu, benchmarks) follows it:
 
-    check_room(limit)         # raises unless each card has eight times the limit free
+    check_room(limit)         # or limit = room()
     guard = Guard(limit)
     guard.hold()              # sets the limit; from here on no call in this process can raise it
     ... allocate ...
     guard.check()             # raises if the limit was exceeded or lifted
 
-Other processes start with `environment(limit)` added to their environment.
+Other processes start with `environment(limit)` added to their environment. A process that watches another
+one reads the card's free memory meanwhile, and calls `check_afterwards`.
 
-A balloon makes a card small: plain device memory that leaves few bytes free. Beside it, the limit is at most
-half of what is left:
+A balloon makes a card small: plain device memory that leaves few bytes free. Beside it, the limit is half of
+what is left:
 
-    check_room(limit)         # before the balloon
     held = balloon(left, device)
-    guard = Guard(limit_beside(limit))
+    guard = Guard(room_beside_a_balloon())
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +31,10 @@ import torch
 
 from torch_uvm import _C
 
-ROOM = 8  # a card must have this multiple of the limit free
-BESIDE = 2  # the same beside a balloon
 MIB = 1024**2
 GIB = 1024**3
+MARGIN = 6 * GIB  # of a card's free memory, for CUDA contexts, libraries and PyTorch's own allocator
+LEAST_FREE = GIB  # what has to stay free meanwhile: below that the driver may begin to evict
 
 # Text that a program must not contain, because it removes the limit regardless of the environment.
 _LIMIT = r"(?<!host_)limit"  # of managed memory; host_limit is that of pinned memory
@@ -45,14 +46,28 @@ class Refused(RuntimeError):
     """The limit would not be safe, or a call tried to raise it."""
 
 
-def free_by_nvidia_smi() -> list[int] | None:
-    """Bytes free on every card of the machine, visible to this process or not; None without nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+def free_by_nvml() -> list[int] | None:
+    """Bytes free on every card of the machine, visible to this process or not; None without a driver.
+    Creates no CUDA context."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return [int(line) * MIB for line in done.stdout.split("\n") if line.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
         return None
+    count, handle, memory = ctypes.c_uint(), ctypes.c_void_p(), _Memory()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None
+    free = []
+    for card in range(count.value):
+        if library.nvmlDeviceGetHandleByIndex_v2(
+            card, ctypes.byref(handle)
+        ) or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+            return None
+        free.append(int(memory.free))
+    return free
 
 
 def free_by_runtime() -> list[int]:
@@ -61,7 +76,7 @@ def free_by_runtime() -> list[int]:
 
 
 Reader = Callable[[], Sequence[int] | None]
-READERS: Mapping[str, Reader] = {"nvidia-smi": free_by_nvidia_smi, "cudaMemGetInfo": free_by_runtime}
+READERS: Mapping[str, Reader] = {"NVML": free_by_nvml, "cudaMemGetInfo": free_by_runtime}
 
 
 def _read(readers: Mapping[str, Reader]) -> dict[str, list[int]]:
@@ -84,17 +99,29 @@ def check_room(limit: int, readers: Mapping[str, Reader] = READERS) -> dict[str,
     """Returns the free bytes of each card, by reader.
 
     Raises:
-        Refused: a reader reports less than ROOM times the limit free on a card, or no reader reports a card.
+        Refused: a reader reports a card with less than the limit and MARGIN free, or none reports a card.
     """
     readings = _read(readers)
     for name, free in readings.items():
         for card, each in enumerate(free):
-            if each < ROOM * limit:
+            if limit > each - MARGIN:
                 raise Refused(
                     f"card {card} has {each / GIB:.1f} GiB free ({name}); a limit of {limit / GIB:.2f} GiB "
-                    f"of managed memory takes at least {ROOM * limit / GIB:.1f} GiB"
+                    f"of managed memory takes at least {(limit + MARGIN) / GIB:.1f} GiB"
                 )
     return readings
+
+
+def room(readers: Mapping[str, Reader] = READERS) -> int:
+    """The highest limit that `check_room` accepts.
+
+    Raises:
+        Refused: it would not be positive, or no reader reports a card.
+    """
+    free = min(each for reading in _read(readers).values() for each in reading)
+    if free <= MARGIN:
+        raise Refused(f"a card has {free / GIB:.1f} GiB free; more than {MARGIN / GIB:.0f} GiB are needed")
+    return free - MARGIN
 
 
 def balloon(left: int, device: torch.device) -> torch.Tensor:
@@ -111,13 +138,13 @@ def balloon(left: int, device: torch.device) -> torch.Tensor:
     return torch.empty(free - left, dtype=torch.uint8, device=device)
 
 
-def limit_beside(most: int, readers: Mapping[str, Reader] = READERS) -> int:
-    """The limit of managed memory beside a balloon: `most`, and at most half of what any reader reports free.
+def room_beside_a_balloon(readers: Mapping[str, Reader] = READERS) -> int:
+    """The limit of managed memory beside a balloon: half of what any reader reports free.
 
     Raises:
         Refused: no reader reports a card; or managed memory was allocated before.
     """
-    return min(most, *(each // BESIDE for free in _read(readers).values() for each in free))
+    return min(each // 2 for free in _read(readers).values() for each in free)
 
 
 def environment(limit: int) -> dict[str, str]:
@@ -132,6 +159,26 @@ def check_program(text: str, limit: int) -> None:
     for figure in _SETS_LIMIT.findall(text):
         if _C.parse_bytes(figure.strip().replace("_", "")) > limit:
             raise Refused(f"the program sets a limit of {figure}; at most {limit} bytes are allowed here")
+
+
+def check_afterwards(allowed: int, limit: int | None, peak: int, lowest_free: int | None = None) -> None:
+    """Checks what a program did.
+
+    Args:
+        allowed: the limit that it was to have.
+        limit: the limit that was in force at its end.
+        peak: the most managed memory that it reserved, in bytes.
+        lowest_free: the fewest bytes that the card had free meanwhile, if somebody watched.
+
+    Raises:
+        Refused: the limit was exceeded or is not in force, or the card was almost full.
+    """
+    if limit is None or limit > allowed:
+        raise Refused(f"the limit is {limit}; it was to stay at or below {allowed}")
+    if peak > allowed:
+        raise Refused(f"{peak} bytes of managed memory were reserved; the limit is {allowed}")
+    if lowest_free is not None and lowest_free < LEAST_FREE:
+        raise Refused(f"the card had {lowest_free} bytes free at a time; at least {LEAST_FREE} have to stay")
 
 
 class Guard:
@@ -165,12 +212,10 @@ class Guard:
         self._real["set_limit"](self.limit)
 
     def check(self) -> None:
-        """Raises Refused if reserved memory ever exceeded the limit, or if the limit is not in force."""
-        limit, peak = _C.get_limit(), _C.peak_managed_bytes() if _C.in_use() else 0
-        if limit is None or limit > self.limit:
-            raise Refused(f"the limit is {limit}; it was to stay at or below {self.limit}")
-        if peak > self.limit:
-            raise Refused(f"{peak} bytes of managed memory were reserved; the limit is {self.limit}")
+        """Raises Refused if reserved memory ever exceeded the limit, if the limit is not in force, or if a
+        card is almost full now."""
+        peak = _C.peak_managed_bytes() if _C.in_use() else 0
+        check_afterwards(self.limit, _C.get_limit(), peak, min(free_by_nvml() or [MARGIN]))
 
     def _set_limit(self, limit: int | None) -> None:
         if limit is None or limit > self.limit:

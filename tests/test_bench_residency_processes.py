@@ -18,16 +18,16 @@ import _host_speed  # noqa: E402
 import _residency_columns as columns  # noqa: E402
 import _residency_processes as processes  # noqa: E402
 import bench_residency  # noqa: E402
-from _residency_limits import GIB, LIMIT, MOST_BUDGET, ROOM  # noqa: E402
+from _residency_limits import GIB, LIMIT, MARGIN, MOST_BUDGET  # noqa: E402
 from _residency_sampler import Reading, Sampler  # noqa: E402
 from _residency_workloads import NotHere, Workload  # noqa: E402
 
 
 class TestGuard:
     def test_too_little_room_is_refused(self) -> None:
-        assert bench_residency.check_room(lambda: Reading(0, ROOM * LIMIT)) == ROOM * LIMIT
-        with pytest.raises(bench_residency.Refused, match="64.0 GiB"):
-            bench_residency.check_room(lambda: Reading(0, ROOM * LIMIT - 1))
+        assert bench_residency.check_room(lambda: Reading(0, LIMIT + MARGIN)) == LIMIT + MARGIN
+        with pytest.raises(bench_residency.Refused, match="at least 14.0 GiB"):
+            bench_residency.check_room(lambda: Reading(0, LIMIT + MARGIN - 1))
 
     def test_nothing_is_started_without_room(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(bench_residency, "any_reader", lambda: ("a test", lambda: Reading(0, GIB)))

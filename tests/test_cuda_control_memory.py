@@ -171,21 +171,22 @@ def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
         f"""
         import sys
         sys.path.insert(0, {str(TESTS)!r})
-        from _gpu_guard import Guard, Refused, balloon, check_room, limit_beside
-        from _gpu_guard import free_by_runtime
+        import _gpu_guard
+        from _gpu_guard import Guard, Refused, balloon, check_room, free_by_runtime, room_beside_a_balloon
+        _gpu_guard.MARGIN = 192 * MiB  # of a card of 256
         torch_uvm.set_limit(None)
         readers = {{"cudaMemGetInfo": free_by_runtime}}
-        check_room(16 * MiB, readers)
+        check_room(64 * MiB, readers)
         try:
-            check_room(64 * MiB, readers)
+            check_room(65 * MiB, readers)
         except Refused as error:
             assert "card 0" in str(error), error
         else:
-            raise AssertionError("eight times 64 MiB in 256")
+            raise AssertionError("65 MiB and 192 in 256")
         device = torch.device("cuda", 0)
         held = balloon(64 * MiB, device)
         assert fake.fake_cuda_live_bytes(b"cudaMalloc") == held.nbytes == 192 * MiB
-        limit = limit_beside(48 * MiB, readers)
+        limit = room_beside_a_balloon(readers)
         assert limit == 32 * MiB
         guard = Guard(limit).hold()
         torch_uvm.enable(budget="auto")

@@ -7,20 +7,23 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import _gpu_guard
 import pytest
 import torch
 from _gpu_guard import (
-    BESIDE,
     GIB,
+    LEAST_FREE,
+    MARGIN,
     MIB,
-    ROOM,
     Guard,
     Refused,
     balloon,
+    check_afterwards,
     check_program,
     check_room,
     environment,
-    limit_beside,
+    room,
+    room_beside_a_balloon,
 )
 from _spawn import Spawn
 
@@ -42,35 +45,49 @@ def guard() -> Iterator[Guard]:
 
 
 class TestRoom:
-    """`check_room` requires that no managed memory has been allocated yet."""
+    """What is free less 6 GiB, while no managed memory has been allocated yet."""
 
     @pytest.fixture(autouse=True)
     def nothing_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: False)
 
     def test_enough_on_every_card(self) -> None:
-        found = check_room(GIB, {"a": lambda: [ROOM * GIB, 2 * ROOM * GIB], "b": lambda: None})
-        assert found == {"a": [ROOM * GIB, 2 * ROOM * GIB]}
+        found = check_room(73 * GIB, {"a": lambda: [79 * GIB, 140 * GIB], "b": lambda: None})
+        assert found == {"a": [79 * GIB, 140 * GIB]}
 
-    @pytest.mark.parametrize("free", [[ROOM * GIB - 1], [140 * GIB, ROOM * GIB - 1], [0]])
+    @pytest.mark.parametrize("free", [[7 * GIB - 1], [140 * GIB, 7 * GIB - 1], [0]])
     def test_too_little_on_one_card_by_one_reader(self, free: list[int]) -> None:
         with pytest.raises(Refused, match=f"card {len(free) - 1} has .* \\(b\\)"):
             check_room(GIB, {"a": lambda: [140 * GIB], "b": lambda: free})
 
+    def test_the_room_is_that_of_the_fullest_card_by_any_reader(self) -> None:
+        readers = {"a": lambda: [79 * GIB, 140 * GIB], "b": lambda: [78 * GIB], "c": lambda: None}
+        assert room(readers) == 72 * GIB
+        check_room(room(readers), readers)
+        with pytest.raises(Refused, match="72.00 GiB .* takes at least 78.0 GiB"):
+            check_room(room(readers) + 1, readers)
+
+    def test_a_card_that_is_almost_full_has_no_room(self) -> None:
+        assert room({"a": lambda: [MARGIN + 1]}) == 1
+        with pytest.raises(Refused, match="more than 6 GiB are needed"):
+            room({"a": lambda: [140 * GIB, MARGIN]})
+
     @pytest.mark.parametrize("reading", [None, []])
     def test_a_card_without_a_reading_is_refused(self, reading: list[int] | None) -> None:
-        with pytest.raises(Refused, match="no reader"):
-            check_room(GIB, {"a": lambda: reading})
+        for refused in (lambda readers: check_room(GIB, readers), room):
+            with pytest.raises(Refused, match="no reader"):
+                refused({"a": lambda: reading})
 
     def test_refused_after_an_allocation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: True)
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
-        with pytest.raises(Refused, match="before the free memory"):
-            check_room(GIB, {"a": lambda: [140 * GIB]})
+        for refused in (lambda readers: check_room(GIB, readers), room):
+            with pytest.raises(Refused, match="before the free memory"):
+                refused({"a": lambda: [140 * GIB]})
 
     def test_benchmarks_have_the_same_rule(self) -> None:
         """Those that must not import torch_uvm have it from a module of their own."""
-        assert _residency_limits.ROOM == ROOM
+        assert _residency_limits.MARGIN == MARGIN
 
 
 class TestBalloon:
@@ -80,23 +97,23 @@ class TestBalloon:
 
     @pytest.mark.parametrize(
         ("free", "other", "limit"),
-        [(9 * GIB, 10 * GIB, 4 * GIB), (8 * GIB, 7 * GIB, 7 * GIB // BESIDE), (0, 10 * GIB, 0)],
+        [(9 * GIB, 10 * GIB, 9 * GIB // 2), (8 * GIB, 7 * GIB, 7 * GIB // 2), (0, 10 * GIB, 0)],
     )
     def test_the_limit_is_half_of_what_any_reader_reports_free(
         self, free: int, other: int, limit: int
     ) -> None:
         readers = {"a": lambda: [free, 100 * GIB], "b": lambda: [other], "c": lambda: None}
-        assert limit_beside(4 * GIB, readers) == limit
+        assert room_beside_a_balloon(readers) == limit
 
     def test_without_a_reading_there_is_no_limit(self) -> None:
         with pytest.raises(Refused, match="no reader"):
-            limit_beside(4 * GIB, {"a": lambda: None})
+            room_beside_a_balloon({"a": lambda: None})
 
     def test_no_limit_after_an_allocation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_C, "in_use", lambda: True)
         monkeypatch.setattr(_C, "peak_managed_bytes", lambda: 1)
         with pytest.raises(Refused, match="before the free memory"):
-            limit_beside(4 * GIB, {"a": lambda: [8 * GIB]})
+            room_beside_a_balloon({"a": lambda: [8 * GIB]})
 
     def test_takes_all_but_what_it_is_to_leave(self) -> None:
         device = torch.device("emu", 0)
@@ -160,7 +177,7 @@ class TestLimit:
             """
             import torch
             from _gpu_guard import MIB, Guard, check_room
-            check_room(64 * MIB, {"a": lambda: [1 << 30]})
+            check_room(64 * MIB, {"a": lambda: [7 << 30]})
             guard = Guard(64 * MIB).hold()
             import torch_uvm
             x = torch_uvm.empty(60 * MIB, dtype=torch.uint8, device="cpu")
@@ -182,6 +199,29 @@ class TestLimit:
             monkeypatch.setattr(_C, "get_limit", lambda limit=limit: limit)
             with pytest.raises(Refused, match="to stay at or below"):
                 guard.check()
+
+    def test_check_notices_a_card_that_is_full(self, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_gpu_guard, "free_by_nvml", lambda: [140 * GIB, LEAST_FREE - 1])
+        with pytest.raises(Refused, match="had .* bytes free"):
+            guard.check()
+        monkeypatch.setattr(_gpu_guard, "free_by_nvml", lambda: [140 * GIB, LEAST_FREE])
+        guard.check()
+
+    @pytest.mark.parametrize(
+        ("limit", "peak", "lowest_free", "wrong"),
+        [
+            (None, 0, None, "the limit is None"),
+            (GIB + 1, 0, None, "to stay at or below"),
+            (GIB, GIB + 1, None, "were reserved"),
+            (GIB, GIB, LEAST_FREE - 1, "bytes free"),
+        ],
+    )
+    def test_what_another_process_did(
+        self, limit: int | None, peak: int, lowest_free: int | None, wrong: str
+    ) -> None:
+        check_afterwards(GIB, GIB, GIB, LEAST_FREE)
+        with pytest.raises(Refused, match=wrong):
+            check_afterwards(GIB, limit, peak, lowest_free)
 
     def test_release_restores_the_limit(self) -> None:
         torch_uvm.set_limit("3GiB")

@@ -37,16 +37,16 @@ cuda::CudaRuntime& runtime() {
 }
 
 /// Returns the free bytes of each device.
-/// \throws RuntimeFailure if a device has less than `room` times the limit
-std::vector<std::size_t> start(std::size_t limit, std::size_t room) {
+/// \throws RuntimeFailure if a device has less than the limit and `margin` free
+std::vector<std::size_t> start(std::size_t limit, std::size_t margin) {
   auto made = std::make_unique<cuda::CudaRuntime>();
   std::vector<std::size_t> free;
   for (int device = 0; device < made->device_count(); ++device) {
     free.push_back(made->memory_info(device).free);
-    if (free.back() / room < limit) {
+    if (free.back() < limit + margin) {
       throw RuntimeFailure("device " + std::to_string(device) + " has " + format_bytes(free.back()) +
                            " free; a limit of " + format_bytes(limit) + " of managed memory takes " +
-                           std::to_string(room) + " times as much");
+                           format_bytes(margin) + " more");
     }
   }
   made->set_limit(limit);
@@ -132,7 +132,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace torch_uvm;
   using namespace torch_uvm::peers;
   pybind11::class_<ReplayLog>(module, "Log");
-  module.def("start", &start, pybind11::arg("limit"), pybind11::arg("room"));
+  module.def("start", &start, pybind11::arg("limit"), pybind11::arg("margin"));
   module.def("make_log", &make_log);
   module.def("peers", &peer_names);
   module.def("replay", &replay_on, pybind11::arg("name"), pybind11::arg("log"), pybind11::arg("options"),
