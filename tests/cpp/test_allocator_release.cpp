@@ -218,7 +218,7 @@ TEST(recently_used_segments_survive_garbage_collection) {
 
 TEST(under_a_cap_the_garbage_threshold_is_a_share_of_the_cap) {
   Keeping rig(collecting(0.5));
-  rig.allocator->set_cap(0, 128 * MiB);
+  rig.allocator->set_cap(0, 128 * MiB, 128 * MiB);
   Block* const one = rig.allocate(30 * MiB, rig.a);
   rig.allocator->free(one);
   Block* const of_another = rig.allocator->allocate(30 * MiB, Location::device(1), Stream::default_of(1));

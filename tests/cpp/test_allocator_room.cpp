@@ -45,13 +45,13 @@ TEST(a_permitted_excess_ends_at_the_ceiling) {
   } callback;
   on_each([&](Rig& rig) {
     rig.allocator->set_pressure_callback(&callback);
-    rig.allocator->set_cap(0, 64 * MiB, 90 * MiB);
+    rig.allocator->set_cap(0, 64 * MiB, 110 * MiB);
     Block* const held = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics().num_over_cap, 0);
     Block* const over = rig.allocate(40 * MiB);
     CHECK_EQ(rig.allocator->statistics(kDevice).num_over_cap, 1);
-    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(80 * MiB));
-    CHECK_THROWS(OutOfMemory, rig.allocate(12 * MiB)); // 92 MiB
+    CHECK_EQ(reserved_on(rig), static_cast<std::int64_t>(104 * MiB - kForSmall));
+    CHECK_THROWS(OutOfMemory, rig.allocate(30 * MiB));
     rig.allocator->free(over);
     rig.allocator->free(held);
     rig.check();

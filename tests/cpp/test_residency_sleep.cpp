@@ -27,13 +27,14 @@ void create(Rig& rig, unsigned char content) {
 
 TEST(factory_functions_after_a_wake_up_may_be_nested_in_an_unwatched_operator) {
   Rig rig;
-  train(rig, 1, 200);
+  rig.engine.set_budget(0, kBudget, /*ceiling=*/kBudget);
+  train(rig, 1, 600);
   CHECK(!rig.engine.is_awake());
   for (unsigned char number = 1; number <= 3; ++number) { // the rest of the budget
     create(rig, number);
   }
+  CHECK_THROWS(OutOfMemory, create(rig, 4)); // an unwatched operator may have any of them
   CHECK(rig.engine.is_awake());
-  CHECK_THROWS(OutOfMemory, create(rig, 4)); // that operator may have any of them
   CHECK(rig.engine.statistics().written_back.count == 0);
   rig.engine.note_between_operators(); // it has ended
   create(rig, 4);
