@@ -235,4 +235,6 @@ def emu_in_bad_fork() -> bool: ...  # in a process forked after first use
 # --- for tests, in builds with TORCH_UVM_TEST_BINDINGS=1 (csrc/python/test_bindings.cpp)
 def emu_fail_call(name: str, nth: int) -> None: ...  # the nth call from now on, once; "*": any
 def emu_clear_failures() -> int: ...  # calls until the next would have failed; 0: none would have
+def count_kernels(on: bool) -> None: ...  # False: as on CUDA, where it is not known which run
+def is_watching() -> bool: ...  # the residency engine watches operators
 def known_operators() -> int: ...  # distinct operators that the engine has watched on this thread

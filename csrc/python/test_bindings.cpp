@@ -9,6 +9,7 @@
 #include "python/bindings.h"
 #include "runtime/testing/emulated_failures.h"
 #include "tensor/dispatch/thread_state.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 
@@ -29,6 +30,7 @@ void bind_test_bindings(py::module_& module) {
       py::arg("name"), py::arg("nth"), no_gil);
   module.def("emu_clear_failures", [] { return emulated_failures().clear(); }, no_gil);
   module.def("count_kernels", &count_kernels, py::arg("on"), no_gil); // false: as on CUDA
+  module.def("is_watching", [] { return engine_in_use() != nullptr && engine_in_use()->is_awake(); }, no_gil);
   module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
 }
 
