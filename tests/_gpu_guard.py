@@ -38,7 +38,11 @@ LEAST_FREE = GIB  # what has to stay free meanwhile: below that the driver may b
 
 # Text that a program must not contain, because it removes the limit regardless of the environment.
 _LIMIT = r"(?<!host_)limit"  # of managed memory; host_limit is that of pinned memory
-_UNLIMITED = re.compile(rf"set_limit\(\s*(?:limit\s*=\s*)?None|{_LIMIT}\s*:\s*none", re.IGNORECASE)
+_UNLIMITED = re.compile(
+    rf"""set_limit\(\s*(?:limit\s*=\s*)?["']?\s*None|{_LIMIT}\s*:\s*none|{_LIMIT}\s*=\s*["']\s*none"""
+    r"""|--limit["',=\s]+none""",
+    re.IGNORECASE,
+)
 _SETS_LIMIT = re.compile(rf"""(?:set_limit\(\s*|{_LIMIT}\s*[:=]\s*)["']?([0-9][0-9_.]*\s*(?:[KMGT]i?B|B)?)""")
 
 

@@ -290,7 +290,7 @@ BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
     ({"TORCH_UVM_CONF": "limit:four"}, "ValueError", ["limit", "four", "bytes such as 4GiB, or none"]),
     ({"TORCH_UVM_CONF": "limit"}, "ValueError", ["limit", "key:value"]),
     ({"TORCH_UVM_CONF": "budget:0"}, "ValueError", ["budget", '"0"', "a share of its memory such as 80%"]),
-    ({"TORCH_UVM_CONF": "host_limit:auto"}, "ValueError", ["host_limit", "auto", "bytes such as 64GiB"]),
+    ({"TORCH_UVM_CONF": "host_limit:half"}, "ValueError", ["host_limit", "half", "such as 64GiB, auto"]),
     ({"TORCH_UVM_CONF": "populate:perhaps"}, "ValueError", ["populate", "perhaps", "true, false"]),
     ({"TORCH_UVM_CONF": "emulated_devices:0"}, "ValueError", ["emulated_devices", "0", "1 to 64"]),
     ({"TORCH_UVM_CONF": "emulated_memory:-1"}, "ValueError", ["emulated_memory", "-1", "1MiB"]),

@@ -17,11 +17,11 @@ def test_training_beside_a_balloon(spawn: Spawn) -> None:
     spawn(args=[str(TESTS / "_balloon.py"), "out.json"], env=EMULATED)
     found = json.loads((spawn.folder / "out.json").read_text())
     assert all(found["promises"].values())
-    assert found["budget"] < found["limit"] <= found["free_beside_the_balloon"] // 2
+    assert found["budget"] <= found["limit"] <= found["free_beside_the_balloon"] // 2
 
 
 @pytest.mark.parametrize("limit", ["256MiB", "64MiB"])
-def test_the_automatic_budget_is_below_the_limit(spawn: Spawn, limit: str) -> None:
+def test_the_automatic_budget_is_at_most_the_limit(spawn: Spawn, limit: str) -> None:
     """A limit below what the device has free. The engine, idle until then, works before the limit refuses."""
     spawn(
         f"""
@@ -29,7 +29,7 @@ def test_the_automatic_budget_is_below_the_limit(spawn: Spawn, limit: str) -> No
         torch_uvm.emulated.configure(memory="1GiB")
         torch_uvm.enable(budget="auto", limit={limit!r})
         limit = torch_uvm._C.parse_bytes({limit!r})
-        assert torch_uvm.get_budget() == limit - limit // 8
+        assert torch_uvm.get_budget() == limit
         size = limit // 32
         def make(number):
             return torch.full((size // 4,), float(number), device="emu")
@@ -60,13 +60,13 @@ def test_a_limit_above_the_free_memory_changes_nothing(spawn: Spawn, limit: str 
     )
 
 
-def test_a_budget_of_bytes_may_exceed_the_limit(spawn: Spawn) -> None:
+def test_a_budget_of_bytes_is_at_most_the_limit(spawn: Spawn) -> None:
     spawn(
         """
         import torch_uvm
         torch_uvm.emulated.configure(memory="256MiB")
         torch_uvm.enable(budget="64MiB", limit="32MiB")
-        assert torch_uvm.get_budget() == 64 << 20
+        assert torch_uvm.get_budget() == 32 << 20
         """,
         env=EMULATED,
     )

@@ -32,6 +32,8 @@ class TestForms:
             ("auto", "auto"),
             ("AUTO", "auto"),
             (None, "none"),
+            ("none", "none"),
+            (" None ", "none"),
             (5 * MIB, "5MiB"),
             (np.int64(4097), "4097"),
             ("20GiB", "20GiB"),
@@ -52,7 +54,6 @@ class TestForms:
         [
             ("lots", ValueError),
             ("", ValueError),
-            ("none", ValueError),  # None is spelled None in Python, as for limits
             (0, ValueError),
             ("0GiB", ValueError),
             (-1, ValueError),
@@ -72,7 +73,7 @@ class TestForms:
             with pytest.raises(error) as caught:
                 call(budget=budget)
             assert str(budget) in str(caught.value) and "budget" in str(caught.value)
-            for accepted in ("4096", "'80%'", '"auto" or None'):
+            for accepted in ("4096", "'80%'", '"auto" or None ("none")'):
                 assert accepted in str(caught.value)
         assert asked() == "3MiB" and not torch_uvm.is_enabled()
 
@@ -325,11 +326,12 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("options", "budget", "host"),
         [
-            (["--budget", "8MiB"], 8 * MIB, "none"),
+            (["--budget", "8MiB"], 8 * MIB, "auto"),
             (["--budget=25%", "--host-limit", "1GiB"], 16 * MIB, "1GiB"),
-            (["--budget", "none"], None, "none"),
-            (["--budget", "auto"], 60 * MIB, "none"),
-            ([], 8 * MIB, "none"),
+            (["--budget", "none", "--host-limit", "none"], None, "none"),
+            (["--budget", "auto", "--limit", "none"], 60 * MIB, "auto"),
+            (["--limit", "40MiB", "--budget", "auto"], 40 * MIB, "auto"),
+            ([], 8 * MIB, "auto"),
         ],
     )
     def test_run(
@@ -347,9 +349,10 @@ print(json.dumps([torch_uvm._C.budget(0), values["host_limit"], sys.argv[1:]]))
         )
         done = spawn(
             args=["-m", "torch_uvm", "run", *options, "script.py", "--budget", "x"],
-            env={**EMU, "TORCH_UVM_CONF": "budget:8MiB,emulated_memory:64MiB"},
+            env={**EMU, "TORCH_UVM_CONF": "budget:8MiB,emulated_memory:64MiB,limit:60MiB"},
         )
         assert json.loads(done.stdout) == [budget, host, ["--budget", "x"]]
+        assert ("the driver moves pages by faults" in done.stderr) == (budget is None)
 
     def test_info(self, spawn: Spawn) -> None:
         conf = {**EMU, "TORCH_UVM_CONF": "budget:8MiB,host_limit:2GiB"}

@@ -255,6 +255,11 @@ class TestOtherProcesses:
             "torch_uvm.set_limit('8GiB')",
             'torch_uvm.enable(limit="8GiB")',
             "limit:none",
+            'set_limit("none")',
+            "set_limit(limit=' None')",
+            "torch_uvm.enable(limit='none')",
+            "run --limit none train.py",
+            '["--limit", "none"]',
             "populate:true,limit:4097MiB",
             "set_limit(8_000_000_000)",
         ],
@@ -265,7 +270,17 @@ class TestOtherProcesses:
 
     @pytest.mark.parametrize(
         "text",
-        ["torch_uvm.set_limit('64MiB')", "limit:4GiB", "x = 1", "limit=1024", "host_limit:none,limit:4GiB"],
+        [
+            "torch_uvm.set_limit('64MiB')",
+            "limit:4GiB",
+            "x = 1",
+            "limit=1024",
+            "host_limit:none,limit:4GiB",
+            "enable(limit=None)",
+            "enable(host_limit='none')",
+            "run --host-limit none",
+            "set_host_limit('none')",
+        ],
     )
     def test_may_contain_anything_else(self, text: str) -> None:
         check_program(text, 4 * GIB)

@@ -68,7 +68,7 @@ print(refused)
             + f"""
 torch_uvm.enable(budget=8 * MIB)
 if {refused!r} == "limit":
-    _C.set_host_limit(2 * MIB)
+    torch_uvm.set_host_limit(2 * MIB)
 kept = []
 for number in range(24):
     if {refused!r} == "runtime":
@@ -87,7 +87,7 @@ assert 7 <= len(kept) <= 11, len(kept)
 for x, number in kept:
     assert (x.cpu() == number).all()
 check()
-_C.set_host_limit(None)
+torch_uvm.set_host_limit("none")
 for number in range(len(kept), 24):
     kept.append((torch.full((MIB // 4,), float(number), device="emu"), number))
 for x, number in kept:

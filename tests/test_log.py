@@ -41,7 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
 class TestSettings:
     def test_are_logged_when_they_change(self, lines: list[str]) -> None:
-        torch_uvm.enable(limit="1GiB", budget="64MiB", optimizer="in_place")
+        torch_uvm.enable(limit="1GiB", host_limit="none", budget="64MiB", optimizer="in_place")
         assert lines == [
             "INFO on: budget 64MiB, limit 1073741824, host limit None, moves copy, host tensors False, "
             "optimizer in_place"

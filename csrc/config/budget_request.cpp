@@ -84,19 +84,18 @@ std::string show_budget(const BudgetRequest& request) {
 }
 
 std::optional<Budget> resolve_budget(const BudgetRequest& request, MemoryInfo memory) {
-  switch (request.kind) {
-    case BudgetRequest::Kind::kAuto: {
-      const std::size_t reserve = std::min(reserve_of(memory.total), memory.free / 2);
-      return Budget{memory.free - reserve};
-    }
-    case BudgetRequest::Kind::kNone:
-      return std::nullopt;
-    case BudgetRequest::Kind::kBytes:
-      return Budget{std::min(request.bytes, memory.total)};
-    case BudgetRequest::Kind::kShare:
-      break;
+  const std::size_t automatic = memory.free - std::min(reserve_of(memory.total), memory.free / 2);
+  std::size_t bytes = automatic;
+  if (request.kind == BudgetRequest::Kind::kNone) {
+    return std::nullopt;
   }
-  return Budget{static_cast<std::size_t>(static_cast<double>(memory.total) * (request.percent / 100.0))};
+  if (request.kind == BudgetRequest::Kind::kBytes) {
+    bytes = std::min(request.bytes, memory.free);
+  } else if (request.kind == BudgetRequest::Kind::kShare) {
+    const auto share = static_cast<std::size_t>(static_cast<double>(memory.total) * (request.percent / 100.0));
+    bytes = std::min(share, memory.free);
+  }
+  return Budget{bytes, std::max(bytes, automatic)};
 }
 
 } // namespace torch_uvm

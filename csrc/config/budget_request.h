@@ -36,10 +36,11 @@ std::string show_budget(const BudgetRequest& request);
 
 struct Budget {
   std::size_t bytes = 0;
+  std::size_t ceiling = 0; ///< a single operator may exceed the budget up to here
 };
 
 /// \param memory of the device; `free` includes the memory that managed tensors already use there
-/// \return nullopt for no budget; never more than the device's memory
+/// \return nullopt for no budget; never more than is free. Its ceiling is "auto", or the budget if that is more
 std::optional<Budget> resolve_budget(const BudgetRequest& request, MemoryInfo memory);
 
 } // namespace torch_uvm

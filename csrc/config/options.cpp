@@ -117,10 +117,15 @@ constexpr std::array kTable{
           return true;
         }},
     Row{"host_limit",
-        [] { return std::string("bytes such as 64GiB, or none"); },
-        "the most pinned host memory for evicted storages; none: what the host has available",
-        [](const Options& o) { return show(o.host_limit); },
-        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.host_limit); }},
+        [] { return std::string("bytes such as 64GiB, auto, or none"); },
+        "the most pinned host memory for evicted storages; auto: what the host has available, less a sixteenth of its "
+        "memory and at least 2 GiB, but at most half of it; none: all of it",
+        [](const Options& o) { return o.automatic_host_limit ? std::string(kAuto) : show(o.host_limit); },
+        [](Options& o, std::string_view text) {
+          o.automatic_host_limit = lower(text) == kAuto;
+          o.host_limit = std::nullopt;
+          return o.automatic_host_limit || read_bytes_or_none(text, o.host_limit);
+        }},
     Row{"staging",
         [] { return std::string("bytes such as 8MiB, or auto"); },
         "plain device memory in each of the four slots that copies to and from the host go through; 0: they are direct",

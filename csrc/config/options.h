@@ -27,7 +27,8 @@ struct Options {
   std::optional<std::size_t> limit; ///< total managed bytes; nullopt: what the host has available
   std::optional<BudgetRequest> budget; ///< for each device; nullopt: not set, and there is no budget yet
   std::map<int, BudgetRequest> device_budgets; ///< per-device overrides of `budget`; not in the option table
-  std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: what the host has available
+  bool automatic_host_limit = true; ///< `host_limit` is what the host can spare when a budget takes effect
+  std::optional<std::size_t> host_limit; ///< pinned bytes for host copies; nullopt: automatic, or no limit
   std::optional<std::size_t> staging; ///< bytes per staging slot of plain device memory; nullopt: chosen per device
   std::size_t relocation_min = kDefaultRelocationMin; ///< smallest storage that the residency engine relocates
   bool zero_on_alloc = false; ///< zero the managed memory of new tensors

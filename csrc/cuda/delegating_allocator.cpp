@@ -9,6 +9,7 @@
 #include "cuda/cuda_calls.h"
 #include "cuda/workspaces.h"
 #include "runtime/error.h"
+#include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
 #include "tensor/storage/managed_storage.h"
@@ -101,7 +102,16 @@ void DelegatingAllocator::note_level(c10::DeviceIndex device) {
   });
 }
 
+template <typename Allocate>
+auto DelegatingAllocator::allocate_natively(std::size_t bytes, Allocate allocate) {
+  // A capture forbids waiting for the device, which giving memory back may need.
+  return is_capturing_now() ? allocate() : with_fitted_budget([] { return int{current_device()}; }, bytes, allocate);
+}
+
 void DelegatingAllocator::note_native(c10::DeviceIndex device, std::size_t bytes) {
+  if (!is_capturing_now()) {
+    look_at_budget(device);
+  }
   if (statistics_.native_grew(device, bytes) && managed_in_use() != nullptr) {
     note_level(device);
   }
@@ -122,7 +132,7 @@ c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
     }
   }
   ++native_allocations;
-  c10::DataPtr data = native_->allocate(bytes);
+  c10::DataPtr data = allocate_natively(bytes, [&] { return native_->allocate(bytes); });
   if (bytes != 0) {
     note_native(data.device().index(), bytes);
   }
@@ -145,7 +155,7 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
     data.release_context(); // raw_delete finds the block by its address
     return ptr;
   }
-  void* ptr = native_->raw_alloc_with_stream(bytes, stream);
+  void* ptr = allocate_natively(bytes, [&] { return native_->raw_alloc_with_stream(bytes, stream); });
   note_native(device, bytes);
   return ptr;
 }

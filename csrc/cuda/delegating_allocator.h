@@ -120,6 +120,9 @@ class DelegatingAllocator final : public pytorch::CUDAAllocator {
   /// Whether neither a pool nor a capture claims an allocation on `stream`.
   bool switch_wins(c10::DeviceIndex device, cudaStream_t stream);
   c10::DataPtr allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
+  /// Calls `allocate`. If the device is out of memory, the automatic budget gives memory back, and it is tried again.
+  template <typename Allocate>
+  auto allocate_natively(std::size_t bytes, Allocate allocate);
   void note_level(c10::DeviceIndex device); ///< updates the combined peaks
   void note_native(c10::DeviceIndex device, std::size_t bytes);
 

@@ -3,6 +3,7 @@
 
 #include "python/bindings.h"
 #include "tensor/dispatch/pins.h"
+#include "tensor/process/budget_state.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/process_engine.h"
 
@@ -54,7 +55,9 @@ void bind_budgets(py::module_& module) {
       },
       py::arg("device"), no_gil);
   module.def("budget_of", &budget_of, py::arg("device"), no_gil);
-  module.def("budget_was_cut", &budget_was_cut, py::arg("device"), no_gil);
+  module.def("budget_warning", &budget_warning, py::arg("device"), no_gil);
+  module.def("fit_automatic_budget", &fit_automatic_budget, py::arg("device"), py::arg("wanted"), no_gil);
+  module.def("host_limit_in_force", &host_limit_in_force, no_gil);
   module.def("make_known", &make_known, py::arg("tensors"), no_gil);
   module.def(
       "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),

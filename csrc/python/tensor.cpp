@@ -205,8 +205,7 @@ void bind_tensor(py::module_& module) {
   module.def("describe_options", &options_list, no_gil_inside);
   module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"), keeps_gil);
   module.def("format_bytes", &format_bytes, py::arg("count"), keeps_gil);
-  module.def(
-      "set_limit", [](std::optional<std::size_t> limit) { Context::get().set_limit(limit); }, py::arg("limit"), no_gil);
+  module.def("set_limit", &set_limit, py::arg("limit"), no_gil);
   module.def("get_limit", [] { return Context::get().options().limit; }, no_gil);
 
   module.def("built_with_cuda", &is_built_with_cuda, keeps_gil);

@@ -127,6 +127,14 @@ std::size_t memory_total_below(const std::string& root) {
   return std::min(bytes_in_system(root, "MemTotal:"), least_in_groups(root, &limit_of_group));
 }
 
+std::size_t spare_host_memory(std::size_t available, std::size_t total) {
+  if (available == kUnbounded) {
+    return kUnbounded;
+  }
+  const std::size_t sixteenth = total == kUnbounded ? 0 : total / 16;
+  return available - std::min(std::max(sixteenth, 2 * GiB), available / 2);
+}
+
 std::size_t operating_system_memory_available() {
   return memory_available_below("");
 }

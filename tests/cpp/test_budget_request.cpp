@@ -58,13 +58,14 @@ TEST(printed_budgets_can_be_parsed) {
   }
 }
 
-TEST(explicit_budgets_are_at_most_the_devices_memory) {
-  const MemoryInfo memory{10 * GiB, 16 * GiB};
+TEST(explicit_budgets_are_at_most_the_free_memory) {
+  const MemoryInfo memory{.free = 10 * GiB, .total = 16 * GiB};
   CHECK_EQ(bytes_of("4GiB", memory), 4 * GiB);
-  CHECK_EQ(bytes_of("12GiB", memory), 12 * GiB); // more than is free: the user's decision
-  CHECK_EQ(bytes_of("20GiB", memory), 16 * GiB);
+  CHECK_EQ(bytes_of("12GiB", memory), 10 * GiB);
   CHECK_EQ(bytes_of("25%", memory), 4 * GiB);
-  CHECK_EQ(bytes_of("100%", memory), 16 * GiB);
+  CHECK_EQ(bytes_of("100%", memory), 10 * GiB);
+  CHECK_EQ(resolve_budget(parse_budget("4GiB"), memory)->ceiling, bytes_of("auto", memory));
+  CHECK_EQ(resolve_budget(BudgetRequest(), memory)->ceiling, bytes_of("auto", memory));
   CHECK(!resolve_budget(parse_budget("none"), memory));
 }
 

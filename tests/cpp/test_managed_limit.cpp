@@ -206,6 +206,16 @@ TEST(available_memory_comes_from_meminfo) {
   CHECK(operating_system_memory_total() >= operating_system_memory_available());
 }
 
+TEST(a_reserve_of_the_host_is_not_pinned) {
+  constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
+  CHECK_EQ(spare_host_memory(100 * GiB, 160 * GiB), 90 * GiB); // a sixteenth of the total stays
+  CHECK_EQ(spare_host_memory(12 * GiB, 16 * GiB), 10 * GiB); // at least 2 GiB
+  CHECK_EQ(spare_host_memory(12 * GiB, kUnknown), 10 * GiB);
+  CHECK_EQ(spare_host_memory(3 * GiB, 64 * GiB), 3 * GiB / 2); // at most half of what is available
+  CHECK_EQ(spare_host_memory(0, 64 * GiB), std::size_t{0});
+  CHECK_EQ(spare_host_memory(kUnknown, 64 * GiB), kUnknown);
+}
+
 TEST(control_groups_of_both_versions_bound_available_memory) {
   FakeSystem system;
   system.write("proc/meminfo", "MemAvailable:   500 kB\n");

@@ -63,6 +63,7 @@ TEST(every_option_is_parsed) {
   CHECK_EQ(*options.limit, 4 * GiB);
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
+  CHECK(!options.automatic_host_limit);
   CHECK_EQ(*options.staging, 8 * MiB);
   CHECK_EQ(options.relocation_min, std::size_t{4096});
   CHECK(!options.allocator.populate);
@@ -98,6 +99,16 @@ TEST(segments_are_managed_or_stable) {
   CHECK(!parse_options("segments:managed").allocator.uses_ranges);
   CHECK_EQ(value_of(options, "segments"), "stable");
   CHECK_EQ(value_of(Options{}, "segments"), "managed");
+}
+
+TEST(the_host_limit_is_automatic_unless_it_is_given) {
+  CHECK_EQ(value_of(Options{}, "host_limit"), "auto");
+  Options options = parse_options("host_limit:none");
+  CHECK(!options.automatic_host_limit && !options.host_limit);
+  CHECK_EQ(value_of(options, "host_limit"), "none");
+  set_option(options, "host_limit", "2GiB");
+  set_option(options, "host_limit", "Auto");
+  CHECK(options.automatic_host_limit && !options.host_limit);
 }
 
 TEST(booleans_have_six_spellings) {
@@ -139,7 +150,7 @@ TEST(values_out_of_range_are_refused) {
                            "budget:lots",
                            "budget:0",
                            "budget:101%",
-                           "host_limit:auto",
+                           "host_limit:half",
                            "relocation_min:0",
                            "relocation_min:none",
                            "staging:none",

@@ -7,6 +7,7 @@
 //   FAKE_CUDA_CONCURRENT=0     host and device may not touch managed memory at once
 //   FAKE_CUDA_PROFILE=gb10     the attributes of a machine: h200 (default), gb10 (integrated: the GPU uses the host's
 //                              memory) or gh200 (two memories, coherent through the host's page tables)
+//   FAKE_CUDA_MANAGED_FIXED=1  managed memory takes its device's memory, and no driver evicts it
 //   FAKE_CUDA_POOLS=0          no memory pools
 //   FAKE_CUDA_REPORT=path      misuse is appended there, too
 #pragma once

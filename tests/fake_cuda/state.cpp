@@ -68,6 +68,7 @@ State& State::get() {
     made->configure(static_cast<int>(number("FAKE_CUDA_DEVICES", 1)), number("FAKE_CUDA_MEMORY", kDefaultMemory),
                     number("FAKE_CUDA_CONCURRENT", 1) != 0, profile == nullptr ? "h200" : profile,
                     number("FAKE_CUDA_POOLS", 1) != 0);
+    made->managed_fixed = number("FAKE_CUDA_MANAGED_FIXED", 0) != 0;
     if (const char* const path = std::getenv("FAKE_CUDA_REPORT")) {
       made->report = path;
     }
@@ -144,8 +145,8 @@ cudaError_t State::allocate(const char* made_by, void** out, std::size_t bytes, 
   if (bytes == 0) {
     return cudaSuccess;
   }
-  const bool plain = device >= 0 && !managed;
-  if (plain && bytes > memory - devices[static_cast<std::size_t>(device)].used) {
+  const bool takes_memory = device >= 0 && (!managed || managed_fixed);
+  if (takes_memory && bytes > memory - devices[static_cast<std::size_t>(device)].used) {
     return cudaErrorMemoryAllocation;
   }
   void* const ptr = map(bytes);
@@ -158,7 +159,7 @@ cudaError_t State::allocate(const char* made_by, void** out, std::size_t bytes, 
   allocation.device = device;
   allocation.managed = managed;
   allocations.emplace(reinterpret_cast<std::uintptr_t>(ptr), std::move(allocation));
-  if (plain) {
+  if (takes_memory) {
     devices[static_cast<std::size_t>(device)].used += bytes;
   }
   *out = ptr;
@@ -181,7 +182,7 @@ cudaError_t State::free(const char* name, void* ptr, std::initializer_list<std::
     made_from.reserved =
         std::max(made_from.used, std::min<std::size_t>(made_from.reserved, made_from.release_threshold));
   }
-  if (allocation.device >= 0 && !allocation.managed) {
+  if (allocation.device >= 0 && (!allocation.managed || managed_fixed)) {
     devices[static_cast<std::size_t>(allocation.device)].used -= allocation.bytes;
   }
   munmap(ptr, whole_pages(allocation.bytes));

@@ -80,7 +80,7 @@ struct State {
   std::mutex mutex;
   std::vector<DeviceState> devices;
   std::size_t memory = 0;
-  bool concurrent = true, pools_supported = true;
+  bool concurrent = true, pools_supported = true, managed_fixed = false;
   bool has_ranges = true; ///< virtual memory management
   bool has_host_pieces = true; ///< ... also of the host's memory
   bool integrated = false, coherent = false; ///< coherent: the device uses the host's page tables

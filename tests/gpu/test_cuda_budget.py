@@ -78,7 +78,7 @@ class TestRecurrent:
 
 class TestAutomatic:
     def test_is_idle_until_memory_is_short(self, spawn: Spawn) -> None:
-        """A limit simulates a small device: the automatic budget is seven eighths of it."""
+        """A limit simulates a small device: the automatic budget is at most that."""
         spawn(
             """
             import torch, torch_uvm

@@ -22,7 +22,7 @@ from torch_uvm._util.arguments import (
 from torch_uvm._util.log import log
 from torch_uvm._util.runtime import check_runtime
 
-ALSO = """, '80%' of the device's memory, "auto" or None"""
+ALSO = """, '80%' of the device's memory, "auto" or None ("none")"""
 
 
 #: A budget below this is taken for one with a forgotten unit.
@@ -52,8 +52,6 @@ def budget_text(budget: object, what: str = "budget") -> str:
         text = _C.parse_budget(budget)
     except ValueError as error:
         raise ValueError(f"{what}={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
-    if text == "none":
-        raise ValueError(f"{what}={budget!r}; accepted: {BYTE_FORMS}{ALSO}")
     warn_of_few_bytes(text, what)
     return text
 
@@ -68,15 +66,15 @@ def warn_of_few_bytes(text: str, what: str) -> None:
     warnings.warn(f"{what} {text} is {_C.format_bytes(_C.parse_bytes(text))}{meant}", stacklevel=2)
 
 
-def warn_if_cut() -> None:
-    """Warns if a budget in force is smaller than the one requested.
+def warn_of_budgets() -> None:
+    """Warns if a budget in force is smaller than the one requested, and once per process if there is none.
 
     For a budget that is not in force yet, the first allocation on its device warns.
     """
     here = torch.accelerator.current_accelerator()
     for index in range(torch.accelerator.device_count() if here is not None and _C.in_use() else 0):
-        if (less := _C.budget_was_cut(index)) is not None:
-            warnings.warn(less, stacklevel=2)
+        if (warning := _C.budget_warning(index)) is not None:
+            warnings.warn(warning, stacklevel=2)
 
 
 def request(text: str, device: int | None = None) -> None:
@@ -91,7 +89,7 @@ def request(text: str, device: int | None = None) -> None:
     _C.flush_all_pending()  # before their budget is replaced
     _C.request_budget(device, text)
     deferred_updates.try_again()
-    warn_if_cut()
+    warn_of_budgets()
     if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
         _C.make_known(_managed_tensors())
 
@@ -122,17 +120,19 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
 
     Args:
         budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
-            most all of the device's memory is in force. "auto": what is free on the device when it takes
+            most all of the device's memory is in force, and at most the limit (`set_limit`), which the
+            budgets of several devices share in proportion. "auto": what is free on the device when it takes
             effect, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB; a
-            sixteenth on a device with less than 8 GiB), and at most seven eighths of the limit that is set
-            then. "auto" is exceeded if nothing can be evicted, and
-            costs nothing until memory runs short. None: no budget; the driver decides residency.
+            sixteenth on a device with less than 8 GiB). It shrinks when other memory on the device needs
+            more, and grows again when that is free. None or "none": no budget; the driver moves pages by
+            faults.
         device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
             for single devices.
 
     Warns:
-        UserWarning: the device has less memory than the budget, so that less is in force (`get_budget`); or
-            the budget is below 1 MiB, as if its unit were missing.
+        UserWarning: the device has less memory than the budget, or the limit is less, so that less is in
+            force (`get_budget`); the budget is below 1 MiB, as if its unit were missing; or, once per
+            process, there is none.
 
     Raises:
         TypeError: `budget` or `device` is of another type.
@@ -158,7 +158,7 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
 
 @exact_keywords
 def get_budget(device: Device | None = None) -> int | None:
-    """The budget of a device, in bytes.
+    """The budget of a device that is in force, in bytes.
 
     Before the device's first managed allocation it is the budget that would take effect now; the call then
     initialises the accelerator.

@@ -7,7 +7,7 @@ from types import EllipsisType
 from torch_uvm import _C
 from torch_uvm._patches import deferred_updates, install, tensor_to
 from torch_uvm._residency import budget as budgets
-from torch_uvm._residency.limits import get_host_limit
+from torch_uvm._residency.limits import get_host_limit, host_limit_text
 from torch_uvm._util.arguments import exact_keywords, limit_bytes, show
 from torch_uvm._util.log import log
 from torch_uvm._util.runtime import check_runtime
@@ -45,13 +45,12 @@ def enable(
 
     Args:
         budget: the device-resident bytes that managed tensors may have on each device, in the forms of
-            `set_budget`: bytes, "20GiB", "80%", "auto", or None to leave residency to the driver. If omitted
-            (`...`): the budget requested before, here or in TORCH_UVM_CONF, else "auto".
+            `set_budget`: bytes, "20GiB", "80%", "auto", or None or "none" to leave residency to the driver.
+            If omitted (`...`): the budget requested before, here or in TORCH_UVM_CONF, else "auto".
         limit: the most managed bytes that the process may reserve, in the forms of `set_limit`. None keeps
-            the limit, so that one set before, or by TORCH_UVM_CONF, is not lost; `set_limit(None)` removes
-            it.
+            the limit, so that one set before, or by TORCH_UVM_CONF, is not lost; "none" removes it.
         host_limit: the most pinned host memory for tensors off their device, in the forms of
-            `set_host_limit`. None keeps it; `set_host_limit(None)` removes it.
+            `set_host_limit`. None keeps it; "none" removes it.
         moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the switch
             is on. "copy": new memory, as in PyTorch. "alias": if only the device changes they move, as
             `torch_uvm.to` does, and the result shares the bytes; `copy=True` still copies. A program that
@@ -77,15 +76,17 @@ def enable(
     asked_optimizer = deferred_updates.chosen() if isinstance(optimizer, EllipsisType) else optimizer
     deferred_updates.check(asked_optimizer)
     figure = limit_bytes(limit)
-    host_figure = limit_bytes(host_limit, "host_limit")
+    host_text = host_limit_text(host_limit)
     check_runtime("enable()", now=host_tensors)
     install.for_managed_tensors()
-    if figure is not None:
+    if limit is not None:
         _C.set_limit(figure)
-    if host_figure is not None:
-        _C.set_option("host_limit", str(host_figure))
+    if host_limit is not None:
+        _C.set_option("host_limit", host_text)
     if asked is None:
         budgets.request_default()
+        if limit is not None:
+            budgets.warn_of_budgets()
     else:
         budgets.request(asked)
     tensor_to.choose_moves(moves == "alias")

@@ -108,9 +108,16 @@ def byte_count(value: object, what: str, also: str = "") -> int:
     return count
 
 
-def limit_bytes(value: object, what: str = "limit") -> int | None:
-    """A limit in bytes; None for no limit."""
-    return None if value is None else byte_count(value, what, also=", or None")
+def is_word(value: object, word: str) -> bool:
+    """Whether `value` is that word as the option table reads it."""
+    return isinstance(value, str) and value.strip().lower() == word
+
+
+def limit_bytes(value: object, what: str = "limit", also: str = "") -> int | None:
+    """A limit in bytes; None for no limit, which is also spelled "none"."""
+    if value is None or is_word(value, "none"):
+        return None
+    return byte_count(value, what, also=f'{also}, or None ("none")')
 
 
 def accelerator() -> torch.device | None:

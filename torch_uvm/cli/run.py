@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "with managed memory on.",
         allow_abbrev=False,
     )
-    parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB")
+    parser.add_argument("--limit", metavar="BYTES", help="the most managed memory, such as 4GiB, or none")
     parser.add_argument("--conf", metavar="KEY:VALUE,...", help="options, in place of TORCH_UVM_CONF")
     parser.add_argument(
         "--budget",
@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         help="managed memory resident on each device: such as 20GiB or 80%%, auto, or none for the driver's",
     )
     parser.add_argument(
-        "--host-limit", metavar="BYTES", help="the most pinned memory for evicted storages, or none"
+        "--host-limit",
+        metavar="BYTES",
+        help="the most pinned memory for evicted storages: such as 64GiB, auto, or none",
     )
     parser.add_argument(
         "--optimizer",
@@ -81,9 +83,7 @@ def _output_file(text: str) -> Path:
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    budget: str | None | EllipsisType = ... if arguments.budget is None else arguments.budget
-    if budget == "none":
-        budget = None
+    budget: str | EllipsisType = ... if arguments.budget is None else arguments.budget
     try:
         if arguments.conf is not None:
             _C.load_options(arguments.conf)

@@ -278,6 +278,10 @@ class CachingManagedAllocator {
   /// cap. \throws InvalidArgument
   std::size_t unused(int device) const;
 
+  /// The tags of the blocks of the device's segments that together have at least `bytes`, and cost the least to empty,
+  /// as far as there are any. \throws InvalidArgument
+  std::vector<void*> min_cost_segments(std::size_t bytes, int device, const BlockCost& cost) const;
+
   /// Min-cost eviction range: the cheapest contiguous blocks of a device's segments whose eviction frees `bytes` in one
   /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all
   /// blocks of the cheapest segments whose release makes room for a new segment. Ties are broken by fewest allocated

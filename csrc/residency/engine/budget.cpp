@@ -218,8 +218,18 @@ void ResidencyEngine::shrink(int device) {
   if (!is_over_cap(device)) {
     return;
   }
-  room_.evict_all(device, Stream::host());
+  const auto reserved = static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]);
+  const auto cost = [this](void* tag, std::size_t /*bytes*/) {
+    return tag == nullptr ? kNever : room_.cost_of(*static_cast<Record*>(tag), Need::kNow);
+  };
+  for (void* const tag : state_.memory.min_cost_segments(reserved - state_.of(device).cap, device, cost)) {
+    copies_.evict(*static_cast<Record*>(tag), Stream::host());
+  }
   state_.memory.empty_cache();
+  if (is_over_cap(device)) { // something in each segment stays, or could not leave
+    room_.evict_all(device, Stream::host());
+    state_.memory.empty_cache();
+  }
 }
 
 std::optional<std::size_t> ResidencyEngine::budget(int device) const {

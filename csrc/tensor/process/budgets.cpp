@@ -2,14 +2,11 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <exception>
-#include <mutex>
 
 #include "runtime/bytes.h"
 #include "runtime/error.h"
+#include "tensor/process/budget_state.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
@@ -17,128 +14,56 @@
 namespace torch_uvm {
 namespace {
 
-constexpr std::size_t kMaxDevices = 128; // the range of c10::DeviceIndex
-
-/// A device's memory, with our reserved managed memory counted as free: a budget includes it.
-MemoryInfo memory_of(int device) {
-  Context& context = Context::get();
-  MemoryInfo memory = context.runtime().memory_info(device);
-  const Levels ours = context.managed_allocator().levels(Location::device(device));
-  memory.free = std::min(memory.total, memory.free + static_cast<std::size_t>(ours.reserved_bytes[0]));
-  return memory;
+bool is_sized(const std::optional<BudgetRequest>& request) {
+  return request && (request->kind == BudgetRequest::Kind::kBytes || request->kind == BudgetRequest::Kind::kShare);
 }
-
-std::optional<Budget> budget_for(const BudgetRequest& request, int device) {
-  std::optional<Budget> budget = resolve_budget(request, memory_of(device));
-  const std::optional<std::size_t> limit = Context::get().runtime().limit();
-  if (limit && request.kind == BudgetRequest::Kind::kAuto) {
-    budget->bytes = std::min(budget->bytes, *limit);
-  }
-  return budget;
-}
-
-struct Budgets {
-  std::mutex mutex; // taken before that of process_engine.cpp
-  std::array<std::atomic<bool>, kMaxDevices> started{}; ///< devices that have had a managed allocation
-  std::array<std::optional<BudgetRequest>, kMaxDevices> in_force; ///< the request behind each device's budget
-  std::optional<std::size_t> host_limit; ///< in force
-
-  static Budgets& get() {
-    static auto* budgets = new Budgets(); // leaked: memory is allocated until the process exits
-    return *budgets;
-  }
-
-  // These require the mutex.
-
-  void apply_engine_options() {
-    set_staging(Context::get().options().staging);
-    const std::optional<std::size_t> wanted = Context::get().options().host_limit;
-    if (wanted != host_limit) {
-      set_host_limit(wanted);
-      host_limit = wanted;
-    }
-  }
-
-  void apply(int device) {
-    const std::optional<BudgetRequest> request = requested_budget(device);
-    std::optional<BudgetRequest>& before = in_force[static_cast<std::size_t>(device)];
-    if (!request || request->kind == BudgetRequest::Kind::kNone) {
-      set_budget(device, std::nullopt);
-      before.reset();
-      return;
-    }
-    if (Machine::get().one_memory[static_cast<std::size_t>(device)]) {
-      before = request; // nothing to move: there is no engine
-      return;
-    }
-    apply_engine_options();
-    const Budget budget = budget_for(*request, device).value();
-    set_budget(device, budget.bytes, budget_for({}, device).value().bytes);
-    before = request;
-  }
-
-  /// After a request that failed: the devices that it may have changed get their earlier budgets, as far as that works.
-  /// \param device nullopt: all
-  void restore(std::optional<int> device) noexcept {
-    for (int each = 0; each < static_cast<int>(kMaxDevices); ++each) {
-      if (device.value_or(each) != each) {
-        continue;
-      }
-      try {
-        apply_started(each, true);
-      } catch (...) {
-        // The error of the request is the one to report.
-      }
-    }
-  }
-
-  /// Applies the requests of started devices.
-  /// \param device nullopt: all
-  /// \param anew also apply a request that is in force already
-  void apply_started(std::optional<int> device, bool anew) {
-    if (Context::get().forked()) {
-      return; // the devices belong to the parent
-    }
-    if (engine_in_use() != nullptr) {
-      apply_engine_options();
-    }
-    for (int each = 0; each < static_cast<int>(kMaxDevices); ++each) {
-      const auto index = static_cast<std::size_t>(each);
-      if (started[index].load(std::memory_order_relaxed) && device.value_or(each) == each &&
-          (anew || requested_budget(each) != in_force[index])) {
-        apply(each);
-      }
-    }
-  }
-};
 
 } // namespace
 
-std::optional<std::string> budget_was_cut(int device) {
+std::optional<std::string> budget_warning(int device) {
+  Budgets& budgets = Budgets::get();
   const std::optional<BudgetRequest> request = requested_budget(device);
-  const bool sized =
-      request && (request->kind == BudgetRequest::Kind::kBytes || request->kind == BudgetRequest::Kind::kShare);
-  if (sized && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
+  const bool is_none = request && request->kind == BudgetRequest::Kind::kNone && budgets.is_started(device);
+  if (!is_sized(request) && !is_none) {
+    return std::nullopt;
+  }
+  const bool one_memory = Machine::get().one_memory[static_cast<std::size_t>(device)];
+  if (is_none) {
+    if (one_memory || budgets.warned_of_none.exchange(true)) {
+      return std::nullopt;
+    }
+    return "torch_uvm: device " + std::to_string(device) +
+           " has no budget: the driver moves pages by faults, which is several times slower than copies once more is "
+           "used than fits; \"auto\" or a size is a budget (said once)";
+  }
+  if (one_memory) {
     return "torch_uvm: device " + std::to_string(device) +
            " has one memory with the host: a budget has nothing to move there, and none is in force; "
            "torch_uvm.set_limit() limits managed memory";
   }
-  const Engine* const engine = engine_in_use();
-  const std::optional<std::size_t> in_force = engine == nullptr ? std::nullopt : engine->budget(device);
-  if (!in_force || !request || request->kind != BudgetRequest::Kind::kBytes || request->bytes <= *in_force) {
+  const std::optional<std::size_t> in_force = budget_in_force(device);
+  if (!in_force) {
+    return std::nullopt;
+  }
+  const std::size_t total = Context::get().runtime().device_properties(device).total_memory;
+  const std::size_t asked = request->kind == BudgetRequest::Kind::kBytes
+                                ? request->bytes
+                                : resolve_budget(*request, MemoryInfo{total, total}).value().bytes;
+  if (*in_force >= asked) {
     return std::nullopt;
   }
   return "torch_uvm: the budget of device " + std::to_string(device) + " is " + format_bytes(*in_force) +
-         ", all the memory that the device has; " + format_bytes(request->bytes) + " were asked for";
+         ", all that the device's free memory and the limit of managed memory allow; " +
+         (request->kind == BudgetRequest::Kind::kShare ? show_budget(*request) : format_bytes(asked)) +
+         " were asked for";
 }
 
 std::optional<std::size_t> budget_of(int device) {
-  if (device < 0 || device >= static_cast<int>(kMaxDevices)) {
+  if (device < 0 || device >= Budgets::kMaxDevices) {
     throw InvalidArgument("a budget of device " + std::to_string(device));
   }
-  if (Budgets::get().started[static_cast<std::size_t>(device)].load(std::memory_order_relaxed)) {
-    const Engine* const engine = engine_in_use();
-    return engine == nullptr ? std::nullopt : engine->budget(device);
+  if (Budgets::get().is_started(device)) {
+    return budget_in_force(device);
   }
   const std::optional<BudgetRequest> request = requested_budget(device);
   if (!request || request->kind == BudgetRequest::Kind::kNone) {
@@ -147,7 +72,9 @@ std::optional<std::size_t> budget_of(int device) {
   if (device < Context::get().runtime().device_count() && Machine::get().one_memory[static_cast<std::size_t>(device)]) {
     return std::nullopt;
   }
-  return budget_for(*request, device).value().bytes;
+  const std::size_t bytes = resolve_budget(*request, memory_of(device)).value().bytes;
+  const std::lock_guard lock(Budgets::get().mutex);
+  return Budgets::get().share_of(device, bytes);
 }
 
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request) {
@@ -182,16 +109,11 @@ void request_default_budget() {
   }
 }
 
-std::optional<BudgetRequest> requested_budget(int device) {
-  const Options options = Context::get().options();
-  const auto own = options.device_budgets.find(device);
-  return own == options.device_budgets.end() ? options.budget : own->second;
-}
-
 void start_budget(int device) noexcept {
   Budgets& budgets = Budgets::get();
-  std::atomic<bool>& started = budgets.started[static_cast<std::size_t>(device)];
-  if (started.load(std::memory_order_relaxed)) {
+  Budgets::OfDevice& own = budgets.of(device);
+  if (own.started.load(std::memory_order_relaxed)) {
+    look_at_budget(device);
     return;
   }
   try {
@@ -200,19 +122,82 @@ void start_budget(int device) noexcept {
       // Do not wait for the mutex: its holder may wait for the GIL, which the caller may hold. If it is taken, the next
       // allocation tries again.
       const std::unique_lock lock(budgets.mutex, std::try_to_lock);
-      if (lock && !started.load(std::memory_order_relaxed)) {
-        started.store(true, std::memory_order_relaxed);
+      if (lock && !own.started.load(std::memory_order_relaxed)) {
+        own.started.store(true, std::memory_order_relaxed);
         budgets.apply(device);
         begins = true;
       }
     }
-    if (const std::optional<std::string> less = begins ? budget_was_cut(device) : std::nullopt) {
-      TORCH_WARN(*less); // with no lock held: the warning handler may take the GIL
+    if (const std::optional<std::string> warning = begins ? budget_warning(device) : std::nullopt) {
+      TORCH_WARN(*warning); // with no lock held: the warning handler may take the GIL
     }
   } catch (const std::exception& error) {
     TORCH_WARN("torch_uvm: device ", device, " has no budget, and pages move when they are touched: ", error.what(),
                "; torch_uvm.set_budget() tries again, and a smaller budget may do");
   }
+}
+
+void look_at_budget(int device) noexcept {
+  Budgets& budgets = Budgets::get();
+  const std::int64_t due = budgets.of(device).next_look.load(std::memory_order_relaxed);
+  if (due == Budgets::kNever || now_ms() < due) {
+    return;
+  }
+  try {
+    const std::unique_lock lock(budgets.mutex, std::try_to_lock); // see start_budget
+    if (lock) {
+      budgets.look(device);
+    }
+  } catch (const std::exception&) {
+    // The budget stays, and the next look tries again.
+  }
+}
+
+bool fit_automatic_budget(int device, std::size_t wanted) noexcept {
+  Budgets& budgets = Budgets::get();
+  try {
+    const std::unique_lock lock(budgets.mutex, std::try_to_lock); // see start_budget
+    return lock && budgets.fit(device, wanted, wanted == 0);
+  } catch (const std::exception&) {
+    return false; // the error of the allocation is the one to report
+  }
+}
+
+bool leave_limit_to_host(std::size_t wanted) noexcept {
+  Budgets& budgets = Budgets::get();
+  try {
+    const ManagedRuntime& runtime = Context::get().runtime();
+    const std::unique_lock lock(budgets.mutex, std::try_to_lock); // see start_budget
+    if (!lock || engine_in_use() == nullptr || Context::forked() || !runtime.limit() ||
+        runtime.managed_bytes() + wanted <= *runtime.limit() || wanted > limit_of_devices()) {
+      return false;
+    }
+    budgets.share_limit(limit_of_devices() - wanted);
+    return true;
+  } catch (const std::exception&) {
+    return false; // the error of the allocation is the one to report
+  }
+}
+
+std::string explain_kept_budget(int device) noexcept {
+  try {
+    const std::optional<std::size_t> in_force = budget_in_force(device);
+    if (!in_force || !is_sized(requested_budget(device))) {
+      return "";
+    }
+    return "managed memory has " + format_bytes(reserved_at(Location::device(device))) + " of this device, within a " +
+           "budget of " + format_bytes(*in_force) + " that was asked for, so it gives nothing back. A smaller one " +
+           "leaves more to other memory, and \"auto\" fits itself: torch_uvm.set_budget(...)";
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+std::optional<std::size_t> host_limit_in_force() {
+  Budgets& budgets = Budgets::get();
+  const std::lock_guard lock(budgets.mutex);
+  const Options options = Context::get().options();
+  return engine_in_use() != nullptr && options.automatic_host_limit ? budgets.host_limit : host_limit_of(options, 0);
 }
 
 void load_options(std::string_view text) {
@@ -227,6 +212,20 @@ void set_option(std::string_view key, std::string_view value) {
   const std::lock_guard lock(budgets.mutex);
   Context::get().set_option(key, value);
   budgets.apply_started(std::nullopt, false);
+}
+
+void set_limit(std::optional<std::size_t> bytes) {
+  Budgets& budgets = Budgets::get();
+  const std::lock_guard lock(budgets.mutex);
+  const std::optional<std::size_t> before = Context::get().options().limit;
+  Context::get().set_limit(bytes);
+  try {
+    budgets.apply_started(std::nullopt, false);
+  } catch (...) {
+    Context::get().set_limit(before);
+    budgets.restore(std::nullopt);
+    throw;
+  }
 }
 
 } // namespace torch_uvm

@@ -7,8 +7,10 @@
 #include <memory>
 #include <utility>
 
+#include "allocator/size_classes.h"
 #include "residency/engine/relocation_min.h"
 #include "residency/trace/allocation_sites.h"
+#include "runtime/bytes.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
@@ -93,9 +95,20 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
   }
   const std::shared_ptr<Allocator> chosen = current_allocator();
   // A zero-byte tensor has no block but keeps the managed deleter, so `is_managed` is true.
-  c10::DataPtr data = chosen != nullptr && bytes != 0 && chosen->serves(home)
-                          ? allocate_from(chosen, bytes, home, stream, device)
-                          : allocate(context.managed_allocator(), bytes, home, stream, device, &managed_data);
+  const auto made = [&] {
+    return chosen != nullptr && bytes != 0 && chosen->serves(home)
+               ? allocate_from(chosen, bytes, home, stream, device)
+               : allocate(context.managed_allocator(), bytes, home, stream, device, &managed_data);
+  };
+  c10::DataPtr data;
+  try {
+    data = made();
+  } catch (const c10::OutOfMemoryError&) {
+    if (!home.is_host() || !leave_limit_to_host(round_up(bytes, kLargeGranularity))) {
+      throw;
+    }
+    data = made();
+  }
   if (bytes >= relocation_min() && AllocationSites::get().asked() && is_own_block(data)) {
     AllocationSites::get().made(data.get_context(), bytes);
   }
@@ -124,7 +137,12 @@ bool is_address_range(const c10::DataPtr& data) {
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {
   TORCH_CHECK(!Context::get().forked(), "memory of ", device,
               " in a forked process: its devices belong to the parent; start workers with 'spawn' or 'forkserver'");
-  return allocate(*plain_allocator(), bytes, Location::device(device.index()), stream, device, &plain_data, kPlainHint);
+  const Location home = Location::device(device.index());
+  c10::DataPtr data = with_fitted_budget(
+      [&] { return home.index; }, bytes,
+      [&] { return allocate(*plain_allocator(), bytes, home, stream, device, &plain_data, kPlainHint); });
+  look_at_budget(home.index);
+  return data;
 }
 
 c10::DeleterFnPtr host_tensor_deleter() {

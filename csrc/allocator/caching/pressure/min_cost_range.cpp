@@ -151,6 +151,20 @@ std::vector<Candidate> cheapest_cover(std::vector<Candidate> candidates, std::si
   return best;
 }
 
+/// The tags of all allocated blocks, in address order.
+std::vector<void*> tags_of(std::vector<Candidate> segments) {
+  std::ranges::sort(segments, {}, [](const Candidate& candidate) { return candidate.segment->address; });
+  std::vector<void*> tags;
+  for (const Candidate& candidate : segments) {
+    const Block* last = candidate.segment->first;
+    while (last->after != nullptr) {
+      last = last->after;
+    }
+    add_tags(candidate.segment->first, last, tags);
+  }
+  return tags;
+}
+
 } // namespace
 
 std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::size_t bytes, int device,
@@ -197,19 +211,26 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   if (cap.cap && own > *cap.cap) {
     return std::nullopt;
   }
-  std::vector<Candidate> cover = cheapest_cover(std::move(candidates), wanting);
-  if (cover.empty()) {
-    return std::nullopt;
-  }
-  std::ranges::sort(cover, {}, [](const Candidate& candidate) { return candidate.segment->address; });
-  for (const Candidate& candidate : cover) {
-    const Block* last = candidate.segment->first;
-    while (last->after != nullptr) {
-      last = last->after;
+  const std::vector<Candidate> cover = cheapest_cover(std::move(candidates), wanting);
+  return cover.empty() ? std::nullopt : std::optional(tags_of(cover));
+}
+
+std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device,
+                                                              const BlockCost& cost) const {
+  const State& state = *state_;
+  state.check_device(device);
+  const std::lock_guard lock(state.mutex);
+  std::vector<Candidate> candidates;
+  for (const auto& [address, segment] : state.heap.segments()) {
+    if (segment.home != Location::device(device)) {
+      continue;
     }
-    add_tags(candidate.segment->first, last, tags);
+    std::optional<Window> window;
+    if (const Price all = walk(segment, kLargestRequest, cost, window); all.cost < kNever) {
+      candidates.push_back({&segment, all});
+    }
   }
-  return tags;
+  return tags_of(cheapest_cover(std::move(candidates), bytes));
 }
 
 std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
