@@ -20,12 +20,19 @@ at::Tensor over(c10::Storage storage) {
 
 unsigned long main_thread = 0;
 
-/// See register_interpreter.
+/// See register_interpreter. Other threads may run operators meanwhile, so it is only done while there are none that
+/// Python knows. Those of a backward are idle then.
 void call_on_main_thread() noexcept {
-  if (PyThread_get_thread_ident() == main_thread) { // another thread's operators say nothing about this one's
+  if (PyThread_get_thread_ident() == main_thread) {
     const auto call = [](void*) {
-      const py::gil_scoped_release without_gil;
-      engine_in_use()->note_between_operators();
+      try {
+        if (py::module_::import("threading").attr("active_count")().cast<int>() == 1) {
+          const py::gil_scoped_release without_gil;
+          engine_in_use()->note_between_operators();
+        }
+      } catch (const std::exception&) {
+        // The interpreter is going away. Operators are counted instead.
+      }
       return 0;
     };
     Py_AddPendingCall(call, nullptr); // may refuse, if many calls are pending: then operators are counted instead

@@ -110,7 +110,7 @@ py::object data_ptr_method(const py::type& tensor, py::object plain, py::object 
 } // namespace
 
 void bind_residency(py::module_& module) {
-  module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"), 
+  module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"),
              py::arg("ceiling") = CachingManagedAllocator::kNoCeiling, no_gil);
   module.def(
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },

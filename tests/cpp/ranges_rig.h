@@ -72,7 +72,7 @@ class Adapter final : public StorageAdapter {
   void watch_for_writes(Record& /*record*/, std::vector<void*>& /*locked*/) override {}
   void wake() noexcept override {}
   void forget(Record& /*record*/) noexcept override {}
-  std::optional<int> running_kernels() const noexcept override {
+  std::optional<int> unwatched_kernels() const noexcept override {
     return 0;
   }
 

@@ -71,7 +71,7 @@ class Adapter final : public StorageAdapter {
     ++woken;
   }
   void forget(Record& /*record*/) noexcept override {}
-  std::optional<int> running_kernels() const noexcept override {
+  std::optional<int> unwatched_kernels() const noexcept override {
     return unseen;
   }
 

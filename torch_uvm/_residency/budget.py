@@ -116,21 +116,21 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
     It may be called at any time. On a device without managed memory it takes effect with the device's first
     managed allocation. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same value;
     the last request counts, and `enable` without `budget` is none. If more is resident on a device now, the
-    engine evicts the excess at a later operator, once the operators that began before have finished.
+    engine evicts the excess, once the operators that it has not watched have finished.
 
     Args:
         budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
-            most all of the device's memory is in force, and at most the limit (`set_limit`), which the
-            budgets of several devices share in proportion. "auto": what is free on the device when it takes
-            effect, less a reserve for other libraries (a twentieth of its memory and at least 512 MiB; a
-            sixteenth on a device with less than 8 GiB). It shrinks when other memory on the device needs
-            more, and grows again when that is free. None or "none": no budget; the driver moves pages by
-            faults.
+            most what the device has free is in force, and at most the limit (`set_limit`), which the budgets
+            of several devices share in proportion. A single operator that needs more may exceed it, up to
+            what "auto" would be. "auto": what is free on the device when it takes effect, less a reserve for
+            other libraries (a twentieth of its memory and at least 512 MiB; a sixteenth on a device with less
+            than 8 GiB). It is never exceeded, shrinks when other memory on the device needs more, and grows
+            again when that is free. None or "none": no budget; the driver moves pages by faults.
         device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
             for single devices.
 
     Warns:
-        UserWarning: the device has less memory than the budget, or the limit is less, so that less is in
+        UserWarning: the device has less memory free than the budget, or the limit is less, so that less is in
             force (`get_budget`); the budget is below 1 MiB, as if its unit were missing; or, once per
             process, there is none.
 
@@ -200,7 +200,8 @@ def residency_stats() -> dict[str, Any]:
         `waited` (the host waited for a copy) are dictionaries of `count`, `bytes` and `ms` (milliseconds,
         modelled ones on the emulated accelerator).
         `plan_hits` and `plan_misses` count operators that came as scheduled, and that did not.
-        `over_budget` counts operators whose operands alone exceeded the budget.
+        `over_budget` counts operators that exceeded the budget, and results created on the host for want of
+        room on the device.
         `device_bytes` and `peak_device_bytes` are managed bytes reserved on each device, now and at most
         since `reset_peak_memory_stats`, by torch.device.
         `host_bytes` is pinned bytes reserved for host copies. `records` counts storages that are tracked.

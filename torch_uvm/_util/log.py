@@ -58,8 +58,8 @@ _ONCE = {
     "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (logged once)"),
     "over_budget": (
         logging.WARNING,
-        "the operands of an operator alone exceed the budget (logged once; residency_stats()['over_budget'] "
-        "counts): raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
+        "an operator needs more than the budget (logged once; residency_stats()['over_budget'] counts): "
+        "raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
     ),
     "failures": (
         logging.WARNING,

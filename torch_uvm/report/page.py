@@ -34,7 +34,7 @@ _FIGURES = (
 _COUNTS = (
     ("plan_hits", "operators that came as planned"),
     ("plan_misses", "operators that did not"),
-    ("over_budget", "operators whose operands alone exceeded the budget"),
+    ("over_budget", "operators that needed more than the budget"),
     ("num_ooms", "requests that raised torch.OutOfMemoryError"),
     ("num_alloc_retries", "requests that were retried after the cache was released"),
     ("failures", "calls of the runtime that failed in the engine"),

@@ -267,8 +267,9 @@ class CachingManagedAllocator {
   /// Limits the bytes of segments made for a device (its budget); nullopt removes the cap. If more is reserved already,
   /// unused segments are released, after waiting for pending frees; blocks in use stay. Setting the cap again later
   /// releases what has become free since. If nothing more can be freed, allocate raises OutOfMemory.
-  /// \param ceiling PressureCallback::may_exceed may let a request exceed the cap up to here, which num_over_cap counts.
-  ///         If it is the cap, the cap is all that the device has: segments then grow with demand, and else one takes
+  /// \param ceiling PressureCallback::may_exceed may let a request exceed the cap up to here, which num_over_cap
+  /// counts.
+  ///         If it is the cap, the cap is all that the device has: segments then grow with demand. Otherwise one takes
   ///         all of the cap
   /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, std::size_t ceiling = kNoCeiling);

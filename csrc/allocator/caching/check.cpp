@@ -230,8 +230,8 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   }
   for (int device = 0; device < devices; ++device) {
     const DeviceCap& budget = caps[static_cast<std::size_t>(device)];
-    findings.expect(!budget.cap || taken(device) <= std::max(*budget.cap, budget.most), "device ",
-                    device, " has ", taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
+    findings.expect(!budget.cap || taken(device) <= std::max(*budget.cap, budget.most), "device ", device, " has ",
+                    taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }
   check_ledger(pool_statistics, recounts, devices, findings);
   if (const auto wrong = check_ranges()) {

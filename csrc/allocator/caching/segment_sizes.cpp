@@ -70,8 +70,8 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
   const std::size_t cap = budget.cap.value_or(0);
   const std::size_t grown = pool_statistics.reserved_bytes(request.home) / kGrowthToCeiling;
   const std::size_t share = ranges != nullptr && options.uses_ranges ? kMediumSegment
-                            : budget.ceiling <= cap ? std::clamp(grown, kMediumSegment, kMaxUnderCap)
-                                                    : std::min(cap, kMaxUnderCap);
+                            : budget.ceiling <= cap                  ? std::clamp(grown, kMediumSegment, kMaxUnderCap)
+                                                                     : std::min(cap, kMaxUnderCap);
   const std::size_t taken = this->taken(request.home.index) + left_for_small(request.home, request.kind, own);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});

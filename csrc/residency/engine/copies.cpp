@@ -59,51 +59,6 @@ bool Copies::is_host_copy_ready(Record& record) {
   return true;
 }
 
-Block* Copies::host_block(const Record& record, Stream stream) {
-  using Memory = CachingManagedAllocator::Memory;
-  // In a range's host copy the device can use the bytes at the address of the range.
-  const Memory memory = record.range != nullptr ? Memory::kRange : Memory::kManaged;
-  const auto cached = [&] {
-    return state_.host_memory->try_cached(record.bytes, Location::host(), stream, memory);
-  };
-  if (Block* const block = cached()) {
-    return block;
-  }
-  // Pinning new memory takes longer than all else here. A copy that is outdated is of no use until the next write-back.
-  if (Record* const outdated = outdated_host_copy(record.bytes)) {
-    drop_host_copy(*outdated);
-    if (Block* const block = cached()) {
-      return block;
-    }
-  }
-  try {
-    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
-  } catch (const OutOfMemory&) {
-    // Drop host copies of storages that are used on the device. They only save a later write-back.
-    for (const auto& [id, other] : state_.records) {
-      if (other->host_block != nullptr && other->points_at == Side::kDevice && !other->retiring) {
-        drop_host_copy(*other);
-      }
-    }
-  }
-  try {
-    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
-  } catch (const OutOfMemory&) {
-    return nullptr;
-  }
-}
-
-Record* Copies::outdated_host_copy(std::size_t bytes) const {
-  Record* smallest = nullptr;
-  for (const auto& [id, other] : state_.records) {
-    const bool outdated = other->host_block != nullptr && !other->host_valid && other->range == nullptr;
-    if (outdated && other->bytes >= bytes && other->bytes <= 2 * bytes && (smallest == nullptr || other->bytes < smallest->bytes)) {
-      smallest = other;
-    }
-  }
-  return smallest;
-}
-
 bool Copies::start_write_back(Record& record) {
   const Stream stream = state_.of(record.device).write_backs;
   // Only copies of managed memory need staging.
@@ -391,16 +346,6 @@ void Copies::note_move(TransferKind kind, const Record& record) noexcept {
   if (AllocationSites::get().asked()) {
     AllocationSites::get().moved(kind, record.site, record.bytes);
   }
-}
-
-void Copies::drop_host_copy(Record& record) noexcept {
-  state_.host_memory->free(record.host_block);
-  record.host_block = nullptr;
-  record.host_valid = false;
-  record.retiring = false;
-  record.in_place_streams.clear();
-  state_.recycle_event(record.device, record.host_ready);
-  state_.recycle_block_ready(record);
 }
 
 } // namespace torch_uvm

@@ -166,15 +166,13 @@ class Engine {
   /// Called after the operator. Requires the lock.
   virtual void end(Frame& frame) noexcept = 0;
 
-  /// Creates the record of a storage for which a device with a budget has no room: its bytes are in pinned memory,
-  /// where operators of `stream` use them in place until there is room. The caller makes the storage.
+  /// Creates the record of a storage for which a device with a budget has no room: its bytes are in pinned memory.
   /// \return its record and address; null if the host has no memory either, or the device has no budget
   virtual std::pair<Record*, void*> create_on_host(std::size_t bytes, int device, Stream stream) = 0;
-  /// The record of the storage created there; nullptr for other addresses. Takes no lock of the engine's.
+  /// The record of the storage created at the address; nullptr for others. Needs no lock.
   virtual Record* created_on_host_at(const void* ptr) const = 0;
-  /// Tells a record of `create_on_host` its storage. Requires the lock.
-  virtual void attach(Record& record, void* storage) noexcept = 0;
-  /// The main thread is between operators, so none that began unwatched is running there.
+  virtual void attach(Record& record, void* storage) noexcept = 0; ///< one of `create_on_host`; requires the lock
+  /// No operator that began unwatched runs any more, as the interpreter knows.
   virtual void note_between_operators() noexcept = 0;
 
   /// The storage was destroyed. Frees its host copy. The caller frees the device block and then calls `freed`.

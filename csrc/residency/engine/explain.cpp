@@ -74,8 +74,8 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
       said += "Used by operators of other threads, or by several labels: " + format_bytes(now.others) + ".\n";
     }
     if (now.unknown != 0) {
-      said += "Below " + format_bytes(relocation_min()) + ", or made by operators that still run: " +
-              format_bytes(now.unknown) + ".\n";
+      said += "Below " + format_bytes(relocation_min()) +
+              ", or made by operators that still run: " + format_bytes(now.unknown) + ".\n";
     }
     if (!device.quiescent) {
       said += "Nothing could be evicted: operators run that began before the budget was in force.\n";

@@ -35,7 +35,7 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
   std::vector<Block*> places; // keep all allocated, so that no two requests count on the same place
   try {
     places.reserve(results.size() + 1);
-    bool found = true; // else the allocation in the operator fails or exceeds the budget (may_exceed)
+    bool found = true; // else the operator's allocation exceeds the budget, or is made on the host
     for (const std::size_t bytes : results) {
       if (bytes < least) {
         continue;

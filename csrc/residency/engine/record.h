@@ -44,8 +44,8 @@ struct Record {
   int device = 0;
   std::size_t bytes = 0; ///< of the storage
   AllocationSite site = 0;
-  void* storage = nullptr; ///< a weak reference; only the StorageAdapter interprets it. nullptr: created on the host, and
-                           ///< not used by an operator yet
+  /// A weak reference, which only the StorageAdapter interprets. nullptr: created on the host, not an operand yet.
+  void* storage = nullptr;
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;

@@ -10,7 +10,7 @@
 namespace torch_uvm {
 
 /// Where the driver commits memory in large steps, it may exceed a budget by 1/32. As much in small storages may lie
-/// beside an operator that needs all of a hard budget.
+/// beside an operator that needs all of a budget.
 inline constexpr std::size_t kBeyondShare = 32;
 
 /// Schedules leave 1/64 of the cap free for fragmentation.

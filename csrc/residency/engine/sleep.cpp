@@ -7,10 +7,10 @@
 //
 // The device wakes if more is allocated than was ever used in that time, which is still well below the budget, or if
 // the allocator runs out of room. It is not quiescent then: operators that began unwatched may hold pointers and may
-// have queued work on unknown streams. Nothing is evicted until they have ended, which is known once the main thread
-// is between operators (note_between_operators), or once enough operators have begun. Storages created while the device
-// was idle have no record until operators use them, and stay. So a device becomes idle only if they leave half of the
-// budget to what can be evicted.
+// have queued work on unknown streams. Nothing is evicted until they have ended, which is known once the only
+// Python thread is between operators (note_between_operators), or once enough operators have begun. Storages created
+// while the device was idle have no record until operators use them, and stay. So a device becomes idle only if they
+// leave half of the budget to what can be evicted.
 #include <algorithm>
 
 #include "residency/engine/relocation_min.h"
@@ -95,8 +95,8 @@ bool ResidencyEngine::make_idle(int index) {
   Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
-  if (!leaves_room(device, alarm) || device.excess || !device.quiescent || state_.recorder ||
-      evicts_after_operators_ || device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
+  if (!leaves_room(device, alarm) || device.excess || !device.quiescent || state_.recorder || evicts_after_operators_ ||
+      device.running != 0 || stays_awake_.load() || quiet.overlap > quiet.since) {
     return false;
   }
   std::size_t known = 0;
@@ -165,7 +165,7 @@ void ResidencyEngine::wake_idle_devices() {
 }
 
 bool ResidencyEngine::may_run_unseen(const Device& device) const {
-  const std::optional<int> running = state_.storages.running_kernels();
+  const std::optional<int> running = state_.storages.unwatched_kernels();
   return (running ? *running != 0 : device.quiet.seen < kQuiescentAfter) || unseen_graphs_.load() != 0 ||
          has_open_captures();
 }

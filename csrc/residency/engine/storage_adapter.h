@@ -34,7 +34,7 @@ class StorageAdapter {
   virtual void wake() noexcept = 0;
   /// Number of running kernels that began unwatched; nullopt if they are not counted. A kernel that begins after this
   /// call sees the engine active and holds its storages.
-  virtual std::optional<int> running_kernels() const noexcept = 0;
+  virtual std::optional<int> unwatched_kernels() const noexcept = 0;
   /// The outermost operator that the calling thread runs, and the storages that it holds.
   struct RunningOperator {
     const char* name = nullptr; ///< nullptr if the thread runs no operator

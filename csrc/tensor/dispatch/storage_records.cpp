@@ -144,8 +144,8 @@ void StorageRecords::wake() noexcept {
   call_between_operators();
 }
 
-std::optional<int> StorageRecords::running_kernels() const noexcept {
-  return unwatched_kernels();
+std::optional<int> StorageRecords::unwatched_kernels() const noexcept {
+  return torch_uvm::unwatched_kernels();
 }
 
 StorageAdapter::RunningOperator StorageRecords::running() const noexcept {

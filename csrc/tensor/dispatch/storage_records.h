@@ -19,7 +19,7 @@ class StorageRecords final : public StorageAdapter {
   void point_at_device(Record& record, Block* block) noexcept override;
   void watch_for_writes(Record& record, std::vector<void*>& locked) override;
   void wake() noexcept override;
-  std::optional<int> running_kernels() const noexcept override;
+  std::optional<int> unwatched_kernels() const noexcept override;
   RunningOperator running() const noexcept override;
   void forget(Record& record) noexcept override;
 };

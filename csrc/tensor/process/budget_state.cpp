@@ -183,7 +183,15 @@ bool Budgets::fit(int device, std::size_t wanted, bool may_grow) {
       engine_in_use()->has_open_captures()) { // a capture forbids waiting for the device
     return false;
   }
-  const MemoryInfo memory = memory_of(device);
+  MemoryInfo memory = memory_of(device);
+  const std::size_t reserve = memory.free - resolve_budget(*own.request, memory).value().bytes;
+  // The reserve is for libraries. Memory is short once they have used half of it.
+  const bool is_short = reserved_at(Location::device(device)) + reserve / 2 > memory.free;
+  if (is_short || wanted != 0) {
+    // The driver gives others the pages of unused segments, which count as free here.
+    Context::get().managed_allocator().empty_cache();
+    memory = memory_of(device);
+  }
   if (wanted > memory.free) {
     return false; // no budget would do
   }
@@ -192,9 +200,6 @@ bool Budgets::fit(int device, std::size_t wanted, bool may_grow) {
   };
   const Budget fitting = allowed_with(memory.free - wanted);
   const std::size_t now = own.allowed->bytes, change = std::max<std::size_t>(now / kChangeShare, 1);
-  // The reserve is for libraries. Memory is short once they have used half of it.
-  const std::size_t reserve = memory.free - allowed_with(memory.free).bytes;
-  const bool is_short = reserved_at(Location::device(device)) + reserve / 2 > memory.free;
   const bool shrinks = fitting.bytes < now && (wanted != 0 || is_short || now - fitting.bytes >= change);
   const bool grows = may_grow && fitting.bytes >= now + change;
   if (!shrinks && !grows) {

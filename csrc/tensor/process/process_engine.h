@@ -20,7 +20,7 @@ class OperatorWatch {
   virtual StorageAdapter& storages() = 0;
   /// Starts or stops observing operators. Calls are serialised by the caller.
   virtual void watch(bool on) = 0;
-  /// Whether operators have to be observed even while the engine is asleep.
+  /// Whether operators have to be observed even while all devices are idle.
   virtual bool is_needed() const noexcept = 0;
 };
 

@@ -19,7 +19,8 @@ CachingManagedAllocator* plain_allocator(); ///< nullptr if plain memory is PyTo
 c10::DataPtr managed_data(Block* block, c10::Device device);
 c10::DataPtr plain_data(Block* block, c10::Device device);
 
-/// The DataPtr of a storage that is evicted to the host, or was created there. Its deleter tells the engine that the storage has expired.
+/// The DataPtr of a storage that is evicted to the host, or was created there. Its deleter tells the engine that the
+/// storage has expired.
 /// \param ptr the host copy, in pinned memory
 c10::DataPtr host_data(Record& record, void* ptr, c10::Device device);
 
