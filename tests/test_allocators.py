@@ -278,22 +278,26 @@ class TestTensors:
         assert mine.passed()["bytes"] == 0
 
     def test_budgets_count_them(self, spawn: Spawn) -> None:
-        """In a process of its own, because memory of earlier tests could already exceed this budget."""
+        """In a process of its own, because memory of earlier tests could already exceed this budget.
+
+        What does not fit is created on the host.
+        """
         spawn(
             """
             import torch, torch_uvm
             torch_uvm.set_budget("8MiB")
+            torch_uvm.set_limit("12MiB")  # above the budget, or it could be exceeded by one operator
             own = torch_uvm.Allocator.caching()
             held = torch_uvm.empty(6 << 20, dtype=torch.uint8, device="emu", allocator=own)
-            try:
+            for over_budget in (True, False):
                 with torch_uvm.enabled():
-                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")  # the first cannot be evicted
-            except torch.OutOfMemoryError:
-                del held
-                with torch_uvm.enabled():
-                    torch.empty(6 << 20, dtype=torch.uint8, device="emu")
-            else:
-                raise AssertionError("both were served")
+                    x = torch.ones(6 << 20, dtype=torch.uint8, device="emu")  # `held` cannot be evicted
+                assert x.sum(dtype=torch.int64).item() == 6 << 20
+                stats = torch_uvm.residency_stats()
+                assert (stats["over_budget"] > 0) is over_budget
+                assert all(bytes <= 8 << 20 for bytes in stats["peak_device_bytes"].values())
+                torch_uvm.reset_residency_stats()
+                held = x = None
             """
         )
 

@@ -55,6 +55,30 @@ class TestLargerThanTheBudget:
             assert (each == number).all().item()
         assert torch_uvm.residency_stats()["device_bytes"][DEVICE] <= 8 * MIB
 
+    def test_a_result_beside_a_pin_is_created_on_the_host(self, spawn: Spawn) -> None:
+        """If neither the budget nor the device has room for it. It moves to the device when there is."""
+        spawn(
+            """
+            import torch, torch_uvm
+            MIB = 1024**2
+            torch_uvm.emulated.configure(memory=64 * MIB)
+            torch_uvm.enable()
+            kept = torch_uvm.keep_resident(pinned := torch.ones(12 * MIB, device="emu"))  # 48 of 60 MiB
+            before = torch.full((MIB,), 2.0, device="emu")
+            result = torch.full((4 * MIB,), 3.0, device="emu") * before.repeat(4)  # 16 MiB each
+            stats = torch_uvm.residency_stats()
+            assert stats["over_budget"] > 0 and max(stats["peak_device_bytes"].values()) <= 60 * MIB
+            assert (result == 6).all().item() and (before == 2).all().item() and (pinned == 1).all().item()
+            assert torch_uvm.is_managed(result)
+            device, host = torch.device("emu:0"), torch.device("cpu")
+            assert torch_uvm.residency(result) == {host: result.nbytes}
+            kept.release()
+            result += 1
+            assert torch_uvm.residency(result) == {device: result.nbytes} and (result == 7).all().item()
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+
     def test_at_the_hosts_limit(self, spawn: Spawn) -> None:
         """Evictions fail at the host's limit: the call raises out of memory, and contents on the device stay
         right."""

@@ -129,14 +129,14 @@ class TestRun:
         (tmp_path / "script.py").write_text(
             """
 import torch
-x = torch.ones(8, 1024, 1024, device=torch.accelerator.current_accelerator())  # 32 MiB on a device of 8 MiB
+x = torch.ones(8, 1024, 1024, device=torch.accelerator.current_accelerator())  # 32 MiB, on a device of 8 MiB
 try:
     torch.empty(64, 1024, 1024, device=x.device)
 except torch.OutOfMemoryError as error:
     print(error)
 import sys
 import torch_uvm
-print(torch_uvm.is_managed(x), torch_uvm.emulated.counters()["evicted_pages"] > 0, sys.argv)
+print(torch_uvm.is_managed(x), torch_uvm.emulated.counters()["evicted_pages"] == 0, sys.argv)
 """
         )
         done = spawn(

@@ -233,7 +233,7 @@ class TestManagedMemory:
         assert x.sum() == 320 and torch_uvm.is_managed(x)
 
     def test_ends_at_the_limit_by_name(self) -> None:
-        torch_uvm.enable(limit="100MiB")
+        torch_uvm.enable(limit="100MiB", budget=None)
         kept = _bytes(60)
         with pytest.raises(torch.OutOfMemoryError, match=r"managed memory limit.*of 100.00 MiB"):
             _bytes(60)

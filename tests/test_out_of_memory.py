@@ -45,8 +45,11 @@ def nothing_is_cached() -> Iterator[None]:
 
 
 class TestUnderABudget:
+    """The host has no room either, or results would be created there."""
+
     def test_it_names_the_operator_its_need_and_the_pinned_bytes(self) -> None:
         torch_uvm.set_budget("24MiB")
+        torch_uvm.set_host_limit("1MiB")
         pinned, operand = managed(16), managed(4)
         kept = torch_uvm.keep_resident(pinned)
         torch_uvm.enable()
@@ -65,6 +68,7 @@ class TestUnderABudget:
     def test_the_named_budget_is_the_smallest(self, pinned: int) -> None:
         budget = 24 * MIB
         torch_uvm.set_budget(budget)
+        torch_uvm.set_host_limit("1MiB")
         kept = torch_uvm.keep_resident(held := managed(pinned))
         enough = smallest_budget(refusal(lambda: managed(24)))
         for less, fits in ((2 * MIB, False), (0, True)):
@@ -78,6 +82,7 @@ class TestUnderABudget:
 
     def test_a_factory_is_named_too(self) -> None:
         torch_uvm.set_budget("24MiB")
+        torch_uvm.set_host_limit("1MiB")
         kept = torch_uvm.keep_resident(managed(16))
         torch_uvm.enable()
         message = refusal(lambda: torch.empty(16 * MIB, dtype=torch.uint8, device="emu"))
@@ -88,13 +93,14 @@ class TestUnderABudget:
     def test_tensors_that_are_too_small_to_be_moved_are_counted(self, smallest: str) -> None:
         _C.set_option("relocation_min", smallest)
         torch_uvm.set_budget("24MiB")
+        torch_uvm.set_host_limit("1MiB")
         small = [torch_uvm.empty(200 << 10, dtype=torch.uint8, device="emu") for _ in range(100)]
         try:
             message = refusal(lambda: managed(8))
         finally:
             _C.set_option("relocation_min", "256KiB")
         below, bytes_of_small = _C.format_bytes(_C.parse_bytes(smallest)), _C.format_bytes(100 * 200 << 10)
-        assert f"below {below}, has several labels or is in use: {bytes_of_small}" in message
+        assert f"Below {below}, or made by operators that still run: {bytes_of_small}" in message
         torch_uvm.set_budget(smallest_budget(message))
         assert managed(8).numel() and len(small) == 100
 

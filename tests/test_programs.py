@@ -19,7 +19,7 @@ SCRIPT = Path(_run_programs.__file__)
 
 CONF = {
     # Copies are delayed, so a missing wait shows as a wrong result.
-    "managed": "emulated_memory:2MiB,emulated_devices:3,emulated_schedule_seed:5",
+    "managed": "budget:none,emulated_memory:2MiB,emulated_devices:3,emulated_schedule_seed:5",
     "plain": "emulated_memory:128MiB,emulated_devices:3,emulated_schedule_seed:5",
 }
 

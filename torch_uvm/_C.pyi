@@ -109,7 +109,7 @@ def parse_budget(text: str) -> str: ...  # as it may be parsed again
 def request_budget(device: int | None, budget: str | None) -> None: ...
 def request_default_budget() -> None: ...
 def requested_budget(device: int) -> str | None: ...  # None: not requested
-def set_budget(device: int, bytes: int | None, ceiling: int = ...) -> None: ...  # at once, whatever was asked for
+def set_budget(device: int, bytes: int | None, ceiling: int = ...) -> None: ...  # whatever was asked for
 def budget(device: int) -> int | None: ...  # in force now
 def budget_of(device: int) -> int | None: ...  # in force, or as it would be with the first allocation
 def budget_warning(device: int) -> str | None: ...  # a sentence; None: it is what was asked for

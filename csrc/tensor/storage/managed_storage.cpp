@@ -29,6 +29,9 @@ namespace {
 constexpr const char* kPlainHint =
     "\nManaged memory is off. With it, a script may use more than the device has: python -m torch_uvm run SCRIPT";
 
+/// Appended if the memory could not be pinned on the host instead.
+constexpr const char* kNoHost = "\nThe device has no room, nor has the host for memory to be used in its place.";
+
 thread_local bool by_name = false;
 
 /// Where a device with a budget has no room: in pinned memory, until the residency engine brings it to the device.
@@ -54,6 +57,7 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
       if (c10::DataPtr data = allocate_on_host(bytes, home, stream, device)) {
         return data;
       }
+      hint = home.is_host() || engine_in_use() == nullptr ? hint : kNoHost;
     }
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), hint);
   }
