@@ -289,6 +289,9 @@ def main() -> None:
     if args.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cuda.enable_flash_sdp(False)  # their backward adds in any order
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if args.cap is not None and device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(args.cap / torch.cuda.mem_get_info()[1])
     row = tiny(ROWS[args.row]) if args.tiny else ROWS[args.row]

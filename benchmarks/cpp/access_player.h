@@ -127,7 +127,7 @@ class Player {
     }
     void watch_for_writes(Record&, std::vector<void*>&) override {}
     void wake() noexcept override {}
-    std::optional<int> running_kernels() const noexcept override {
+    std::optional<int> unwatched_kernels() const noexcept override {
       return 0;
     }
     void forget(Record&) noexcept override {}
