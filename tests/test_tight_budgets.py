@@ -81,3 +81,25 @@ class TestMonotone:
         }
         for smaller, larger in pairwise(budgets):
             assert trains[larger] or not trains[smaller], trains
+
+
+def test_host_memory_of_outdated_copies_is_used_again(spawn: Spawn) -> None:
+    """160 MiB are used in random order within 64 MiB. Segments of pinned memory have 64 MiB."""
+    spawn(
+        """
+        import random, torch, torch_uvm
+        MIB = 1 << 20
+        torch_uvm.emulated.configure(memory="256MiB")
+        torch_uvm.enable(budget="64MiB")
+        kept = [torch.full((MIB,), float(i), device="emu") for i in range(40)]
+        times = [0] * 40
+        chance = random.Random(1)
+        for _ in range(400):
+            number = chance.randrange(40)
+            kept[number].add_(1)
+            times[number] += 1
+        assert all((x == i + times[i]).all().item() for i, x in enumerate(kept))
+        assert torch_uvm.residency_stats()["host_bytes"] <= 128 * MIB, torch_uvm.residency_stats()
+        """,
+        env=EMU,
+    )

@@ -167,6 +167,46 @@ TEST(others_leave_a_segment_that_operands_and_result_fill) {
   CHECK(figures.moved.count > 0);
 }
 
+TEST(a_storage_without_room_is_created_on_the_host_and_moves_once_there_is_room) {
+  Rig rig;
+  rig.engine.set_budget(0, kBudget, /*ceiling=*/kBudget);
+  train(rig, 4, 1); // fills the budget
+  for (const auto& storage : rig.storages) {
+    const Engine::Lock lock(rig.engine);
+    CHECK(rig.engine.pin(storage->record, kStream));
+  }
+  const auto [never_used, unused] = rig.engine.create_on_host(kBytes, 0, kStream);
+  const auto [record, ptr] = rig.engine.create_on_host(kBytes, 0, kStream);
+  CHECK(record != nullptr && never_used != nullptr && unused != ptr);
+  CHECK_EQ(rig.engine.statistics().over_budget, 2);
+  CHECK(rig.engine.created_on_host_at(ptr) == record && rig.engine.created_on_host_at(&rig) == nullptr);
+  rig.check_engine();
+  rig.engine.destroyed(never_used);
+
+  rig.storages.push_back(std::make_unique<Storage>());
+  Storage& made = *rig.storages.back();
+  made.ptr = static_cast<unsigned char*>(ptr);
+  made.record = record;
+  {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.attach(*record, &made);
+  }
+  rig.run(50, {&made}, true, [&] { Rig::write(made, 77); });
+  CHECK(made.block == nullptr && made.ptr == ptr); // in place
+  {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.unpin(rig.storages[0]->record);
+  }
+  rig.run(51, {&made}, false, [&] { Rig::check(made); });
+  CHECK(made.block != nullptr);
+  CHECK(rig.reserved() <= static_cast<std::int64_t>(kBudget));
+  rig.check_engine();
+  for (std::size_t index = 1; index < 4; ++index) {
+    const Engine::Lock lock(rig.engine);
+    rig.engine.unpin(rig.storages[index]->record);
+  }
+}
+
 } // namespace
 
 HARNESS_MAIN()

@@ -92,8 +92,10 @@ class Copies {
   void show_pinned(Record& record);
 
  private:
-  /// The smallest storage of once to twice that size whose host copy is outdated; nullptr if there is none.
-  Record* outdated_host_copy(std::size_t bytes) const;
+  /// The smallest storage of once to twice that size whose host copy is outdated and idle; nullptr if there is none.
+  Record* outdated_host_copy(std::size_t bytes);
+  /// Its block has been freed.
+  void forget_host_copy(Record& record) noexcept;
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
   bool is_host_copy_ready(Record& record);
   void note_move(TransferKind kind, const Record& record) noexcept;

@@ -13,7 +13,8 @@ Block* Copies::host_block(const Record& record, Stream stream) {
   }
   // Pinning new memory takes longer than all else here. A copy that is outdated is of no use until the next write-back.
   if (Record* const outdated = outdated_host_copy(record.bytes)) {
-    drop_host_copy(*outdated);
+    state_.host_memory->free_idle(outdated->host_block, stream);
+    forget_host_copy(*outdated);
     if (Block* const block = cached()) {
       return block;
     }
@@ -35,12 +36,13 @@ Block* Copies::host_block(const Record& record, Stream stream) {
   }
 }
 
-Record* Copies::outdated_host_copy(std::size_t bytes) const {
+Record* Copies::outdated_host_copy(std::size_t bytes) {
   Record* smallest = nullptr;
   for (const auto& [id, other] : state_.records) {
     const bool outdated = other->host_block != nullptr && !other->host_valid && other->range == nullptr;
     if (outdated && other->bytes >= bytes && other->bytes <= 2 * bytes &&
-        (smallest == nullptr || other->bytes < smallest->bytes)) {
+        (smallest == nullptr || other->bytes < smallest->bytes) && other->in_place_streams.empty() &&
+        state_.reached(other->host_ready) && state_.reached(other->device_ready)) { // no work uses it any more
       smallest = other;
     }
   }
@@ -49,6 +51,10 @@ Record* Copies::outdated_host_copy(std::size_t bytes) const {
 
 void Copies::drop_host_copy(Record& record) noexcept {
   state_.host_memory->free(record.host_block);
+  forget_host_copy(record);
+}
+
+void Copies::forget_host_copy(Record& record) noexcept {
   record.host_block = nullptr;
   record.host_valid = false;
   record.retiring = false;
