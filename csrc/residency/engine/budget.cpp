@@ -162,7 +162,7 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
   for (bool waits = true; waits;) {
     waits = false;
     for (const auto& [id, record] : state_.records) {
-      if (record->device != device || record->captured != 0) {
+      if (record->device != device || record->captured != 0 || record->storage == nullptr) {
         continue;
       }
       if (record->points_at == Side::kHost && !state_.address_may_change(*record, Mover::kOperator)) {

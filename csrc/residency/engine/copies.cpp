@@ -142,6 +142,7 @@ bool Copies::release_device_copy(Record& record, Stream taker) {
   record.device_block = nullptr;
   record.retiring = false;
   record.points_at = Side::kHost;
+  state_.of(record.device).policy->moved(record.id, true);
   record.streams.clear();
   state_.recycle_event(record.device, record.device_ready);
   const bool has_range = record.range != nullptr;
@@ -279,6 +280,7 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
   }
   state_.storages.point_at_device(record, record.device_block);
   record.points_at = Side::kDevice;
+  state_.of(record.device).policy->moved(record.id, false);
   record.shows_pinned = false;
   state_.no_longer_ahead(record);
   return true;

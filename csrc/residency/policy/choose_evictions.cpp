@@ -70,10 +70,12 @@ class Belady {
   struct Entry {
     std::uint64_t next = 0; ///< operator of its next use, or at which it is freed
     std::uint32_t in_place = 0; ///< see `rank`; breaks ties of `next`: the higher rank is evicted first
+    bool on_host = false; ///< breaks ties of both
     std::uint32_t value = 0;
     std::uint32_t entry = 0;
     friend bool operator<(const Entry& left, const Entry& right) {
-      return std::tie(left.next, left.in_place, left.value) < std::tie(right.next, right.in_place, right.value);
+      return std::tie(left.next, left.in_place, left.on_host, left.value) <
+             std::tie(right.next, right.in_place, right.on_host, right.value);
     }
   };
 
@@ -99,7 +101,7 @@ class Belady {
       state.resident = true;
       used_ += iteration_.values[value].bytes;
     }
-    queues_[state.dirty ? 1 : 0].push({next, rank, value, ++state.entry});
+    queues_[state.dirty ? 1 : 0].push({next, rank, iteration_.values[value].on_host, value, ++state.entry});
   }
 
   void move_out(std::uint32_t value) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -158,7 +159,8 @@ class ByTime {
                                ? gap.ms
                                : (excess_ms_[range.first + range.count] - excess_ms_[range.first]) *
                                      static_cast<double>(iteration_.values[gap.value].bytes) / gap.transferred;
-      if (best == nullptr || score > best_score) {
+      if (best == nullptr || score > best_score ||
+          (score == best_score && iteration_.values[gap.value].on_host && !iteration_.values[best->value].on_host)) {
         best = &gap;
         best_score = score;
       }
@@ -184,14 +186,15 @@ class ByTime {
       return false;
     }
     std::uint32_t best = kNone;
-    std::pair<std::size_t, std::int64_t> best_rank;
+    std::tuple<std::size_t, std::int64_t, bool> best_rank;
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       const Use& it = iteration_.uses[use];
       const Value& value = iteration_.values[it.value];
       if (it.is_creation || schedule_.in_place[use] || value.pinned || value.bytes == 0 || before(use) == kNone) {
         continue;
       }
-      const std::pair rank(iteration_.uses_of[it.value].size(), -static_cast<std::int64_t>(value.bytes));
+      const std::tuple rank(iteration_.uses_of[it.value].size(), -static_cast<std::int64_t>(value.bytes),
+                            !value.on_host);
       if (best == kNone || rank < best_rank) {
         best = use;
         best_rank = rank;

@@ -47,6 +47,8 @@ struct Value {
   std::uint32_t freed_at = kNone; ///< freed in or after this operator, cyclically; kNone: never
   StorageId latest = kNoStorage; ///< its storage in the recorded iteration
   bool pinned = false;
+  bool on_host = false; ///< its bytes were on the host when the schedule was made. Of values that are as good to leave
+                        ///< there, those on the host cost no transfer
 };
 
 /// A use of a value by an operator, or its creation.

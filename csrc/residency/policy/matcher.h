@@ -25,6 +25,7 @@ struct StorageState {
   bool found = false; ///< it existed before it was first seen
   bool persistent = false; ///< a persistent value of some schedule
   bool pinned = false;
+  bool on_host = false; ///< its bytes are on the host now
 };
 
 struct SeenOperand {

@@ -52,6 +52,12 @@ void Policy::pin(StorageId storage, bool pinned) {
   }
 }
 
+void Policy::moved(StorageId storage, bool to_host) {
+  if (StorageState* known = state_->storages.find(storage)) {
+    known->on_host = to_host;
+  }
+}
+
 void Policy::State::see(std::span<const Access> accesses) {
   const std::uint64_t number = log.latest() + 1;
   const std::size_t known = storages.size();

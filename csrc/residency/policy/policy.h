@@ -48,6 +48,9 @@ class Policy {
   /// Pins a storage (exports, `keep_resident`) or unpins it. The next schedule counts the bytes of pinned storages as
   /// always resident, and neither retires nor fetches them. Does not nest: the caller counts the pins.
   void pin(StorageId storage, bool pinned);
+  /// The storage's bytes are on the host, or on the device (as at first). Of values that are as good to evict, the next
+  /// schedule evicts those on the host.
+  void moved(StorageId storage, bool to_host);
 
   /// An outermost operator is about to run. Storages without a `created` count as having no bytes.
   /// \param in_place_ok the operator reads or writes each byte about once (optimizers, embeddings)

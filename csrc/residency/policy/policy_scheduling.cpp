@@ -92,15 +92,16 @@ void Policy::State::solve(KnownSchedule& known) {
   PolicyOptions left = options;
   Iteration& iteration = known.schedule.iteration;
   for (Value& value : iteration.values) {
-    value.pinned = false;
+    value.pinned = value.on_host = false;
   }
   storages.for_each([&](StorageId storage, const StorageState& state) {
-    if (!state.pinned) {
+    if (!state.pinned && !state.on_host) {
       return;
     }
     if (const std::uint32_t* value = iteration.value_of.find(storage)) {
-      iteration.values[*value].pinned = true;
-    } else {
+      iteration.values[*value].pinned = state.pinned;
+      iteration.values[*value].on_host = state.on_host;
+    } else if (state.pinned) {
       left.budget -= std::min(left.budget, state.bytes);
     }
   });
