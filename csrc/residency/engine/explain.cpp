@@ -80,20 +80,18 @@ std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept 
     if (!device.quiescent) {
       said += "Nothing could be evicted: operators run that began before the budget was in force.\n";
     }
-    {
-      std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
-      if (state_.host_refused) { // without pinned memory nothing can be evicted
-        stays = state_.allocated_bytes(home.index);
-        for (const Record* const record : op.operands) {
-          stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
-        }
+    std::size_t stays = now.operands + now.pinned + now.others + now.unknown;
+    if (state_.host_refused) { // without pinned memory nothing can be evicted
+      stays = state_.allocated_bytes(home.index);
+      for (const Record* const record : op.operands) {
+        stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
       }
-      const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kSegmentStep));
-      if (budget > *device.budget && budget <= device.ceiling) {
-        const std::string text = exact_bytes(budget);
-        said += "The smallest budget that would do: " + text + " (torch_uvm.set_budget(\"" + text +
-                "\"), `python -m torch_uvm run --budget " + text + "`).\n";
-      }
+    }
+    const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kSegmentStep));
+    if (budget > *device.budget && budget <= device.ceiling) {
+      const std::string text = exact_bytes(budget);
+      said += "The smallest budget that would do: " + text + " (torch_uvm.set_budget(\"" + text +
+              "\"), `python -m torch_uvm run --budget " + text + "`).\n";
     }
     const std::optional<std::size_t> host_limit = state_.host_source->limit();
     if (state_.host_refused && host_limit) {
