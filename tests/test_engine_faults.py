@@ -77,7 +77,7 @@ def _engine(attempt: Attempts) -> None:
 
 def test_the_engine() -> None:
     torch_uvm.enable(budget=BUDGET)
-    assert each_call_fails(_engine, every=97, first=3) > 5
+    assert each_call_fails(_engine, every=71, first=3) > 5
 
 
 @pytest.mark.parametrize("name", ["copy_async", "record_event", "wait_event"])
