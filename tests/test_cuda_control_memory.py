@@ -229,7 +229,7 @@ def test_a_balloon_makes_a_card_small(over_fake: Run) -> None:
         sys.path.insert(0, {str(TESTS)!r})
         import _gpu_guard
         from _gpu_guard import Guard, Refused, balloon, check_room, free_by_runtime, room_beside_a_balloon
-        _gpu_guard.MARGIN = 192 * MiB  # of a card of 256
+        _gpu_guard.MARGIN, _gpu_guard.LEAST_FREE = 192 * MiB, 16 * MiB  # of a card of 256
         torch_uvm.set_limit(None)
         readers = {{"cudaMemGetInfo": free_by_runtime}}
         check_room(64 * MiB, readers)
