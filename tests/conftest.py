@@ -109,7 +109,7 @@ def steps_at_once_afterwards() -> Iterator[None]:
     """For tests of deferred steps: runs pending updates and disables deferral afterwards."""
     yield
     torch_uvm = sys.modules["torch_uvm"]
-    torch_uvm.enable(budget=None, optimizer="in_place")
+    torch_uvm.enable(budget=None, optimizer="auto")
     assert torch_uvm._C.pending_updates() == 0
     torch_uvm.disable()
     gc.collect()

@@ -3,7 +3,9 @@ updates."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -16,6 +18,7 @@ from _deferred import (
     assert_equal,
     at_once,
     backward,
+    bytes_at,
     everything,
     first,
     mlp,
@@ -192,9 +195,63 @@ class TestLifetime:
         )
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.13", reason="before torch 2.13 nothing can retry (docs/residency.md)"
-)
+class TestAddresses:
+    """Code that is no operator, and takes an address as C++ extensions do: `_C.address`."""
+
+    def test_are_refused_until_the_update_has_run(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, _optimizer = stepped()
+        weight = first(model)
+        with pytest.raises(RuntimeError, match="no operator reads its address.*torch_uvm.resident"):
+            _C.address(weight)
+        weight.sum()
+        assert _C.address(weight) == weight.data_ptr()
+
+    def test_are_given_where_residency_is_asked_for(self) -> None:
+        (wanted, *_) = at_once()
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, _optimizer = stepped()
+        with torch_uvm.resident(first(model)):
+            found = bytes_at(_C.address(first(model)), first(model))
+        assert torch.equal(found, wanted.view(torch.uint8).flatten())
+
+    def test_what_only_looks_is_not_refused(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        pending = _C.pending_updates()
+        assert pending > 0 and torch_uvm.is_managed(first(model)) and first(model).untyped_storage().nbytes()
+        assert sum(torch_uvm.residency(model).values()) > 0
+        torch_uvm.prefetch(model)
+        assert "Parameter" in type(copy.copy(first(model))).__name__ and first(model).detach().shape
+        assert _C.pending_updates() == pending
+        assert_equal(on_cpu(everything(model, optimizer)), at_once())
+
+    def test_operators_of_another_thread_are_never_refused(self) -> None:
+        """A thread that reads parameters all the time, as in evaluation beside training."""
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        ended = threading.Event()
+        failures: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                while not ended.is_set():
+                    for parameter in model.parameters():
+                        parameter.detach().sum()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        for _ in range(30):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        ended.set()
+        thread.join()
+        assert failures == []
+
+
 class TestFailures:
     @pytest.fixture
     def failing(self) -> Iterator[dict[str, int]]:

@@ -32,7 +32,7 @@ struct Options {
   std::optional<std::size_t> staging; ///< bytes per staging slot of plain device memory; nullopt: chosen per device
   std::size_t relocation_min = kDefaultRelocationMin; ///< smallest storage that the residency engine relocates
   bool zero_on_alloc = false; ///< zero the managed memory of new tensors
-  std::string optimizer = "in_place"; ///< when optimizers update parameters: in_place, deferred or auto
+  std::string optimizer = "auto"; ///< when optimizers update parameters: in_place, deferred or auto
   AllocatorOptions allocator;
   EmulatedConfig emulated; ///< the options emulated_devices, emulated_memory, ...
   CudaConfig cuda;

@@ -31,7 +31,7 @@ py::dict counters_dict(std::optional<int> device) {
 ResidencyInfo residency_of(const at::Tensor& tensor) {
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
-  const c10::DataPtr& data = tensor.storage().data_ptr();
+  const c10::DataPtr& data = data_of(tensor.storage());
   if (is_on_host(data) || is_adopted(data_behind_labels(data))) {
     info.host = range.bytes; // pinned memory, or a file's mapping
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));

@@ -7,6 +7,7 @@
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
+#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -46,7 +47,7 @@ py::dict attributes_dict(std::uintptr_t address, std::size_t bytes) {
 
 /// The block's address, bytes and home; nullopt for a tensor that is not managed.
 std::optional<std::tuple<std::uintptr_t, std::size_t, int>> block_values(const at::Tensor& tensor) {
-  Block* const block = is_managed(tensor.storage().data_ptr()) ? block_of(tensor.storage().data_ptr()) : nullptr;
+  Block* const block = is_managed(data_of(tensor.storage())) ? block_of(data_of(tensor.storage())) : nullptr;
   if (block == nullptr) {
     return std::nullopt;
   }

@@ -168,10 +168,10 @@ bool share_bytes(const py::sequence& values) {
       continue;
     }
     const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !has_owner(tensor.storage().data_ptr())) {
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !has_owner(data_of(tensor.storage()))) {
       continue;
     }
-    const void* const bytes = data_behind_labels(tensor.storage().data_ptr()).get();
+    const void* const bytes = data_behind_labels(data_of(tensor.storage())).get();
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     if (std::ranges::any_of(labelled,
                             [&](const auto& other) { return other.first == bytes && other.second != storage; })) {

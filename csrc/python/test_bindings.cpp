@@ -1,8 +1,9 @@
 // For tests, and in builds with TORCH_UVM_TEST_BINDINGS=1 only: calls of the emulated accelerator that fail, and how
 // many operators this thread knows.
-#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "emulated/backend.h"
@@ -31,6 +32,9 @@ void bind_test_bindings(py::module_& module) {
   module.def("emu_clear_failures", [] { return emulated_failures().clear(); }, no_gil);
   module.def("count_kernels", &count_kernels, py::arg("on"), no_gil); // false: as on CUDA
   module.def("is_watching", [] { return engine_in_use() != nullptr && engine_in_use()->is_awake(); }, no_gil);
+  // As code does that is no operator and knows of no patch.
+  module.def(
+      "address", [](const at::Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.const_data_ptr()); }, no_gil);
   module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
 }
 

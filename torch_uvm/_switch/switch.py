@@ -62,7 +62,7 @@ def enable(
             its transfers overlap earlier computation; any access to a parameter, its gradient or its state
             sees the same bits as after an immediate step (docs/residency.md). "auto": both are tried for a
             few steps once the budget is short, and what gave the shorter steps is kept. If omitted (`...`):
-            what was requested before, here or in TORCH_UVM_CONF, else "in_place".
+            what was requested before, here or in TORCH_UVM_CONF, else "auto".
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.

@@ -27,13 +27,35 @@ std::string what(const std::exception_ptr& error) {
   }
 }
 
-/// Clears the access error of a storage. Before torch 2.13, PyTorch cannot clear it.
-template <typename Storage>
-void allow_address(Storage* storage) {
-  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
-    storage->clear_data_ptr_access_error_msg_();
-  }
+#if __has_include(<c10/core/StorageMaterializer.h>) // from torch 2.13 on
+
+void allow_address(c10::StorageImpl* storage) {
+  storage->clear_data_ptr_access_error_msg_();
 }
+
+#else // PyTorch can set these flags, and cannot clear them
+
+struct Refuses {};
+struct Checks {};
+bool c10::StorageImpl::* flag_of(Refuses);
+bool c10::StorageImpl::* flag_of(Checks);
+
+/// Names private members: access is not checked in an explicit instantiation.
+template <typename Tag, bool c10::StorageImpl::* Flag>
+struct Opened {
+  friend bool c10::StorageImpl::* flag_of(Tag) {
+    return Flag;
+  }
+};
+template struct Opened<Refuses, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct Opened<Checks, &c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+void allow_address(c10::StorageImpl* storage) {
+  storage->*flag_of(Refuses()) = false;
+  storage->*flag_of(Checks()) = false;
+}
+
+#endif
 
 } // namespace
 
@@ -210,22 +232,22 @@ void DeferredUpdate::run() {
   on_stream.join();
 }
 
-void DeferredUpdate::refuse_use(const std::exception_ptr& error) const noexcept {
+void DeferredUpdate::refuse_use(std::string_view message, const std::exception_ptr& error) const noexcept {
   for (const Access& access : accesses_) {
     if (!access.writes) {
       continue;
     }
-    std::optional<std::string> message;
+    std::optional<std::string> text;
     try {
-      message = "an update that an optimizer's step had deferred failed: " + what(error);
+      text = std::string(message) + (error ? what(error) : "");
     } catch (const std::bad_alloc&) { // access raises PyTorch's own message
     }
     const_cast<c10::StorageImpl*>(access.storage)
-        ->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message)); // allocates nothing: see `keep`
+        ->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text)); // allocates nothing: see `keep`
   }
 }
 
-void DeferredUpdate::accept_use() const {
+void DeferredUpdate::accept_use() const noexcept {
   for (const Access& access : accesses_) {
     if (access.writes) {
       allow_address(const_cast<c10::StorageImpl*>(access.storage));

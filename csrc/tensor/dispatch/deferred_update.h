@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -48,10 +49,11 @@ class DeferredUpdate {
   /// throws
   void run();
 
-  /// Makes access to the data pointers that the update writes raise its error, as a kernel would see; `accept_use`
-  /// undoes that.
-  void refuse_use(const std::exception_ptr& error) const noexcept;
-  void accept_use() const;
+  /// Makes PyTorch refuse the data pointers that the update writes, with this message, to kernels and to all other
+  /// code; `accept_use` undoes that.
+  /// \param error whose text is appended; null: none
+  void refuse_use(std::string_view message, const std::exception_ptr& error = nullptr) const noexcept;
+  void accept_use() const noexcept;
 
   c10::Stream stream() const {
     return stream_;

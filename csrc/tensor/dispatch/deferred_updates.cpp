@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "tensor/dispatch/operand_walk.h"
+#include "tensor/dispatch/storage_records.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 
@@ -21,7 +23,6 @@ struct Pending {
   std::uint64_t number = 0;
   bool running = false;
   bool done = false;
-  bool failed = false; ///< the tensors that it writes refuse access
 };
 using Shared = std::shared_ptr<Pending>;
 
@@ -57,6 +58,20 @@ struct Table {
 };
 
 thread_local bool running = false;
+
+constexpr const char* kRefusal =
+    "an optimizer's step has deferred the update of this tensor to its next use by an operator of PyTorch, and code "
+    "that is no operator reads its address. Put that code within `with torch_uvm.resident(tensor):`, or choose "
+    "optimizer=\"in_place\"";
+
+/// Whether an operator of another thread runs on a tensor that the update writes: its kernel may ask for the address
+/// at any time. Requires the engine's lock.
+bool is_in_use(const Engine& engine, const DeferredUpdate& update) {
+  return std::ranges::any_of(update.accesses(), [&](const DeferredUpdate::Access& access) {
+    const Record* const record = access.writes ? known_record_of(engine, access.storage) : nullptr;
+    return record != nullptr && record->in_use != 0;
+  });
+}
 
 void forget(Table& table, const Shared& pending) {
   for (const DeferredUpdate::Access& access : pending->update->accesses()) {
@@ -117,14 +132,11 @@ void run(const Shared& pending) {
   std::exception_ptr error;
   running = true;
   try {
-    if (std::exchange(pending->failed, false)) {
-      pending->update->accept_use();
-    }
+    pending->update->accept_use();
     pending->update->run();
   } catch (...) {
     error = std::current_exception();
-    pending->failed = true;
-    pending->update->refuse_use(error);
+    pending->update->refuse_use("an update that an optimizer's step had deferred failed: ", error);
   }
   running = false;
   std::vector<Written> gone;
@@ -226,6 +238,11 @@ bool runs_deferred_update() noexcept {
 }
 
 void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
+  std::optional<Engine::Lock> engine_lock;
+  Engine* const engine = engine_in_use();
+  if (engine != nullptr) {
+    engine_lock.emplace(*engine);
+  }
   Table& table = Table::get();
   const std::lock_guard lock(table.mutex);
   for (std::unique_ptr<DeferredUpdate>& update : updates) {
@@ -241,6 +258,9 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
       throw;
     }
     pending_updates.fetch_add(1, std::memory_order_relaxed);
+    if (engine != nullptr && !is_in_use(*engine, *pending->update)) {
+      pending->update->refuse_use(kRefusal);
+    }
   }
 }
 

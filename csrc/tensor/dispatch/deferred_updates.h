@@ -4,6 +4,8 @@
 //   that the update only reads does not run it.
 // - Uses are operators (the watcher runs the updates, on the thread that called the operator) and addresses that leave
 //   PyTorch.
+// - Until it has run, PyTorch refuses the addresses of the tensors that it writes: code that is no operator and did not
+//   ask for them raises, and never reads old values.
 // - An update runs once. If it fails, its tensors refuse access with the error, and the next conflicting use resumes at
 //   the call that failed.
 //

@@ -153,6 +153,9 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
                      /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
                     mine.operands, mine.streams.get());
     }
+    if (!deferred && has_deferred_updates() && !runs_deferred_update()) { // another thread has deferred them meanwhile
+      run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
+    }
     return nullptr;
   } catch (...) {
     if (mine.outermost == &function) {

@@ -98,7 +98,7 @@ void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) 
   }
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_VALUE(
-        !tensor.has_storage() || !is_from_allocator(data_behind_labels(tensor.storage().data_ptr())),
+        !tensor.has_storage() || !is_from_allocator(data_behind_labels(data_of(tensor.storage()))),
         "advice about a tensor in the memory of an allocator that was chosen for it: it would stay on the "
         "pages for the tensors after it; accepted: managed tensors made outside of such a scope");
   }

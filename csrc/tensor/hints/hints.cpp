@@ -11,6 +11,7 @@
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/advice_registry.h"
+#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -49,10 +50,9 @@ Location location_of(c10::Device device) {
 
 /// nullptr for an address range, too: it takes no hints.
 Block* managed_block(const at::Tensor& tensor) {
-  Block* const block =
-      tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(tensor.storage().data_ptr())
-          ? block_of(tensor.storage().data_ptr())
-          : nullptr;
+  Block* const block = tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(data_of(tensor.storage()))
+                           ? block_of(data_of(tensor.storage()))
+                           : nullptr;
   return CachingManagedAllocator::is_range(block) ? nullptr : block;
 }
 

@@ -57,7 +57,7 @@ Ranges runs_of(const at::Tensor& tensor, std::size_t gap) {
     return {};
   }
   const Grid grid = grid_of(tensor, gap);
-  const auto storage = reinterpret_cast<std::uintptr_t>(tensor.storage().data());
+  const auto storage = reinterpret_cast<std::uintptr_t>(data_of(tensor.storage()).get());
   const Range all{storage, storage + tensor.storage().nbytes()};
   std::uintptr_t begin = storage + static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
   c10::SmallVector<std::size_t, 8> position(grid.dimensions.size(), 0);
@@ -88,16 +88,17 @@ bool has_too_many_runs(const at::Tensor& tensor) {
 std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size_t gap) {
   std::map<std::uintptr_t, Owned> by_address;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !is_managed(tensor.storage().data_ptr())) {
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage() || !is_managed(data_of(tensor.storage()))) {
       continue;
     }
-    Block* const block = block_of(tensor.storage().data_ptr());
+    Block* const block = block_of(data_of(tensor.storage()));
     Ranges runs = runs_of(tensor, gap);
     if (block == nullptr || runs.empty() || CachingManagedAllocator::is_range(block)) {
       continue;
     }
-    const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(tensor.storage().data()) + tensor.storage().nbytes();
-    if (runs.back().end == end && !is_from_allocator(data_behind_labels(tensor.storage().data_ptr()))) {
+    const std::uintptr_t end =
+        reinterpret_cast<std::uintptr_t>(data_of(tensor.storage()).get()) + tensor.storage().nbytes();
+    if (runs.back().end == end && !is_from_allocator(data_behind_labels(data_of(tensor.storage())))) {
       runs.back().end = block->address + block->bytes; // include the padding
     }
     Owned& owned = by_address[block->address];

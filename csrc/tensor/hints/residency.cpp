@@ -10,6 +10,7 @@
 #include "tensor/process/machine.h"
 #include "tensor/storage/advice_registry.h"
 #include "tensor/storage/block_storage.h"
+#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -99,7 +100,7 @@ std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) 
   std::map<const void*, std::vector<const at::Tensor*>> grouped; // by address, which labels of one block share
   for (const at::Tensor& tensor : tensors) {
     if (has_bytes(tensor) && tensor.numel() != 0) {
-      grouped[tensor.storage().data()].push_back(&tensor);
+      grouped[data_of(tensor.storage()).get()].push_back(&tensor);
     }
   }
   std::map<const void*, Asked> asked;
@@ -120,21 +121,22 @@ std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) 
 
 bool has_bytes(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
-         !tensor.storage().device().is_meta() && (tensor.storage().nbytes() == 0 || tensor.storage().data() != nullptr);
+         !tensor.storage().device().is_meta() &&
+         (tensor.storage().nbytes() == 0 || data_of(tensor.storage()).get() != nullptr);
 }
 
 Places residency(const std::vector<at::Tensor>& tensors) {
   Places places;
   for (const auto& [address, asked] : by_storage(tensors)) {
-    Block* const block = Context::get().forked() || !is_managed(asked.first->storage().data_ptr())
+    Block* const block = Context::get().forked() || !is_managed(data_of(asked.first->storage()))
                              ? nullptr
-                             : block_of(asked.first->storage().data_ptr());
+                             : block_of(data_of(asked.first->storage()));
     if (block == nullptr) {
       std::size_t bytes = asked.reached;
       for (const Range& run : asked.runs) {
         bytes += asked.reached == 0 ? run.bytes() : 0;
       }
-      const bool on_host = is_on_host(asked.first->storage().data_ptr());
+      const bool on_host = is_on_host(data_of(asked.first->storage()));
       add(places, on_host ? c10::Device(c10::DeviceType::CPU) : asked.first->device(), bytes);
       continue;
     }

@@ -148,12 +148,12 @@ std::size_t bytes_of(const std::vector<std::int64_t>& sizes, const std::vector<s
 
 template <class T>
 T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied) {
-  TORCH_CHECK_BUFFER(tensor.layout() == c10::kStrided && is_managed(tensor.storage().data_ptr()),
+  TORCH_CHECK_BUFFER(tensor.layout() == c10::kStrided && is_managed(data_of(tensor.storage())),
                      "DLPack's device type for managed memory, for a tensor that is not managed");
-  TORCH_CHECK_BUFFER(!is_adopted(data_behind_labels(tensor.storage().data_ptr())),
+  TORCH_CHECK_BUFFER(!is_adopted(data_behind_labels(data_of(tensor.storage()))),
                      "DLPack's device type for managed memory, for a tensor in a file's mapping, which CUDA did not "
                      "allocate; clone() it");
-  TORCH_CHECK_BUFFER(!is_address_range(tensor.storage().data_ptr()),
+  TORCH_CHECK_BUFFER(!is_address_range(data_of(tensor.storage())),
                      "DLPack's device type for managed memory, for a tensor in memory of its device alone "
                      "(segments:stable); torch_uvm.to(t, device, copy=True) makes a managed copy");
   TORCH_CHECK_BUFFER(!tensor.is_conj() && !tensor.is_neg(),

@@ -73,7 +73,7 @@ std::vector<Stream> busy_streams(const Block* block, const c10::DataPtr& data) {
 }
 
 void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
-  const c10::DataPtr& data = self.storage().data_ptr();
+  const c10::DataPtr& data = data_of(self.storage());
   if (const c10::DataPtr& bytes = data_behind_labels(data); is_adopted(bytes)) {
     if (!to.is_cpu() || !non_blocking) {
       wait_for_adopted(bytes);
@@ -152,12 +152,12 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   const c10::Device device = resolve_device(to, "a move");
   Kernel kernel;
   kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
-  TORCH_CHECK(device == self.device() || !is_address_range(self.storage().data_ptr()), "a move to ", device,
+  TORCH_CHECK(device == self.device() || !is_address_range(data_of(self.storage())), "a move to ", device,
               " of a tensor of ", self.nbytes(), " bytes whose memory is that of ", self.device(),
               " (segments:stable): no other processor can access it. torch_uvm.to(t, device, copy=True) makes a "
               "managed copy, and torch_uvm.empty makes managed memory");
   // The watcher has fetched this operand to its device, unless there was no room.
-  TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(self.storage().data_ptr()), "a move of ", self.nbytes(),
+  TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(data_of(self.storage())), "a move of ", self.nbytes(),
                    " bytes that the budget of ", self.device(), " has no room for now: they are on the host");
   try {
     synchronise(self, device, non_blocking);

@@ -178,7 +178,7 @@ std::optional<std::size_t> labels_of(const c10::Storage& storage) {
   c10::intrusive_ptr<Owner> owner;
   {
     std::lock_guard lock(first_moves);
-    const c10::DataPtr& data = storage.data_ptr();
+    const c10::DataPtr& data = data_of(storage);
     if (Owner* found = owner_of(data)) {
       owner = c10::intrusive_ptr<Owner>::reclaim_copy(found);
     } else {

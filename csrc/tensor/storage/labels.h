@@ -26,6 +26,11 @@ bool take_off_labels(c10::StorageImpl* storage);
 /// The number of live storages that share these bytes; nullopt if the storage has no owner.
 std::optional<std::size_t> labels_of(const c10::Storage& storage);
 
+/// The storage's DataPtr, also while PyTorch refuses access to it since an update is pending (deferred_updates.h).
+inline const c10::DataPtr& data_of(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+}
+
 /// Whether the storage is labelled (its deleter is an owner's).
 bool has_owner(const c10::DataPtr& data);
 /// The DataPtr that frees the bytes: the owner's for a labelled storage, else `data` itself.

@@ -166,7 +166,7 @@ bool is_managed(const c10::DataPtr& data) {
 }
 
 std::size_t label_count(const c10::Storage& storage) {
-  return labels_of(storage).value_or(is_managed(storage.data_ptr()) ? 1 : 0);
+  return labels_of(storage).value_or(is_managed(data_of(storage)) ? 1 : 0);
 }
 
 Block* block_of(const c10::DataPtr& data) {

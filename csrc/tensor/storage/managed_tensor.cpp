@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -21,7 +22,7 @@ bool is_managed(const at::Tensor& tensor) {
     return op.call(tensor); // the dispatcher unwraps the tensor
   }
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
-         is_managed(tensor.storage().data_ptr());
+         is_managed(data_of(tensor.storage()));
 }
 
 } // namespace torch_uvm
