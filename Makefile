@@ -225,8 +225,9 @@ format: $(STAMPS)/installed ## let ruff and clang-format rewrite what they can
 bench: build cpp ## measure, into benchmarks/results/
 	$(VENV_PY) benchmarks/run.py
 
-bench-schedules: build cpp ## predict steps within budgets from traces of an H200, beside their lower bounds
+bench-schedules: build cpp ## predict steps within budgets, from traces of an H200 and dry runs, beside their lower bounds
 	$(VENV_PY) benchmarks/bench_schedules.py
+	$(VENV_PY) benchmarks/bench_plans.py
 
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py

@@ -1,4 +1,4 @@
-"""benchmarks/bench_schedules.py: its rows, and what it takes from measured results."""
+"""benchmarks/bench_schedules.py and bench_plans.py: their rows, and what is taken from measured results."""
 
 from __future__ import annotations
 
@@ -67,3 +67,26 @@ def test_little_is_fetched_that_no_schedule_evicts(tmp_path: Path) -> None:
     fetched = float(figures.split()[1])
     schedule = schedule_of(trace, budget, step_ms)
     assert 0.98 < fetched / (schedule.bytes_of("fetch") / schedule.steps / 2**20) < 1.04
+
+
+def test_a_row_of_a_program_that_was_run_dry() -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "bench_plans.py"),
+        "--only",
+        "graph",
+        "--parts",
+        "60",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    head, figures, of_plan, of_schedule = done.stdout.splitlines()
+    assert head.split()[-3:] == ["predicted", "scheduled", "bound"]
+    name, peak, _core, part, predicted, scheduled, least = figures.split()
+    assert (name, part) == ("graph", "60%") and float(
+        peak
+    ) > 4  # messages of 4 million edges, 256 floats each
+    assert 1 <= float(least) <= float(scheduled) <= float(predicted)
+    ratio = float(scheduled) / float(least)
+    assert of_schedule == f"scheduled / bound: mean {ratio:.2f}, worst {ratio:.2f}"
+    assert of_plan.startswith("predicted / bound: mean ")

@@ -1,0 +1,353 @@
+"""Users' programs for bench_plans.py: ten kinds of training, as one would write them without this project.
+
+python benchmarks/_wild_programs.py t5 [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Loss = Callable[[], Tensor]
+#: A module, and a function that makes a batch and computes the loss.
+Program = tuple[nn.Module, Loss]
+
+DEVICE = torch.device("cuda")
+PROGRAMS: dict[str, Callable[[], Program]] = {}
+
+
+def program(make: Callable[[], Program]) -> Callable[[], Program]:
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+def tokens(count: int, *shape: int) -> Tensor:
+    return torch.randint(0, count, shape).to(DEVICE)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape).to(DEVICE)
+
+
+@program
+def t5() -> Program:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=1024, d_ff=4096, num_layers=24, num_heads=16, use_cache=False)
+    config.decoder_start_token_id = config.pad_token_id = 0
+    model = T5ForConditionalGeneration(config)
+
+    def loss() -> Tensor:
+        with autocast():
+            out: Tensor = model(input_ids=tokens(32000, 12, 512), labels=tokens(32000, 12, 128)).loss
+        return out
+
+    return model, loss
+
+
+@program
+def whisper() -> Program:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes: dict[str, Any] = {"d_model": 1024, "use_cache": False}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 24, f"{part}_attention_heads": 16, f"{part}_ffn_dim": 4096}
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes))
+
+    def loss() -> Tensor:
+        with autocast():
+            out: Tensor = model(input_features=normal(6, 80, 3000), labels=tokens(50000, 6, 160)).loss
+        return out
+
+    return model, loss
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        found: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return found
+
+
+def mlp(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Residual(nn.Module):
+    """Convolutions with a skip, as in the UNets of diffusion models."""
+
+    def __init__(self, into: int, out: int, heads: int = 0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.GroupNorm(32, into), nn.SiLU(), nn.Conv2d(into, out, 3, padding=1),
+            nn.GroupNorm(32, out), nn.SiLU(), nn.Conv2d(out, out, 3, padding=1),
+        )  # fmt: skip
+        self.skip = nn.Conv2d(into, out, 1)
+        self.attention = Attention(out, heads) if heads else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.skip(x) + self.body(x)
+        if self.attention is not None:
+            y = y + self.attention(y.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, y.shape[2:])
+        return y
+
+
+@program
+def unet() -> Program:
+    class Unet(nn.Module):
+        def __init__(self, widths: tuple[int, ...] = (320, 640, 1280, 1280)) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(4, 320, 3, padding=1), nn.Conv2d(320, 4, 3, padding=1)
+            pairs = list(zip((320, *widths), widths, strict=False))
+            self.down = nn.ModuleList(
+                nn.Sequential(Residual(into, out, 8), Residual(out, out, 8)) for into, out in pairs
+            )
+            self.up = nn.ModuleList(
+                nn.Sequential(Residual(2 * out, into, 8), Residual(into, into, 8)) for into, out in pairs
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, kept = self.first(x), []
+            for stage in self.down:
+                kept.append(stage(x))
+                x = F.avg_pool2d(kept[-1], 2)
+            for stage, skip in zip(reversed(self.up), reversed(kept), strict=True):
+                x = stage(torch.cat([F.interpolate(x, scale_factor=2), skip], 1))
+            found: Tensor = self.last(x)
+            return found
+
+    model = Unet()
+
+    def loss() -> Tensor:
+        with autocast():
+            return F.mse_loss(model(normal(8, 4, 64, 64)).float(), normal(8, 4, 64, 64))
+
+    return model, loss
+
+
+@program
+def dit() -> Program:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.mlp = Attention(1152, 16), mlp(1152, 4608)
+            self.modulation = nn.Linear(1152, 6 * 1152)
+
+        def forward(self, x: Tensor, time: Tensor) -> Tensor:
+            a, b, c, d, e, f = self.modulation(F.silu(time))[:, None].chunk(6, -1)
+            x = x + c * self.attention(F.layer_norm(x, x.shape[-1:]) * (1 + a) + b)
+            found: Tensor = x + f * self.mlp(F.layer_norm(x, x.shape[-1:]) * (1 + d) + e)
+            return found
+
+    class Dit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 1152), nn.Linear(1152, 16)
+            self.blocks = nn.ModuleList(Block() for _ in range(28))
+
+        def forward(self, x: Tensor, time: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x, time)
+            found: Tensor = self.last(x)
+            return found
+
+    model = Dit()
+
+    def loss() -> Tensor:
+        with autocast():
+            return F.mse_loss(model(normal(32, 256, 16), normal(32, 1152)).float(), normal(32, 256, 16))
+
+    return model, loss
+
+
+class Language(nn.Module):
+    def __init__(self, mixers: list[nn.Module], width: int, vocabulary: int, heads: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary, bias=False)
+        self.attention = nn.ModuleList(Attention(width, heads, causal=True) for _ in mixers)
+        self.mixers = nn.ModuleList(mixers)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * len(mixers)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for at, (attention, mixer) in enumerate(zip(self.attention, self.mixers, strict=True)):
+            x = x + attention(self.norms[2 * at](x))
+            x = x + mixer(self.norms[2 * at + 1](x))
+        found: Tensor = self.head(x)
+        return found
+
+
+def next_token(scores: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@program
+def experts() -> Program:
+    class Experts(nn.Module):
+        def __init__(self, count: int = 16) -> None:
+            super().__init__()
+            self.router, self.experts = (
+                nn.Linear(1024, count),
+                nn.ModuleList(mlp(1024, 3584) for _ in range(count)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(0, 1)
+            weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+            y = torch.zeros_like(flat)
+            for at, expert in enumerate(self.experts):
+                token, rank = (chosen == at).nonzero(as_tuple=True)
+                y.index_add_(0, token, expert(flat[token]) * weights[token, rank, None].to(x.dtype))
+            return y.view_as(x)
+
+    model = Language([Experts() for _ in range(8)], 1024, 32000).bfloat16()
+
+    def loss() -> Tensor:
+        ids = tokens(32000, 8, 1024)
+        return next_token(model(ids), ids)
+
+    return model, loss
+
+
+@program
+def sampling() -> Program:
+    """Samples with a cache, then trains on what was sampled."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, pad_token_id=0, **sizes, **heads)).bfloat16()
+
+    def loss() -> Tensor:
+        with torch.no_grad():
+            ids = model.generate(
+                tokens(32000, 16, 256), min_new_tokens=24, max_new_tokens=24, do_sample=False
+            )
+        scores = model(input_ids=ids, use_cache=False).logits[:, 255:-1].log_softmax(-1)
+        chosen: Tensor = scores.gather(-1, ids[:, 256:, None]).squeeze(-1)
+        return -(chosen * normal(16, 1)).mean()
+
+    return model, loss
+
+
+@program
+def vision() -> Program:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model = ViTForImageClassification(ViTConfig(num_labels=1000))
+
+    def loss() -> Tensor:
+        with autocast():
+            out: Tensor = model(pixel_values=normal(256, 3, 224, 224), labels=tokens(1000, 256)).loss
+        return out
+
+    return model, loss
+
+
+@program
+def graph() -> Program:
+    """Full batches of a graph of 400 000 nodes and 4 million edges."""
+
+    class Layer(nn.Module):
+        def __init__(self, into: int, out: int) -> None:
+            super().__init__()
+            self.own, self.others = nn.Linear(into, out), nn.Linear(into, out)
+
+        def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+            summed = torch.zeros_like(x).index_add_(0, target, x[source])
+            return F.relu(self.own(x) + self.others(summed))
+
+    model = nn.ModuleList([Layer(128, 256), Layer(256, 256), Layer(256, 256), Layer(256, 64)])
+    nodes, edges = 400_000, 4_000_000
+    x, source, target = normal(nodes, 128), tokens(nodes, edges), tokens(nodes, edges)
+    labels = tokens(64, nodes)
+
+    def loss() -> Tensor:
+        y = x
+        for layer in model:
+            y = layer(y, source, target)
+        return F.cross_entropy(y, labels)
+
+    return model, loss
+
+
+@program
+def recurrent() -> Program:
+    model = nn.ModuleDict(
+        {"in": nn.Embedding(50000, 1024), "mix": nn.LSTM(1024, 2048, 4), "out": nn.Linear(2048, 50000)}
+    )
+
+    def loss() -> Tensor:
+        ids = tokens(50000, 128, 64)
+        y, _ = model["mix"](model["in"](ids))
+        return F.cross_entropy(model["out"](y[:-1]).flatten(0, 1), ids[1:].flatten())
+
+    return model, loss
+
+
+@program
+def quantised() -> Program:
+    """LoRA of a frozen base in 8 bits, whose weights are made whole again for each product."""
+
+    class Linear(nn.Module):
+        weight: Tensor
+        scale: Tensor
+
+        def __init__(self, into: int, out: int) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.zeros(out, into, dtype=torch.int8))
+            self.register_buffer("scale", torch.ones(out, 1, dtype=torch.bfloat16))
+            self.down = nn.Parameter(torch.zeros(16, into, dtype=torch.bfloat16))
+            self.up = nn.Parameter(torch.zeros(out, 16, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            whole = self.weight.to(torch.bfloat16) * self.scale
+            return F.linear(x, whole) + F.linear(F.linear(x, self.down), self.up)
+
+    mixers = [nn.Sequential(Linear(4096, 11008), nn.SiLU(), Linear(11008, 4096)) for _ in range(24)]
+    model = Language(mixers, 4096, 32000, heads=32).bfloat16()  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith(("down", "up")))
+
+    def loss() -> Tensor:
+        ids = tokens(32000, 4, 1024)
+        return next_token(model(ids), ids)
+
+    return model, loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("--steps", type=int, default=1 << 30)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    with DEVICE:
+        model, loss = PROGRAMS[arguments.program]()
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+    for _ in range(arguments.steps):
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()
