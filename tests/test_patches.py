@@ -15,6 +15,7 @@ import pytest
 from _spawn import Spawn
 
 from torch_uvm._patches.import_hooks import when_imported
+from torch_uvm._patches.replace import replace_once
 
 README = Path(__file__).resolve().parent.parent / "torch_uvm" / "_patches" / "README.md"
 
@@ -193,7 +194,6 @@ class TestWhenImported:
         sys.modules.pop(name, None)
 
     def test_a_search_without_an_import(self, module: str) -> None:
-        finders = [*sys.meta_path]
         seen: list[ModuleType] = []
         when_imported(module, seen.append)
         when_imported(module, seen.append)
@@ -202,7 +202,44 @@ class TestWhenImported:
         assert seen == []
         found = importlib.import_module(module)
         assert seen == [found, found]
-        assert sys.meta_path == finders
+
+    def test_other_threads_search_with_all_finders(self, module: str) -> None:
+        when_imported(module, lambda _: None)
+        finders = [*sys.meta_path]
+        search = iter(sys.meta_path)
+        asked = [next(search)]
+        importlib.import_module(module)
+        assert [*asked, *search] == finders
+
+    def test_a_module_that_is_half_imported(
+        self, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+        (tmp_path / "half_imported.py").write_text("from builtins import during\nduring()\nvalue = 1\n")
+
+        def during() -> None:
+            when_imported("half_imported", lambda it: seen.append(it.value))
+            assert seen == []
+
+        monkeypatch.setattr("builtins.during", during, raising=False)
+        importlib.import_module("half_imported")
+        importlib.import_module(module)  # the next import of any module
+        assert seen == [1]
+        del sys.modules["half_imported"]
+
+    def test_what_pytorch_has_renamed_is_left_out_with_a_warning(self, module: str) -> None:
+        when_imported(module, lambda it: replace_once(it, "renamed", lambda plain: plain))
+        with pytest.warns(UserWarning, match="imported_later.*renamed"):
+            importlib.import_module(module)
+
+    def test_the_import_goes_on_where_dynamo_has_renamed_something(self, spawn: Spawn) -> None:
+        said = spawn("""
+import torch._dynamo.output_graph as graphs
+del graphs.OutputGraph.call_user_compiler
+import torch, torch_uvm
+assert torch_uvm.ones(2).sum() == 2
+""").stderr
+        assert said.count("UserWarning: torch_uvm does not know torch._dynamo.output_graph") == 1
 
     def test_an_import_that_fails_first(self, module: str, tmp_path: Path) -> None:
         seen: list[ModuleType] = []
