@@ -15,7 +15,6 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm._patches import pointer_escapes
 
 MIB = 1024**2
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -101,10 +100,8 @@ class TestPrecedence:
             + """
 use()
 assert _C.requested_budget(0) is None and _C.budget(0) is None
-from torch_uvm._patches import pointer_escapes
-assert "data_ptr" not in vars(torch.Tensor) and not pointer_escapes._watching
 torch_uvm.enable()
-assert _C.requested_budget(0) == "auto" and "data_ptr" in vars(torch.Tensor)
+assert _C.requested_budget(0) == "auto"
 torch_uvm.disable()
 torch_uvm.set_budget(None)
 torch_uvm.enable()
@@ -218,6 +215,27 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
             assert [t.sum().item() / 2**19 for t in kept] == list(range(16)) and used[0].item() == 9
             """
         )
+
+    def test_looks_for_earlier_storages_only_where_some_are_unknown(self, spawn: Spawn) -> None:
+        spawn("""
+            import gc, torch, torch_uvm
+            calls, look = 0, gc.get_objects
+            def counted():
+                global calls
+                calls += 1
+                return look()
+            gc.get_objects = counted
+            torch_uvm.enable(budget=None)
+            kept = [torch.ones(1 << 19, device="emu") for _ in range(8)]
+            small = [torch.ones(4, device="emu") for _ in range(8)]
+            for budget in ("12MiB", "8MiB", "12MiB", "16MiB"):
+                torch_uvm.set_budget(budget)
+            assert calls == 1, calls
+            for tensor in kept:
+                tensor.add_(1)
+            torch_uvm.set_budget("8MiB")
+            assert calls == 1, calls
+        """)
 
     def test_an_invalid_one_fails_the_import(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env={**EMU, "TORCH_UVM_CONF": "budget:lots,limit:1GiB"}, check=False)
@@ -368,4 +386,4 @@ def no_request_afterwards() -> Iterator[None]:
     yield
     gc.collect()
     _C.request_budget(None, None)
-    assert pointer_escapes._watching or asked() is None
+    assert asked() is None

@@ -1,5 +1,8 @@
 // Bindings of csrc/tensor/process/budgets.h: requests for budgets.
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <vector>
 
 #include "python/bindings.h"
 #include "tensor/dispatch/pins.h"
@@ -65,7 +68,22 @@ void bind_budgets(py::module_& module) {
   module.def("budget_warning", &budget_warning, py::arg("device"), no_gil);
   module.def("fit_automatic_budget", &fit_automatic_budget, py::arg("device"), py::arg("wanted"), no_gil);
   module.def("host_limit_in_force", &host_limit_in_force, no_gil);
-  module.def("make_known", &make_known, py::arg("tensors"), no_gil);
+  module.def("knows_all", &knows_all, no_gil);
+  module.def(
+      "make_known",
+      [](const py::list& objects) {
+        std::vector<at::Tensor> tensors;
+        for (const py::handle object : objects) {
+          if (PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0) {
+            tensors.push_back(THPVariable_Unpack(object.ptr()));
+          }
+        }
+        without_gil([&] {
+          make_known(tensors);
+          tensors.clear();
+        });
+      },
+      py::arg("objects"), no_gil_inside);
   module.def(
       "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),
       no_gil);

@@ -90,17 +90,9 @@ def request(text: str, device: int | None = None) -> None:
     _C.request_budget(device, text)
     deferred_updates.try_again()
     warn_of_budgets()
-    if text != "none" and any(_C.residency_stats()["device_bytes"].values()):
-        _C.make_known(_managed_tensors())
-
-
-def _managed_tensors() -> list[torch.Tensor]:
-    """The managed tensors that Python knows.
-
-    The engine learns of tensors from operators, so it does not know those that no operator has used yet.
-    """
-    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
-    return [tensor for tensor in tensors if _C.is_managed(tensor)]
+    if text != "none" and not _C.knows_all():
+        # The engine learns of tensors from operators, so it does not know those that no operator has used.
+        _C.make_known(gc.get_objects())
 
 
 def request_default() -> None:

@@ -73,6 +73,22 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
   }
 }
 
+bool knows_all() {
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return true;
+  }
+  const Engine::Lock lock(*engine); // the engine sets the tags of the blocks that it knows
+  bool all = true;
+  for (int device = 0; device < Context::get().runtime().device_count(); ++device) {
+    Context::get().managed_allocator().min_cost_range(1, device, [&](void* tag, std::size_t bytes) {
+      all = all && (tag != nullptr || bytes < relocation_min());
+      return kNever;
+    });
+  }
+  return all;
+}
+
 void make_known(const std::vector<at::Tensor>& tensors) {
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::forked()) {

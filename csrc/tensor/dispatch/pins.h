@@ -15,6 +15,8 @@ void materialise(const at::Tensor& tensor);
 /// \throws OutOfMemory if there is no room, or if a running operator keeps using the storage on the host
 void keep_resident(const at::Tensor& tensor, bool keep);
 
+/// Whether the engine knows every storage on a device that it could evict.
+bool knows_all();
 /// Registers storages with the engine that were created before the budget: it can evict only storages that it knows.
 void make_known(const std::vector<at::Tensor>& tensors);
 
