@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils.dlpack import DLDeviceType
 
 import torch_uvm
 
+HERE_FOLDER = Path(__file__).parent
 EMU = torch.device("emu:0")
 HERE = torch.device("cpu")
 CPU, MANAGED = DLDeviceType.kDLCPU, DLDeviceType.kDLCUDAManaged
@@ -68,6 +70,25 @@ class TestExport:
         """
         for seed in (1, 2):
             spawn(code, env={"TORCH_UVM_CONF": f"emulated_schedule_seed:{seed}"})
+
+    def test_waits_for_the_fetch_of_evicted_bytes(self, spawn: Spawn) -> None:
+        code = f"""
+            import ctypes, sys, torch, torch_uvm
+            sys.path.insert(0, {str(HERE_FOLDER)!r})
+            from _dlpack import flags_and_tensor
+            torch_uvm.enable(budget="8MiB")
+            for round in range(10):
+                x = torch.full((1 << 20,), 3.0, device="emu")
+                for _ in range(4):
+                    torch.ones(7 << 18, device="emu").add_(1)
+                assert torch_uvm.residency(x) == {{torch.device("cpu"): 4 << 20}}
+                capsule = x.__dlpack__(stream=None, dl_device=(13, 0))
+                address = flags_and_tensor(capsule)[1].data
+                seen = ctypes.string_at(address, 4 << 20)
+                assert torch.frombuffer(seen, dtype=torch.float32).eq(3).all(), round
+                del capsule
+        """
+        spawn(code, env={"TORCH_UVM_CONF": "emulated_schedule_seed:1"})
 
     def test_minus_one_as_the_stream_waits_for_nothing(self) -> None:
         x = managed(4)

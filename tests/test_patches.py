@@ -27,7 +27,7 @@ import torch.nn.attention.flex_attention
 # Functions, properties and classes of all modules and classes of torch. New attributes do not count as
 # replacements: modules that are imported later, counters and caches.
 LOOK = """
-import inspect, sys, types, warnings
+import ctypes, inspect, sys, types, warnings
 warnings.simplefilter("ignore")
 import torch
 
@@ -50,19 +50,40 @@ def counts(owner, value):
     member = isinstance(owner, type) and isinstance(value, owner)  # a member of an enumeration
     return callable(value) or isinstance(value, property) or member
 
+# What a function does may be replaced in a function that stays the same object. IN_C: where CPython has
+# the definition of a function in C, in pointers from the object's begin.
+IN_C = {types.MethodDescriptorType: 5, types.BuiltinFunctionType: 2}
+
+def function_of(value):
+    return value.fget if isinstance(value, property) else value
+
+def body(value):
+    function = function_of(value)
+    if type(function) in IN_C:
+        return ctypes.c_void_p.from_address(id(function) + 8 * IN_C[type(function)]).value
+    return function.__code__ if type(function) is types.FunctionType else None
+
 def look():
-    return {id(owner): (owner, dict(vars(owner))) for owner in owners()}
+    return {id(owner): (owner, {name: (value, body(value)) for name, value in vars(owner).items()})
+            for owner in owners()}
 
 def replaced(before, after):
+    known = {}  # the names in the table: a function has several places
+    for it, when in TABLE:
+        if here(when) and inspect.isroutine(function := function_of(getattr(*place(it), None))):
+            known[id(function)] = resolve(it)
     found = set()
     for key, (owner, now) in after.items():
         then = before[key][1] if key in before else now
         found |= {f"{name_of(owner)}.{it}" for it in then.keys() - now.keys()}
-        found |= {f"{name_of(owner)}.{it}" for it, value in now.items()
-                  if (it not in then or then[it] is not value) and counts(owner, value)}
+        for it, (value, body) in now.items():
+            if not (it in then and then[it][0] is value) and counts(owner, value):
+                found.add(f"{name_of(owner)}.{it}")
+            elif it in then and then[it][1] is not body and then[it][1] != body:
+                found.add(known.get(id(function_of(value)), f"{name_of(owner)}.{it}"))
     return found
 
-def resolve(path):
+def place(path):
     head, _, attribute = path.rpartition(".")
     module = head
     while module not in sys.modules:
@@ -70,6 +91,10 @@ def resolve(path):
     owner = sys.modules[module]
     for part in head.removeprefix(module).strip(".").split("."):
         owner = getattr(owner, part) if part else owner
+    return owner, attribute
+
+def resolve(path):
+    owner, attribute = place(path)
     return f"{name_of(owner)}.{attribute}"
 
 def here(when):
@@ -177,6 +202,82 @@ expect("first managed tensor", "first budget", "`optimizer=", then=lambda: torch
 """,
         env={"TORCH_UVM_CONF": "budget:1GiB,optimizer:deferred"},
     )
+
+
+SUBCLASS = """
+import torch
+from torch.utils.dlpack import to_dlpack
+NAMES = [it.rpartition(".")[2] for it in ATTRIBUTES]
+BEFORE = [(name, getattr(torch.Tensor, name)) for name in NAMES if hasattr(torch.Tensor, name)]
+seen = []
+
+class Labelled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        for name, function in BEFORE:
+            same = func is function if callable(function) else func == function.__get__
+            if same and getattr(torch.Tensor, name) is function:
+                seen.append(name)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+import torch_uvm
+"""
+
+
+@pytest.mark.parametrize("moves", ["copy", "alias"])
+@pytest.mark.parametrize("device", ["cpu", "emu"])
+def test_a_subclass_from_before_the_import_knows_each_function(moves: str, device: str, spawn: Spawn) -> None:
+    attributes = [it for it, when in table() if it.startswith("torch.Tensor.") and "emu" not in when]
+    attributes.remove("torch.Tensor.__dlpack_c_exchange_api__")
+    assert len(attributes) == 7
+    spawn(
+        f"ATTRIBUTES = {attributes!r}\nMOVES, DEVICE = {moves!r}, {device!r}\n{SUBCLASS}"
+        + """
+torch_uvm.enable(budget="16MiB", moves=MOVES)
+x = torch.ones(4, device=DEVICE).as_subclass(Labelled)
+calls = {"to": ["emu"], "cuda": []}
+for name, function in BEFORE:
+    seen.clear()
+    try:
+        if callable(function):
+            result = getattr(x, name)(*calls.get(name, []))
+            assert not isinstance(result, torch.Tensor) or type(result) is Labelled, (name, type(result))
+        else:
+            getattr(x, name)
+    except (AssertionError, AttributeError, TypeError) as error:  # no CUDA here; numpy of a device's tensor
+        assert "CUDA" in str(error) or "numpy" in str(error), error
+    assert seen == [name], (name, seen)
+seen.clear()
+moved = x.to("emu", managed=True)
+assert type(moved) is Labelled and "to" in seen and torch_uvm.is_managed(moved)
+"""
+    )
+
+
+def test_functions_from_before_the_import_do_what_new_ones_do(spawn: Spawn) -> None:
+    """An export by an imported `to_dlpack` pins the bytes, and kept methods do what they do on tensors."""
+    spawn("""
+import torch
+from torch.utils.dlpack import to_dlpack
+to, pointer = torch.Tensor.to, torch.UntypedStorage.data_ptr
+import torch_uvm
+torch_uvm.enable(budget=None)
+x = torch.full((1 << 20,), 3.0, device="emu")
+early = to_dlpack(x)
+y = torch.full((1 << 20,), 4.0, device="emu")
+torch_uvm.set_budget("16MiB")
+late = to_dlpack(y)
+z = torch.ones(4, device="emu")
+assert to(z, "cpu", managed=True).data_ptr() == pointer(z.untyped_storage()) == z.data_ptr()
+addresses = x.data_ptr(), y.data_ptr()
+others = [torch.ones(1 << 20, device="emu") for _ in range(12)]
+for _ in range(3):
+    for other in others:
+        other.add_(1)
+assert (x.data_ptr(), y.data_ptr()) == addresses
+assert torch_uvm.residency([x, y]) == {torch.device("emu", 0): 8 << 20}
+del early, late
+""")
 
 
 class TestWhenImported:

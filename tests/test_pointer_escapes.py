@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import inspect
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from _pressure import (
 
 import torch_uvm
 from torch_uvm import _C
+from torch_uvm._patches import pointer_escapes
+from torch_uvm._patches.replace import replace_once
 
 
 class TestEscapes:
@@ -115,6 +119,20 @@ class TestEscapes:
         del exported
         gc.collect()
         assert leaves(x)
+
+    def test_a_list_of_the_attributes_does_not_pin(
+        self, budget: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`__cuda_array_interface__` pins for the tensor's life, unless `inspect.getmembers` reads it."""
+        plain = property(lambda self: {"data": (self.data_ptr(), False)})
+        monkeypatch.setattr(torch.Tensor, "__array_interface_on_emu__", plain, raising=False)
+        replace_once(torch.Tensor, "__array_interface_on_emu__", pointer_escapes._array_interface)
+        x = torch.full((MIB // 4, 2), 3.0, device="emu")
+        with contextlib.suppress(RuntimeError):  # of `imag`
+            inspect.getmembers(x)
+        assert leaves(x)
+        assert x.__array_interface_on_emu__["data"][0] == x.data_ptr()  # type: ignore[attr-defined]
+        assert not leaves(x)
 
     def test_imported_tensors_are_not_pinned(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")

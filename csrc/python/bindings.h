@@ -38,6 +38,7 @@ void bind_allocators(pybind11::module_& module); ///< allocators.cpp: allocators
 void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
 void bind_budgets(pybind11::module_& module); ///< budgets.cpp: requests for budgets
 void bind_residency(pybind11::module_& module); ///< residency.cpp: the residency engine
+void bind_replaced_functions(pybind11::module_& module); ///< replaced_functions.cpp: methods of PyTorch, in place
 void bind_schedules(pybind11::module_& module); ///< schedules.cpp: schedules of recorded traces
 void bind_allocation_sites(pybind11::module_& module); ///< allocation_sites.cpp: the allocation-site profiler
 void bind_deferred(pybind11::module_& module); ///< deferred.cpp: deferred optimizer updates

@@ -13,6 +13,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_hints(module);
   torch_uvm::bind_budgets(module);
   torch_uvm::bind_residency(module);
+  torch_uvm::bind_replaced_functions(module);
   torch_uvm::bind_schedules(module);
   torch_uvm::bind_allocation_sites(module);
   torch_uvm::bind_deferred(module);

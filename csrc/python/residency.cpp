@@ -7,10 +7,8 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/observed_operators.h"
 #include "tensor/dispatch/pins.h"
-#include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 
@@ -71,42 +69,6 @@ std::vector<std::string> written_arguments(const std::string& name, const std::s
   return written;
 }
 
-// Tensor.data_ptr under a budget. Launchers of kernels call it for each pointer, so it is not in Python.
-
-PyObject* plain_data_ptr = nullptr; // guarded by the GIL, like the next one; both are kept forever
-PyObject* gives_out_address = nullptr;
-
-/// Whether addresses stay what they are without being materialised: no operator is watched, or this thread runs a
-/// compiled graph, whose inputs are pinned and whose writes are known.
-bool addresses_stay() {
-  if (const Engine::Frame* const running = this_thread().running; running != nullptr && running->region) {
-    return true;
-  }
-  const Engine* const engine = engine_in_use();
-  return !may_need_updates() && (engine == nullptr || !(engine->is_awake() || engine->has_open_captures()));
-}
-
-PyObject* data_ptr(PyObject* self, PyObject* /*unused*/) {
-  if (!addresses_stay()) {
-    PyObject* const done = PyObject_CallOneArg(gives_out_address, self);
-    if (done == nullptr) {
-      return nullptr;
-    }
-    Py_DECREF(done);
-  }
-  return PyObject_CallOneArg(plain_data_ptr, self);
-}
-
-PyMethodDef data_ptr_definition{"data_ptr", &data_ptr, METH_NOARGS,
-                                "The address of the first element. Under a budget it is good until the next operator."};
-
-py::object data_ptr_method(const py::type& tensor, py::object plain, py::object gives_out) {
-  plain_data_ptr = plain.release().ptr();
-  gives_out_address = gives_out.release().ptr();
-  auto* const type = reinterpret_cast<PyTypeObject*>(tensor.ptr());
-  return py::reinterpret_steal<py::object>(PyDescr_NewMethod(type, &data_ptr_definition));
-}
-
 } // namespace
 
 void bind_residency(py::module_& module) {
@@ -148,7 +110,6 @@ void bind_residency(py::module_& module) {
       },
       py::arg("tensors"), py::arg("keep"), no_gil);
   module.def("materialise", &materialise, py::arg("tensor"), no_gil);
-  module.def("data_ptr_method", &data_ptr_method, py::arg("tensor"), py::arg("plain"), py::arg("gives_out"), keeps_gil);
   module.def(
       "mark_step",
       [] {

@@ -8,6 +8,7 @@ without a copy. Every other export is PyTorch's. The other direction is `torch_u
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +17,11 @@ from torch.utils.dlpack import DLDeviceType
 
 from torch_uvm import _C
 from torch_uvm._patches import pointer_escapes
+from torch_uvm._patches.replace import replace_once
 from torch_uvm._util.arguments import show
 
 _CPU = int(DLDeviceType.kDLCPU)
 _MANAGED = int(DLDeviceType.kDLCUDAManaged)
-
-# The method that is replaced.
-_plain_dlpack = torch.Tensor.__dlpack__
 
 
 def _asked_type(dl_device: Any) -> int | None:
@@ -57,40 +56,45 @@ def _wait_for_device(x: torch.Tensor) -> None:
         torch.accelerator.current_stream(x.device).synchronize()
 
 
-@functools.wraps(_plain_dlpack)
-def _dlpack(
-    self: torch.Tensor,
-    *,
-    stream: Any = -1,
-    max_version: tuple[int, int] | None = None,
-    dl_device: tuple[Any, int] | None = None,
-    copy: bool | None = None,
-) -> Any:
-    asked = None if dl_device is None or has_torch_function_unary(self) else _asked_type(dl_device)
-    if asked not in (_CPU, _MANAGED) or not _C.is_managed(self):
-        given = self if copy else pointer_escapes.exported(self)
-        return _plain_dlpack(given, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-    assert dl_device is not None
-    if asked == _CPU:
-        if self.device.type == "cpu" or copy:
-            return _plain_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+def _exporting_managed(plain: Callable[..., Any]) -> Any:
+    @functools.wraps(plain)
+    def export(
+        self: torch.Tensor,
+        *,
+        stream: Any = -1,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        asked = None if dl_device is None or has_torch_function_unary(self) else _asked_type(dl_device)
+        if dl_device is None or asked not in (_CPU, _MANAGED) or not _C.is_managed(self):
+            given = self if copy else pointer_escapes.exported(self)
+            return plain(given, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        if asked == _CPU and (self.device.type == "cpu" or copy):
+            return plain(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
         _check_export(self, stream, dl_device[1], copy, max_version)
-        # A consumer on the CPU cannot wait for a stream, so the move waits.
-        here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
-        return _plain_dlpack(here, max_version=max_version)
-    _check_export(self, stream, dl_device[1], copy, max_version)
-    given = self
+        if asked == _CPU:
+            # A consumer on the CPU cannot wait for a stream, so the move waits.
+            here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
+            return plain(here, max_version=max_version)
+        return _export_managed(self, stream, max_version, dl_device[1], copy)
+
+    return export
+
+
+def _export_managed(x: torch.Tensor, stream: Any, max_version: Any, index: int, copy: bool | None) -> Any:
+    given = x
     if copy:
-        given = torch.empty_like(self, device="meta")
-        given = _C.empty_strided(given.shape, given.stride(), self.dtype, self.device).copy_(self)
+        given = torch.empty_like(x, device="meta")
+        given = _C.empty_strided(given.shape, given.stride(), x.dtype, x.device).copy_(x)
+    versioned = max_version is not None and max_version[0] >= 1
+    capsule = _C.dlpack_export(given, index, versioned, bool(copy))  # may fetch the bytes
     if stream != -1:
         # Waiting on the consumer's stream is not enough: the CPU may read managed memory, too.
         _wait_for_device(given)
-    versioned = max_version is not None and max_version[0] >= 1
-    return _C.dlpack_export(given, dl_device[1], versioned, bool(copy))
+    return capsule
 
 
 def export_managed_memory() -> None:
     """Replaces `Tensor.__dlpack__`. Calling it again does nothing."""
-    if torch.Tensor.__dlpack__ is not _dlpack:
-        torch.Tensor.__dlpack__ = _dlpack  # type: ignore[method-assign]
+    replace_once(torch.Tensor, "__dlpack__", _exporting_managed)

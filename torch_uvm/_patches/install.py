@@ -29,6 +29,7 @@ def for_managed_tensors() -> None:
         return
     with _lock:  # two threads may install at once, and Ctrl-C may come between: each part is idempotent
         export_managed_memory()
+        pointer_escapes.pin_exports()
         multiprocessing.send_copies()
         multiprocessing.refuse_shared_labels()
         watch_graphs()

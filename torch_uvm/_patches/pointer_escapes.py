@@ -10,13 +10,14 @@ at an address that has been given out:
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
   it.
 
-The CPU's label of a moved tensor needs no pin: bytes with several labels are not moved. `watch` installs all
-of this before the first budget.
+The CPU's label of a moved tensor needs no pin: bytes with several labels are not moved.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -31,22 +32,12 @@ from torch_uvm._patches.replace import replace_once
 from torch_uvm._util.compiler import run_as_it_is
 
 _lock = threading.Lock()
-_watching = False
 
 
 @run_as_it_is
 def _gives_out(x: torch.Tensor) -> None:
     if _C.is_managed(x):
         _C.materialise(x)
-
-
-def _data_ptr(plain: Callable[..., int]) -> Any:
-    """Wraps Tensor.data_ptr, in C.
-
-    Inside a compiled graph nothing is materialised: launchers of its kernels ask for every pointer, its
-    inputs are pinned, and Inductor says which ones it writes.
-    """
-    return _C.data_ptr_method(torch.Tensor, plain, _gives_out)
 
 
 def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,11 +92,8 @@ def exported(x: torch.Tensor) -> torch.Tensor:
     """The tensor to export in place of `x`: if need be an alias that pins the bytes of `x` while it lives."""
     if x.device.type == "cpu" or not _C.is_managed(x):
         return x  # the engine does not move it
-    if has_torch_function_unary(x):
-        _pin_while(x, x)
-        return x
-    if x.requires_grad:
-        return x  # PyTorch refuses to export it
+    if x.requires_grad or has_torch_function_unary(x):
+        return x  # PyTorch refuses to export it; or its class calls the export again
     alias = x.detach()
     _pin_while(alias, x)
     return alias
@@ -123,12 +111,12 @@ def _exporting(plain: Callable[..., Any]) -> Callable[..., Any]:
 _pinned_interfaces: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _array_interface(plain: property) -> property:
-    get: Any = plain.fget
-
-    @functools.wraps(get)
+def _array_interface(plain: Callable[[torch.Tensor], Any]) -> Any:
+    @functools.wraps(plain)
     def interface(self: torch.Tensor) -> Any:
-        given = get(self)
+        given = plain(self)
+        if has_torch_function_unary(self) or sys._getframe(2).f_code.co_filename == inspect.__file__:
+            return given  # its class has called this again; or `inspect.getmembers` lists the attributes
         # A consumer keeps the tensor itself, so the pin lasts as long as the tensor. Many programs only
         # check whether the attribute exists.
         storage = self.untyped_storage()._cdata if _C.is_managed(self) else None
@@ -143,28 +131,27 @@ def _array_interface(plain: property) -> property:
                 with _lock:
                     _pinned_interfaces.pop(self, None)
                 raise
-            given = get(self)
+            given = plain(self)
         return given
 
-    return property(interface)
+    return interface
+
+
+def pin_exports() -> None:
+    """Replaces what exports bytes: an export from before the first budget outlives it. Once is enough."""
+    replace_once(torch.Tensor, "__cuda_array_interface__", _array_interface)
+    replace_once(torch, "to_dlpack", _exporting)
+    # It exports in C, where no patch runs. A consumer that does not find it calls __dlpack__.
+    tensor: Any = torch.Tensor
+    if "__dlpack_c_exchange_api__" in vars(tensor):
+        del tensor.__dlpack_c_exchange_api__
 
 
 def watch() -> None:
-    """Replaces the methods. Calling it again does nothing."""
-    global _watching
-    with _lock:
-        if _watching:
-            return
-        tensor: Any = torch.Tensor
-        storage: Any = torch.UntypedStorage
-        replace_once(tensor, "data_ptr", _data_ptr)
-        replace_once(tensor, "numpy", _materialising)
-        replace_once(storage, "data_ptr", _materialising_storage)
-        replace_once(storage, "resize_", _resizing)
-        replace_once(tensor, "__cuda_array_interface__", _array_interface)
-        for module in (torch, torch.utils.dlpack):
-            replace_once(module, "to_dlpack", _exporting)
-        # It exports in C, where no patch runs. A consumer that does not find it calls __dlpack__.
-        if "__dlpack_c_exchange_api__" in vars(tensor):
-            del tensor.__dlpack_c_exchange_api__
-        _watching = True
+    """Replaces what gives out bare addresses. Calling it again does nothing."""
+    # Inside a compiled graph nothing is materialised: launchers of its kernels ask for every pointer, its
+    # inputs are pinned, and Inductor says which ones it writes.
+    _C.replace_data_ptr(torch.Tensor.data_ptr, _gives_out)
+    replace_once(torch.Tensor, "numpy", _materialising)
+    replace_once(torch.UntypedStorage, "data_ptr", _materialising_storage)
+    replace_once(torch.UntypedStorage, "resize_", _resizing)

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from torch_uvm import _C
+from torch_uvm._patches.replace import replace_once
 from torch_uvm._util.arguments import accelerator, check_flag, resolve_device
 from torch_uvm._util.compiler import is_recorded, run_as_it_is
 
-# PyTorch's own, before `managed=` was added to it.
-plain_to = torch.Tensor.to
-
+plain_to: Callable[..., torch.Tensor]  # PyTorch's own, before `managed=` was added to it
 _convert: Callable[..., torch.Tensor]  # moves or copies; given to `accept_managed_keyword`
 _alias = False  # the last enable(moves=)
 
@@ -76,11 +75,14 @@ def _moves(x: torch.Tensor, device: torch.device | None) -> bool:
 
 
 @run_as_it_is
-@functools.wraps(plain_to)
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     managed = kwargs.pop("managed", None)
-    if managed is None and not (_alias and _C.is_enabled()):
+    if managed is None and (not (_alias and _C.is_enabled()) or has_torch_function_unary(self)):
         return plain_to(self, *args, **kwargs)
+    if has_torch_function_unary(self):  # its class calls this again
+        this: Any = torch.Tensor.to
+        result: torch.Tensor = handle_torch_function(this, (self,), self, *args, **kwargs, managed=managed)
+        return result
     check_flag("managed", managed, (True, False, None))
     device, dtype, copy, non_blocking, memory_format = _parse(self, args, dict(kwargs))
     if managed is None and not _moves(self, device):
@@ -89,19 +91,14 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _convert(self, where, dtype, managed, copy, non_blocking, memory_format)
 
 
-def _allow_uninitialized(call: Callable[..., Any]) -> None:
-    """Allows `call` on parameters without a size (nn.LazyLinear), as the replaced method is allowed."""
-    UninitializedTensorMixin._allowed_methods.append(call)
-
-
-def _aliasing(name: str) -> None:
-    """Makes `Tensor.name(...)` move when plain calls move; `name` is "cpu" or the accelerator's type."""
-    plain = getattr(torch.Tensor, name)
+def _aliasing(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that moves when plain calls move; `name` is "cpu" or the accelerator's type."""
 
     @run_as_it_is
     @functools.wraps(plain)
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not (_alias and _C.is_enabled() and (_C.is_managed(self) or is_recorded(self))):
+        moves = _alias and _C.is_enabled() and (_C.is_managed(self) or is_recorded(self))
+        if not moves or has_torch_function_unary(self):
             return plain(self, *args, **kwargs)  # type: ignore[no-any-return]
         # The arguments, in the form of Tensor.to: cpu(memory_format=), or cuda(device=None,
         # non_blocking=False, memory_format=).
@@ -117,41 +114,38 @@ def _aliasing(name: str) -> None:
             return plain(self, *args, **kwargs)  # type: ignore[no-any-return]  # it raises
         return _to(self, device, **options)
 
-    setattr(torch.Tensor, name, call)
-    _allow_uninitialized(call)
+    return call
 
 
-def _moving_modules() -> None:
-    """Makes `Module.to` and the like move a module's tensors as labels that are not views."""
-    plain = torch.nn.Module._apply
+def _moving_modules(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what `Module.to` and the like call: tensors that move become labels that are not views."""
 
     @run_as_it_is
     @functools.wraps(plain)
     def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         with inside_a_module():
-            return plain(self, fn, recurse)  # type: ignore[no-untyped-call]
+            return plain(self, fn, recurse)
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    return apply
 
 
 def choose_moves(alias: bool) -> None:
     """Sets what plain calls do from now on: move (`alias`), or copy."""
     global _alias
     if alias:
-        if "_apply" not in _wrapped:
-            _moving_modules()
-            _wrapped.add("_apply")
+        replace_once(torch.nn.Module, "_apply", _moving_modules)
         here = accelerator()
         for name in ("cpu", *([] if here is None else [here.type])):
-            if name not in _wrapped:
-                _aliasing(name)
-                _wrapped.add(name)
+            replace_once(torch.Tensor, name, functools.partial(_aliasing, name))
     if alias != _alias and "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # compiled code has the old meaning of plain calls
     _alias = alias
 
 
-_wrapped: set[str] = set()
+def _managing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    global plain_to
+    plain_to = plain
+    return _to
 
 
 def accept_managed_keyword(convert: Callable[..., torch.Tensor]) -> None:
@@ -162,6 +156,4 @@ def accept_managed_keyword(convert: Callable[..., torch.Tensor]) -> None:
     """
     global _convert
     _convert = convert
-    if torch.Tensor.to is not _to:
-        torch.Tensor.to = _to  # type: ignore[method-assign, assignment]
-        _allow_uninitialized(_to)
+    replace_once(torch.Tensor, "to", _managing)

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_uvm import _C
-from torch_uvm._patches import install
-from torch_uvm._patches.tensor_to import inside_a_module, moves_for_module, plain_to
+from torch_uvm._patches import install, tensor_to
+from torch_uvm._patches.tensor_to import inside_a_module, moves_for_module
 from torch_uvm._switch.scopes import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
 from torch_uvm._util.compiler import break_the_graph, is_recorded, refuse_to_record
@@ -41,6 +41,14 @@ def _adopt(x: torch.Tensor, device: torch.device) -> bool:
     return not is_recorded(x) and torch._C._get_tracing_state() is None and _C.adopt(x, device)
 
 
+def _copy(
+    x: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, copy: bool, memory_format: Any
+) -> torch.Tensor:
+    return tensor_to.plain_to(
+        x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format
+    )
+
+
 def move_or_copy(
     x: torch.Tensor,
     device: torch.device,
@@ -64,7 +72,7 @@ def move_or_copy(
                 f"managed=True for {nested} of layout {x.layout} on {x.device} ({type(x).__name__}); "
                 f"accepted: strided tensors with memory of their own"
             )
-        return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+        return _copy(x, device, dtype, non_blocking, copy, memory_format)
     same_bytes = dtype == x.dtype and (
         memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
     )
@@ -74,17 +82,10 @@ def move_or_copy(
     if not copy and is_recorded(x) and (managed or x.device != device or managed is False):
         refuse_to_record(f"torch_uvm.to(..., {device.type!r}, managed={managed})")
     if managed is None and not is_managed:
-        return plain_to(x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format)
+        return _copy(x, device, dtype, non_blocking, copy, memory_format)
     if managed is False:
         with disabled():
-            return plain_to(
-                x,
-                device,
-                dtype,
-                non_blocking=non_blocking,
-                copy=copy or is_managed,
-                memory_format=memory_format,
-            )
+            return _copy(x, device, dtype, non_blocking, copy or is_managed, memory_format)
     if torch._C._get_tracing_state() is not None:
         raise RuntimeError(
             "torch.jit.trace takes no operator with a device among its arguments, as moves and managed "
