@@ -3,11 +3,13 @@ updates."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
+from torch_uvm._patches import deferred_updates
 
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
@@ -250,6 +253,36 @@ class TestAddresses:
         ended.set()
         thread.join()
         assert failures == []
+
+
+@pytest.mark.parametrize("name", ["adamw foreach", "adamw fused", "nadam"])
+def test_a_step_that_cannot_be_recorded_is_taken_once_when_tried_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = at_once(OPTIMIZERS[name])
+    torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+    plain = deferred_updates._Recorder._add
+    calls = 0
+
+    def failing(self: Any, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        plain(self, *args)
+
+    monkeypatch.setattr(deferred_updates._Recorder, "_add", failing)
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for number in range(2):
+        backward(model)
+        with pytest.raises(KeyboardInterrupt) if number == 0 else contextlib.nullcontext():
+            optimizer.step()
+        if number == 0:
+            optimizer.step()
+        optimizer.zero_grad()
+    assert_equal(on_cpu(everything(model, optimizer)), wanted)
 
 
 class TestFailures:

@@ -274,18 +274,25 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*args, **kwargs)
         _choose_kernels(arguments)
         updates = []
-        for together in _without_common_operands(arguments, indices):
-            part = _part(arguments, together)
-            tensors, numbers = _operands(part) or ([], [])
-            recorder = _Recorder(list(zip(*tensors, strict=True)), _tensors(numbers))
-            # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
-            # inconsistent.
-            try:
-                _C.begin_recording(recorder)
-                plain(**part)
-            finally:
-                _C.end_recording(recorder)
-            updates += recorder.updates
+        counted = []  # numbers, and what they were
+        try:
+            for together in _without_common_operands(arguments, indices):
+                part = _part(arguments, together)
+                tensors, numbers = _operands(part) or ([], [])
+                counted += [(each, torch._foreach_add(each, 0)) for each in numbers]
+                recorder = _Recorder(list(zip(*tensors, strict=True)), _tensors(numbers))
+                # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
+                # inconsistent.
+                try:
+                    _C.begin_recording(recorder)
+                    plain(**part)
+                finally:
+                    _C.end_recording(recorder)
+                updates += recorder.updates
+        except BaseException:
+            for each, before in counted:  # no update is pending: the step has not been taken
+                torch._foreach_copy_(each, before)
+            raise
         _C.defer(updates)
         if optimizer not in _known:
             _known.add(optimizer)
