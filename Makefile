@@ -213,6 +213,7 @@ lint: $(STAMPS)/installed ## ruff, mypy, clang-format and codespell; changes not
 	$(VENV_PY) -m ruff check .
 	$(VENV_PY) -m ruff format --check .
 	$(VENV_PY) -m mypy $(TYPED)
+	$(VENV_PY) -m mypy --python-version 3.10 torch_uvm
 	@echo clang-format --dry-run -Werror
 	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	git ls-files | xargs $(VENV)/bin/codespell

@@ -1,8 +1,8 @@
 """A hint for a program that ends because plain device memory ran out, with torch_uvm imported and off.
 
 On `emu` the error's message contains the hint, because the allocator is ours. On CUDA the allocator is
-PyTorch's. Its error is unchanged while a program may still catch it; the hook that prints the error that
-ends the program adds the hint as a note. Allocations cost nothing extra, and the error's type and text stay.
+PyTorch's. Its error is unchanged while a program may still catch it; a hook prints the hint after the error
+that ends the program. Allocations cost nothing extra, and the error's type and text stay.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def hint_at_the_end() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(error, torch.OutOfMemoryError) and not _C.is_enabled() and HINT not in str(error):
-            error.add_note(HINT)
         before(kind, error, traceback)
+        if isinstance(error, torch.OutOfMemoryError) and not _C.is_enabled() and HINT not in str(error):
+            print(HINT, file=sys.stderr)
 
     sys.excepthook = hook
