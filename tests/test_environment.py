@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from _spawn import Spawn, python_path
 
 from torch_uvm import _environment
+from torch_uvm._util import runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 EMU = {"TORCH_UVM_DEVICE": "emu"}
@@ -121,15 +123,29 @@ class TestNames:
         spawn("import torch_uvm", env={"TORCH_UVM_BUDGET": " ", **EMU})
 
     def test_variables_of_developers_are_accepted(self, spawn: Spawn) -> None:
-        spawn("import torch_uvm", env={"TORCH_UVM_CHECK_EVERY": "7", "TORCH_UVM_CALLS": "1", **EMU})
+        build = {"TORCH_UVM_UNITY": "0", "TORCH_UVM_CHECK_EVERY": "7", "TORCH_UVM_CALLS": "1"}
+        assert spawn("import torch_uvm", env={**build, **EMU}).stderr == ""
 
-    def test_is_reported_in_one_line_on_the_command_line(self, spawn: Spawn) -> None:
-        done = spawn(args=["-m", "torch_uvm", "info"], env={"TORCH_UVM_BUDGET": "1GiB", **EMU}, check=False)
-        assert done.returncode == 1 and done.stdout == ""
-        assert done.stderr.startswith("torch_uvm: TORCH_UVM_BUDGET='1GiB'") and done.stderr.count("\n") == 1
+    @pytest.mark.parametrize(
+        "name, meant",
+        [
+            ("TORCH_UVM_BUDGET", "did you mean TORCH_UVM_CONF=budget:20GiB?"),
+            ("TORCH_UVM_CONFIG", "did you mean TORCH_UVM_CONF?"),
+            ("TORCH_UVM_HOSTLIMIT", "did you mean TORCH_UVM_CONF=host_limit:20GiB?"),
+            ("TORCH_UVM_XYZZY", "known: TORCH_UVM, "),
+        ],
+    )
+    def test_others_are_ignored_with_a_warning(self, name: str, meant: str, spawn: Spawn) -> None:
+        said = spawn("import torch_uvm", env={name: "20GiB", **EMU}).stderr
+        assert f"UserWarning: {name}='20GiB' in the environment is no variable" in said and meant in said
 
 
 class TestOptions:
+    def test_is_reported_in_one_line_on_the_command_line(self, spawn: Spawn) -> None:
+        done = spawn(args=["-m", "torch_uvm", "info"], env={"TORCH_UVM_CONF": "budget:x", **EMU}, check=False)
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr.startswith("torch_uvm: TORCH_UVM_CONF='budget:x'") and done.stderr.count("\n") == 1
+
     def test_set_options_and_configure_the_accelerator(self, spawn: Spawn) -> None:
         spawn(
             """
@@ -196,6 +212,24 @@ class TestDevice:
     def test_is_quiet_by_default(self, spawn: Spawn) -> None:
         done = spawn("import torch_uvm", env=EMU)
         assert done.stdout == "" and "torch_uvm" not in done.stderr
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_gpus_are_counted_without_nvml_and_without_initialising_cuda(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = (
+        f"int cuInit(unsigned) {{ return 0; }}\nint cuDeviceGetCount(int* n) {{ *n = {count}; return 0; }}\n"
+    )
+    (tmp_path / "driver.c").write_text(driver)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", library], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: pytest.fail("initialises"), raising=False)
+    assert runtime.has_gpu() == (count > 0)
 
 
 def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:

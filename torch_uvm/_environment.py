@@ -8,8 +8,7 @@ TORCH_UVM_CONF                  key:value,... for the option table (`python -m t
 TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/report.md)
 
 An empty value is the same as none. A wrong value fails the import with an error that names it, before
-anything has changed. So does an unknown variable that begins with TORCH_UVM_, which would otherwise be
-ignored silently.
+anything has changed. An unknown variable that begins with TORCH_UVM_ is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import warnings
 
 import torch
 
@@ -45,6 +45,7 @@ DEVELOPERS = frozenset(
         "TEST_BINDINGS",
         "TEST_CUDA",
         "TEST_TABLES",
+        "UNITY",
     )
 )
 
@@ -63,9 +64,10 @@ def _switch(name: str) -> bool | None:
 def _check_names() -> None:
     for name in sorted(os.environ):
         if name.startswith("TORCH_UVM_") and name not in DEVELOPERS.union(OURS) and os.environ[name].strip():
-            raise ValueError(
+            warnings.warn(
                 f"{name}={os.environ[name]!r} in the environment is no variable of torch_uvm"
-                f"{_meant(name)}; accepted: {', '.join(OURS)}"
+                f"{_meant(name)}; known: {', '.join(OURS)}",
+                stacklevel=3,
             )
 
 

@@ -7,6 +7,8 @@ there before.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import torch
@@ -17,9 +19,22 @@ _lock = threading.Lock()
 _expected = False  # whether the allocator is installed, or will be when CUDA is initialised
 
 
+#: Prints the number of GPUs, of those that the environment makes visible.
+_COUNT = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+print(0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value)
+"""
+
+
 def has_gpu() -> bool:
     """Whether there is a GPU. Does not initialise CUDA, so that the process can still fork."""
-    return torch.cuda.device_count() > 0
+    by_nvml = getattr(torch.cuda, "_device_count_nvml", lambda: 0)
+    if torch.version.cuda is None or torch.cuda.is_initialized() or by_nvml() >= 0:
+        return torch.cuda.device_count() > 0
+    # There is no NVML, or only a part of a GPU (MIG): PyTorch would ask CUDA. Another process does.
+    child = subprocess.run([sys.executable, "-ISc", _COUNT], capture_output=True, check=False)
+    return child.stdout.strip() not in (b"", b"0")
 
 
 def expect_cuda() -> None:
