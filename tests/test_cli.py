@@ -200,6 +200,13 @@ dist.destroy_process_group()
         for rank in range(2):
             assert (tmp_path / f"{rank}.txt").read_text().split() == ["True", "96", "8MiB", "3.0"]
 
+    def test_ranks_have_statistics_of_their_own(self, spawn: Spawn, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text("")
+        for rank in ("0", "1"):
+            args = ["-m", "torch_uvm", "run", "--stats", "f.json", "script.py"]
+            spawn(args=args, env={"TORCH_UVM_DEVICE": "emu", "RANK": rank})
+        assert sorted(it.name for it in tmp_path.glob("*.json")) == ["f.rank0.json", "f.rank1.json"]
+
 
 def _main(*argv: str) -> int:
     return cli.main(argv)

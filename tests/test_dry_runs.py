@@ -195,6 +195,12 @@ def test_a_rank_runs_dry_by_itself(
     assert "process group" in {it.what for it in found.stand_ins}
 
 
+def test_the_report_of_the_environment_is_not_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_UVM_REPORT", str(tmp_path / "out.html"))
+    script = "import os; print(os.environ.get('TORCH_UVM_REPORT'), flush=True)\n" + scripts.CNN
+    assert run_dry(tmp_path, script, steps=1).output.read_text().startswith("None\n")
+
+
 def test_a_module_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trainer.py").write_text(scripts.TRANSFORMER)
     monkeypatch.chdir(tmp_path)

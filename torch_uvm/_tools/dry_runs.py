@@ -153,8 +153,9 @@ def _environment() -> dict[str, str]:
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     options = f"limit:{_MEMORY},budget:{_MEMORY},emulated_memory:{_MEMORY},emulated_devices:{ranks}"
     compiler = {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_UVM_REPORT")}
     return {
-        **os.environ,
+        **inherited,
         **compiler,
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_UVM": "1",

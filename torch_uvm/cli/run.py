@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         "or auto (what is faster)",
     )
     parser.add_argument(
-        "--stats", metavar="FILE", type=_output_file, help="write memory statistics there at exit, as JSON"
+        "--stats",
+        metavar="FILE",
+        type=_output_file,
+        help="write memory statistics there at exit, as JSON; torchrun's ranks write FILE.rank0.json, ...",
     )
     parser.add_argument(
         "--report",
@@ -221,7 +224,7 @@ def main(argv: Sequence[str]) -> int:
     _turn_on(parser, arguments)
     if arguments.stats is not None:
         # Not `finally`: the program's threads may outlive its main module; they are joined before this.
-        atexit.register(write_stats, arguments.stats)
+        atexit.register(write_stats, report.of_rank(arguments.stats))
     name = arguments.module or rest[0]
     if arguments.report is not None:
         report.start(arguments.report, name)
