@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from _budget_programs import (
     DEVICE,
@@ -76,6 +77,30 @@ class TestLargerThanTheBudget:
             result += 1
             assert torch_uvm.residency(result) == {device: result.nbytes} and (result == 7).all().item()
             """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+
+    @pytest.mark.parametrize("pinned", [0.3, 3])  # MiB
+    def test_an_operator_beside_a_pin_exceeds_every_hard_budget(self, spawn: Spawn, pinned: float) -> None:
+        spawn(
+            """
+            import sys, torch, torch_uvm
+            MIB = 1024**2
+            torch_uvm.emulated.configure(memory=64 * MIB)
+            for budget in (8, 10, 12, 18, 24, 42):
+                torch_uvm.enable(budget=budget * MIB)
+                torch_uvm.reset_residency_stats()
+                pinned = torch.ones(int(float(sys.argv[1]) * MIB) // 4, device="emu")
+                kept = torch_uvm.keep_resident(pinned)
+                parts = [torch.full((3 * MIB // 4,), 4.0, device="emu") for _ in range(8)]
+                results = torch._foreach_sqrt(parts)  # 48 MiB with its operands
+                assert torch_uvm.residency_stats()["over_budget"] > 0 or budget == 42, budget
+                assert all((it == 2).all().item() for it in results), budget
+                kept.release()
+                del pinned, parts, kept, results
+                torch_uvm.empty_cache()
+            """,
+            args=[str(pinned)],
             env={"TORCH_UVM_DEVICE": "emu"},
         )
 

@@ -72,6 +72,36 @@ class TestGraphNetwork:
         over = [int(word) for word in spawn(GRAPH_NETWORK, args=[str(share)], env=EMU).stdout.split()]
         assert over == [0] * 6, over
 
+    def test_idle_cached_segments_are_not_what_a_request_fails_for(self, spawn: Spawn) -> None:
+        """With a limit: 33 MiB were asked for, and 38 lay in idle segments, the largest piece of 27."""
+        spawn(
+            """
+            import torch, torch_uvm
+            N, E, F = 12_000, 90_000, 96
+            budget = int(1.2 * (E * F * 4 + N * F * 4 + E * 8))
+            torch_uvm.emulated.configure(memory="256MiB")
+            torch_uvm.enable(budget=budget, limit=int(1.15 * budget))
+            torch.manual_seed(0)
+            x, edges = torch.randn(N, F).to("emu"), torch.randint(0, N, (2, E)).to("emu")
+            wanted = torch.randint(0, 16, (N,)).to("emu")
+            layers = torch.nn.ModuleList(torch.nn.Linear(F, F) for _ in range(3)).to("emu")
+            head = torch.nn.Linear(F, 16).to("emu")
+            optimizer = torch.optim.Adam([*layers.parameters(), *head.parameters()], fused=True)
+            for step in range(5):
+                h = x
+                for layer in layers:
+                    g = layer(h)
+                    h = torch.relu(torch.zeros_like(g).index_add_(0, edges[1], g[edges[0]]))
+                torch.nn.functional.cross_entropy(head(h), wanted).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step == 1:
+                    torch_uvm.reset_residency_stats()
+            assert torch_uvm.residency_stats()["over_budget"] == 0
+            """,
+            env=EMU,
+        )
+
 
 class TestMonotone:
     def test_training_within_a_budget_succeeds_within_a_larger_one(self, spawn: Spawn) -> None:
