@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from _race_registry import MIB, RIGHT, at_once, race
+from _race_registry import MIB, RIGHT, at_once, compare, full, race
 
 import torch_uvm
 
@@ -114,6 +114,32 @@ def frees_beside_moving_aside(draw: random.Random) -> str:
         if wrong or torch_uvm.residency_stats()["moved"]["count"]:
             return wrong
     return f"nothing was moved aside in {ROUNDS} rounds: the program tests nothing"
+
+
+@race(seeds=2, memory="64MiB", threads=True)
+def residency_beside_evictions(draw: random.Random) -> str:
+    """A thread asks where tensors are, while the operators of another one evict them."""
+    torch_uvm.set_budget("8MiB")
+    tensors = [full(number) for number in range(16)]
+    ended = threading.Event()
+
+    def use() -> str:
+        try:
+            for _ in range(OPERATIONS):
+                draw.choice(tensors).add_(0)
+        finally:
+            ended.set()
+        return RIGHT
+
+    def ask() -> str:
+        while not ended.is_set():
+            for tensor in tensors:
+                places = [torch_uvm.residency(tensor), torch_uvm.emulated.residency(tensor)]
+                if [sum(it.values()) for it in places] != [MIB, MIB]:
+                    return f"a tensor of 1 MiB has its bytes in {places}"
+        return RIGHT
+
+    return at_once([use, ask]) or compare(tensors, range(16), "tensor")
 
 
 class Both:

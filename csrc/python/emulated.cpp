@@ -6,9 +6,12 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 #include "python/bindings.h"
 #include "runtime/emulated/cost_profile.h"
 #include "tensor/process/context.h"
+#include "tensor/process/process_engine.h"
 #include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
@@ -29,6 +32,10 @@ py::dict counters_dict(std::optional<int> device) {
 }
 
 ResidencyInfo residency_of(const at::Tensor& tensor) {
+  std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
+  if (Engine* const engine = engine_in_use(); engine != nullptr && !Context::forked()) {
+    lock.emplace(*engine);
+  }
   ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
   const c10::DataPtr& data = data_of(tensor.storage());

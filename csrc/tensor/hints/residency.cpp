@@ -1,6 +1,7 @@
 // Where the library last placed the bytes of tensors.
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include <ATen/DeviceAccelerator.h>
 
@@ -8,6 +9,7 @@
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
+#include "tensor/process/process_engine.h"
 #include "tensor/storage/advice_registry.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
@@ -126,6 +128,10 @@ bool has_bytes(const at::Tensor& tensor) {
 }
 
 Places residency(const std::vector<at::Tensor>& tensors) {
+  std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
+  if (Engine* const engine = engine_in_use(); engine != nullptr && !Context::forked()) {
+    lock.emplace(*engine);
+  }
   Places places;
   for (const auto& [address, asked] : by_storage(tensors)) {
     Block* const block = Context::get().forked() || !is_managed(data_of(asked.first->storage()))
