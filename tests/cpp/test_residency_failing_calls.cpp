@@ -36,6 +36,31 @@ void train_ragged(Rig& rig, int steps) {
   }
 }
 
+/// Refuses calls for as long as a test says.
+class Refusing : public RecordingRuntime {
+ public:
+  bool query_stream(Stream stream) override {
+    return stream != captured && RecordingRuntime::query_stream(stream);
+  }
+  void record_event(Event event, Stream stream) override {
+    if (stream == captured) {
+      throw RuntimeFailure("cudaEventRecord on a stream that a graph is captured from");
+    }
+    RecordingRuntime::record_event(event, stream);
+  }
+  void copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) override {
+    if (refuses_copies && stream != kStream) {
+      ++refused;
+      throw RuntimeFailure("no copies");
+    }
+    RecordingRuntime::copy_async(dst, src, bytes, stream);
+  }
+
+  Stream captured = Stream::host();
+  bool refuses_copies = false; ///< those of the engine's streams
+  int refused = 0;
+};
+
 } // namespace
 
 TEST(ragged_storages_keep_their_bytes_if_any_call_fails) {
@@ -119,6 +144,78 @@ TEST(a_write_back_waits_for_an_operator_whose_own_wait_failed) {
   CHECK(ordered);
   rig.runtime.destroy_event(kernel);
   rig.runtime.destroy_stream(other);
+}
+
+TEST(a_storage_used_on_a_stream_that_is_captured_is_not_what_a_request_fails_for) {
+  RigOn<Refusing> rig;
+  const Stream other = rig.runtime.create_stream(0, 0);
+  for (unsigned char number = 1; number <= 4; ++number) {
+    rig.make(number); // all of the budget
+  }
+  Engine::Frame frame;
+  {
+    const Engine::Lock lock(rig.engine);
+    const Engine::Operand operand{rig.storages[0]->record, false};
+    rig.engine.begin(frame, {77, "test", false, false, false}, std::span(&operand, 1), {other});
+    rig.engine.end(frame);
+  }
+  for (const int later : {1, 2, 3}) { // so that the first one would be evicted
+    rig.run(78, {rig.storages[static_cast<std::size_t>(later)].get()}, false, [] {});
+  }
+  rig.runtime.captured = other;
+  rig.make(5);
+  CHECK(rig.storages[0]->block != nullptr);
+  CHECK_EQ(rig.engine.statistics().over_budget, 0);
+  rig.runtime.captured = Stream::host();
+  for (const auto& storage : rig.storages) {
+    Rig::check(*storage);
+  }
+  rig.check_engine();
+}
+
+TEST(a_fetch_that_fails_is_not_tried_after_each_operator) {
+  RigOn<Refusing> rig;
+  for (unsigned char number = 1; number <= 8; ++number) {
+    rig.make(number);
+  }
+  constexpr OperatorKey kOperators = 16; // on each storage
+  const auto step = [&] {
+    for (OperatorKey key = 0; key < 8 * kOperators; ++key) {
+      Storage& used = *rig.storages[key / kOperators];
+      rig.run(100 + key, {&used}, false, [&] { Rig::check(used); });
+    }
+  };
+  for (int number = 0; number < 6; ++number) {
+    step();
+  }
+  CHECK(rig.engine.statistics().plan_hits > 0);
+  rig.runtime.refuses_copies = true;
+  step();
+  CHECK(rig.runtime.refused > 0);
+  CHECK(rig.runtime.refused < 4 * 8);
+  rig.runtime.refuses_copies = false;
+  step();
+  rig.check_engine();
+}
+
+TEST(host_memory_that_is_refused_takes_one_host_copy_and_not_all) {
+  Rig rig;
+  rig.engine.set_host_limit(4 * kBytes);
+  for (unsigned char number = 1; number <= 6; ++number) {
+    rig.make(number); // the first two are evicted
+  }
+  Storage& one = *rig.storages[0];
+  Storage& other = *rig.storages[1];
+  rig.run(70, {&one, &other}, false, [] {}); // evicts the next two: four host copies
+  CHECK(one.block != nullptr && other.block != nullptr);
+  rig.run(71, {&one, &other}, false, [&] {
+    rig.memory.free(rig.memory.allocate(kBytes, Location::device(0), kStream)); // evicts one that has no host copy
+  });
+  CHECK_EQ((one.record->host_block != nullptr) + (other.record->host_block != nullptr), 1);
+  for (const auto& storage : rig.storages) {
+    Rig::check(*storage);
+  }
+  rig.check_engine();
 }
 
 HARNESS_MAIN()

@@ -94,6 +94,8 @@ class Copies {
  private:
   /// The smallest storage of once to twice that size whose host copy is outdated and idle; nullptr if there is none.
   Record* outdated_host_copy(std::size_t bytes);
+  /// The storage on the device whose host copy is best dropped for a request of that size; nullptr if there is none.
+  Record* spare_host_copy(std::size_t bytes);
   /// Its block has been freed.
   void forget_host_copy(Record& record) noexcept;
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.

@@ -82,15 +82,14 @@ void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {
   Device& device = state_.of(index);
   while (!device.retired.empty()) {
     Record* const record = room_.retiring(device.retired.front());
-    if (record != nullptr && record->in_use == 0) {
-      if (record->write_back > latest || !state_.is_read(*record)) {
-        return;
-      }
-      if (std::isfinite(room_.cost_of(*record, Need::kAhead))) {
-        copies_.release_device_copy(*record, device.last_stream);
-      }
+    const bool unused = record != nullptr && record->in_use == 0;
+    if (unused && (record->write_back > latest || !state_.is_read(*record))) {
+      return;
     }
-    device.retired.pop_front();
+    device.retired.pop_front(); // before the release: if it fails, it is not tried after each operator
+    if (unused && std::isfinite(room_.cost_of(*record, Need::kAhead))) {
+      copies_.release_device_copy(*record, device.last_stream);
+    }
   }
 }
 
@@ -124,14 +123,17 @@ void FetchesAhead::start_pending_fetches(int index, bool changed) {
     return;
   }
   while (!device.pending.empty()) {
-    Record* const record = wanted(device.pending.front());
-    if (record != nullptr && !may_fetch_ahead(device, record->bytes)) {
-      return; // until a prefetched storage is used or its fetch abandoned
-    }
-    if (record != nullptr && (record->in_use != 0 || !copies_.start_fetch(*record, Need::kAhead, device.fetches))) {
+    if (Record* const record = wanted(device.pending.front())) {
+      if (!may_fetch_ahead(device, record->bytes)) {
+        return; // until a prefetched storage is used or its fetch abandoned
+      }
+      // Unless the fetch starts: no room yet, a running operator uses it on the host, or the runtime failed.
       device.next_pause = std::min(2 * device.next_pause + 1, kLongestPause);
       device.pause = device.next_pause;
-      return; // no room yet, or a running operator uses it on the host
+      if (record->in_use != 0 || !copies_.start_fetch(*record, Need::kAhead, device.fetches)) {
+        return;
+      }
+      device.pause = 0;
     }
     device.next_pause = 0;
     device.pending.pop_front();

@@ -1,4 +1,6 @@
 // Pinned memory for host copies.
+#include <tuple>
+
 #include "residency/engine/copies.h"
 
 namespace torch_uvm {
@@ -19,21 +21,32 @@ Block* Copies::host_block(const Record& record, Stream stream) {
       return block;
     }
   }
-  try {
-    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
-  } catch (const OutOfMemory&) {
-    // Drop host copies of storages that are used on the device. They only save a later write-back.
-    for (const auto& [id, other] : state_.records) {
-      if (other->host_block != nullptr && other->points_at == Side::kDevice && !other->retiring) {
-        drop_host_copy(*other);
+  for (;;) {
+    try {
+      return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
+    } catch (const OutOfMemory&) {
+      // Drop a host copy of a storage that is used on the device, and no more than needed: each saves a write-back.
+      Record* const spare = spare_host_copy(record.bytes);
+      if (spare == nullptr) {
+        return nullptr;
       }
+      drop_host_copy(*spare);
     }
   }
-  try {
-    return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
-  } catch (const OutOfMemory&) {
-    return nullptr;
+}
+
+Record* Copies::spare_host_copy(std::size_t bytes) {
+  Record* best = nullptr;
+  const auto rank = [&](const Record& other) { // outdated ones first, then the smallest of those that suffice
+    return std::tuple(other.host_valid, other.bytes < bytes, other.bytes < bytes ? bytes - other.bytes : other.bytes);
+  };
+  for (const auto& [id, other] : state_.records) {
+    if (other->host_block != nullptr && other->points_at == Side::kDevice && !other->retiring &&
+        (best == nullptr || rank(*other) < rank(*best))) {
+      best = other;
+    }
   }
+  return best;
 }
 
 Record* Copies::outdated_host_copy(std::size_t bytes) {

@@ -71,7 +71,7 @@ bool Room::slide(std::size_t bytes, int device, Need need, Stream taker, double 
   const auto leaves = [&](void* tag, std::size_t /*size*/) {
     return tag == nullptr ? kNever : cost_to_retire(*static_cast<Record*>(tag), need) / kDeviceByte;
   };
-  const auto leave = [&](void* tag) { return copies_.evict(*static_cast<Record*>(tag), taker); };
+  const auto leave = [&](void* tag) { return evict(*static_cast<Record*>(tag), taker); };
   const auto claim = [&](const auto& step) { return claim_move(*static_cast<Record*>(step.tag)); };
   for (int tries = 0; tries < kTries; ++tries) {
     const auto slides = state_.memory.find_slides(bytes, device, cost, leaves);

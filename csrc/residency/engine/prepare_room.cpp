@@ -79,8 +79,8 @@ bool Room::evict_one_operand(const Engine::Frame& frame, std::size_t bytes, Stre
   if (largest == nullptr) {
     return false;
   }
-  left.push_back(largest); // before the eviction, which may throw: the caller provides it again in any case
-  if (!copies_.evict(*largest, stream)) {
+  left.push_back(largest); // before what may throw: the caller provides it again in any case
+  if (!evict(*largest, stream)) {
     return false;
   }
   // Find one range for the request and the operand together, so that the operand is not in the way again.

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "residency/engine/relocation_min.h"
+#include "runtime/error.h"
 
 namespace torch_uvm {
 namespace {
@@ -146,8 +147,18 @@ std::vector<Record*> Room::cheapest_bytes(std::size_t bytes, int device, Need ne
   return victims;
 }
 
+bool Room::evict(Record& record, Stream taker) {
+  try {
+    return copies_.evict(record, taker);
+  } catch (const RuntimeFailure&) { // such as an event on a stream that a graph is captured from: try another one
+    state_.mark_unmovable(record);
+    ++state_.failures;
+    return false;
+  }
+}
+
 bool Room::evict_all(const std::vector<Record*>& victims, Stream taker) {
-  return std::ranges::all_of(victims, [&](Record* victim) { return copies_.evict(*victim, taker); });
+  return std::ranges::all_of(victims, [&](Record* victim) { return evict(*victim, taker); });
 }
 
 bool Room::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
@@ -215,7 +226,7 @@ bool Room::evict_all(int device, Stream taker) {
   bool any = false;
   for (const auto& [id, record] : state_.records) {
     if (record->device == device && std::isfinite(cost_of(*record, Need::kNow))) {
-      if (copies_.evict(*record, taker)) {
+      if (evict(*record, taker)) {
         any = true;
       } else if (state_.host_refused) {
         break; // no pinned memory for further write-backs either
@@ -353,7 +364,7 @@ bool Room::evict_for_range(std::size_t bytes, int device, Need need, Stream take
   if (need == Need::kNow && std::ranges::any_of(*victims, waits)) {
     Record* const same = cheapest_of_size(bytes, device);
     if (same != nullptr && cost_of(*same, need) <= kWaitFactor * price_of(*victims, need)) {
-      return copies_.evict(*same, taker);
+      return evict(*same, taker);
     }
   }
   return evict_all(*victims, taker);

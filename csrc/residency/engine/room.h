@@ -62,6 +62,8 @@ class Room final : public PlaceSource {
   double price_of(const std::vector<Record*>& victims, Need need);
   /// The cheapest victims of `bytes` in total, anywhere on the device; empty if there are not enough.
   std::vector<Record*> cheapest_bytes(std::size_t bytes, int device, Need need);
+  /// Copies::evict; if the runtime fails, the storage counts as unmovable.
+  bool evict(Record& record, Stream taker);
   bool evict_all(const std::vector<Record*>& victims, Stream taker);
 
   // move_aside.cpp
