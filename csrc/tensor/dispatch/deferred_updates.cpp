@@ -150,7 +150,6 @@ void run(const Shared& pending) {
       pending->done = true;
       forget(table, pending);
       done = std::move(pending->update);
-      pending_updates.fetch_sub(1, std::memory_order_relaxed);
       try {
         note_written(table, *done, gone);
       } catch (const std::exception&) { // out of host memory: synchronise below, so that no other stream has to wait
@@ -164,6 +163,9 @@ void run(const Shared& pending) {
     } catch (...) {
       error = std::current_exception(); // a device error
     }
+  }
+  if (pending->done) { // only now: another stream's operator sees that it is pending, or that it has to wait
+    pending_updates.fetch_sub(1, std::memory_order_release);
   }
   table.finished.notify_all();
   if (error) {
@@ -222,7 +224,7 @@ void collect(const Table& table, const at::Tensor& tensor, bool writes, std::vec
 } // namespace
 
 bool has_deferred_updates() noexcept {
-  return pending_updates.load(std::memory_order_relaxed) != 0;
+  return pending_updates.load(std::memory_order_acquire) != 0;
 }
 
 bool may_need_updates() noexcept {
