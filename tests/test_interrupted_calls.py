@@ -138,6 +138,9 @@ def test_enable(spawn: Spawn) -> None:
         + INTERRUPT
         + """
 import importlib
+from unittest import mock
+
+from torch_uvm._patches import pointer_escapes
 
 adam = importlib.import_module("torch.optim.adam")  # torch.optim hides this module's name
 
@@ -147,12 +150,17 @@ def depth(call):
         call, count = call.__wrapped__, count + 1
     return count
 
-plain = torch.Tensor.data_ptr
-
 def watched():
+    # How often each is wrapped. Functions in C stay the same objects, so what their wrappers call is counted.
+    seen = []
     torch.empty(1).data_ptr()  # its wrapper is in C; one that wrapped itself would not return
-    calls = adam.adam, torch.Tensor.numpy, torch.UntypedStorage.data_ptr
-    return [int(torch.Tensor.data_ptr is not plain), *map(depth, calls)]
+    with (
+        mock.patch.object(pointer_escapes, "_gives_out", lambda x: seen.append("tensor")),
+        mock.patch.object(_C, "label_count", lambda storage: seen.append("storage") or 0),
+    ):
+        torch.empty(1).numpy()
+        torch.empty(1).untyped_storage().data_ptr()
+    return [depth(adam.adam), depth(torch.Tensor.__dlpack__), seen.count("tensor"), seen.count("storage")]
 
 def enable():
     torch_uvm.enable(budget=8 * MIB, moves="alias", optimizer="deferred", host_tensors=True)
