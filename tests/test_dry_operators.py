@@ -141,7 +141,8 @@ def test_values_of_large_tensors_have_stand_ins(dry: DryMode) -> None:
     assert torch.isfinite(x).all()
     assert torch.isfinite(loss)
     assert x[0, 0].item() == 1.0
-    assert (x.long() > 0).sum().item() == 1
+    assert (x.long() > 0).sum().item() == 512 * 512
+    assert (x >= 0).all()
     assert x.argmax().item() == 0
     assert torch.equal(x, x)
     assert x.cpu().abs().sum() == 1.0  # a stand-in, too: nobody reads the zeros
@@ -159,27 +160,6 @@ def test_values_of_small_tensors_are_no_stand_ins(dry: DryMode) -> None:
     assert (tokens < 2).nonzero().tolist() == [[0], [1]]
     assert torch.unique(tokens // 50).tolist() == [0, 1]
     assert not dry.stand_ins.counts
-
-
-def test_shapes_that_depend_on_values(dry: DryMode) -> None:
-    x = big(300, 200)
-    assert x.nonzero().shape == (60000, 2)
-    assert x[x > 0].shape == (60000,)
-    assert x[x[:, 0] > 0].shape == (300, 200)
-    assert x.masked_select(x > 0).shape == (60000,)
-    values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
-    assert (values.shape, inverse.shape, counts.shape) == ((60000,), (300, 200), (60000,))
-    assert torch.bincount(x.long().flatten(), minlength=7).shape == (7,)
-    repeats = x.long().flatten()
-    assert repeats.repeat_interleave(repeats, output_size=5).shape == (5,)
-    assert {it[0] for it in dry.stand_ins.counts} == {
-        "nonzero",
-        "index",
-        "masked_select",
-        "unique2",
-        "bincount",
-        "repeat_interleave",
-    }
 
 
 def test_gradients_that_overflow_are_never_found(dry: DryMode) -> None:

@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_uvm._dry import unknown_shapes
+from torch_uvm._dry import plausible, unknown_shapes
 from torch_uvm._dry.costs import device_us, work_of
 from torch_uvm._dry.host_memory import reserved
-from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, new_bytes, tensors_of
+from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
+from torch_uvm._dry.sizes import Sizes
 from torch_uvm._dry.timeline import Timeline
 from torch_uvm._dry.values import (
     LARGE_ON_HOST,
     SMALL,
     StandIns,
+    can_have_values,
     is_computed,
     is_virtual,
     mark_nominal,
-    nominal,
+    mark_written,
 )
 from torch_uvm._tools.cards import Card
 
-_MATH, _FLASH = 0, 1  # of torch.nn.attention.SDPBackend
+_MATH, _FLASH, _OVERRIDEABLE = 0, 1, 4  # of torch.nn.attention.SDPBackend
 #: They allocate, and write nothing.
 _ALLOCATE = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream"}
@@ -49,6 +51,7 @@ class DryMode(TorchDispatchMode):
         self.card = card
         self.timeline = Timeline()
         self.stand_ins = StandIns()
+        self.sizes = Sizes()
         self._results = Results()
 
     def __torch_dispatch__(
@@ -71,11 +74,8 @@ class DryMode(TorchDispatchMode):
         if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
             return func(*args, **kwargs)
         name = func.name().partition(".")[0]
-        if (
-            name == "aten::_fused_sdp_choice"
-        ):  # of the accelerator, which asks with the CPU's views of its tensors
-            query, value = args[0], args[2]
-            return _FLASH if query.dim() == value.dim() == 4 and query.size(3) == value.size(3) else _MATH
+        if name == "aten::_fused_sdp_choice":
+            return _attention_kernel(*args, **kwargs)
         device = _device_of(func, info, tensors, kwargs)
         if device.type == "meta":
             return func(*args, **kwargs)
@@ -89,7 +89,11 @@ class DryMode(TorchDispatchMode):
         if name == "aten::_pin_memory":
             return tensors[0] if virtual else func(*args, **kwargs)
         began = time.monotonic_ns()
-        returned = self._returned(func, info, name, tensors, args, kwargs, virtual, device)
+        given = dict(zip(info.names, args, strict=False)) | kwargs
+        unknown = unknown_shapes.depends_on_values(func, name, given)
+        returned = self._returned(func, info, name, tensors, args, kwargs, given, unknown, virtual, device)
+        if not info.returns_arguments:
+            self._follow(name, returned, tensors, unknown)
         if device.type != "cpu" or any(not it.is_cpu for it in tensors):
             written = info.written_values(args, kwargs)
             work = work_of(func, args, kwargs, returned, written)
@@ -101,7 +105,7 @@ class DryMode(TorchDispatchMode):
             listed = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 0
             self.timeline.kernel(
                 us,
-                waits=to_host,
+                waits=to_host or unknown,
                 began_ns=began,
                 is_convolution="convolution" in work.kind,
                 listed=listed,
@@ -118,6 +122,8 @@ class DryMode(TorchDispatchMode):
         tensors: list[Tensor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        given: dict[str, Any],
+        unknown: bool,
         virtual: bool,
         device: torch.device,
     ) -> Any:
@@ -131,33 +137,44 @@ class DryMode(TorchDispatchMode):
                     mark_nominal(it)
             returned = [info.argument(at, args, kwargs) for at in info.returned if at is not None]
             return tuple(returned) if len(returned) > 1 else returned[0] if returned else None
-        result: Result = unknown_shapes.result_of(func, name, args, kwargs)
-        if result is not None:
+        if unknown:
             if not virtual:
                 return self._as_it_is(func, info, tensors, args, kwargs)
-            self.stand_ins.note(name.removeprefix("aten::").strip("_"), unknown_shapes.TAKEN[name])
+            result: Result = unknown_shapes.result_of(name, given)
         else:
             result = self._results.of(func, args, kwargs)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST
-            if not virtual and new_bytes(result) <= most:
+            is_known = not virtual and not (plausible.decides(name) and not all(map(is_computed, tensors)))
+            if is_known and all(can_have_values(it.bytes, it.dtype, most) for it in news(result)):
                 return self._as_it_is(func, info, tensors, args, kwargs)
         if info.writes_out:
             _resize_outputs(func, info, result, args, kwargs)
-        numbers = iter(range(1 << 30))
-        is_nominal = not all(map(is_computed, tensors))
+        is_nominal = virtual or not all(map(is_computed, tensors))
 
         def make(new: New) -> Tensor:
-            number = next(numbers)
-            if device.type == "cpu" and new.bytes > SMALL:
-                return reserved(new.size, new.stride, new.dtype, new.bytes)
+            if not can_have_values(new.bytes, new.dtype):
+                if device.type == "cpu":
+                    return reserved(new.size, new.stride, new.dtype, new.bytes)
+                tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
+                plausible.note_uniform(name, tensor)
+                return tensor
             tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
-            if new.bytes <= SMALL:
-                tensor.fill_(nominal(name, new.dtype, number))
-                if is_nominal or virtual:
-                    mark_nominal(tensor)
+            mark_written(tensor)
+            plausible.fill(tensor, name, given)
+            if is_nominal:
+                mark_nominal(tensor)
             return tensor
 
         return made(result, make, tensors)
+
+    def _follow(self, name: str, returned: Any, tensors: list[Tensor], unknown: bool) -> None:
+        """Finds out which results have sizes that follow from stand-ins."""
+        results = list(tensors_of(returned))
+        if unknown and not all(map(is_computed, tensors)):
+            rows = results[0].size(0)
+            key = self.stand_ins.note(name.removeprefix("aten::").strip("_"), f"{rows} rows")
+            self.sizes.begin(key, results)
+        self.sizes.follow(name, results, tensors)
 
     def _as_it_is(
         self,
@@ -169,6 +186,8 @@ class DryMode(TorchDispatchMode):
     ) -> Any:
         """Runs the operator; its results have values. Those that follow from nominal ones are marked."""
         returned = func(*args, **kwargs)
+        for it in tensors_of(returned):
+            mark_written(it)
         if tensors and not all(map(is_computed, tensors)):
             for it in (*tensors_of(returned), *info.written_values(args, kwargs)):
                 mark_nominal(it)
@@ -183,10 +202,15 @@ class DryMode(TorchDispatchMode):
     ) -> Any:
         creates = not any(isinstance(it, Tensor) for it in args)
         if device.type == "cpu" and creates and not kwargs.get("pin_memory"):
-            result = self._results.of(func, args, kwargs)
-            if isinstance(result, New) and result.bytes > LARGE_ON_HOST:
-                return reserved(result.size, result.stride, result.dtype, result.bytes)
-        return func(*args, **kwargs)
+            new = self._results.of(func, args, kwargs)
+            if isinstance(new, New) and not can_have_values(new.bytes, new.dtype, LARGE_ON_HOST):
+                return reserved(new.size, new.stride, new.dtype, new.bytes)
+        returned = func(*args, **kwargs)
+        if creates:
+            if can_have_values(returned.untyped_storage().nbytes(), returned.dtype):
+                mark_written(returned)
+            self.sizes.follow("", [returned], [])
+        return returned
 
     def _value(
         self,
@@ -204,13 +228,24 @@ class DryMode(TorchDispatchMode):
         if on_device:
             self.timeline.kernel(self.card.launch_us, waits=True, began_ns=time.monotonic_ns())
         dtype = tensors[0].dtype if name != "aten::equal" else torch.bool
-        value = nominal(name, dtype) if virtual else func(*args, **kwargs)
+        asks = plausible.decides(name) and not all(map(is_computed, tensors))
+        value = plausible.assumed(name, dtype) if virtual or asks else func(*args, **kwargs)
         if not all(map(is_computed, tensors)):
-            self.stand_ins.note(name.removeprefix("aten::").replace("_local_scalar_dense", "item"), value)
+            what = name.removeprefix("aten::").replace("_local_scalar_dense", "item")
+            key = self.stand_ins.note(what, value)
+            if type(value) is int:
+                self.sizes.tell(key, value)
         return value
 
 
 _KNOWN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _attention_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **__: Any) -> int:
+    """As on CUDA: fused, by the kernel that has a gradient for the mask where one is needed."""
+    if not query.dim() == value.dim() == 4 or query.size(3) != value.size(3):
+        return _MATH
+    return _OVERRIDEABLE if isinstance(mask, Tensor) and mask.requires_grad else _FLASH
 
 
 def _device_of(

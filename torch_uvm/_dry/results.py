@@ -226,8 +226,10 @@ def made(result: Result, make: Callable[[New], Tensor], tensors: Sequence[Tensor
     return values if isinstance(result, list) else tuple(values)
 
 
-def new_bytes(result: Result) -> int:
-    """Bytes of the new tensors among the results."""
+def news(result: Result) -> Iterator[New]:
+    """The new tensors among the results."""
     if isinstance(result, New):
-        return result.bytes
-    return sum(new_bytes(it) for it in result) if isinstance(result, (list, tuple)) else 0
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for it in result:
+            yield from news(it)

@@ -113,9 +113,16 @@ class Run:
                 for it in sites
             ],
             "stand_ins": [
-                {"what": it[0], "place": it[1], "count": count, "value": self.mode.stand_ins.values[it]}
+                {
+                    "what": it[0],
+                    "place": it[1],
+                    "count": count,
+                    "value": self.mode.stand_ins.values[it],
+                    "peak_bytes": self.mode.sizes.at_peak_of(it),
+                }
                 for it, count in self.mode.stand_ins.counts.most_common()
             ],
+            "uncertain_bytes": self.mode.sizes.at_peak_of(None),
             "ended": ended,
         }
         (self._folder / "run.json").write_text(json.dumps(found))

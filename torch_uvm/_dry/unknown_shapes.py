@@ -1,16 +1,18 @@
-"""Results whose shapes depend on values: a dry run takes the largest that there can be, if that is known."""
+"""Results whose shapes depend on values, of operands that have none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_uvm._dry.results import New, Result, meta_of
+from torch_uvm._dry.values import is_virtual
 
 _Arguments = dict[str, Any]
+_MASKS = (torch.bool, torch.uint8)
 
 
 def _rows(size: tuple[int, ...], dtype: torch.dtype) -> New:
@@ -22,14 +24,21 @@ def _rows(size: tuple[int, ...], dtype: torch.dtype) -> New:
     return New(size, tuple(reversed(strides)), dtype)
 
 
+def _chosen(mask: Tensor, size: tuple[int, ...] | None = None) -> int:
+    """How many elements of a mask are true: half of one without values. Real numbers are not zero."""
+    mask = mask if size is None else mask.expand(size)
+    if is_virtual(mask):
+        return mask.numel() // 2 if mask.dtype in _MASKS else mask.numel()
+    return int(mask.count_nonzero())
+
+
 def _nonzero(given: _Arguments) -> Result:
-    x = given["self"]
-    return _rows((x.numel(), x.dim()), torch.int64)
+    return _rows((_chosen(given["self"]), given["self"].dim()), torch.int64)
 
 
 def _masked_select(given: _Arguments) -> Result:
     size = torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
-    return _rows((size.numel(),), given["self"].dtype)
+    return _rows((_chosen(given["mask"], size),), given["self"].dtype)
 
 
 def _unique(given: _Arguments) -> Result:
@@ -51,33 +60,29 @@ def _bincount(given: _Arguments) -> Result:
     dtype = torch.int64 if weights is None else torch.float64
     if weights is not None and weights.dtype == torch.float32:
         dtype = torch.float32
-    return _rows((max(given.get("minlength") or 0, 1),), dtype)
+    bins = 1 if is_virtual(given["self"]) else int(given["self"].max()) + 1
+    return _rows((max(given.get("minlength") or 0, bins),), dtype)
 
 
 def _repeat_interleave(given: _Arguments) -> Result:
-    repeats = given["repeats"]
     size = given.get("output_size")
-    return _rows((repeats.numel() if size is None else size,), torch.int64)
+    return _rows((given["repeats"].numel() if size is None else size,), torch.int64)
 
 
-def _index(given: _Arguments) -> Result | None:
-    """Indexing by a mask: as if all of it were true."""
+def _index(given: _Arguments) -> Result:
+    """Indexing by masks, each as if it were the numbers of its true elements."""
     indices: list[Tensor | None] = []
-    found = False
     for index in given["indices"]:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            found = True
-            flat = torch.empty(index.numel(), dtype=torch.int64, device="meta")
+        if index is not None and index.dtype in _MASKS:
+            flat = torch.empty(_chosen(index), dtype=torch.int64, device="meta")
             indices += [flat] * index.dim()
         else:
             indices.append(None if index is None else meta_of(index))
-    if not found:
-        return None
     out = torch.ops.aten.index.Tensor(meta_of(given["self"]), indices)
     return New(tuple(out.shape), tuple(out.stride()), out.dtype)
 
 
-_RESULTS: dict[str, Callable[[_Arguments], Result | None]] = {
+_RESULTS: dict[str, Callable[[_Arguments], Result]] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
     "aten::_unique2": _unique,
@@ -88,23 +93,20 @@ _RESULTS: dict[str, Callable[[_Arguments], Result | None]] = {
     "aten::index": _index,
 }
 
-#: What is assumed of the values, by operator.
-TAKEN = {
-    "aten::nonzero": "all elements",
-    "aten::masked_select": "all elements",
-    "aten::_unique2": "all elements differ",
-    "aten::unique_consecutive": "all elements differ",
-    "aten::unique_dim": "all rows differ",
-    "aten::bincount": "minlength bins",
-    "aten::repeat_interleave": "each once, or output_size",
-    "aten::index": "all of the mask",
-}
+
+def depends_on_values(op: torch._ops.OpOverload, name: str, given: _Arguments) -> bool:
+    """Whether the shapes of the operator's results do. The host waits for such values.
+
+    Args:
+        given: the arguments by name.
+    """
+    if name == "aten::index":
+        return any(it is not None and it.dtype in _MASKS for it in given["indices"])
+    if name == "aten::repeat_interleave":
+        return op._overloadname == "Tensor" and given.get("output_size") is None
+    return name in _RESULTS
 
 
-def result_of(op: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs: _Arguments) -> Result | None:
-    """The result of an operator whose shape depends on values; None: the operator is no such one."""
-    result = _RESULTS.get(name)
-    if result is None or (name == "aten::repeat_interleave" and op._overloadname != "Tensor"):
-        return None
-    names = [it.name for it in op._schema.arguments]
-    return result(dict(zip(names, args, strict=False)) | kwargs)
+def result_of(name: str, given: _Arguments) -> Result:
+    """The result of such an operator."""
+    return _RESULTS[name](given)

@@ -1,7 +1,8 @@
 """Values in a dry run: which tensors have them, and what the others are given where one is asked for.
 
-Small tensors have values. Where an operator makes a small tensor from large ones, it is filled with a nominal
-value, and what follows from that is computed. Large tensors have none: their memory is never written.
+Small tensors have values, and so have integers and masks of moderate size, which decide shapes. Where an
+operator makes such a tensor from one without values, it is filled with plausible ones (`plausible.py`), and
+what follows from them is computed. Other tensors have none: their memory is never written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 #: Bytes of the largest storage with values.
 SMALL = 64 << 10
+#: The same of a tensor of integers or booleans.
+SMALL_INTEGERS = 16 << 20
 #: Bytes beyond which memory of the host that a factory makes has no values.
 LARGE_ON_HOST = 1 << 20
 
@@ -25,23 +28,30 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STATE = "_torch_uvm_dry"  # an attribute of storages: which kind of no values they have
 _NOMINAL = "nominal"
 _VIRTUAL = "virtual"
+_WRITTEN = "_torch_uvm_written"  # an attribute of storages beyond `SMALL` that have values
 
-#: Counts, of which a script may divide by one.
-_COUNTS = ("aten::sum", "aten::count_nonzero", "aten::prod", "aten::numel")
-_ALL = ("aten::all", "aten::equal")
+
+def can_have_values(bytes: int, dtype: torch.dtype, most: int = SMALL) -> bool:
+    """Whether a new tensor of this size gets values.
+
+    Args:
+        most: bytes of the largest one of real numbers.
+    """
+    is_real = dtype.is_floating_point or dtype.is_complex
+    return bytes <= (most if is_real else SMALL_INTEGERS)
 
 
 def is_virtual(tensor: Tensor) -> bool:
     """Whether the memory of the tensor is never written."""
-    if not tensor.is_cpu:
-        return bool(tensor.untyped_storage().nbytes() > SMALL)
-    return getattr(tensor.untyped_storage(), _STATE, None) is _VIRTUAL
+    storage = tensor.untyped_storage()
+    if tensor.is_cpu:
+        return getattr(storage, _STATE, None) is _VIRTUAL
+    return bool(storage.nbytes() > SMALL) and not hasattr(storage, _WRITTEN)
 
 
 def is_computed(tensor: Tensor) -> bool:
     """Whether the values are what a real run computes."""
-    storage = tensor.untyped_storage()
-    return not hasattr(storage, _STATE) and (tensor.is_cpu or storage.nbytes() <= SMALL)
+    return not hasattr(tensor.untyped_storage(), _STATE) and not is_virtual(tensor)
 
 
 def mark_virtual(tensor: Tensor) -> None:
@@ -49,27 +59,18 @@ def mark_virtual(tensor: Tensor) -> None:
     setattr(tensor.untyped_storage(), _STATE, _VIRTUAL)
 
 
+def mark_written(tensor: Tensor) -> None:
+    """It has values, however large it is."""
+    storage = tensor.untyped_storage()
+    if not tensor.is_cpu and storage.nbytes() > SMALL:
+        setattr(storage, _WRITTEN, True)
+
+
 def mark_nominal(tensor: Tensor) -> None:
-    """Its values follow from nominal ones."""
+    """Its values follow from plausible ones."""
     storage = tensor.untyped_storage()
     if not hasattr(storage, _STATE):
         setattr(storage, _STATE, _NOMINAL)
-
-
-def nominal(operator: str, dtype: torch.dtype, number: int = 0) -> float | int | bool:
-    """The stand-in for a value that an operator computes from large tensors.
-
-    Real numbers and counts are 1, so that scripts may divide by them and take their logarithms. Indices are
-    0. Of booleans, `all` and `equal` are true and the others false: nothing is NaN, and tensors are equal.
-
-    Args:
-        number: which of the operator's results; the second one of `max` or `topk` is an index.
-    """
-    if dtype == torch.bool:
-        return operator in _ALL
-    if dtype.is_floating_point or dtype.is_complex:
-        return 1.0
-    return 1 if operator in _COUNTS and number == 0 else 0
 
 
 class StandIns:
@@ -79,12 +80,13 @@ class StandIns:
         self.counts: Counter[tuple[str, str]] = Counter()  #: by what and place
         self.values: dict[tuple[str, str], str] = {}
 
-    def note(self, what: str, value: object) -> None:
-        """The line of the script that runs now got ``value``."""
+    def note(self, what: str, value: object) -> tuple[str, str]:
+        """The line of the script that runs now got ``value``. Returns the key of the stand-in."""
         key = what, place_here()
         self.counts[key] += 1
         if self.values.setdefault(key, str(value)) != str(value):
             self.values[key] = "various"
+        return key
 
 
 def place_here() -> str:

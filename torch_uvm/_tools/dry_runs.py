@@ -45,12 +45,14 @@ class StandIn:
         place: file:line of the script; "" if unknown.
         count: how often.
         value: what it got, as text; "various" if not always the same.
+        peak_bytes: of tensors at the peak whose sizes follow from it.
     """
 
     what: str
     place: str
     count: int
     value: str
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class DryRun:
         step_ms: the device's time of the trace's last step.
         sites: the largest first.
         stand_ins: the most frequent first.
+        uncertain_bytes: of tensors at the peak whose sizes follow from any of them.
         ended: the script ended by itself, before all steps were run.
         output: what the script printed.
     """
@@ -77,6 +80,7 @@ class DryRun:
     step_ms: float
     sites: tuple[Site, ...]
     stand_ins: tuple[StandIn, ...]
+    uncertain_bytes: int
     ended: bool
     output: Path
 

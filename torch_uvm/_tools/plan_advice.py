@@ -10,9 +10,10 @@ from torch_uvm._tools.plans import DEFERRED, Plan
 _WORTH = 0.1  # of the peak: less is not worth a line
 
 
-def advice(plan: Plan, knows_deferred: bool) -> list[str]:
-    """Sentences, the most useful first."""
-    return [*_budget(plan), *_optimizer(plan, knows_deferred), *_checkpointing(plan), *_batch(plan)]
+def advice(plan: Plan, knows_deferred: bool, is_estimate: bool) -> list[str]:
+    """Sentences, the most useful first. None on batch sizes, if the peak is an estimate."""
+    batch = () if is_estimate else _batch(plan)
+    return [*_budget(plan), *_optimizer(plan, knows_deferred), *_checkpointing(plan), *batch]
 
 
 def _budget(plan: Plan) -> Iterator[str]:

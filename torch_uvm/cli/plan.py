@@ -195,13 +195,9 @@ def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
 
 
 def _planned(
-    loops: Sequence[Loop], budgets: Sequence[int] | None, of: str, peak_bytes: int | None = None, **found: Any
+    loops: Sequence[Loop], budgets: Sequence[int] | None, of: str, found: DryRun | None = None
 ) -> dict[str, Any]:
-    """The record of a plan.
-
-    Args:
-        found: the dry run's sites and stand-ins.
-    """
+    """The record of a plan; of a dry run, if there was one."""
     loop = loops[0]
     for budget in budgets or ():
         if budget < loop.least_bytes and loop.point(budget).step_ms is None:
@@ -214,10 +210,11 @@ def _planned(
     planning = Progress("planning")
     try:
         note = "" if bound is not None else _NO_SCIPY
+        peak_bytes = None if found is None else found.peak_bytes
         plan = make_plan(loops, budgets, bound, note, peak_bytes, planning)
     finally:
         planning.close()
-    return record_of(plan, of, len(loops) > 1, **found)
+    return record_of(plan, of, len(loops) > 1, found)
 
 
 def _from_traces(
@@ -266,7 +263,7 @@ def _from_script(
                 f"--steps {4 * steps}. If each step has shapes of its own, give all the same: pad, or drop "
                 f"the last batch"
             )
-        return _planned(loops, budgets, of, found.peak_bytes, sites=found.sites, stand_ins=found.stand_ins)
+        return _planned(loops, budgets, of, found)
 
 
 def _dry_run(argv: list[str], card: Card, folder: Path, steps: int) -> DryRun:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torch_uvm import _C
-from torch_uvm._tools.dry_runs import Site, StandIn
+from torch_uvm._tools.dry_runs import DryRun, Site
 from torch_uvm._tools.plan_advice import advice
 from torch_uvm._tools.plans import KNEE, Plan
 from torch_uvm._util.escaping import printable
@@ -17,24 +17,20 @@ FORMAT = "torch_uvm plan"
 VERSION = 1
 
 _MOST_LINES = 8  # of tensors, and of stand-ins
+_UNCERTAIN = 0.1  # of the peak: beyond it an answer is an estimate
 
 
-def record_of(
-    plan: Plan,
-    of: str,
-    knows_deferred: bool,
-    sites: Sequence[Site] = (),
-    stand_ins: Sequence[StandIn] = (),
-) -> dict[str, Any]:
+def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = None) -> dict[str, Any]:
     """The plan as JSON has it; sizes in bytes, times in ms.
 
     Args:
         of: what is planned: a script, or a trace.
-        sites: the largest storages by line of the script.
-        stand_ins: what the script got in place of computed values.
+        found: what a dry run found.
     """
+    uncertain = found.uncertain_bytes if found else 0
+    is_estimate = uncertain > _UNCERTAIN * plan.peak_bytes
     by_line: dict[str, list[int]] = {}
-    for site in sites:
+    for site in found.sites if found else ():
         total = by_line.setdefault(_place(site), [0, 0])
         total[0] += site.bytes
         total[1] += site.storages
@@ -47,6 +43,8 @@ def record_of(
         "room_bytes": plan.room_bytes,
         "in_core_ms": plan.in_core_ms,
         "peak_bytes": plan.peak_bytes,
+        "uncertain_bytes": uncertain,
+        "is_estimate": is_estimate,
         "fits": plan.fits,
         "missing_bytes": max(0, plan.peak_bytes - plan.room_bytes),
         "least_bytes": plan.least_bytes,
@@ -56,8 +54,8 @@ def record_of(
         "knee_bytes": plan.knee.budget if plan.knee is not None else None,
         "at_peak": [asdict(it) for it in plan.memory.largest],
         "by_line": sorted(lines, key=lambda it: -it["bytes"]),
-        "advice": advice(plan, knows_deferred),
-        "stand_ins": [asdict(it) for it in stand_ins],
+        "advice": advice(plan, knows_deferred, is_estimate),
+        "stand_ins": [asdict(it) for it in found.stand_ins] if found else [],
     }
 
 
@@ -81,10 +79,12 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'plan of':<14}{printable(record['of'])}"
     yield f"{'card':<14}{card}: {size(record['card_bytes'])}, less a reserve of {size(reserve)}"
     yield f"{'peak':<14}{size(record['peak_bytes'])} without a budget; {step}"
-    if record["fits"]:
-        yield f"{'fits':<14}yes, with {size(record['room_bytes'] - record['peak_bytes'])} to spare"
-    else:
-        yield f"{'fits':<14}no: {size(record['missing_bytes'])} are missing"
+    spare, missing = size(max(0, record["room_bytes"] - record["peak_bytes"])), size(record["missing_bytes"])
+    answer = f"yes, with {spare} to spare" if record["fits"] else f"no: {missing} are missing"
+    if record["is_estimate"]:
+        uncertain = f"{size(record['uncertain_bytes'])} of the peak have sizes that values decide"
+        answer = f"{answer}; {uncertain}, which were not computed"
+    yield f"{'estimate' if record['is_estimate'] else 'fits':<14}{answer}"
     largest = printable(record["largest_operator"]["name"])
     yield f"{'least budget':<14}{size(record['least_bytes'])}, for {largest} with its operands and results"
     yield ""
@@ -107,7 +107,8 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield "not computed (docs/dry-runs.md says what the script got)"
         for it in record["stand_ins"][:_MOST_LINES]:
             what, place = printable(it["what"]), printable(_short(it["place"]) or "?")
-            yield f"  {it['count']:>5}  {what} at {place}: {printable(it['value'])}"
+            decides = f"; it decides {size(it['peak_bytes'])} of the peak" if it["peak_bytes"] else ""
+            yield f"  {it['count']:>5}  {what} at {place}: {printable(it['value'])}{decides}"
         if len(record["stand_ins"]) > _MOST_LINES:
             yield f"  ... and {len(record['stand_ins']) - _MOST_LINES} more places"
     yield ""
