@@ -267,3 +267,30 @@ def test_the_device_waits_for_the_host_and_the_host_for_the_device() -> None:
     assert durations_us(waiting, [0.0, 1.0, 2.0], 1.0) == [21.0, 21.0, 21.0]
     # Kernels before the first operator count for nothing; several kernels may be of one operator.
     assert durations_us(slow_device, [0.5, 5.0], 1.0) == [41.0, 0.0]
+
+
+def test_the_host_s_time_by_kind_of_operator(dry: DryMode) -> None:
+    x = big(512, 512, requires_grad=True)
+    rows = torch.arange(512, device="emu")
+
+    def host_of(call: Callable[[], object]) -> float:
+        before = len(dry.timeline.kernels)
+        call()
+        return sum(it.host for it in dry.timeline.kernels[before:])
+
+    plain = host_of(x.sin)
+    with torch.no_grad():
+        assert host_of(x.sin) < plain
+    mask = x[:, 0] > 0
+    assert host_of(mask.nonzero) > plain
+    assert dry.timeline.kernels[-1].waits
+    x[rows].sum().backward()
+    assert max(it.host for it in dry.timeline.kernels) > 2 * plain  # a sum by index sorts
+
+
+def test_group_norm_does_not_compute(dry: DryMode) -> None:
+    """Its kernel of the emulated accelerator has a gradient of its own."""
+    x = big(2, 8, 128, 128)
+    y = F.group_norm(x.requires_grad_(), 2)
+    assert len([it for it in dry.timeline.kernels if it.device_us > CARD.launch_us]) == 2
+    assert not y.detach().cpu().numpy().any()

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -32,8 +33,12 @@ Results with_pytorchs_gradient(const at::Tensor& input, const OptionalTensor& we
                              .findSchemaOrThrow("aten::native_group_norm", "")
                              .typed<decltype(at::native_group_norm_symint)>();
   // AutogradOther has PyTorch's autograd kernel; AutogradPrivateUse1's is replaced by this file.
-  constexpr c10::DispatchKeySet kKeys({c10::DispatchKey::AutogradOther, c10::DispatchKey::PrivateUse1});
-  return op.redispatch(kKeys, input, weight, bias, sizes.batch, sizes.channels, sizes.plane, sizes.groups, sizes.eps);
+  c10::DispatchKeySet keys({c10::DispatchKey::AutogradOther, c10::DispatchKey::PrivateUse1});
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  if ((local.included_ - local.excluded_).has(c10::DispatchKey::Python)) { // modes of torch_dispatch see the operator
+    keys = keys.add(c10::DispatchKey::Python);
+  }
+  return op.redispatch(keys, input, weight, bias, sizes.batch, sizes.channels, sizes.plane, sizes.groups, sizes.eps);
 }
 
 struct InMemoryFormat : torch::autograd::Function<InMemoryFormat> {

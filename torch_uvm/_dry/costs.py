@@ -44,6 +44,9 @@ _PASSES = (
     ("aten::index_add_", "", 3.6),
     ("aten::index", "", 1.3),
 )
+#: Kernels of operators that sort, or count before they write. From the sources of PyTorch 2.11.
+_LAUNCHES = {"aten::nonzero": 6, "aten::masked_select": 7, "aten::index_put": 14, "aten::index_put_": 14}
+_BY_MASK = 6  # of `index` with a mask, in addition
 #: Parts of the efficiency of the same kind, where an operator reaches less.
 _GROUPED = 0.1
 _ATTENTION_BACKWARD = 0.5
@@ -95,6 +98,15 @@ def work_of(
         moved = sum(used_bytes(it) for it in operands) + updated + fresh
     passes = next((it for part, other, it in _PASSES if part in name and other in name), 1.0)
     return Work(kind, _rate_of(kind, operands), flops, int(passes * moved))
+
+
+def launches_of(name: str, unknown: bool) -> int:
+    """How many kernels an operator has.
+
+    Args:
+        unknown: the shape of its result depends on values.
+    """
+    return _LAUNCHES.get(name, 1) + (_BY_MASK if unknown and name == "aten::index" else 0)
 
 
 def device_us(work: Work, card: Card) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
-from torch_uvm._dry.costs import device_us, work_of
+from torch_uvm._dry.costs import device_us, launches_of, work_of
 from torch_uvm._dry.host_memory import reserved
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
 from torch_uvm._dry.sizes import Sizes
@@ -98,7 +98,8 @@ class DryMode(TorchDispatchMode):
             written = info.written_values(args, kwargs)
             work = work_of(func, args, kwargs, returned, written)
             to_host = device.type == "cpu"
-            us = device_us(work, self.card)
+            launches = launches_of(name, unknown)
+            us = device_us(work, self.card) + (launches - 1) * self.card.launch_us
             if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
                 link = self.card.out if to_host else self.card.into
                 us = work.bytes / 2 / link * 1e6 + self.card.launch_us
@@ -109,6 +110,7 @@ class DryMode(TorchDispatchMode):
                 began_ns=began,
                 is_convolution="convolution" in work.kind,
                 listed=listed,
+                launches=launches,
             )
             if to_host and not all(map(is_computed, tensors)):
                 self.stand_ins.note("copy to the host", "no values")

@@ -1,7 +1,7 @@
 """When a card would have run the operators of a dry run, and when the host would have queued them.
 
-The host's costs are in units of `Card.host_us`. They fit the steps in core of benchmarks/traces/index.json,
-whose host is the only one that was measured.
+The host's costs are in units of `Card.host_us`, which is 8 on the host of benchmarks/traces/index.json: they
+fit its steps in core. Other hosts with the same GPUs take up to 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 
 #: An operator that Python calls in training: its module, its dispatch, its node of the backward graph.
 PYTHON = 2.9
+#: The same where no gradients are recorded. Fits a step that generates, and trains on the result.
+NO_GRAD = 1.8
 #: An operator that the backward graph calls.
 BACKWARD = 2.3
 #: A view, in units of the operator that would be in its place.
@@ -26,6 +28,8 @@ CONVOLUTION = 3.4
 HOOKS = 7.4
 #: What each tensor of a list adds: an optimizer's Python handles every parameter.
 LISTED = 0.17
+#: What each kernel after an operator's first adds.
+LAUNCH = 0.5
 
 _FOLDER = __file__.rpartition("/")[0] + "/"
 _BETWEEN = (_FOLDER, "/torch/_compile.py", "/torch/_dynamo/eval_frame.py", "/torch/utils/_python_dispatch.py")
@@ -60,7 +64,14 @@ class Timeline:
         self._host += VIEW * _issue()
 
     def kernel(
-        self, device_us: float, *, waits: bool, began_ns: int, is_convolution: bool = False, listed: int = 0
+        self,
+        device_us: float,
+        *,
+        waits: bool,
+        began_ns: int,
+        is_convolution: bool = False,
+        listed: int = 0,
+        launches: int = 1,
     ) -> None:
         """The host queues an operator.
 
@@ -69,8 +80,10 @@ class Timeline:
             waits: the host waits for its end.
             began_ns: when it began, dry, by the monotonic clock.
             listed: how many tensors its first list has.
+            launches: how many kernels it has.
         """
         host = self._host + _issue() * (CONVOLUTION if is_convolution else 1) + LISTED * listed
+        host += LAUNCH * (launches - 1)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             host += HOOKS
         self.kernels.append(Kernel(began_ns / 1e3, device_us, host, waits))
@@ -85,7 +98,7 @@ class Timeline:
 def _issue() -> float:
     """What an operator of this thread costs the host. Python may call those of a backward pass, too."""
     if torch._C._current_graph_task_id() == -1:
-        return PYTHON
+        return PYTHON if torch.is_grad_enabled() else NO_GRAD
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename
