@@ -66,6 +66,7 @@ from torch_uvm._allocators.statistics import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from torch_uvm._dry.estimates import estimate_memory
 from torch_uvm._environment import apply_environment
 from torch_uvm._patches.aliased_inputs import watch_dynamo
 from torch_uvm._patches.oom_hint import hint_at_the_end
@@ -100,6 +101,7 @@ __all__ = [
     "emulated",
     "enable",
     "enabled",
+    "estimate_memory",
     "from_dlpack",
     "full",
     "get_budget",

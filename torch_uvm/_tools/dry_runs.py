@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_uvm._tools.cards import Card
 
+_UNCERTAIN = 0.1  # of the peak
 _MEMORY = "64TiB"  # of the emulated device: a dry run asks what a script needs, not whether it fits
 
 
@@ -34,6 +37,29 @@ class Site:
     node: str
     bytes: int
     storages: int
+
+    @property
+    def place(self) -> str:
+        """The line, or the node, in words."""
+        if not self.file:
+            return f"the backward, {self.node}" if self.node else "made by no line of the script"
+        node = f", {self.node}" if self.node else ""
+        return f"{short(self.file)}:{self.line} in {self.function}{node}"
+
+
+def short(file: str) -> str:
+    """A file of the current folder, or of a package, without what is above."""
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
+
+
+def by_line(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
+    """The most bytes, and the most storages, that each line had at once, the largest first."""
+    found: dict[str, tuple[int, int]] = {}
+    for it in sites:
+        bytes, storages = found.get(it.place, (0, 0))
+        found[it.place] = bytes + it.bytes, storages + it.storages
+    return dict(sorted(found.items(), key=lambda it: -it[1][0]))
 
 
 @dataclass(frozen=True)
@@ -84,6 +110,11 @@ class DryRun:
     ended: bool
     output: Path
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether values that were not computed decide too much for an answer."""
+        return self.uncertain_bytes > _UNCERTAIN * self.peak_bytes
+
 
 class DryRunError(RuntimeError):
     """The script could not be run dry. The message says why and what to do; ``output`` is what it printed."""
@@ -118,6 +149,7 @@ def dry_run(
         DryRunError: the script raised, ran no step, or uses what a dry run cannot give.
     """
     read_end, write_end = os.pipe()
+    output = _emptied(folder)
     request = {
         "argv": list(argv),
         "card": dataclasses.asdict(card),
@@ -125,9 +157,6 @@ def dry_run(
         "steps": steps,
         "progress": write_end,
     }
-    output = folder / "output.txt"
-    for stale in ("run.json", "run.trace", "error.json"):
-        (folder / stale).unlink(missing_ok=True)
     with open(output, "wb") as file:
         child = subprocess.Popen(
             [sys.executable, "-m", "torch_uvm.cli.dry_child", json.dumps(request)],
@@ -139,12 +168,7 @@ def dry_run(
         )
     os.close(write_end)
     try:
-        with open(read_end, encoding="utf-8") as told:
-            for line in told:
-                if line == "end\n":  # its own processes may keep the pipe open
-                    break
-                if progress is not None:
-                    progress(*map(int, line.split()))
+        _follow(read_end, progress)
         code = child.wait()
     finally:
         if child.poll() is None:
@@ -153,9 +177,63 @@ def dry_run(
     return _result(folder, output, code)
 
 
+def dry_fork(run: Callable[[int], object], *, folder: Path) -> DryRun:
+    """The same in a fork of this process.
+
+    Args:
+        run: gets the end of the pipe for progress, writes the result into ``folder``, and leaves the process.
+    """
+    read_end, write_end = os.pipe()
+    output = _emptied(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads that have no locks
+        child = os.fork()
+    if child == 0:
+        try:
+            os.close(read_end)
+            file = os.open(output, os.O_WRONLY | os.O_CREAT)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            run(write_end)
+        except Exception as error:
+            (folder / "error.json").write_text(json.dumps({"message": f"{type(error).__name__}: {error}"}))
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    code: int | None = None
+    try:
+        _follow(read_end, None)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        if code is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return _result(folder, output, code)
+
+
+def _emptied(folder: Path) -> Path:
+    """The file for the output, in a folder without older results."""
+    for stale in ("run.json", "run.trace", "error.json"):
+        (folder / stale).unlink(missing_ok=True)
+    return folder / "output.txt"
+
+
+def _follow(read_end: int, progress: Callable[[int, int], object] | None) -> None:
+    """Until the run ends."""
+    with open(read_end, encoding="utf-8") as told:
+        for line in told:
+            if line == "end\n":  # its own processes may keep the pipe open
+                break
+            if progress is not None:
+                progress(*map(int, line.split()))
+
+
+def options(devices: str = "1") -> str:
+    """Those of the process of a dry run, as TORCH_UVM_CONF has them."""
+    return f"limit:{_MEMORY},budget:{_MEMORY},emulated_memory:{_MEMORY},emulated_devices:{devices}"
+
+
 def _environment() -> dict[str, str]:
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    options = f"limit:{_MEMORY},budget:{_MEMORY},emulated_memory:{_MEMORY},emulated_devices:{ranks}"
     compiler = {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_UVM_REPORT")}
     return {
@@ -164,7 +242,7 @@ def _environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_UVM": "1",
         "TORCH_UVM_DEVICE": "emu",
-        "TORCH_UVM_CONF": options,
+        "TORCH_UVM_CONF": options(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     }
 
 

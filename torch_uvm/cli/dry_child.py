@@ -5,69 +5,29 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
-from torch_uvm._dry.results import NoResult
+from torch_uvm._dry.child import run_here
 from torch_uvm._dry.run import Run, card_of
-from torch_uvm.cli.run import _run_module, _run_script, _without_our_frames
-
-_LONGEST = 200  # characters of an exception
-_GPU_WORDS = ("CUDA", "cuda", "NVTX", "NVIDIA", "cuDNN", "nvml", "NVML", "NCCL")
+from torch_uvm.cli.run import _run_module, _run_script
 
 
 def main(text: str) -> None:
-    """Runs the script of the request, and leaves the process. What ends the run is in error.json."""
+    """Runs the script of the request, and leaves the process."""
     request = json.loads(text)
     folder = Path(request["folder"])
     report = os.fdopen(request["progress"], "w", buffering=1)
-    run = Run(folder, request["steps"], card_of(request["card"]), report)
     argv = request["argv"]
-    run.begin()
-    try:
+
+    def program() -> None:
         if argv[0] == "-m":
             sys.argv = ["-m", *argv[2:]]
             _run_module(argv[1])
         else:
             sys.argv = argv
             _run_script(argv[0])
-    except BaseException as error:
-        if not isinstance(error, SystemExit) or error.code not in (None, 0):
-            _tell(error, folder)
-    run.finish(ended=True)
 
-
-def _tell(error: BaseException, folder: Path) -> None:
-    shown = _without_our_frames(error.__traceback__)
-    traceback.print_exception(type(error), error, shown)
-    if isinstance(error, NoResult):
-        message = str(error)
-    elif isinstance(error, SystemExit):
-        message = f"the script exited with status {error.code}, before the steps that a plan needs"
-    else:
-        message = _of_exception(error, traceback.extract_tb(shown))
-    (folder / "error.json").write_text(json.dumps({"message": message}))
-
-
-def _of_exception(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """What a script has raised, where, and what to do about it."""
-    said = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
-    if len(said) > _LONGEST:
-        said = said[:_LONGEST].rstrip() + "..."
-    own = [it for it in frames if "site-packages" not in it.filename and not it.filename.startswith("<")]
-    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-    if any(word in said for word in _GPU_WORDS):
-        todo = (
-            "This needs a real GPU, and a dry run has none. Leave it out for the plan, or record a trace on "
-            "a GPU and plan it with --from (docs/traces.md)"
-        )
-    else:
-        todo = (
-            "Run the script without plan: if it raises there too, correct it first; if not, "
-            "docs/dry-runs.md says what a dry run cannot give it"
-        )
-    return f"the script raised {said.rstrip('.')}{place}. {todo}"
+    run_here(Run(folder, request["steps"], card_of(request["card"]), report), program, folder)
 
 
 if __name__ == "__main__":

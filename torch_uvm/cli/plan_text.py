@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torch_uvm import _C
-from torch_uvm._tools.dry_runs import DryRun, Site
+from torch_uvm._tools.dry_runs import DryRun, by_line, short
 from torch_uvm._tools.plan_advice import advice
 from torch_uvm._tools.plans import KNEE, Plan
 from torch_uvm._util.escaping import printable
@@ -17,7 +16,6 @@ FORMAT = "torch_uvm plan"
 VERSION = 1
 
 _MOST_LINES = 8  # of tensors, and of stand-ins
-_UNCERTAIN = 0.1  # of the peak: beyond it an answer is an estimate
 
 
 def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = None) -> dict[str, Any]:
@@ -27,14 +25,8 @@ def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = 
         of: what is planned: a script, or a trace.
         found: what a dry run found.
     """
-    uncertain = found.uncertain_bytes if found else 0
-    is_estimate = uncertain > _UNCERTAIN * plan.peak_bytes
-    by_line: dict[str, list[int]] = {}
-    for site in found.sites if found else ():
-        total = by_line.setdefault(_place(site), [0, 0])
-        total[0] += site.bytes
-        total[1] += site.storages
-    lines = [{"what": what, "bytes": total[0], "storages": total[1]} for what, total in by_line.items()]
+    is_estimate = found is not None and found.is_estimate
+    lines = by_line(found.sites) if found else {}
     bytes_needed, operator = plan.memory.largest_operator
     return {
         "of": of,
@@ -43,7 +35,7 @@ def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = 
         "room_bytes": plan.room_bytes,
         "in_core_ms": plan.in_core_ms,
         "peak_bytes": plan.peak_bytes,
-        "uncertain_bytes": uncertain,
+        "uncertain_bytes": found.uncertain_bytes if found else 0,
         "is_estimate": is_estimate,
         "fits": plan.fits,
         "missing_bytes": max(0, plan.peak_bytes - plan.room_bytes),
@@ -53,22 +45,10 @@ def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = 
         "bound_note": plan.bound_note,
         "knee_bytes": plan.knee.budget if plan.knee is not None else None,
         "at_peak": [asdict(it) for it in plan.memory.largest],
-        "by_line": sorted(lines, key=lambda it: -it["bytes"]),
+        "by_line": [{"what": it, "bytes": total[0], "storages": total[1]} for it, total in lines.items()],
         "advice": advice(plan, knows_deferred, is_estimate),
         "stand_ins": [asdict(it) for it in found.stand_ins] if found else [],
     }
-
-
-def _place(site: Site) -> str:
-    if not site.file:
-        return f"the backward, {site.node}" if site.node else "made by no line of the script"
-    return f"{_short(site.file)}:{site.line} in {site.function}" + (f", {site.node}" if site.node else "")
-
-
-def _short(file: str) -> str:
-    """A file of the current folder, or of a package, without what is above."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
 
 
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
@@ -106,7 +86,7 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield "not computed (docs/dry-runs.md says what the script got)"
         for it in record["stand_ins"][:_MOST_LINES]:
-            what, place = printable(it["what"]), printable(_short(it["place"]) or "?")
+            what, place = printable(it["what"]), printable(short(it["place"]) or "?")
             decides = f"; it decides {size(it['peak_bytes'])} of the peak" if it["peak_bytes"] else ""
             yield f"  {it['count']:>5}  {what} at {place}: {printable(it['value'])}{decides}"
         if len(record["stand_ins"]) > _MOST_LINES:

@@ -24,13 +24,13 @@ from typing import Any
 import torch_uvm
 from torch_uvm import _C, report
 from torch_uvm._util.files import output_file
+from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
 from torch_uvm.cli.stats import write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
 _WITH_A_VALUE = ("--limit", "--budget", "--host-limit", "--optimizer", "--conf", "--stats", "--report")
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,24 +185,9 @@ def _run_as_main(name: str, alter_argv: bool) -> None:
     run(name, alter_argv)
 
 
-def _without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """`traceback` from the first frame of the program (or of runpy, for a module)."""
-    kept = traceback
-    step = traceback
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
-        ours = file.startswith(_OURS)
-        if not ours and step.tb_frame.f_globals.get("__name__") != "runpy":
-            break
-        step = step.tb_next
-        if ours:
-            kept = step
-    return kept
-
-
 def _hide_our_frames(error: BaseException) -> None:
     """Removes the frames of `run` from the error's traceback."""
-    traceback = _without_our_frames(error.__traceback__)
+    traceback = without_our_frames(error.__traceback__)
     hook = sys.excepthook
 
     def shortened(kind: type[BaseException], value: BaseException, whole: types.TracebackType | None) -> None:
