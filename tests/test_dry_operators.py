@@ -259,14 +259,16 @@ def test_duration_is_a_roofline() -> None:
 
 
 def test_the_device_waits_for_the_host_and_the_host_for_the_device() -> None:
-    slow_host = [Kernel(float(at), 2.0, 10.0, False) for at in range(3)]
+    slow_host = [Kernel(float(at), (2.0,), 10.0, False) for at in range(3)]
     assert durations_us(slow_host, [0.0, 1.0, 2.0], 1.0) == [12.0, 10.0, 10.0]
-    slow_device = [Kernel(float(at), 20.0, 1.0, False) for at in range(3)]
+    slow_device = [Kernel(float(at), (20.0,), 1.0, False) for at in range(3)]
     assert durations_us(slow_device, [0.0, 1.0, 2.0], 1.0) == [21.0, 20.0, 20.0]
-    waiting = [Kernel(float(at), 20.0, 1.0, True) for at in range(3)]
+    waiting = [Kernel(float(at), (20.0,), 1.0, True) for at in range(3)]
     assert durations_us(waiting, [0.0, 1.0, 2.0], 1.0) == [21.0, 21.0, 21.0]
     # Kernels before the first operator count for nothing; several kernels may be of one operator.
     assert durations_us(slow_device, [0.5, 5.0], 1.0) == [41.0, 0.0]
+    two_cards = [Kernel(0.0, (1.0, 3.0), 1.0, False)]
+    assert durations_us(two_cards, [0.0], 1.0, 1) == [4.0]
 
 
 def test_the_host_s_time_by_kind_of_operator(dry: DryMode) -> None:
@@ -292,5 +294,5 @@ def test_group_norm_does_not_compute(dry: DryMode) -> None:
     """Its kernel of the emulated accelerator has a gradient of its own."""
     x = big(2, 8, 128, 128)
     y = F.group_norm(x.requires_grad_(), 2)
-    assert len([it for it in dry.timeline.kernels if it.device_us > CARD.launch_us]) == 2
+    assert len([it for it in dry.timeline.kernels if it.device_us[0] > CARD.launch_us]) == 2
     assert not y.detach().cpu().numpy().any()

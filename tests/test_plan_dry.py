@@ -127,3 +127,42 @@ model = nn.parallel.DistributedDataParallel(model)
     assert first["in_core_ms"] < second["in_core_ms"] and first["peak_bytes"] < second["peak_bytes"]
     assert record["slowest"] == 1
     assert done.stdout.count("plan of") == 2 and "1, the slowest" in done.stdout
+
+
+def test_several_cards(tmp_path: Path) -> None:
+    """A table, and the smallest card that is fast enough. The dry run is made once."""
+    description = {
+        "format": "torch_uvm card",
+        "version": 1,
+        "flops": {"float32": 1e12},
+        "memory_rate": 1e12,
+        "launch_us": 1,
+        "host_us": 1,
+        "link": {"into": 1e10, "out": 1e10, "in_place": 1e10},
+    }
+    for name, memory in {"tiny": 20 << 20, "small": 260 << 20, "large": 2 << 30}.items():
+        card = description | {"name": name, "memory_bytes": memory}
+        (tmp_path / f"{name}.json").write_text(json.dumps(card))
+    count = "import pathlib; pathlib.Path('runs').open('a').write('.')\n"
+    cards = "large.json,t4,small.json,tiny.json"
+    done = plan(tmp_path, count + HEAD + LOOP, "--cards", cards, "--json", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs").read_text() == "."
+    written = json.loads((tmp_path / "plan.json").read_text())
+    large, t4, small, tiny = written["plans"]
+    assert [it["card"] for it in written["plans"]] == ["large", "t4", "small", "tiny"]
+    assert large["fits"] and t4["fits"] and not small["fits"] and not tiny["fits"]
+    assert large["in_core_ms"] == pytest.approx(small["in_core_ms"], rel=0.01)  # but for its memory the same
+    assert t4["in_core_ms"] < 0.5 * large["in_core_ms"]
+    assert small["points"][0]["step_ms"] > small["in_core_ms"]
+    assert written["smallest"] == "small"
+    table = {it.split()[0]: it for it in done.stdout.splitlines() if it}
+    assert "yes" in table["large"] and "no" in table["small"] and "cannot run" in table["tiny"]
+    assert done.stdout.splitlines()[-1].startswith("smallest      small, at a step of at most 1.2 times")
+
+
+def test_several_cards_are_for_a_script(tmp_path: Path) -> None:
+    done = plan(tmp_path, HEAD, "--cards", "t4,h100", "-o", "curve.png")
+    assert done.returncode == 2 and "makes no picture" in done.stderr
+    done = plan(tmp_path, HEAD, "--cards", "t4,h10")
+    assert done.returncode == 2 and "did you mean h100" in done.stderr

@@ -122,6 +122,11 @@ def device_us(work: Work, card: Card) -> float:
     return seconds * 1e6 + card.launch_us
 
 
+def copy_us(work: Work, card: Card, to_host: bool) -> float:
+    """Microseconds of a copy across the link."""
+    return work.bytes / 2 / (card.out if to_host else card.into) * 1e6 + card.launch_us
+
+
 def _groups(name: str, args: tuple[Any, ...]) -> int:
     if name == "aten::convolution_backward":
         return int(args[9]) if len(args) > 9 else 1

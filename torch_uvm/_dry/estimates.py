@@ -102,7 +102,7 @@ def estimate_memory(
             _use_the_emulated_accelerator()
             report = os.fdopen(progress, "w", buffering=1)
             run_here(
-                Run(folder, _STEPS, of, report), lambda: _train(model_fn, sample_fn, optimizer_fn), folder
+                Run(folder, _STEPS, [of], report), lambda: _train(model_fn, sample_fn, optimizer_fn), folder
             )
 
         found = dry_fork(run, folder=folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
-from torch_uvm._dry.costs import device_us, launches_of, work_of
+from torch_uvm._dry.costs import copy_us, device_us, launches_of, work_of
 from torch_uvm._dry.host_memory import reserved
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
 from torch_uvm._dry.sizes import Sizes
@@ -43,12 +43,12 @@ class DryMode(TorchDispatchMode):
     """Replaces operators. Applies to the thread that enters it, and to its backward passes.
 
     Args:
-        card: whose times `timeline` gets.
+        cards: whose times `timeline` gets.
     """
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, *cards: Card) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.card = card
+        self.cards = cards
         self.timeline = Timeline()
         self.stand_ins = StandIns()
         self.sizes = Sizes()
@@ -99,10 +99,10 @@ class DryMode(TorchDispatchMode):
             work = work_of(func, args, kwargs, returned, written)
             to_host = device.type == "cpu"
             launches = launches_of(name, unknown)
-            us = device_us(work, self.card) + (launches - 1) * self.card.launch_us
             if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
-                link = self.card.out if to_host else self.card.into
-                us = work.bytes / 2 / link * 1e6 + self.card.launch_us
+                us = tuple(copy_us(work, it, to_host) for it in self.cards)
+            else:
+                us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
             listed = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 0
             self.timeline.kernel(
                 us,
@@ -228,7 +228,7 @@ class DryMode(TorchDispatchMode):
         if name not in ("aten::_local_scalar_dense", "aten::equal"):
             return func(*args, **kwargs)
         if on_device:
-            self.timeline.kernel(self.card.launch_us, waits=True, began_ns=time.monotonic_ns())
+            self.timeline.kernel((), waits=True, began_ns=time.monotonic_ns())
         dtype = tensors[0].dtype if name != "aten::equal" else torch.bool
         asks = plausible.decides(name) and not all(map(is_computed, tensors))
         value = plausible.assumed(name, dtype) if virtual or asks else func(*args, **kwargs)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -23,6 +24,7 @@ from torch_uvm._dry.timeline import Timeline, durations_us
 from torch_uvm._dry.values import StandIns
 from torch_uvm._tools.access_recording import AccessRecording, record_accesses
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.dry_runs import trace_name
 from torch_uvm.report import allocation_sites
 
 _MOST_SITES = 64
@@ -37,16 +39,16 @@ class Run:
     Args:
         folder: for the trace and the result.
         steps: to record after the first.
-        card: whose times the trace gets.
+        cards: whose times the traces get; scripts see the first.
         report: gets a line with the steps done and all of them, at the end of each step; then "end".
     """
 
-    def __init__(self, folder: Path, steps: int, card: Card, report: TextIO) -> None:
-        self.mode = DryMode(card)
+    def __init__(self, folder: Path, steps: int, cards: Sequence[Card], report: TextIO) -> None:
+        self.mode = DryMode(*cards)
         self._folder = folder
         self._steps = steps
         self._report = report
-        self._card = card
+        self._cards = cards
         self._first: torch.optim.Optimizer | None = None
         self._done = 0
         self._warm = 1  # steps before those that are recorded
@@ -57,7 +59,7 @@ class Run:
     def begin(self) -> None:
         """From here on the thread's operators do not compute."""
         leave_out_saves(self.mode.stand_ins)
-        answer_for_cuda(self._card)
+        answer_for_cuda(self._cards[0])
         run_alone(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
@@ -88,13 +90,13 @@ class Run:
         return self._folder / "raw.trace"
 
     def finish(self, *, ended: bool) -> NoReturn:
-        """Writes the trace with the card's times, and the result. Leaves the process."""
+        """Writes the traces with the cards' times, and the result. Leaves the process."""
         peak = _peak()
         allocation_sites.stop()
         last_ms = None
         if self._recording is not None:
             self._recording.stop()
-            last_ms = self._time_trace()
+            last_ms = self._time_traces()
         sites = sorted(allocation_sites.storages(), key=lambda it: -it.most_bytes)[:_MOST_SITES]
         found = {
             "steps": max(self._done - self._warm, 0),
@@ -124,6 +126,7 @@ class Run:
             ],
             "uncertain_bytes": self.mode.sizes.at_peak_of(None),
             "ended": ended,
+            "cards": len(self._cards),
         }
         (self._folder / "run.json").write_text(json.dumps(found))
         self._report.write("end\n")
@@ -132,23 +135,22 @@ class Run:
         sys.stderr.flush()
         os._exit(0)  # no handlers: they could write files from tensors that have no values
 
-    def _time_trace(self) -> float | None:
-        """Replaces the recorded times by the card's. Returns those of the last step, in ms."""
+    def _time_traces(self) -> float | None:
+        """Replaces the recorded times by each card's. Returns those of the first card's last step, in ms."""
         with open(self._raw, encoding="utf-8") as file:
-            begins = [json.loads(line)["time"] for line in file if line.startswith('{"operator"')]
-        durations = durations_us(self.mode.timeline.kernels, begins, self._card.host_us)
-        with (
-            open(self._raw, encoding="utf-8") as file,
-            open(self._folder / "run.trace", "w", encoding="utf-8") as out,
-        ):
-            out.writelines(line for line in file if not line.startswith('{"ran"'))
-            for number, us in enumerate(durations):
-                out.write(f'{{"ran": {number}, "operators": 1, "us": {us:.3f}}}\n')
+            lines = [line for line in file if not line.startswith('{"ran"')]
+        begins = [json.loads(line)["time"] for line in lines if line.startswith('{"operator"')]
+        steps = []
+        for number, card in enumerate(self._cards):
+            durations = durations_us(self.mode.timeline.kernels, begins, card.host_us, number)
+            with open(self._folder / trace_name(number), "w", encoding="utf-8") as out:
+                out.writelines(lines)
+                for at, us in enumerate(durations):
+                    out.write(f'{{"ran": {at}, "operators": 1, "us": {us:.3f}}}\n')
+            first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
+            steps.append(sum(durations[first:end]) / 1e3)
         os.unlink(self._raw)
-        if self._done < 2:
-            return None
-        first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
-        return sum(durations[first:end]) / 1e3
+        return steps[0] if self._done >= 2 else None
 
 
 def _leave_out_compiler(stand_ins: StandIns) -> None:

@@ -41,13 +41,13 @@ class Kernel:
 
     Args:
         began_us: when it ran dry, by the clock of traces.
-        device_us: what it takes on the device.
+        device_us: what it takes on each card.
         host: what it takes on the host, in units of `Card.host_us`.
         waits: the host waits for its end.
     """
 
     began_us: float
-    device_us: float
+    device_us: tuple[float, ...]
     host: float
     waits: bool
 
@@ -65,7 +65,7 @@ class Timeline:
 
     def kernel(
         self,
-        device_us: float,
+        device_us: tuple[float, ...],
         *,
         waits: bool,
         began_ns: int,
@@ -76,7 +76,7 @@ class Timeline:
         """The host queues an operator.
 
         Args:
-            device_us: what it takes on the device.
+            device_us: what it takes on each card.
             waits: the host waits for its end.
             began_ns: when it began, dry, by the monotonic clock.
             listed: how many tensors its first list has.
@@ -91,7 +91,7 @@ class Timeline:
 
     def wait(self) -> None:
         """The host waits for the device."""
-        self.kernels.append(Kernel(time.monotonic_ns() / 1e3, 0.0, self._host, waits=True))
+        self.kernels.append(Kernel(time.monotonic_ns() / 1e3, (), self._host, waits=True))
         self._host = 0.0
 
 
@@ -108,7 +108,9 @@ def _issue() -> float:
     return BACKWARD
 
 
-def durations_us(kernels: Sequence[Kernel], begins_us: Sequence[float], host_us: float) -> list[float]:
+def durations_us(
+    kernels: Sequence[Kernel], begins_us: Sequence[float], host_us: float, card: int = 0
+) -> list[float]:
     """By operator of a trace, how long the device is busy with it or waits for the host to queue it.
 
     The host queues operators one after the other; the device runs them in order, each once it is queued.
@@ -117,6 +119,7 @@ def durations_us(kernels: Sequence[Kernel], begins_us: Sequence[float], host_us:
         kernels: those of the run, in order; the ones before the first operator count for nothing.
         begins_us: when each operator began, in order.
         host_us: the unit of the kernels' ``host``.
+        card: its number among those of the kernels' ``device_us``.
     """
     found = [0.0] * len(begins_us)
     at = -1
@@ -127,7 +130,7 @@ def durations_us(kernels: Sequence[Kernel], begins_us: Sequence[float], host_us:
         if at < 0:
             continue
         host += kernel.host * host_us
-        end = max(host, device) + kernel.device_us
+        end = max(host, device) + (kernel.device_us[card] if kernel.device_us else 0.0)
         found[at] += end - device
         device = end
         if kernel.waits:

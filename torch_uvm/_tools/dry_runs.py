@@ -86,8 +86,8 @@ class DryRun:
     """What a dry run found.
 
     Args:
-        trace: a timed trace (docs/traces.md) of the steps after the first one, without transfers. Each
-            operator is a group of its own, whose time is the card's.
+        traces: by card, a timed trace (docs/traces.md) of the steps after the first one, without transfers.
+            Each operator is a group of its own, whose time is the card's.
         steps: how many steps the trace has, by optimizers. A schedule needs four.
         peak_bytes: the most bytes that were allocated on the device at once, since the script began.
         step_peak_bytes: the same of the steps after the first.
@@ -99,7 +99,7 @@ class DryRun:
         output: what the script printed.
     """
 
-    trace: Path
+    traces: tuple[Path, ...]
     steps: int
     peak_bytes: int
     step_peak_bytes: int
@@ -109,6 +109,11 @@ class DryRun:
     uncertain_bytes: int
     ended: bool
     output: Path
+
+    @property
+    def trace(self) -> Path:
+        """The first card's."""
+        return self.traces[0]
 
     @property
     def is_estimate(self) -> bool:
@@ -128,6 +133,7 @@ def dry_run(
     argv: Sequence[str],
     *,
     card: Card,
+    others: Sequence[Card] = (),
     folder: Path,
     steps: int = 4,
     progress: Callable[[int, int], object] | None = None,
@@ -141,6 +147,7 @@ def dry_run(
     Args:
         argv: the script and its arguments, or "-m", a module and its arguments.
         card: whose times the trace has.
+        others: cards whose times further traces have.
         folder: an existing one.
         steps: to record after the first.
         progress: called with the steps done, and all of them, as the script goes on.
@@ -152,7 +159,7 @@ def dry_run(
     output = _emptied(folder)
     request = {
         "argv": list(argv),
-        "card": dataclasses.asdict(card),
+        "cards": [dataclasses.asdict(it) for it in (card, *others)],
         "folder": str(folder.absolute()),
         "steps": steps,
         "progress": write_end,
@@ -211,10 +218,15 @@ def dry_fork(run: Callable[[int], object], *, folder: Path) -> DryRun:
     return _result(folder, output, code)
 
 
+def trace_name(number: int) -> str:
+    """The file of a card's trace."""
+    return f"run{number or ''}.trace"
+
+
 def _emptied(folder: Path) -> Path:
     """The file for the output, in a folder without older results."""
-    for stale in ("run.json", "run.trace", "error.json"):
-        (folder / stale).unlink(missing_ok=True)
+    for stale in (folder / "run.json", folder / "error.json", *folder.glob("*.trace")):
+        stale.unlink(missing_ok=True)
     return folder / "output.txt"
 
 
@@ -265,4 +277,5 @@ def _result(folder: Path, output: Path, code: int) -> DryRun:
         )
     sites = tuple(Site(**it) for it in found.pop("sites"))
     stand_ins = tuple(StandIn(**it) for it in found.pop("stand_ins"))
-    return DryRun(folder / "run.trace", sites=sites, stand_ins=stand_ins, output=output, **found)
+    traces = tuple(folder / trace_name(number) for number in range(found.pop("cards")))
+    return DryRun(traces, sites=sites, stand_ins=stand_ins, output=output, **found)

@@ -18,6 +18,7 @@ def main(text: str) -> None:
     folder = Path(request["folder"])
     report = os.fdopen(request["progress"], "w", buffering=1)
     argv = request["argv"]
+    cards = [card_of(it) for it in request["cards"]]
 
     def program() -> None:
         if argv[0] == "-m":
@@ -27,7 +28,7 @@ def main(text: str) -> None:
             sys.argv = argv
             _run_script(argv[0])
 
-    run_here(Run(folder, request["steps"], card_of(request["card"]), report), program, folder)
+    run_here(Run(folder, request["steps"], cards, report), program, folder)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from torch_uvm._tools.card_files import card_names, load_card
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
-from torch_uvm._tools.plans import Loop, make_plan
+from torch_uvm._tools.plans import Loop, make_plan, room_of
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import output_file
-from torch_uvm.cli import plan_picture, plan_ranks
+from torch_uvm.cli import plan_cards, plan_picture, plan_ranks
 from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
 from torch_uvm.cli.progress import Progress
 from torch_uvm.cli.script_words import split
@@ -33,6 +33,7 @@ SUMMARY = "predict whether a script fits a card, and its step within budgets"
 
 _WITH_A_VALUE = (
     "--card",
+    "--cards",
     "--budgets",
     "--steps",
     "--json",
@@ -64,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m torch_uvm plan",
         usage="python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
         "         [--steps N] (SCRIPT | -m MODULE) [ARG ...]\n"
+        "       python -m torch_uvm plan --cards CARD,... [--json FILE] [--steps N]\n"
+        "         (SCRIPT | -m MODULE) [ARG ...]\n"
         "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
         "         --from TRACE [--deferred TRACE] [--step-ms MS]",
         description="Predicts whether a training script fits a card, and how long a step takes within "
@@ -76,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CARD",
         default="h200",
         help=f"{', '.join(card_names())}, or a file.json; h200 unless told",
+    )
+    parser.add_argument(
+        "--cards", metavar="CARD,...", help="a table of several, and the smallest on which a script is fast"
     )
     parser.add_argument(
         "--budgets",
@@ -235,8 +241,9 @@ def _from_traces(
 
 
 def _from_script(
-    arguments: argparse.Namespace, words: list[str], card: Card, budgets: list[int] | None
-) -> dict[str, Any]:
+    arguments: argparse.Namespace, words: list[str], cards: Sequence[Card], budgets: list[int] | None
+) -> list[dict[str, Any]]:
+    """The plan for each card. With several, each gets the budget that it would have."""
     argv = words if arguments.module is None else ["-m", arguments.module, *words]
     if arguments.module is None and not Path(words[0]).exists():
         raise _Wrong(
@@ -246,14 +253,17 @@ def _from_script(
     of = " ".join(argv)
     with tempfile.TemporaryDirectory(prefix="torch_uvm-plan-") as folder:
         for steps in _STEPS if arguments.steps is None else (arguments.steps,):
-            found = _dry_run(argv, card, Path(folder), steps)
+            found = _dry_run(argv, cards, Path(folder), steps)
             if found.steps < _FEWEST:
                 raise _Failed(
                     f"the script ended after {1 + found.steps} steps of its optimizer; a plan needs "
                     f"{1 + _FEWEST}. Let it run longer, for example with more data or epochs"
                 )
             try:
-                loops = _loops([read_trace(found.trace)], of, card, None, on_gpu=False)
+                loops = [
+                    _loops([read_trace(trace)], of, card, None, on_gpu=False)
+                    for trace, card in zip(found.traces, cards, strict=True)
+                ]
                 break
             except _Wrong as error:
                 differs = str(error)
@@ -263,13 +273,19 @@ def _from_script(
                 f"--steps {4 * steps}. If each step has shapes of its own, give all the same: pad, or drop "
                 f"the last batch"
             )
-        return _planned(loops, budgets, of, found)
+        if len(cards) == 1:
+            return [_planned(loops[0], budgets, of, found)]
+        plans = [
+            make_plan(it, [room_of(card)], peak_bytes=found.peak_bytes)
+            for it, card in zip(loops, cards, strict=True)
+        ]
+        return [record_of(it, of, len(loops[0]) > 1, found) for it in plans]
 
 
-def _dry_run(argv: list[str], card: Card, folder: Path, steps: int) -> DryRun:
+def _dry_run(argv: list[str], cards: Sequence[Card], folder: Path, steps: int) -> DryRun:
     running = Progress("dry run")
     try:
-        return dry_run(argv, card=card, folder=folder, steps=steps, progress=running)
+        return dry_run(argv, card=cards[0], others=cards[1:], folder=folder, steps=steps, progress=running)
     except DryRunError as error:
         running.close()
         sys.stderr.write(_last_lines(error.output))
@@ -295,15 +311,22 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
         raise _Wrong(f"--step-ms {arguments.step_ms:g}; expected milliseconds, more than 0")
     if arguments.steps is not None and arguments.steps < _FEWEST:
         raise _Wrong(f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop")
+    if arguments.cards is not None and (
+        arguments.traces or arguments.output or plan_ranks.rank() is not None
+    ):
+        raise _Wrong("--cards needs a script, makes no picture, and plans one process")
     is_script = bool(words) or arguments.module is not None
     if is_script == (arguments.traces is not None):
         raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
     if arguments.output is not None and importlib.util.find_spec("matplotlib") is None:
         raise _Failed("-o needs matplotlib, which is not installed: pip install matplotlib")
-    card, budgets = load_card(arguments.card), _budgets(arguments.budgets)
+    budgets = _budgets(arguments.budgets)
+    if arguments.cards is not None:
+        return _from_script(arguments, words, [load_card(it) for it in arguments.cards.split(",")], None)
+    card = load_card(arguments.card)
     if arguments.traces is not None:
         return _from_traces(arguments, card, budgets)
-    record = _from_script(arguments, words, card, budgets)
+    (record,) = _from_script(arguments, words, [card], budgets)
     rank = plan_ranks.rank()
     return [record] if rank is None else plan_ranks.collect(rank, record)
 
@@ -314,15 +337,18 @@ def _slowest(records: Sequence[dict[str, Any]]) -> int:
     def step_ms(record: dict[str, Any]) -> float:
         if record["fits"]:
             return float(record["in_core_ms"])
-        at_room = [it["step_ms"] for it in record["points"] if it["budget"] == record["room_bytes"]]
-        return at_room[0] if at_room and at_room[0] is not None else float("inf")
+        point = plan_cards.at_room(record)
+        return float("inf") if point is None else float(point["step_ms"])
 
     return max(range(len(records)), key=lambda rank: step_ms(records[rank]))
 
 
 def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
     slowest = _slowest(records)
-    for rank, record in enumerate(records):
+    ranks = [] if arguments.cards is not None else records
+    if arguments.cards is not None:
+        print(*plan_cards.lines_of(records), sep="\n")
+    for rank, record in enumerate(ranks):
         if len(records) > 1:
             print(f"{'rank':<14}{rank}{', the slowest' if rank == slowest else ''}")
         for line in lines_of(record):
@@ -331,9 +357,14 @@ def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> 
             print()
     if arguments.json is not None:
         units = {"time": "ms", "size": "bytes"}
-        ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
         head = {"format": FORMAT, "version": VERSION, "units": units}
-        arguments.json.write_text(json.dumps(head | {"plans": ranked, "slowest": slowest}, indent=1) + "\n")
+        if arguments.cards is not None:
+            found = plan_cards.smallest(records)
+            plans = {"plans": records, "smallest": found and found["card"]}
+        else:
+            ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
+            plans = {"plans": ranked, "slowest": slowest}
+        arguments.json.write_text(json.dumps(head | plans, indent=1) + "\n")
     if arguments.output is not None:
         plan_picture.make_figure(records[slowest]).savefig(arguments.output)
 
