@@ -49,6 +49,17 @@ void walk_if_due([[maybe_unused]] const Check& check) noexcept {
   }
 }
 
+/// Checks, at the point of use, what the code that follows relies on.
+template <bool checked = kChecked>
+void expect([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) noexcept {
+  if constexpr (checked) {
+    if (!holds) {
+      std::fprintf(stderr, "torch_uvm: an invariant does not hold: %s\n", what);
+      std::abort();
+    }
+  }
+}
+
 /// Checks a structure on scope exit, also on an exception. Declare it after the lock that guards the structure.
 template <typename Walked>
 class WalkAfterwards {

@@ -51,6 +51,14 @@ std::pair<std::string, int> in_a_child(Body body) {
 
 } // namespace
 
+TEST(what_code_relies_on_is_checked_where_it_does) {
+  const auto [nothing, none] = in_a_child([] { expect(true, "the record has a block"); });
+  CHECK(nothing.empty() && none == 0);
+  const auto [said, signal] = in_a_child([] { expect(false, "the record has a block"); });
+  CHECK_EQ(said, "torch_uvm: an invariant does not hold: the record has a block\n");
+  CHECK_EQ(signal, SIGABRT);
+}
+
 TEST(a_valid_structure_is_checked_without_effect) {
   Structure structure;
   {

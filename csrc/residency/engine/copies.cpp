@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "allocator/invariants.h"
 #include "residency/trace/allocation_sites.h"
 
 namespace torch_uvm {
@@ -60,6 +61,7 @@ bool Copies::is_host_copy_ready(Record& record) {
 }
 
 bool Copies::start_write_back(Record& record) {
+  expect(record.points_at == Side::kDevice, "a write-back from the device, where the storage points");
   const Stream stream = state_.of(record.device).write_backs;
   // Only copies of managed memory need staging.
   Staging* const staging = record.range != nullptr ? nullptr : ready(state_.of(record.device).outgoing);
@@ -118,6 +120,7 @@ bool Copies::release_device_copy(Record& record, Stream taker) {
   if (!claim_address(record, Mover::kEngine)) {
     return false;
   }
+  expect(record.points_at == Side::kDevice && record.host_valid, "a device copy is released for a valid host copy");
   note_owners(record);
   Block* const block = record.device_block;
   const bool only_copied = record.block_ready && !is_used_since(record); // since the write-back began
@@ -196,6 +199,8 @@ bool Copies::evict(Record& record, Stream taker) {
 }
 
 bool Copies::start_fetch(Record& record, Need need, Stream stream) {
+  expect(record.points_at == Side::kHost && record.host_valid && record.device_block == nullptr,
+         "a fetch of a valid host copy, of which there is none yet");
   const EngineState::Untimed untimed(state_, stream);
   const bool has_range = record.range != nullptr;
   if (record.in_place && !leave_host_copy(record, need == Need::kAhead ? Mover::kEngine : Mover::kOperator)) {
@@ -236,6 +241,7 @@ bool Copies::start_fetch(Record& record, Need need, Stream stream) {
 }
 
 void Copies::abandon_fetch(Record& record) noexcept {
+  expect(record.fetching(), "an abandoned fetch has begun");
   // The block was allocated on the fetch's stream, so its next use is ordered after the copy.
   state_.memory.set_tag(record.device_block, nullptr);
   record.range != nullptr ? take_unused_memory(record, record.ready_on) : state_.memory.free(record.device_block);

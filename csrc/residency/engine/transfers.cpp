@@ -102,7 +102,7 @@ void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) no
     timed_.pop_front();
     try {
       if (!runtime_.query_event(timed.end)) {
-        timed_.push_back(timed); // cannot throw: it was just taken from the front
+        timed_.push_back(timed);
         continue;
       }
       const double ms = runtime_.elapsed_ms(timed.begin, timed.end);
@@ -114,7 +114,7 @@ void Transfers::read_times(std::size_t most, ResidencyStatistics& statistics) no
         timed.recorder->took(timed.transfer, 1e3 * ms);
       }
     } catch (...) {
-      // The copy has failed or its events cannot be read: it is not timed.
+      // The copy has failed, its events cannot be read, or the host has no memory for the queue: it is not timed.
     }
     give(timed.device, timed.begin);
     give(timed.device, timed.end);
