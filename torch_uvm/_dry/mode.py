@@ -146,7 +146,9 @@ class DryMode(TorchDispatchMode):
         else:
             result = self._results.of(func, args, kwargs)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST
-            is_known = not virtual and not (plausible.decides(name) and not all(map(is_computed, tensors)))
+            is_known = not virtual and not (
+                plausible.decides(name, tensors) and not all(map(is_computed, tensors))
+            )
             if is_known and all(can_have_values(it.bytes, it.dtype, most) for it in news(result)):
                 return self._as_it_is(func, info, tensors, args, kwargs)
         if info.writes_out:
@@ -157,10 +159,10 @@ class DryMode(TorchDispatchMode):
             if not can_have_values(new.bytes, new.dtype):
                 if device.type == "cpu":
                     return reserved(new.size, new.stride, new.dtype, new.bytes)
-                tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
+                tensor = new.make(device)
                 plausible.note_uniform(name, tensor)
                 return tensor
-            tensor = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=device)
+            tensor = new.make(device)
             mark_written(tensor)
             plausible.fill(tensor, name, given)
             if is_nominal:
@@ -230,8 +232,7 @@ class DryMode(TorchDispatchMode):
         if on_device:
             self.timeline.kernel((), waits=True, began_ns=time.monotonic_ns())
         dtype = tensors[0].dtype if name != "aten::equal" else torch.bool
-        asks = plausible.decides(name) and not all(map(is_computed, tensors))
-        value = plausible.assumed(name, dtype) if virtual or asks else func(*args, **kwargs)
+        value = plausible.assumed(name, dtype) if virtual else func(*args, **kwargs)
         if not all(map(is_computed, tensors)):
             what = name.removeprefix("aten::").replace("_local_scalar_dense", "item")
             key = self.stand_ins.note(what, value)

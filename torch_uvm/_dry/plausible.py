@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 _COUNTS = ("aten::sum", "aten::count_nonzero", "aten::prod", "aten::numel")
 _ALL = ("aten::all", "aten::equal", "aten::_is_all_true")
 _ORDERS = ("aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::_to_copy")
+_GUESSED = "_torch_uvm_guessed"  # an attribute of storages: the results of comparisons
 _UNIFORM = "_torch_uvm_uniform"  # an attribute of storages: uniform random numbers
 #: Operators whose integers are places along a dimension, all of it if none is given.
 _PLACES = frozenset(
@@ -36,8 +38,13 @@ def assumed(operator: str, dtype: torch.dtype) -> float | int | bool:
     return 1 if operator in _COUNTS or operator == "aten::_to_copy" else 0
 
 
-def decides(operator: str) -> bool:
-    """Whether the operator asks if all is as it should be. Scripts raise where it is not."""
+def decides(operator: str, operands: Sequence[Tensor]) -> bool:
+    """Whether the operator asks if all is as it should be.
+
+    Scripts raise where it is not: where `all` is false, or `any` of a comparison is true.
+    """
+    if operator == "aten::any":
+        return any(hasattr(it.untyped_storage(), _GUESSED) for it in operands)
     return operator in _ALL
 
 
@@ -64,6 +71,7 @@ def fill(out: Tensor, operator: str, arguments: dict[str, Any]) -> None:
                 share = min(max(float(other), 0.0), 1.0)
                 share = share if operator in _ORDERS[:2] else 1 - share
         at = torch.arange(out.numel(), dtype=torch.float64)
+        setattr(out.untyped_storage(), _GUESSED, True)
         out.copy_((((at + 1) * share).floor() > (at * share).floor()).view(out.shape))
     elif out.dtype == torch.bool and operator in ("aten::eq", "aten::ne"):
         is_same = isinstance(other, Tensor) and given is not None and other.data_ptr() == given.data_ptr()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,12 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map_only
 
+#: They return views, and do not say so.
+_UNSAFE = frozenset({"aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"})
+#: Their result is reduced in the memory of all elements, which it keeps.
+_LOSSES = frozenset(
+    f"aten::{it}" for it in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+)
 _MOST_RESULTS = 1 << 15  # cached
 
 
@@ -27,19 +33,31 @@ class Alias:
 
 @dataclass(frozen=True)
 class New:
-    """The result is a new tensor."""
+    """The result is a new tensor.
+
+    Args:
+        kept: bytes of its storage, where that has more than the result. 0: no more.
+    """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    kept: int = 0
 
     @property
     def bytes(self) -> int:
         """Of its storage."""
         if 0 in self.size:
-            return 0
+            return self.kept
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        return int(extent * self.dtype.itemsize)
+        return max(self.kept, int(extent * self.dtype.itemsize))
+
+    def make(self, device: torch.device) -> Tensor:
+        """A tensor like that."""
+        if not self.kept:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        memory = torch.empty(self.kept // self.dtype.itemsize, dtype=self.dtype, device=device)
+        return memory.as_strided(self.size, self.stride)
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class OperatorInfo:
         schema = op._schema
         aliases = [it.alias_info for it in schema.returns]
         self.name = op.name()
-        self.is_view = any(it is not None and not it.is_write for it in aliases)
+        self.is_view = any(it is not None and not it.is_write for it in aliases) or self.name in _UNSAFE
         self.returns_arguments = all(it is not None and it.is_write for it in aliases)
         self.written = [it.alias_info is not None and it.alias_info.is_write for it in schema.arguments]
         self.names = [it.name for it in schema.arguments]
@@ -176,7 +194,11 @@ class Results:
             # The meta kernel promotes the gradient to the weight's dtype; devices return the input's.
             returned = (returned[0].to(meta_args[1].dtype), *returned[1:])
         numbers = {id(it): number for number, it in enumerate(metas)}
-        return _described(returned, numbers)
+        result = _described(returned, numbers)
+        if op.name() in _LOSSES and isinstance(result, New) and not result.size:
+            kept = torch.broadcast_shapes(*(it.shape for it in metas)).numel() * result.dtype.itemsize
+            result = replace(result, kept=kept)
+        return result
 
 
 def _formatted(result: Tensor, *given: Tensor) -> Tensor:
