@@ -132,7 +132,7 @@ def table() -> list[tuple[str, str]]:
 def test_the_table_is_read() -> None:
     assert ("torch.Tensor.to", "import") in table()
     assert len(table()) > 50
-    begins = ("import", "first managed tensor", "first budget", "`moves=", "`optimizer=")
+    begins = ("import", "first managed tensor", "first budget", "`moves=")
     assert [when for _, when in table() if not when.startswith(begins)] == []
 
 
@@ -160,7 +160,6 @@ import torch_uvm
 expect("first managed tensor", then=lambda: torch_uvm.enable(budget=None))
 expect("first budget", then=lambda: torch_uvm.set_budget("auto"))
 expect("`moves=", then=lambda: torch_uvm.enable(moves="alias"))
-expect("`optimizer=", then=lambda: torch_uvm.enable(optimizer="deferred"))
 assert not replaced(before, look())
 torch_uvm.disable()
 assert not replaced(before, look())  # replacements wait for managed tensors
@@ -198,7 +197,7 @@ def test_options_in_the_environment_wait_for_the_first_managed_tensor(spawn: Spa
         + """
 expect("import", then=import_it)
 import torch_uvm
-expect("first managed tensor", "first budget", "`optimizer=", then=lambda: torch_uvm.empty(4))
+expect("first managed tensor", "first budget", then=lambda: torch_uvm.empty(4))
 """,
         env={"TORCH_UVM_CONF": "budget:1GiB,optimizer:deferred"},
     )
