@@ -40,7 +40,7 @@ class Run:
         folder: for the trace and the result.
         steps: to record after the first.
         cards: whose times the traces get; scripts see the first.
-        report: gets a line with the steps done and all of them, at the end of each step; then "end".
+        report: gets lines with hundredths of steps done, and all of them; then "end".
     """
 
     def __init__(self, folder: Path, steps: int, cards: Sequence[Card], report: TextIO) -> None:
@@ -55,6 +55,8 @@ class Run:
         self._before = 0  # the peak until then
         self._recording: AccessRecording | None = None
         self._ends_us: list[float] = []  # of the steps, by the clock of traces
+        self._ends = [0]  # of the steps, in kernels
+        self.mode.timeline.progress = self._tell
 
     def begin(self) -> None:
         """From here on the thread's operators do not compute."""
@@ -75,7 +77,8 @@ class Run:
             return
         self._done += 1
         self._ends_us.append(time.monotonic_ns() / 1e3)
-        self._report.write(f"{self._done} {self._warm + self._steps}\n")
+        self._ends.append(len(self.mode.timeline.kernels))
+        self._tell()
         if self._done <= self._warm:
             self._before = max(self._before, _peak())
             _reset_peaks()
@@ -84,6 +87,14 @@ class Run:
             self._recording = record_accesses(self._raw)
         elif self._done == self._warm + self._steps:
             self.finish(ended=False)
+
+    def _tell(self) -> None:
+        """How far the run is, if this step is as long as the last one."""
+        part = 0.0
+        if self._done:
+            last = self._ends[-1] - self._ends[-2]
+            part = min((len(self.mode.timeline.kernels) - self._ends[-1]) / max(last, 1), 0.99)
+        self._report.write(f"{int(100 * (self._done + part))} {100 * (self._warm + self._steps)}\n")
 
     @property
     def _raw(self) -> Path:

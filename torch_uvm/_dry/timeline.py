@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -31,6 +31,7 @@ LISTED = 0.17
 #: What each kernel after an operator's first adds.
 LAUNCH = 0.5
 
+_TOLD = 64  # operators between two calls for progress
 _FOLDER = __file__.rpartition("/")[0] + "/"
 _BETWEEN = (_FOLDER, "/torch/_compile.py", "/torch/_dynamo/eval_frame.py", "/torch/utils/_python_dispatch.py")
 
@@ -53,10 +54,15 @@ class Kernel:
 
 
 class Timeline:
-    """The operators of a run, in order."""
+    """The operators of a run, in order.
 
-    def __init__(self) -> None:
+    Args:
+        progress: called now and then.
+    """
+
+    def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
         self.kernels: list[Kernel] = []
+        self.progress = progress
         self._host = 0.0
 
     def view(self) -> None:
@@ -88,6 +94,8 @@ class Timeline:
             host += HOOKS
         self.kernels.append(Kernel(began_ns / 1e3, device_us, host, waits))
         self._host = 0.0
+        if len(self.kernels) % _TOLD == 0:
+            self.progress()
 
     def wait(self) -> None:
         """The host waits for the device."""

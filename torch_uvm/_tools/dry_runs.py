@@ -150,7 +150,7 @@ def dry_run(
         others: cards whose times further traces have.
         folder: an existing one.
         steps: to record after the first.
-        progress: called with the steps done, and all of them, as the script goes on.
+        progress: called with hundredths of steps done, and all of them, as the script goes on.
 
     Raises:
         DryRunError: the script raised, ran no step, or uses what a dry run cannot give.
