@@ -108,6 +108,8 @@ def test_a_mask_selects_as_much_of_a_known_tensor(dry: DryMode) -> None:
         chosen, wanted = logits[mask], labels[mask]
         assert chosen.shape[0] == wanted.shape[0] == mask.sum().item()
         F.cross_entropy(chosen, wanted).backward()
+    indexed = [count for (what, _), count in dry.stand_ins.counts.items() if what == "index"]
+    assert sum(indexed) == 2  # by the last mask; the others have values
 
 
 def test_attention_whose_mask_has_a_gradient(dry: DryMode) -> None:

@@ -93,7 +93,7 @@ class DryMode(TorchDispatchMode):
         unknown = unknown_shapes.depends_on_values(func, name, given)
         returned = self._returned(func, info, name, tensors, args, kwargs, given, unknown, virtual, device)
         if not info.returns_arguments:
-            self._follow(name, returned, tensors, unknown)
+            self._follow(name, returned, tensors, unknown_shapes.decided_by(name, given) if unknown else [])
         if device.type != "cpu" or any(not it.is_cpu for it in tensors):
             written = info.written_values(args, kwargs)
             work = work_of(func, args, kwargs, returned, written)
@@ -171,10 +171,10 @@ class DryMode(TorchDispatchMode):
 
         return made(result, make, tensors)
 
-    def _follow(self, name: str, returned: Any, tensors: list[Tensor], unknown: bool) -> None:
-        """Finds out which results have sizes that follow from stand-ins."""
+    def _follow(self, name: str, returned: Any, tensors: list[Tensor], deciding: list[Tensor]) -> None:
+        """Finds out which results have sizes that follow from stand-ins: those of ``deciding`` operands."""
         results = list(tensors_of(returned))
-        if unknown and not all(map(is_computed, tensors)):
+        if not all(map(is_computed, deciding)):
             rows = results[0].size(0)
             key = self.stand_ins.note(name.removeprefix("aten::").strip("_"), f"{rows} rows")
             self.sizes.begin(key, results)

@@ -107,6 +107,13 @@ def depends_on_values(op: torch._ops.OpOverload, name: str, given: _Arguments) -
     return name in _RESULTS
 
 
+def decided_by(name: str, given: _Arguments) -> list[Tensor]:
+    """The operands whose values decide the shapes."""
+    if name == "aten::index":
+        return [it for it in given["indices"] if it is not None and it.dtype in _MASKS]
+    return [given[next(it for it in ("mask", "repeats", "self") if it in given)]]
+
+
 def result_of(name: str, given: _Arguments) -> Result:
     """The result of such an operator."""
     return _RESULTS[name](given)
