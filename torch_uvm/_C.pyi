@@ -239,5 +239,5 @@ def emu_fail_call(name: str, nth: int) -> None: ...  # the nth call from now on,
 def emu_clear_failures() -> int: ...  # calls until the next would have failed; 0: none would have
 def count_kernels(on: bool) -> None: ...  # False: as on CUDA, where it is not known which run
 def is_watching() -> bool: ...  # the residency engine watches operators
-def address(t: torch.Tensor) -> int: ...  # as code takes it that is no operator
+def address(tensor: torch.Tensor) -> int: ...  # as code takes it that is no operator
 def known_operators() -> int: ...  # distinct operators that the engine has watched on this thread

@@ -73,7 +73,7 @@ void bind_deferred(py::module_& module) {
           updates.push_back(std::move(each->update)); // the Python object is empty afterwards
         }
         without_gil([&] {
-          defer(std::move(updates));
+          defer_beside_operators(std::move(updates));
           watch_operators(); // a budget may have been removed meanwhile
         });
       },

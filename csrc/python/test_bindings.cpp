@@ -34,7 +34,8 @@ void bind_test_bindings(py::module_& module) {
   module.def("is_watching", [] { return engine_in_use() != nullptr && engine_in_use()->is_awake(); }, no_gil);
   // As code does that is no operator and knows of no patch.
   module.def(
-      "address", [](const at::Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.const_data_ptr()); }, no_gil);
+      "address", [](const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()); },
+      py::arg("tensor"), no_gil);
   module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
 }
 

@@ -34,7 +34,9 @@ def has_gpu() -> bool:
         return torch.cuda.device_count() > 0
     # There is no NVML, or only a part of a GPU (MIG): PyTorch would ask CUDA. Another process does.
     child = subprocess.run([sys.executable, "-ISc", _COUNT], capture_output=True, check=False)
-    return child.stdout.strip() not in (b"", b"0")
+    if child.returncode != 0:  # there is no driver that could be initialised
+        return torch.cuda.device_count() > 0
+    return int(child.stdout) > 0
 
 
 def expect_cuda() -> None:

@@ -5,7 +5,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
+#include <utility>
 
 #include "tensor/dispatch/storage_records.h"
 #include "tensor/process/context.h"
@@ -85,6 +87,20 @@ std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& 
     }
   }
   return found;
+}
+
+void defer_beside_operators(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
+  Engine* const engine = engine_in_use();
+  std::optional<Engine::Lock> lock;
+  if (engine != nullptr) {
+    lock.emplace(*engine);
+  }
+  defer(std::move(updates), [&](const DeferredUpdate& update) {
+    return engine == nullptr || std::ranges::any_of(update.accesses(), [&](const DeferredUpdate::Access& access) {
+             const Record* const record = access.writes ? known_record_of(*engine, access.storage) : nullptr;
+             return record != nullptr && record->in_use != 0;
+           });
+  });
 }
 
 } // namespace torch_uvm

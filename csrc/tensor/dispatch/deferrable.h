@@ -4,7 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <memory>
 #include <vector>
+
+#include "tensor/dispatch/deferred_updates.h"
 
 namespace torch_uvm {
 
@@ -13,5 +16,8 @@ namespace torch_uvm {
 ///         by one might not be bit-identical (foreach kernels look at all of their tensors), or if written tensors
 ///         share storage
 std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& operands);
+
+/// `defer`, beside operators that other threads run. Takes the engine's lock.
+void defer_beside_operators(std::vector<std::unique_ptr<DeferredUpdate>> updates);
 
 } // namespace torch_uvm

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "tensor/dispatch/operand_walk.h"
-#include "tensor/dispatch/storage_records.h"
 #include "tensor/process/context.h"
-#include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
 
@@ -63,15 +61,6 @@ constexpr const char* kRefusal =
     "an optimizer's step has deferred the update of this tensor to its next use by an operator of PyTorch, and code "
     "that is no operator reads its address. Put that code within `with torch_uvm.resident(tensor):`, or choose "
     "optimizer=\"in_place\"";
-
-/// Whether an operator of another thread runs on a tensor that the update writes: its kernel may ask for the address
-/// at any time. Requires the engine's lock.
-bool is_in_use(const Engine& engine, const DeferredUpdate& update) {
-  return std::ranges::any_of(update.accesses(), [&](const DeferredUpdate::Access& access) {
-    const Record* const record = access.writes ? known_record_of(engine, access.storage) : nullptr;
-    return record != nullptr && record->in_use != 0;
-  });
-}
 
 void forget(Table& table, const Shared& pending) {
   for (const DeferredUpdate::Access& access : pending->update->accesses()) {
@@ -239,12 +228,8 @@ bool runs_deferred_update() noexcept {
   return running;
 }
 
-void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
-  std::optional<Engine::Lock> engine_lock;
-  Engine* const engine = engine_in_use();
-  if (engine != nullptr) {
-    engine_lock.emplace(*engine);
-  }
+void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
+           c10::function_ref<bool(const DeferredUpdate&)> is_in_use) {
   Table& table = Table::get();
   const std::lock_guard lock(table.mutex);
   for (std::unique_ptr<DeferredUpdate>& update : updates) {
@@ -260,7 +245,7 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates) {
       throw;
     }
     pending_updates.fetch_add(1, std::memory_order_relaxed);
-    if (engine != nullptr && !is_in_use(*engine, *pending->update)) {
+    if (!is_in_use(*pending->update)) {
       pending->update->refuse_use(kRefusal);
     }
   }

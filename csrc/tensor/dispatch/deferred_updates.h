@@ -37,7 +37,11 @@ bool may_need_updates() noexcept;
 bool runs_deferred_update() noexcept;
 
 /// Makes the updates pending. A use that conflicts with several runs them in this order.
-void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates);
+/// \param is_in_use whether an operator that runs uses what the update writes: its kernel may ask for the address at
+/// any
+///        time, so that is not refused
+void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
+           c10::function_ref<bool(const DeferredUpdate&)> is_in_use);
 
 /// Runs the updates that conflict with an operator on these inputs. Does not throw: if an update fails, the tensors
 /// that it writes refuse access with its error until it has run.
