@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pages.Page, dict[str,
     """The page of TRAINING, and the `--stats` output of the same run."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "train.py").write_text(TRAINING)
-    options = ["--budget", "32MiB", "--optimizer", "in_place", "--stats", "stats.json", "--report", "out.html"]
+    options = "--budget 32MiB --optimizer in_place --stats stats.json --report out.html".split()
     done = Spawn(folder)(args=[*RUN, *options, "train.py", "--token", "hunter2"], env=EMU)
     assert done.stdout == ""
     assert done.stderr.count("\n") == done.stderr.count("needs less with fused=True") == 1
