@@ -37,9 +37,8 @@ bool may_need_updates() noexcept;
 bool runs_deferred_update() noexcept;
 
 /// Makes the updates pending. A use that conflicts with several runs them in this order.
-/// \param is_in_use whether an operator that runs uses what the update writes: its kernel may ask for the address at
-/// any
-///        time, so that is not refused
+/// \param is_in_use whether a running operator uses what the update writes. Its kernel may ask for the address at any
+///        time, so the address is not refused
 void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
            c10::function_ref<bool(const DeferredUpdate&)> is_in_use);
 
