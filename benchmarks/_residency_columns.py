@@ -267,7 +267,7 @@ class Engine(Managed):
 
     def is_settled(self) -> bool:
         """A trial of schedules also follows slower ones."""
-        settled: bool = bindings().schedules_are_settled()
+        settled: bool = bindings().predicted_ms_per_operator() is not None
         return settled
 
     def recording(self) -> contextlib.AbstractContextManager[Any] | None:

@@ -25,7 +25,7 @@ from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRunError, dry_run
 from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop
-from torch_uvm._tools.schedules import schedules_of
+from torch_uvm._tools.schedules import schedule_of
 from torch_uvm._tools.shared_links import link_rates, predict_on
 from torch_uvm.schedules import predict
 from torch_uvm.traces import read_trace
@@ -66,9 +66,9 @@ def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:
         predicted = scheduled = math.inf
         for loop in loops:
             try:
-                tried = list(schedules_of(loop.trace, budget - loop.memory.added_bytes, loop.step_ms))
-                predicted = min(predicted, *(predict_on(it, loop.card, loop.host_ms).step_ms for it in tried))
-                scheduled = min(scheduled, *(predict(it, link_rates(loop.card)).step_ms for it in tried))
+                schedule = schedule_of(loop.trace, budget - loop.memory.added_bytes, loop.step_ms)
+                predicted = min(predicted, predict_on(schedule, loop.card, loop.host_ms).step_ms)
+                scheduled = min(scheduled, predict(schedule, link_rates(loop.card)).step_ms)
             except ValueError:  # an operator exceeds the budget
                 continue
         if predicted < math.inf:

@@ -15,7 +15,6 @@ from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import schedules_of
 from torch_uvm._tools.shared_links import predict_on
 from torch_uvm.schedules import (
     Operator,
@@ -50,14 +49,6 @@ def trace(trace_file: Path) -> Trace:
 @pytest.fixture(scope="module")
 def loop(trace: Trace) -> Loop:
     return Loop(trace, load_card("h200"))
-
-
-@pytest.fixture(scope="module")
-def checkpointing(tmp_path_factory: pytest.TempPathFactory) -> Loop:
-    """The same model with longer sequences. Its peak is 5.75 GiB."""
-    path = tmp_path_factory.mktemp("checkpointing") / "run.trace"
-    path.write_bytes(lzma.decompress((TRACES / "16k_tokens_checkpointing.jsonl.xz").read_bytes()))
-    return Loop(read_trace(path), load_card("h200"))
 
 
 @pytest.fixture(scope="module")
@@ -143,29 +134,6 @@ class TestPlan:
             assert point.optimizer == min(steps, key=lambda kind: steps[kind] or 0)
             assert point.step_ms == steps[point.optimizer]
         assert {it.optimizer for it in found.points} == set(KINDS)
-
-
-class TestSchedulesThatTheEngineTries:
-    """It keeps the one that it measures to be fastest."""
-
-    def test_a_point_is_of_the_fastest_one(self, checkpointing: Loop) -> None:
-        """On an idle link others would be the fastest."""
-        loop, better = checkpointing, 0
-        for budget in (GIB * 3 // 2, 2 * GIB, 3 * GIB):
-            tried = list(schedules_of(loop.trace, budget - loop.memory.added_bytes))
-            steps = [predict_on(it, loop.card, loop.host_ms).step_ms for it in tried]
-            assert len(tried) > 1
-            assert loop.point(budget).step_ms == min(steps)
-            better += min(steps) < steps[0]
-        assert better > 0
-
-    def test_they_differ_in_what_they_decide_alone(self, checkpointing: Loop) -> None:
-        tried = list(schedules_of(checkpointing.trace, 2 * GIB))
-        assert len({it.operators for it in tried}) + len({it.transfers for it in tried}) > 2
-        for it in tried:
-            assert it.values == tried[0].values
-            assert [op.ms for op in it.operators] == [op.ms for op in tried[0].operators]
-            assert not check_schedule(it)
 
 
 class TestDeferred:

@@ -16,7 +16,8 @@ from torch_uvm._patches.update_trial import MEASURED, SETTLING, Trial
 
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
-BOTH = 2 * (SETTLING + MEASURED)  # steps of a trial
+ONE = SETTLING + MEASURED + 2  # steps of one kind
+BOTH = 2 * ONE
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def test_tries_both_with_equal_bits(found: list[str]) -> None:
     results, deferred = train(BOTH + 8, BUDGET, "auto")
     assert all(map(torch.equal, results, expected))
     first = deferred.index(True)
-    assert SETTLING + MEASURED <= first <= SETTLING + MEASURED + 3  # a step or two pass before bytes move
-    assert all(deferred[first : first + SETTLING + MEASURED])
+    assert first <= 3  # a step or two pass before bytes move
+    assert all(deferred[first : first + ONE - 1]) and not any(deferred[first + ONE - 1 : first + BOTH - 1])
     assert len(found) == 1 and deferred_updates.has_decided()
     assert deferred[-1] == found[0].startswith("optimizer auto: deferred")
 
@@ -87,7 +88,7 @@ def test_another_budget_is_another_trial(found: list[str]) -> None:
 def test_another_optimizer_is_another_trial(found: list[str]) -> None:
     train(BOTH + 8, BUDGET, "auto")
     _, deferred = train(BOTH + 8, BUDGET, "auto")  # the first optimizer is gone
-    assert not any(deferred[: SETTLING + MEASURED])
+    assert not deferred[0]
     assert len(found) == 2
 
 
@@ -104,8 +105,61 @@ def test_one_of_two_optimizers_counts(found: list[str]) -> None:
             optimizer.zero_grad()
         deferred.append(deferred_updates._defers())
     torch.accelerator.synchronize()
-    assert sum(deferred) >= SETTLING + MEASURED
+    assert sum(deferred) >= ONE - 1
     assert len(found) == 1
+
+
+def test_steps_within_a_backward_stay_in_place(found: list[str]) -> None:
+    """They free each gradient at once. Deferred, all gradients would live until the next step."""
+    torch_uvm.enable(budget=BUDGET, optimizer="auto")
+    torch.manual_seed(0)
+    model = mlp()
+    optimizers = {each: torch.optim.AdamW([each], lr=1e-3) for each in model.parameters()}
+    deferred: list[bool] = []
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+        deferred.append(deferred_updates._defers())
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(update)
+    for _ in range(4):
+        backward(model)
+    torch.accelerator.synchronize()
+    assert len(deferred) == 4 * len(optimizers) and not any(deferred)
+    assert torch_uvm.residency_stats()["fetched"]["bytes"] > 0  # it could have been deferred
+
+
+def test_deferred_steps_on_time_are_kept(found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`emu` predicts nothing: here, that steps take as long as a second for each operator."""
+    monkeypatch.setattr(_C, "predicted_ms_per_operator", lambda: 1e3)
+    _, deferred = train(ONE + 4, BUDGET, "auto")
+    assert found == [each for each in found if "as predicted" in each] and len(found) == 1
+    assert all(deferred[deferred.index(True) :])
+
+
+def test_updates_that_one_operator_needs_are_compared(
+    found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An average of all parameters after each step: nothing is left to overlap their updates with."""
+    monkeypatch.setattr(_C, "predicted_ms_per_operator", lambda: 1e3)
+    torch_uvm.enable(budget=BUDGET, optimizer="auto")
+    torch.manual_seed(0)
+    model = mlp()
+    parameters = list(model.parameters())
+    average = [each.detach().clone() for each in parameters]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    deferred = []
+    for _ in range(BOTH + 4):
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        deferred.append(deferred_updates._defers())
+        torch._foreach_lerp_(average, [each.detach() for each in parameters], 0.1)
+    torch.accelerator.synchronize()
+    assert len(found) == 1 and "in place" in found[0]
+    assert not all(deferred[deferred.index(True) :])
 
 
 def test_an_optimizer_on_the_host_does_not_count(found: list[str]) -> None:

@@ -64,7 +64,7 @@ void print_row(const char* label, const std::vector<Figures>& figures) {
   std::fflush(stdout);
 }
 
-constexpr int kLongestTrial = 60; // steps
+constexpr int kLongest = 60; // steps until schedules are final
 constexpr int kSettling = 4; // steps until storages are where the chosen schedule has them
 
 int run(const std::vector<std::string>& arguments) {
@@ -128,8 +128,8 @@ int run(const std::vector<std::string>& arguments) {
     Player player(trace, settings);
     std::vector<Figures> figures = player.play(repeat);
     if (!settings.find_races) {
-      for (int more = 0; more < kLongestTrial && !player.engine().schedules_are_settled(); ++more) {
-        player.repeat(1, figures); // a trial also follows slower ones
+      for (int more = 0; more < kLongest && !player.engine().predicted_ms_per_operator(); ++more) {
+        player.repeat(1, figures);
       }
       player.repeat(kSettling + static_cast<int>(counted), figures);
     }

@@ -81,14 +81,13 @@ void bind_deferred(py::module_& module) {
   module.def(
       "flush_pending",
       [](const std::vector<at::Tensor>& tensors) {
-        for (const at::Tensor& tensor : tensors) {
-          run_deferred_updates_of(tensor);
-        }
+        run_deferred_updates_of(tensors);
         wait_for_deferred_updates(std::vector<c10::IValue>(tensors.begin(), tensors.end()));
       },
       py::arg("tensors"), no_gil);
   module.def("flush_all_pending", &run_deferred_updates, no_gil);
   module.def("pending_updates", &deferred_updates, keeps_gil);
+  module.def("updates_at_once", &deferred_updates_at_once, keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -41,9 +41,7 @@ void update(const py::sequence& inputs) {
     }
   }
   without_gil([&] {
-    for (const at::Tensor& tensor : tensors) {
-      run_deferred_updates_of(tensor);
-    }
+    run_deferred_updates_of(tensors);
     wait_for_deferred_updates(std::vector<c10::IValue>(tensors.begin(), tensors.end()));
   });
 }

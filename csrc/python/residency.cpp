@@ -81,7 +81,11 @@ void bind_residency(py::module_& module) {
   module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def("residency_counts", &residency_counts, no_gil_inside);
   module.def(
-      "schedules_are_settled", [] { return engine_in_use() == nullptr || engine_in_use()->schedules_are_settled(); },
+      "predicted_ms_per_operator",
+      [] {
+        Engine* const engine = engine_in_use();
+        return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator();
+      },
       no_gil);
   module.def("evict_after_operators", &evict_after_operators, py::arg("on"), no_gil);
   module.def("written_arguments", &written_arguments, py::arg("name"), py::arg("overload") = "", no_gil);

@@ -10,10 +10,9 @@
 
 #include "python/bindings.h"
 #include "residency/engine/shares.h"
-#include "residency/policy/candidates.h"
+#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/schedule.h"
-#include "residency/policy/trial.h"
 
 namespace torch_uvm {
 namespace {
@@ -78,21 +77,7 @@ std::vector<std::vector<std::uint32_t>> nested(const Lists& lists, std::uint32_t
   return all;
 }
 
-/// What a candidate decides.
-py::dict as_dict(const Decisions& decisions, std::uint32_t operators) {
-  py::list fetches;
-  for (const Fetch& fetch : decisions.fetches) {
-    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
-  }
-  py::dict dict;
-  dict["in_place"] = decisions.in_place;
-  dict["evictions"] = nested(decisions.retire, operators);
-  dict["write_backs"] = nested(decisions.write_back, operators);
-  dict["fetches"] = fetches;
-  return dict;
-}
-
-py::dict as_dict(const Followed& followed, const std::vector<Decisions>& candidates, std::size_t capacity) {
+py::dict as_dict(const Followed& followed, std::size_t capacity) {
   const Iteration& iteration = followed.schedule.iteration;
   py::dict dict;
   dict["first"] = followed.first;
@@ -115,45 +100,45 @@ py::dict as_dict(const Followed& followed, const std::vector<Decisions>& candida
   }
   dict["workspaces"] = workspaces;
   dict["frees"] = nested(iteration.frees, iteration.size());
-  py::list decided;
-  for (const Decisions& decisions : candidates) {
-    decided.append(as_dict(decisions, iteration.size()));
+  py::list fetches;
+  for (const Fetch& fetch : followed.schedule.fetches) {
+    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
   }
-  dict["candidates"] = decided;
+  dict["in_place"] = followed.schedule.in_place;
+  dict["evictions"] = nested(followed.schedule.retire, iteration.size());
+  dict["write_backs"] = nested(followed.schedule.write_back, iteration.size());
+  dict["fetches"] = fetches;
   return dict;
 }
 
-/// The followed iteration, and what the engine would try for it.
-std::optional<std::pair<Followed, std::vector<Decisions>>> try_out(const std::vector<TracedOperator>& operators,
-                                                                   const std::vector<double>& ms,
-                                                                   const PolicyOptions& options) {
+/// The followed iteration, with what the engine decides for it.
+std::optional<Followed> decide(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                               const PolicyOptions& options) {
   std::optional<Followed> followed = follow(operators, options);
-  if (!followed) {
-    return std::nullopt;
+  if (followed) {
+    Schedule& schedule = followed->schedule;
+    for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
+      schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
+    }
+    choose_fastest(schedule, options);
   }
-  Schedule& schedule = followed->schedule;
-  for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
-    schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
-  }
-  Trial trial;
-  trial.start(make_candidates(schedule, options));
-  return std::pair{std::move(*followed), trial.candidates()};
+  return followed;
 }
 
 /// \param ms durations of the operators
-py::object schedules_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
-                        std::size_t budget) {
+py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
+                       std::size_t budget) {
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  const auto found = without_gil([&] { return try_out(operators, ms, options); });
-  return found ? py::object(as_dict(found->first, found->second, options.budget - options.reserve)) : py::none();
+  const auto found = without_gil([&] { return decide(operators, ms, options); });
+  return found ? py::object(as_dict(*found, options.budget - options.reserve)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedules_of", &schedules_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/policy/candidates.h"
+#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/prediction.h"
 #include "residency/policy/schedule.h"
-#include "residency/policy/trial.h"
 #include "residency_script.h"
 
 using namespace torch_uvm;
@@ -80,10 +79,6 @@ class Loop {
       const Access access{weight, true};
       const Decision& begun = policy.begin(weight, {&access, 1}, false);
       wants_durations = begun.wants_durations;
-      if (begun.mark != 0) {
-        marks.push_back(begun.mark);
-        whole.push_back(begun.is_whole);
-      }
       policy.end({}, 0);
       if (ms > 0) {
         policy.ran(policy.operators(), policy.operators(), ms);
@@ -102,8 +97,6 @@ class Loop {
 
   Policy policy;
   bool wants_durations = false; ///< at the latest operator
-  std::vector<std::uint64_t> marks;
-  std::vector<bool> whole;
 };
 
 } // namespace
@@ -177,12 +170,11 @@ TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
   CHECK_EQ(predict_ms(by_order, {1, 1, 1}, 16), 90.0);
 }
 
-TEST(the_first_candidate_has_the_shortest_prediction) {
+TEST(the_shortest_prediction_is_followed) {
   Schedule schedule = two_gaps_over_a_peak();
-  const std::vector<Decisions> candidates = make_candidates(schedule, options(16));
-  CHECK_EQ(candidates.size(), 3U);
-  CHECK_EQ(candidates.front().predicted_ms, 85.0);
-  CHECK_EQ(candidates.back().predicted_ms, 90.0);
+  choose_fastest(schedule, options(16));
+  CHECK_EQ(schedule.predicted_ms, 85.0); // by order it would be 90
+  CHECK_EQ(evictions(schedule) == "2:2", false);
 }
 
 TEST(optimizer_state_that_cannot_be_fetched_in_time_is_used_in_place) {
@@ -213,9 +205,8 @@ TEST(operands_leave_the_device_for_results_that_find_no_room_beside_them) {
   }
   for (const std::size_t capacity : {16U, 24U}) {
     Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
-    for (const Decisions& candidate : make_candidates(schedule, options(capacity))) {
-      CHECK(std::isfinite(candidate.predicted_ms));
-    }
+    choose_fastest(schedule, options(capacity));
+    CHECK(std::isfinite(schedule.predicted_ms));
     choose_evictions(schedule, options(capacity), capacity);
     for (const std::size_t bytes : base_usage(schedule)) {
       CHECK(bytes <= capacity);
@@ -331,7 +322,6 @@ TEST(a_policy_without_durations_asks_for_none) {
     loop.iterate(0);
     CHECK(!loop.wants_durations);
   }
-  CHECK(loop.marks.empty());
 }
 
 TEST(durations_of_operators_that_no_schedule_had_are_ignored) {
@@ -342,47 +332,6 @@ TEST(durations_of_operators_that_no_schedule_had_are_ignored) {
   loop.iterate(5);
   loop.iterate(5);
   CHECK_EQ(loop.ms_of(0), 5.0F);
-}
-
-TEST(a_policy_marks_iterations_while_it_tries_candidates) {
-  Script script({});
-  Policy policy(options(16));
-  const Schedule example = two_gaps_over_a_peak();
-  const std::vector<float> ms = {1, 50, 1, 1, 10, 1, 20, 1};
-  std::vector<std::uint64_t> marks;
-  const auto iterate = [&] {
-    static StorageId next = 100;
-    for (std::uint32_t op = 0; op < 8; ++op) {
-      const std::vector<Access> uses[] = {{{1, true}},  {{3, false}}, {{2, true}},  {},
-                                          {{3, false}}, {{1, true}},  {{3, false}}, {{2, true}}};
-      const Decision& begun = policy.begin(10 + op, uses[op], false);
-      if (begun.mark != 0) {
-        CHECK_EQ(policy.schedule().second, 0U);
-        marks.push_back(begun.mark);
-      }
-      std::vector<std::pair<StorageId, std::size_t>> births;
-      if (op == 3) {
-        births.emplace_back(++next, 10);
-      }
-      policy.end(births, 0);
-      policy.ran(policy.operators(), policy.operators(), ms[op]);
-      if (op == 3) {
-        policy.freed(next);
-      }
-    }
-  };
-  policy.created(1, 5);
-  policy.created(2, 5);
-  policy.created(3, 1);
-  for (int iteration = 0; iteration < 40; ++iteration) {
-    iterate();
-    if (marks.size() > 1) {
-      policy.took(marks[marks.size() - 2], 85);
-    }
-  }
-  // Two candidates differ, and both are tried twice. An iteration's duration is known when the next one begins.
-  CHECK_EQ(marks.size(), 4 * std::size_t{Trial::kSettling + Trial::kMeasured + 1});
-  CHECK_EQ(policy.schedule().first->predicted_ms, 85.0);
 }
 
 HARNESS_MAIN()

@@ -36,7 +36,7 @@ class TestTraining:
         """optimizer="auto" times steps by events of the device's stream, and changes no bit."""
         torch_uvm.enable(budget=None, optimizer="auto")
         try:
-            check(training(mlp, vectors, steps=2 * (LONGEST_SETTLING + MEASURED) + 8, fused=True))
+            check(training(mlp, vectors, steps=2 * (LONGEST_SETTLING + MEASURED) + 12, fused=True))
             assert deferred_updates._trial is not None and deferred_updates.has_decided()
         finally:
             torch_uvm.enable(budget=None, optimizer="in_place")

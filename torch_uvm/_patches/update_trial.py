@@ -1,4 +1,4 @@
-"""`optimizer="auto"`: tries updates in place and deferred ones, and keeps what gives the shorter steps."""
+"""`optimizer="auto"`: defers updates once memory is short, and returns to updates in place where they are faster."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from torch_uvm._util.log import log
 
 #: Steps until the engine has a schedule for the new order of operators, and follows it.
 SETTLING = 7
-#: Steps after which times are taken even if the engine has not yet chosen among its schedules.
+#: Steps after which times are taken even if the engine's schedule is not final.
 LONGEST_SETTLING = 60
-#: Steps that are timed. SETTLING + MEASURED is even, so that two batch shapes in turn fall alike.
+#: Steps that are timed.
 MEASURED = 7
-#: Deferred steps must be at most this part of the others: gradients live longer, and the host has more to do.
-_WORTH = 0.98
+#: Deferred steps that take at most this multiple of their prediction are kept: by all plans so far, updates in
+#: place take longer. What takes longer than predicted has costs that no prediction knows, such as the host's.
+LATE = 1.1
 
 
 class Trial:
     """Decides for each step of a program whether its updates are deferred.
 
     A step lasts from one step of an optimizer to its next. The first optimizer on an accelerator counts,
-    while it lives; others follow. Nothing is tried before the engine moves bytes.
+    while it lives; others follow. Nothing is deferred before the engine moves bytes, nor steps in a backward:
+    they free gradients early, and would no longer. Steps in place are tried if deferred ones are late, or if
+    one operator needs most of the updates, so that there is nothing to overlap them with.
 
     Attributes:
         defers: whether the step that begins defers its updates.
@@ -34,17 +37,17 @@ class Trial:
     """
 
     def __init__(self) -> None:
-        self.defers = False
         self._start(None)
 
     def _start(self, optimizer: Optimizer | None) -> None:
         self.defers = False
+        self.decided = False
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
-        self._total = 0  # steps of the trial
+        self._total = 0  # steps since the first deferred one
         self._step = 0  # of this kind of update
         self._moved: int | None = None
-        self._events: dict[bool, list[torch.Event]] = {False: [], True: []}
-        self.decided = False
+        self._events: dict[bool, list[torch.Event]] = {True: [], False: []}
+        self._operators = 0  # that began before the first event of deferred steps; then those between all
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer's step begins."""
@@ -56,6 +59,8 @@ class Trial:
         device = _device_of(optimizer)
         if device is None:
             self._start(None)
+        elif torch._C._current_graph_task_id() != -1:
+            self.decided = True
         elif not _is_capturing(device) and (self._total > 0 or self._is_moving()):
             self._go_on(device)
 
@@ -63,40 +68,51 @@ class Trial:
         stats = _C.residency_stats()
         moved = sum(stats[kind]["bytes"] for kind in ("fetched", "written_back", "used_in_place"))
         before, self._moved = self._moved, moved
-        return before is not None and moved != before
+        self.defers = before is not None and moved != before
+        return self.defers
 
     def _go_on(self, device: torch.device) -> None:
         events = self._events[self.defers]
+        self._total += 1
+        self._step += 1
         if len(events) <= MEASURED and (events or self._has_settled()):
             event = torch.Event(device, enable_timing=True)
             event.record(torch.accelerator.current_stream(device))
             events.append(event)
-        if len(events) > MEASURED and not self.defers:
-            self.defers = True
-            self._step = 0
-        self._step += 1
-        self._total += 1
-        if len(self._events[True]) > MEASURED and self._events[True][-1].query():
-            self._decide()
+            if self.defers and len(events) in (1, MEASURED + 1):
+                self._operators = _C.residency_counts()[0] - self._operators
+        elif len(events) > MEASURED and events[-1].query():
+            if not self.defers or self._is_on_time():
+                self._decide()
+            else:
+                self.defers = False
+                self._step = 1  # this one
 
     def _has_settled(self) -> bool:
-        is_even = (self._total - SETTLING) % 2 == 0
-        waited = self._step >= LONGEST_SETTLING or (self._step >= SETTLING and _C.schedules_are_settled())
-        return is_even and waited
+        is_even = self._total % 2 == 0  # so that two batch shapes in turn fall alike
+        is_final = self._step > SETTLING and _C.predicted_ms_per_operator() is not None
+        return is_even and (is_final or self._step > LONGEST_SETTLING)
+
+    def _is_on_time(self) -> bool:
+        predicted = (_C.predicted_ms_per_operator() or 0) * self._operators / MEASURED
+        at_once, all_updates = _C.updates_at_once()
+        return self._ms(True) <= LATE * predicted and 2 * at_once < all_updates
+
+    def _ms(self, defers: bool) -> float:
+        events = self._events[defers]
+        return statistics.median([begin.elapsed_time(end) for begin, end in itertools.pairwise(events)])
 
     def _decide(self) -> None:
-        times = {
-            defers: statistics.median([begin.elapsed_time(end) for begin, end in itertools.pairwise(events)])
-            for defers, events in self._events.items()
-        }
-        self.defers = times[True] <= _WORTH * times[False]
+        in_place = None if self.defers else self._ms(False)
+        deferred = self._ms(True)
+        self.defers = in_place is None or deferred <= in_place
         self.decided = True
-        self._events = {False: [], True: []}
+        self._events = {True: [], False: []}
         log.info(
-            "optimizer auto: %s; a step took %.1f ms in place, %.1f ms deferred",
+            "optimizer auto: %s; a step took %.1f ms deferred%s",
             "deferred" if self.defers else "in place",
-            times[False],
-            times[True],
+            deferred,
+            ", as predicted" if in_place is None else f", {in_place:.1f} ms in place",
         )
 
 

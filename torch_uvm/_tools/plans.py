@@ -10,7 +10,7 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import Schedule, schedule_of, schedules_of
+from torch_uvm._tools.schedules import schedule_of
 from torch_uvm._tools.shared_links import predict_on
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
@@ -133,25 +133,14 @@ class Loop:
         if room <= 0:
             return Point(budget, None, note="too small")
         try:
-            schedule, step_ms = self._fastest(list(schedules_of(self.trace, room, self.step_ms)))
+            schedule = schedule_of(self.trace, room, self.step_ms)
+            step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
             return Point(budget, None, note=f"too little: {error}. Give more{less}")
         moved = (schedule.bytes_of("fetch"), schedule.bytes_of("write_back"), schedule.bytes_in_place())
         into, out, in_place = (each // schedule.steps for each in moved)
         return Point(budget, max(step_ms, self.in_core_ms), None, optimizer, into, out, in_place)
-
-    def _fastest(self, tried: Sequence[Schedule]) -> tuple[Schedule, float]:
-        """The fastest one and its step in ms: the engine measures those that it tries, and keeps one."""
-        steps: list[tuple[float, Schedule]] = []
-        for schedule in tried:
-            try:
-                steps.append((predict_on(schedule, self.card, self.host_ms).step_ms, schedule))
-            except ValueError:
-                if schedule is tried[-1] and not steps:
-                    raise
-        step_ms, schedule = min(steps, key=lambda it: it[0])
-        return schedule, step_ms
 
 
 def faster(points: Sequence[Point]) -> Point:

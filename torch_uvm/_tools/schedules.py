@@ -212,11 +212,6 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
     """
-    return next(schedules_of(trace, budget, step_ms))
-
-
-def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> Iterator[Schedule]:
-    """The schedules that the engine tries, as for `schedule_of`. The shortest prediction is first."""
     if len({it.device for it in trace.storages.values()}) > 1:
         raise ValueError("the trace has storages of more than one device")
     traced = _traced(trace)
@@ -232,17 +227,14 @@ def schedules_of(trace: Trace, budget: int, step_ms: float | None = None) -> Ite
         times = [scale * ms for ms in times]
         found = _made(traced, times, budget)
     names = [op.name for op in trace.operators[first : first + count]]
-    for decided in found["candidates"]:
-        yield _schedule(budget, found, decided, names, times[first:])
+    return _schedule(budget, found, names, times[first:])
 
 
-def _schedule(
-    budget: int, found: dict[str, Any], decided: dict[str, Any], names: list[str], times: list[float]
-) -> Schedule:
-    """The iteration that was found, with what a candidate decides."""
+def _schedule(budget: int, found: dict[str, Any], names: list[str], times: list[float]) -> Schedule:
+    """The iteration that was found, with what was decided for it."""
     uses: list[list[Use]] = [[] for _ in names]
     frees = [list(freed) for freed in found["frees"]]
-    for (value, op, writes, creates), in_place in zip(found["uses"], decided["in_place"], strict=True):
+    for (value, op, writes, creates), in_place in zip(found["uses"], found["in_place"], strict=True):
         uses[op].append(Use(value, writes, creates, in_place))
     values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
     for at, workspace in enumerate(found["workspaces"]):
@@ -253,8 +245,8 @@ def _schedule(
     operators = tuple(
         Operator(name, times[at], tuple(uses[at]), tuple(frees[at])) for at, name in enumerate(names)
     )
-    evictions = [(value, op) for op, leaving in enumerate(decided["evictions"]) for value in leaving]
-    transfers = _transfers(operators, values, evictions, decided, found["capacity"])
+    evictions = [(value, op) for op, leaving in enumerate(found["evictions"]) for value in leaving]
+    transfers = _transfers(operators, values, evictions, found, found["capacity"])
     return Schedule(budget, found["capacity"], operators, tuple(values), transfers, found["steps"])
 
 
@@ -271,7 +263,7 @@ def scheduling_ms(trace: Trace, budget: int) -> float:
 
 
 def _made(traced: list[tuple[Any, ...]], times: list[float], budget: int) -> dict[str, Any]:
-    found = _C.schedules_of(traced, times, budget)
+    found = _C.schedule_of(traced, times, budget)
     if found is None:
         raise ValueError("the trace has no iteration that repeats; record four or more")
     return found

@@ -226,8 +226,8 @@ class Engine {
 
   virtual ResidencyStatistics statistics() = 0;
   virtual ResidencyCounts counts() = 0;
-  /// Whether every device with a budget follows a final schedule (Policy::is_settled).
-  virtual bool schedules_are_settled() = 0;
+  /// Once each device with a budget follows a final schedule, the longest Policy::predicted_ms_per_operator; else nullopt.
+  virtual std::optional<double> predicted_ms_per_operator() = 0;
   virtual void reset_statistics() = 0;
 
   /// Returns a violated invariant in words, or nullopt. For tests.

@@ -339,10 +339,16 @@ ResidencyCounts ResidencyEngine::counts() {
   return now;
 }
 
-bool ResidencyEngine::schedules_are_settled() {
+std::optional<double> ResidencyEngine::predicted_ms_per_operator() {
   const Lock lock(*this);
-  return std::ranges::all_of(state_.devices,
-                             [](const Device& device) { return !device.budget || device.policy->is_settled(); });
+  double longest = 0;
+  for (const Device& device : state_.devices) {
+    if (device.budget && !device.policy->is_settled()) {
+      return std::nullopt;
+    }
+    longest = device.budget ? std::max(longest, device.policy->predicted_ms_per_operator()) : longest;
+  }
+  return longest;
 }
 
 void ResidencyEngine::reset_statistics() {

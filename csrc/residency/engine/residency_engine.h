@@ -60,7 +60,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void stop_recording() override;
   ResidencyStatistics statistics() override;
   ResidencyCounts counts() override;
-  bool schedules_are_settled() override;
+  std::optional<double> predicted_ms_per_operator() override;
   void reset_statistics() override;
   std::optional<std::string> check() override;
 

@@ -31,7 +31,7 @@ struct PolicyOptions {
   std::size_t budget = 0; ///< device bytes for storages
   std::size_t reserve = 0; ///< part of the budget that schedules leave free
   bool in_place = true; ///< whether operators may use host copies in place
-  bool timed = false; ///< whether the caller reports durations (`Policy::ran`, `Policy::took`)
+  bool timed = false; ///< whether the caller reports durations (`Policy::ran`)
   LinkRates rates;
 };
 
@@ -57,10 +57,6 @@ struct Decision {
   bool forget = false;
   /// At `begin`: report the durations of operators from here on.
   bool wants_durations = false;
-  /// At `begin`: an iteration begins whose duration the policy wants to know, from here to the next mark. 0: none.
-  std::uint64_t mark = 0;
-  /// At `begin` with a mark: since the mark before, every operator matched the schedule.
-  bool is_whole = false;
 };
 
 } // namespace torch_uvm

@@ -10,7 +10,6 @@
 #include "residency/policy/flat_map.h"
 #include "residency/policy/iteration.h"
 #include "residency/policy/schedule.h"
-#include "residency/policy/trial.h"
 
 namespace torch_uvm::scheduling {
 
@@ -49,7 +48,6 @@ struct KnownSchedule {
   std::vector<bool> slowed; ///< by operator: in each report it used operands on the host; like `timed`
   std::uint32_t untimed = kNone; ///< number of operators whose duration was reported too seldom; kNone: none was
   std::uint64_t asked = 0; ///< number of operators whose duration was asked for
-  Trial trial;
 
   /// Whether durations are still missing. Operators that threads mix may never be timed, so asking ends.
   bool wants_durations() const {
@@ -64,7 +62,6 @@ struct KnownSchedule {
 class Matcher {
  public:
   static constexpr std::size_t kMaxSchedules = 8;
-  static constexpr std::uint64_t kMarkStride = 64; ///< a mark names a schedule among as many
 
   /// The schedule being followed; nullptr: none.
   KnownSchedule* current() const {

@@ -67,8 +67,6 @@ class Policy {
   /// \param ms the duration of all of them together; beyond kLongGroupMs, several are wanted again one by one
   /// \param in_place they used operands on the host, at the link's rate
   void ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place = false);
-  /// The iteration of this mark took so long, all waits included (Decision::mark).
-  void took(std::uint64_t mark, double ms);
 
   /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating
   /// steps need it.
@@ -82,9 +80,11 @@ class Policy {
   bool use_in_place(StorageId storage) const;
 
   Counters counters() const;
-  /// Whether the latest operator matched a schedule that is final: durations are known and its trial has ended. True if
-  /// the caller reports no durations.
+  /// Whether the latest operator matched a schedule that is final: durations are known. True if the caller reports no
+  /// durations.
   bool is_settled() const;
+  /// Milliseconds that an operator takes in the mean, as the schedule of the latest operator predicts; 0: not known.
+  double predicted_ms_per_operator() const;
   /// Number of operators that have begun.
   std::uint64_t operators() const;
   /// Number of operators in the current schedule; 0 if the latest operator did not match one.

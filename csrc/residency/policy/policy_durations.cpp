@@ -51,23 +51,12 @@ void estimate_resident(Schedule& schedule, std::vector<bool> slowed) {
 
 void Policy::State::ask_for_durations() {
   decision.wants_durations = false;
-  decision.mark = 0;
   if (!options.timed || !matcher.matched()) {
     return;
   }
   KnownSchedule& known = *matcher.current();
   decision.wants_durations = known.wants_durations();
   known.asked += decision.wants_durations ? 1 : 0;
-  if (matcher.position() == 0 && known.trial.is_running()) {
-    decision.mark = known.trial.begin_iteration() * Matcher::kMarkStride + known.number % Matcher::kMarkStride;
-    decision.is_whole = matcher.in_a_row() >= known.schedule.iteration.size();
-  }
-}
-
-void Policy::State::follow_candidate(KnownSchedule& known) {
-  static_cast<Decisions&>(known.schedule) = known.trial.current();
-  known.retired_overdue = false;
-  catch_up = forget = true;
 }
 
 void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place) {
@@ -118,16 +107,12 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
 bool Policy::is_settled() const {
   const State& it = *state_;
   const KnownSchedule* const known = it.matcher.matched() ? it.matcher.current() : nullptr;
-  return !it.options.timed || (known != nullptr && !known->wants_durations() && !known->trial.is_running());
+  return !it.options.timed || (known != nullptr && !known->wants_durations());
 }
 
-void Policy::took(std::uint64_t mark, double ms) {
-  State& it = *state_;
-  KnownSchedule* const known = it.matcher.current();
-  if (known != nullptr && mark % Matcher::kMarkStride == known->number % Matcher::kMarkStride &&
-      known->trial.took(mark / Matcher::kMarkStride, ms)) {
-    it.follow_candidate(*known);
-  }
+double Policy::predicted_ms_per_operator() const {
+  const KnownSchedule* const known = state_->matcher.matched() ? state_->matcher.current() : nullptr;
+  return known == nullptr ? 0 : known->schedule.predicted_ms / known->schedule.iteration.size();
 }
 
 } // namespace torch_uvm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "residency/policy/candidates.h"
+#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy_state.h"
 
 namespace torch_uvm {
@@ -106,8 +106,8 @@ void Policy::State::solve(KnownSchedule& known) {
     }
   });
   if (known.untimed == 0) {
-    known.trial.start(make_candidates(known.schedule, left));
-    follow_candidate(known);
+    choose_fastest(known.schedule, left);
+    catch_up = forget = true;
   } else {
     known.schedule = make_schedule(std::move(known.schedule.iteration), left);
   }

@@ -82,8 +82,6 @@ struct Policy::State {
   void end_marked_step();
   /// (Re)computes a schedule for the current options and pins.
   void solve(scheduling::KnownSchedule& known);
-  /// Follows the current candidate of the schedule's trial.
-  void follow_candidate(scheduling::KnownSchedule& known);
   /// Asks for the durations that the policy wants, in `decision`.
   void ask_for_durations();
   /// Fills `decision` from the current schedule and position.

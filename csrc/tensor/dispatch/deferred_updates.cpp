@@ -35,6 +35,10 @@ struct Written {
 std::atomic<std::size_t> pending_updates{0};
 std::atomic<bool> any_written{false};
 
+// See deferred_updates_at_once.
+std::atomic<std::size_t> most_at_once{0};
+std::atomic<std::size_t> pending_after_defer{0};
+
 struct Table {
   std::mutex mutex;
   std::condition_variable finished;
@@ -166,6 +170,7 @@ void run(const Shared& pending) {
 void run(std::vector<Shared>& found) {
   std::ranges::sort(found, {}, [](const Shared& pending) { return pending->number; });
   found.erase(std::ranges::unique(found).begin(), found.end());
+  most_at_once = std::max(most_at_once.load(), found.size());
   std::exception_ptr error;
   for (const Shared& pending : found) {
     try {
@@ -224,6 +229,10 @@ std::size_t deferred_updates() {
   return pending_updates.load(std::memory_order_relaxed);
 }
 
+std::pair<std::size_t, std::size_t> deferred_updates_at_once() {
+  return {most_at_once, pending_after_defer};
+}
+
 bool runs_deferred_update() noexcept {
   return running;
 }
@@ -249,6 +258,8 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
       pending->update->refuse_use(kRefusal);
     }
   }
+  most_at_once = 0;
+  pending_after_defer = pending_updates.load();
 }
 
 void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
@@ -320,7 +331,8 @@ void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept {
 
 namespace {
 
-void run_deferred_updates_of(const c10::StorageImpl* storage) {
+/// \param collects is called with the table, locked, and appends the updates to run
+void run_those(c10::function_ref<void(const Table&, std::vector<Shared>&)> collects) {
   if (!has_deferred_updates() || running || Context::get().forked()) {
     return;
   }
@@ -328,21 +340,25 @@ void run_deferred_updates_of(const c10::StorageImpl* storage) {
   {
     Table& table = Table::get();
     const std::lock_guard lock(table.mutex);
-    collect(table, storage, /*writes=*/true, found);
+    collects(table, found);
   }
   run(found);
 }
 
 } // namespace
 
-void run_deferred_updates_of(const at::Tensor& tensor) {
-  if (tensor.defined() && tensor.has_storage()) {
-    run_deferred_updates_of(tensor.storage().unsafeGetStorageImpl());
-  }
+void run_deferred_updates_of(at::TensorList tensors) {
+  run_those([&](const Table& table, std::vector<Shared>& found) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined() && tensor.has_storage()) {
+        collect(table, tensor.storage().unsafeGetStorageImpl(), /*writes=*/true, found);
+      }
+    }
+  });
 }
 
 void finish_deferred_updates_of(c10::StorageImpl* storage) {
-  run_deferred_updates_of(storage);
+  run_those([&](const Table& table, std::vector<Shared>& found) { collect(table, storage, /*writes=*/true, found); });
   Table& table = Table::get();
   if (!any_written.load(std::memory_order_relaxed) || running || Context::get().forked()) {
     return;
@@ -376,16 +392,7 @@ void finish_deferred_updates_of(const at::Tensor& tensor) {
 }
 
 void run_deferred_updates() {
-  if (!has_deferred_updates() || running || Context::get().forked()) {
-    return;
-  }
-  std::vector<Shared> found;
-  {
-    Table& table = Table::get();
-    const std::lock_guard lock(table.mutex);
-    collect_all(table, found);
-  }
-  run(found);
+  run_those(collect_all);
 }
 
 } // namespace torch_uvm

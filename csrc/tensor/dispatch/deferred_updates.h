@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tensor/dispatch/deferred_update.h"
@@ -29,6 +30,8 @@ namespace torch_uvm {
 /// Whether any update is pending. One relaxed load.
 bool has_deferred_updates() noexcept;
 std::size_t deferred_updates();
+/// The most updates that one use has run since the last `defer`, and the updates that were pending after it.
+std::pair<std::size_t, std::size_t> deferred_updates_at_once();
 
 /// Whether a use may have to run an update, or to wait for one that ran on another stream. Two relaxed loads.
 bool may_need_updates() noexcept;
@@ -52,8 +55,8 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
 /// by the program right after `step()` does not cover them: the updates were queued later.
 void wait_for_deferred_updates(c10::ArrayRef<c10::IValue> inputs) noexcept;
 
-/// Runs all updates that read or write the tensor's storage. \throws what an update throws; it stays pending then
-void run_deferred_updates_of(const at::Tensor& tensor);
+/// Runs all updates that read or write the tensors' storages. \throws what an update throws; it stays pending then
+void run_deferred_updates_of(at::TensorList tensors);
 /// The same, for an address that leaves PyTorch: the host also waits until the writes of past updates to the storage
 /// are complete.
 void finish_deferred_updates_of(c10::StorageImpl* storage);
