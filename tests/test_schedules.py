@@ -280,7 +280,8 @@ class TestBesideTheEngine:
         gc.collect()
         torch_uvm.empty_cache()
         torch_uvm.reset_peak_memory_stats()
-        torch_uvm.enable(budget="256MiB", optimizer="in_place")  # roomy: operators are watched, and nothing moves
+        # Roomy: operators are watched, and nothing moves.
+        torch_uvm.enable(budget="256MiB", optimizer="in_place")
         with torch_uvm.record_accesses(tmp_path / "run.trace"):
             assert sum(sum(each) for each in train(6)) == 0
         budget = int(share * torch_uvm.max_memory_allocated(torch.device("emu")))

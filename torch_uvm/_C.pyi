@@ -141,9 +141,10 @@ def allocation_site_figures() -> list[dict[str, Any]]: ...  # AllocationSiteFigu
 
 class Region: ...  # a call of a compiled graph
 
-class CompiledGraph:
+class Unobserved:
     def __init__(
         self,
+        name: str,
         constants: Sequence[Any],
         written: frozenset[int] | None,  # indices of inputs; None: all
         unwritten: type | None,  # inputs of other types count as written, too; None: they do not

@@ -76,6 +76,7 @@ from torch_uvm._residency.hints import advise, discard, prefetch, residency
 from torch_uvm._residency.limits import get_host_limit, get_limit, set_host_limit, set_limit
 from torch_uvm._residency.pins import keep_resident, resident
 from torch_uvm._residency.steps import step
+from torch_uvm._residency.uses import uses
 from torch_uvm._switch.scopes import disabled, enabled, is_enabled
 from torch_uvm._switch.switch import disable, enable
 from torch_uvm._tensors.dlpack import from_dlpack
@@ -136,6 +137,7 @@ __all__ = [
     "step",
     "to",
     "use_allocator",
+    "uses",
     "zeros",
 ]
 

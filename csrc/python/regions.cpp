@@ -46,12 +46,12 @@ void update(const py::sequence& inputs) {
   });
 }
 
-/// What is known of a compiled graph.
-class CompiledGraph {
+/// What is known of code whose kernels are not observed: a compiled graph, a Triton kernel, a declared use.
+class Unobserved {
  public:
-  CompiledGraph(const py::sequence& constants, const std::optional<std::set<std::size_t>>& written,
-                py::object unwritten)
-      : constants_(constants), writes_all_(!written), unwritten_(std::move(unwritten)) {
+  Unobserved(std::string name, const py::sequence& constants, const std::optional<std::set<std::size_t>>& written,
+             py::object unwritten)
+      : name_(std::move(name)), constants_(constants), writes_all_(!written), unwritten_(std::move(unwritten)) {
     static std::uint64_t made = 0; // guarded by the GIL
     key_ = ++made;
     for (const std::size_t index : written.value_or(std::set<std::size_t>())) {
@@ -60,9 +60,12 @@ class CompiledGraph {
     }
   }
 
-  /// Identifies the graph to the policy.
+  /// Identifies it to the policy.
   std::uint64_t key() const {
     return key_;
+  }
+  const char* name() const {
+    return name_.c_str();
   }
 
   /// What a call with these inputs uses.
@@ -95,14 +98,15 @@ class CompiledGraph {
   }
 
   std::uint64_t key_ = 0;
+  std::string name_;
   py::tuple constants_;
   std::vector<bool> written_; ///< by input
   bool writes_all_;
   py::object unwritten_;
 };
 
-/// Begins a call of the graph. While no operator is watched, its inputs are not looked at.
-std::unique_ptr<Region> enter_region(const CompiledGraph& graph, const py::sequence& inputs) {
+/// Begins a call. While no operator is watched, its inputs are not looked at.
+std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence& inputs) {
   if (may_need_updates()) {
     update(inputs);
   }
@@ -114,7 +118,7 @@ std::unique_ptr<Region> enter_region(const CompiledGraph& graph, const py::seque
     return region;
   }
   const std::vector<Region::Input> storages = graph.storages(inputs);
-  return without_gil([&] { return Region::enter(*engine, graph.key(), storages); });
+  return without_gil([&] { return Region::enter(*engine, graph.key(), graph.name(), storages); });
 }
 
 void leave_region(Region& region, const py::object& outputs) {
@@ -139,9 +143,9 @@ std::unique_ptr<Region> enter_launch(std::uint64_t capture) {
 
 void bind_regions(py::module_& module) {
   py::class_<Region>(module, "Region", py::release_gil_before_calling_cpp_dtor()); // its destructor releases the inputs
-  py::class_<CompiledGraph>(module, "CompiledGraph")
-      .def(py::init<const py::sequence&, const std::optional<std::set<std::size_t>>&, py::object>(),
-           py::arg("constants"), py::arg("written"), py::arg("unwritten"), keeps_gil)
+  py::class_<Unobserved>(module, "Unobserved")
+      .def(py::init<std::string, const py::sequence&, const std::optional<std::set<std::size_t>>&, py::object>(),
+           py::arg("name"), py::arg("constants"), py::arg("written"), py::arg("unwritten"), keeps_gil)
       .def("enter", &enter_region, py::arg("inputs"), no_gil_inside);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);

@@ -23,10 +23,10 @@ from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._patches.replace import replace_once
 
 #: By identity: graphs are not hashable, and attributes set on them would be pickled with them.
-_graphs: dict[int, _C.CompiledGraph] = {}
+_graphs: dict[int, _C.Unobserved] = {}
 
 
-def _note(graph: Any, constants: Sequence[torch.Tensor] = ()) -> _C.CompiledGraph:
+def _note(graph: Any, constants: Sequence[torch.Tensor] = ()) -> _C.Unobserved:
     """Notes what a compiled graph uses.
 
     Args:
@@ -41,7 +41,7 @@ def _note(graph: Any, constants: Sequence[torch.Tensor] = ()) -> _C.CompiledGrap
         unwritten = torch.nn.Parameter if graph.fx_kwargs.get("is_backward", True) else None
     if id(graph) not in _graphs:
         weakref.finalize(graph, _graphs.pop, id(graph), None).atexit = False
-    known = _graphs[id(graph)] = _C.CompiledGraph(constants, written, unwritten)
+    known = _graphs[id(graph)] = _C.Unobserved("compiled graph", constants, written, unwritten)
     return known
 
 

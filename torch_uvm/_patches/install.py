@@ -13,6 +13,7 @@ from torch_uvm._patches import deferred_updates, multiprocessing, pointer_escape
 from torch_uvm._patches.compiled_graphs import watch_graphs
 from torch_uvm._patches.dlpack import export_managed_memory
 from torch_uvm._patches.optimizer_steps import mark_optimizer_steps
+from torch_uvm._patches.triton_launches import watch_launches
 
 _lock = threading.RLock()
 _installed = False
@@ -33,6 +34,7 @@ def for_managed_tensors() -> None:
         multiprocessing.send_copies()
         multiprocessing.refuse_shared_labels()
         watch_graphs()
+        watch_launches()
         if _C.requested_budget(0) not in (None, "none"):
             for_budgets()
         if deferred_updates.chosen() != "in_place":

@@ -1,4 +1,4 @@
-"""`optimizer="auto"`: defers updates once memory is short, and returns to updates in place where they are faster."""
+"""`optimizer="auto"`: defers updates once memory is short, and returns where updates in place are faster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SETTLING = 7
 LONGEST_SETTLING = 60
 #: Steps that are timed.
 MEASURED = 7
-#: Deferred steps that take at most this multiple of their prediction are kept: by all plans so far, updates in
-#: place take longer. What takes longer than predicted has costs that no prediction knows, such as the host's.
+#: Deferred steps that take at most this multiple of their prediction are kept: by all plans so far, updates
+#: in place take longer. Others have costs that no prediction knows, such as the host's.
 LATE = 1.1
 
 

@@ -10,7 +10,7 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import schedule_of
+from torch_uvm._tools.schedules import Schedule, schedule_of
 from torch_uvm._tools.shared_links import predict_on
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 

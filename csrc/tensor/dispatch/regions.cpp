@@ -54,7 +54,8 @@ std::unique_ptr<Region> Region::enter_unwatched(Engine& engine) {
   return region;
 }
 
-std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, std::span<const Input> inputs) {
+std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, const char* name,
+                                      std::span<const Input> inputs) {
   ThreadState& mine = this_thread();
   const Engine::Lock lock(engine);
   mine.operands.clear();
@@ -67,7 +68,7 @@ std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, std::sp
   }
   Engine::Operator op;
   op.key = key;
-  op.name = "compiled graph";
+  op.name = name;
   op.region = true;
   return enter_with_operands(engine, op);
 }

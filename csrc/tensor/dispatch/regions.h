@@ -13,9 +13,9 @@
 
 namespace torch_uvm {
 
-/// A call of a compiled graph, or a launch of a captured one. Its kernels are not observed, so the engine treats the
-/// whole call as one operator on its inputs and on the storages that it creates. Operators that it calls count as
-/// nested.
+/// A call of a compiled graph, a launch of a captured one or of a Triton kernel, or code whose uses are declared. Its
+/// kernels are not observed, so the engine treats the whole call as one operator on its inputs and on the storages that
+/// it creates. Operators that it calls count as nested.
 class Region {
  public:
   struct Input {
@@ -26,10 +26,12 @@ class Region {
   /// \return nullptr if a device is watched; call `enter` then
   static std::unique_ptr<Region> enter_unwatched(Engine& engine);
   /// Makes the inputs ready and pins them.
-  /// \param key identifies the graph
+  /// \param key identifies the graph, or the kernel
+  /// \param name must outlive the call
   /// \return nullptr if a CUDA graph is being captured, or if the call is nested in an operator (which pins the inputs
   ///         then)
-  static std::unique_ptr<Region> enter(Engine& engine, std::uint64_t key, std::span<const Input> inputs);
+  static std::unique_ptr<Region> enter(Engine& engine, std::uint64_t key, const char* name,
+                                       std::span<const Input> inputs);
   /// Begins a launch of a captured graph on the calling thread's current stream of the current device. Storages in
   /// address ranges are made ready.
   /// \param capture the id that `begin_capture` returned

@@ -1,0 +1,150 @@
+"""`torch_uvm.uses`: code that is no operator, with the tensors that it declares."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_uvm
+
+MIB = 1 << 20
+BUDGET = 8 * MIB
+N = MIB // 4  # elements of a tensor of 1 MiB
+ALL = 12  # tensors, of which eight fit
+
+
+@pytest.fixture(autouse=True)
+def small_budget() -> Iterator[None]:
+    torch_uvm.enable(budget=BUDGET)
+    yield
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.full((N,), float(i), device="emu") for i in range(ALL)]
+
+
+def floats(x: torch.Tensor) -> ctypes.Array[ctypes.c_float]:
+    """What an extension sees at the tensor's address. Fetches are in the order of the stream."""
+    torch.accelerator.synchronize()
+    return (ctypes.c_float * x.numel()).from_address(x.data_ptr())
+
+
+def moved(kind: str) -> int:
+    return int(torch_uvm.residency_stats()[kind]["bytes"])
+
+
+def test_writes_and_reads_at_addresses_survive_evictions() -> None:
+    kept = tensors()
+    for step in range(6):
+        for i in range(ALL):
+            source, target = kept[i], kept[(i + 1) % ALL]
+            with torch_uvm.uses(source, target, writes=(target,)):
+                floats(target)[step] = floats(source)[N - 1] + step
+    for i, each in enumerate(kept):
+        assert each[:6].tolist() == [(i - 1) % ALL + step for step in range(6)]
+        assert each[N - 1].item() == i
+    assert moved("fetched") > 0
+    assert torch_uvm.residency_stats()["over_budget"] == 0
+
+
+def test_addresses_hold_until_the_scope_ends() -> None:
+    kept = tensors()
+    with torch_uvm.uses(kept[0]):
+        address = kept[0].data_ptr()
+        for each in kept[1:]:
+            each.add_(1)  # evicts others
+        assert kept[0].data_ptr() == address
+    for each in kept[1:]:
+        each.add_(1)
+    assert kept[0][0].item() == 0
+
+
+def test_what_is_only_read_is_copied_out_at_most_once() -> None:
+    torch_uvm.reset_residency_stats()
+    kept = tensors()
+    for _ in range(6):
+        for each in kept:
+            with torch_uvm.uses(each, writes=()):
+                assert floats(each)[0] == floats(each)[N - 1]
+    assert moved("fetched") > moved("written_back")
+    assert moved("written_back") <= ALL * MIB
+
+
+def test_it_is_planned_like_an_operator() -> None:
+    kept = tensors()
+
+    def iterate() -> None:
+        for each in kept:
+            with torch_uvm.uses(each):
+                floats(each)[0] += 1
+
+    for _ in range(6):
+        iterate()
+    before = torch_uvm.residency_stats()
+    iterate()
+    after = torch_uvm.residency_stats()
+    assert after["plan_hits"] - before["plan_hits"] == ALL
+    assert after["plan_misses"] == before["plan_misses"]
+    assert [each[0].item() for each in kept] == [i + 7 for i in range(ALL)]
+
+
+def test_an_exception_ends_the_scope() -> None:
+    kept = tensors()
+    for each in kept:
+        with pytest.raises(ArithmeticError), torch_uvm.uses(each):
+            raise ArithmeticError
+    for each in kept:
+        each.add_(1)
+    assert [each[0].item() for each in kept] == [i + 1 for i in range(ALL)]
+    assert torch_uvm.residency_stats()["over_budget"] == 0
+
+
+def test_two_threads() -> None:
+    kept = tensors()
+    failures: list[BaseException] = []
+
+    def work(mine: list[torch.Tensor]) -> None:
+        try:
+            for _ in range(30):
+                for each in mine:
+                    with torch_uvm.uses(each):
+                        floats(each)[0] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(kept[part::2],)) for part in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert failures == []
+    assert [each[0].item() for each in kept] == [i + 30 for i in range(ALL)]
+
+
+def test_as_a_decorator_and_with_other_tensors() -> None:
+    managed, other = tensors()[0], torch.zeros(4)
+
+    @torch_uvm.uses(managed, other)
+    def call() -> float:
+        return floats(managed)[3]
+
+    assert call() == call() == 0
+
+
+def test_a_pending_update_runs_before() -> None:
+    torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+    weight = torch.nn.Parameter(torch.ones(N, device="emu"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    weight.sum().backward()
+    optimizer.step()
+    with torch_uvm.uses(weight, writes=()):
+        assert floats(weight)[0] == 0.5
+
+
+def test_only_tensors() -> None:
+    with pytest.raises(TypeError, match="takes tensors"):
+        torch_uvm.uses([torch.ones(2)])  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Code that is no operator of PyTorch, and declares which tensors it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from torch_uvm import _C
+from torch_uvm._util.arguments import exact_keywords, show
+from torch_uvm._util.compiler import break_the_graph
+from torch_uvm._util.scopes import ReentrantScope
+
+#: By which of the tensors are written. An operator is known by its name and its operands, and so is this.
+_known: dict[frozenset[int], _C.Unobserved] = {}
+
+
+class UsesScope(ReentrantScope["_C.Region | None"]):
+    """What `uses` returns."""
+
+    def __init__(self, tensors: list[torch.Tensor], written: frozenset[int]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        if written not in _known:
+            _known[written] = _C.Unobserved("torch_uvm.uses", (), written, None)
+        self._code = _known[written]
+
+    def _begin(self) -> _C.Region | None:
+        return self._code.enter(self._tensors)
+
+    def _end(self, entry: _C.Region | None) -> None:
+        if entry is not None:
+            _C.leave_region(entry, None)
+
+    @break_the_graph
+    def __enter__(self) -> UsesScope:
+        return super().__enter__()
+
+    @break_the_graph
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+
+    def __repr__(self) -> str:
+        return f"torch_uvm.uses(... {len(self._tensors)} tensors)"
+
+
+@exact_keywords
+@break_the_graph
+def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | None = None) -> UsesScope:
+    """Declares that the code within is one operator on these tensors.
+
+    A context manager and a decorator, for calls of extensions that PyTorch's dispatcher does not see: those
+    bound with pybind11, CuPy, ctypes. As before an operator, the tensors are brought to their device, or stay
+    in pinned memory that it uses in place where there is no room; their addresses hold until the scope ends;
+    they are fetched ahead once the loop repeats; what is written is copied out before it is evicted. All is
+    in the order of the current stream: kernels are to be queued there, and host code that reads or writes
+    the bytes synchronises it first. Leave the scope on the thread that entered it. Without a budget it does
+    nothing, nor for tensors that are not managed, nor within another operator.
+
+    Args:
+        tensors: of any shape and device; what the code reads or writes.
+        writes: those that it writes; others may be given here alone. None: all.
+
+    Raises:
+        TypeError: an argument is no tensor.
+
+    >>> x = torch_uvm.ones(1 << 20)
+    >>> y = torch_uvm.zeros(1 << 20)
+    >>> with torch_uvm.uses(x, y, writes=(y,)):
+    ...     addresses = x.data_ptr(), y.data_ptr()
+    """
+    written = tensors if writes is None else tuple(writes)
+    used = list({id(each): each for each in (*tensors, *written)}.values())
+    for each in used:
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"uses() takes tensors; got {show(each)}")
+    names = set(map(id, written))
+    return UsesScope(used, frozenset([at for at, each in enumerate(used) if id(each) in names]))
