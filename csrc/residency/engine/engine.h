@@ -226,7 +226,7 @@ class Engine {
 
   virtual ResidencyStatistics statistics() = 0;
   virtual ResidencyCounts counts() = 0;
-  /// Once each device with a budget follows a final schedule, the longest Policy::predicted_ms_per_operator; else nullopt.
+  /// The longest Policy::predicted_ms_per_operator. nullopt until each device with a budget follows a final schedule.
   virtual std::optional<double> predicted_ms_per_operator() = 0;
   virtual void reset_statistics() = 0;
 
