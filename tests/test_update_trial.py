@@ -139,29 +139,6 @@ def test_deferred_steps_on_time_are_kept(found: list[str], monkeypatch: pytest.M
     assert all(deferred[deferred.index(True) :])
 
 
-def test_updates_that_one_operator_needs_are_compared(
-    found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An average of all parameters after each step: nothing is left to overlap their updates with."""
-    monkeypatch.setattr(_C, "predicted_ms_per_operator", lambda: 1e3)
-    torch_uvm.enable(budget=BUDGET, optimizer="auto")
-    torch.manual_seed(0)
-    model = mlp()
-    parameters = list(model.parameters())
-    average = [each.detach().clone() for each in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-    deferred = []
-    for _ in range(BOTH + 4):
-        backward(model)
-        optimizer.step()
-        optimizer.zero_grad()
-        deferred.append(deferred_updates._defers())
-        torch._foreach_lerp_(average, [each.detach() for each in parameters], 0.1)
-    torch.accelerator.synchronize()
-    assert len(found) == 1 and "in place" in found[0]
-    assert not all(deferred[deferred.index(True) :])
-
-
 def test_an_optimizer_on_the_host_does_not_count(found: list[str]) -> None:
     torch_uvm.enable(budget=BUDGET, optimizer="auto")
     models = [torch.nn.Linear(512, 512), mlp()]

@@ -87,7 +87,6 @@ void bind_deferred(py::module_& module) {
       py::arg("tensors"), no_gil);
   module.def("flush_all_pending", &run_deferred_updates, no_gil);
   module.def("pending_updates", &deferred_updates, keeps_gil);
-  module.def("updates_at_once", &deferred_updates_at_once, keeps_gil);
 }
 
 } // namespace torch_uvm

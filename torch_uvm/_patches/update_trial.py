@@ -28,8 +28,7 @@ class Trial:
 
     A step lasts from one step of an optimizer to its next. The first optimizer on an accelerator counts,
     while it lives; others follow. Nothing is deferred before the engine moves bytes, nor steps in a backward:
-    they free gradients early, and would no longer. Steps in place are tried if deferred ones are late, or if
-    one operator needs most of the updates, so that there is nothing to overlap them with.
+    they free gradients early, and would no longer. Steps in place are tried if deferred ones are late.
 
     Attributes:
         defers: whether the step that begins defers its updates.
@@ -95,8 +94,7 @@ class Trial:
 
     def _is_on_time(self) -> bool:
         predicted = (_C.predicted_ms_per_operator() or 0) * self._operators / MEASURED
-        at_once, all_updates = _C.updates_at_once()
-        return self._ms(True) <= LATE * predicted and 2 * at_once < all_updates
+        return self._ms(True) <= LATE * predicted
 
     def _ms(self, defers: bool) -> float:
         events = self._events[defers]

@@ -102,7 +102,7 @@ class _Deferring:
         self.freed.difference_update(update)
         for each in update:
             del self.pending[each]
-        self._append(Operator(f"{_FUSED}update", time_us, False, (), update, [], deaths), took)
+        self._append(Operator(f"{_FUSED}update", time_us, True, (), update, [], deaths), took)
 
     def _append(self, op: Operator, ms: float) -> None:
         self.operators.append(op)

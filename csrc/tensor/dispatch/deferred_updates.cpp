@@ -35,10 +35,6 @@ struct Written {
 std::atomic<std::size_t> pending_updates{0};
 std::atomic<bool> any_written{false};
 
-// See deferred_updates_at_once.
-std::atomic<std::size_t> most_at_once{0};
-std::atomic<std::size_t> pending_after_defer{0};
-
 struct Table {
   std::mutex mutex;
   std::condition_variable finished;
@@ -170,7 +166,6 @@ void run(const Shared& pending) {
 void run(std::vector<Shared>& found) {
   std::ranges::sort(found, {}, [](const Shared& pending) { return pending->number; });
   found.erase(std::ranges::unique(found).begin(), found.end());
-  most_at_once = std::max(most_at_once.load(), found.size());
   std::exception_ptr error;
   for (const Shared& pending : found) {
     try {
@@ -229,10 +224,6 @@ std::size_t deferred_updates() {
   return pending_updates.load(std::memory_order_relaxed);
 }
 
-std::pair<std::size_t, std::size_t> deferred_updates_at_once() {
-  return {most_at_once, pending_after_defer};
-}
-
 bool runs_deferred_update() noexcept {
   return running;
 }
@@ -258,8 +249,6 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
       pending->update->refuse_use(kRefusal);
     }
   }
-  most_at_once = 0;
-  pending_after_defer = pending_updates.load();
 }
 
 void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,

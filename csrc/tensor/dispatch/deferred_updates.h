@@ -20,7 +20,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "tensor/dispatch/deferred_update.h"
@@ -30,8 +29,6 @@ namespace torch_uvm {
 /// Whether any update is pending. One relaxed load.
 bool has_deferred_updates() noexcept;
 std::size_t deferred_updates();
-/// The most updates that one use has run since the last `defer`, and the updates that were pending after it.
-std::pair<std::size_t, std::size_t> deferred_updates_at_once();
 
 /// Whether a use may have to run an update, or to wait for one that ran on another stream. Two relaxed loads.
 bool may_need_updates() noexcept;

@@ -149,7 +149,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       const Engine::Lock lock(*engine);
       look_up(mine, *engine, op);
       engine->begin(mine.frame,
-                    {op.key(), op.name().c_str(), op.in_place_ok() && !runs_deferred_update(), op.is_collective(),
+                    {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(),
                      /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
                     mine.operands, mine.streams.get());
     }
