@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp test-stable lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -91,10 +91,6 @@ endif
 	  -DUNITY=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" \
 	  $(if $(filter 0,$(TORCH_UVM_TEST_CUDA)),,-DCUDA_HEADERS="$$(cat $(STAMPS)/cuda-headers)")
 	@$(WITH_TOOLS) cmake --build build/cpp -j $(JOBS) $(if $(CPP_TARGETS),--target $(CPP_TARGETS))
-
-# tests/_stable_home.py names the tests that need managed segments, with the reason.
-test-stable: build ## run the emulator's tests, races and a soak with device copies in address ranges, segments:stable
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests --stable-home -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-cpp: cpp ## run the tests of the C++ layers alone
 	$(VENV_PY) -m pytest tests/test_cpp_layers.py

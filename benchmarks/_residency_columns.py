@@ -289,14 +289,6 @@ class Engine(Managed):
             bindings().stop_recording_accesses()
 
 
-class EngineStable(Engine):
-    """The same with addresses that never change: the option ``segments:stable``."""
-
-    def start(self) -> None:
-        super().start()
-        bindings().set_option("segments", "stable")
-
-
 class EngineDeferred(Engine):
     """The same with deferred updates: each parameter's update runs before its next use."""
 
@@ -319,7 +311,6 @@ class EngineAuto(Engine):
 COLUMNS: dict[str, type[Column]] = {
     "in core": InCore,
     "engine": Engine,
-    "engine, stable": EngineStable,
     "engine, deferred": EngineDeferred,
     "engine, auto": EngineAuto,
     "save_on_cpu": SaveOnCpu,

@@ -11,7 +11,6 @@ from _residency_limits import GIB, MOST_BUDGET
 
 MIB = 1024**2
 IN_CORE, ENGINE, DEFERRED, AUTO = "in core", "engine", "engine, deferred", "engine, auto"
-STABLE = "engine, stable"
 PEERS = OPTIMIZER, ACTIVATIONS, CHECKPOINTS = (
     "CPUOffloadOptimizer",
     "OffloadActivations",
@@ -66,9 +65,6 @@ def _plan() -> list[Planned]:
 
     def auto(workload: str, *budgets: str) -> list[Planned]:
         return [Planned(workload, AUTO, budget) for budget in budgets]
-
-    def stable(workload: str, *budgets: str) -> list[Planned]:
-        return [Planned(workload, STABLE, budget) for budget in budgets]
 
     def beside(workload: str, *peers: str) -> list[Planned]:
         """Peers, and the engine at no more memory than each."""
@@ -138,9 +134,6 @@ def _plan() -> list[Planned]:
         *engines("ConvNeXt", *parts),
         Planned("graph network", IN_CORE),
         *engines("graph network", "1/1.5"),
-        *stable(checkpointing, *parts),
-        *stable(little, *parts),
-        *stable(language, "1/1.5"),
     ]
 
 

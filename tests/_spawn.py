@@ -15,7 +15,6 @@ OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
 # Python 3.12 and later warn of every fork of a process with threads. PyTorch and CUDA always have threads.
 FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
 DEVICE = "TORCH_UVM_DEVICE"
-CONF = "TORCH_UVM_CONF"
 
 
 def python_path(*folders: Path) -> str:
@@ -28,14 +27,10 @@ def python_path(*folders: Path) -> str:
 
 
 class Spawn:
-    """Runs Python in a fresh process and an empty folder, with none of our variables set.
+    """Runs Python in a fresh process and an empty folder, with none of our variables set."""
 
-    options: of TORCH_UVM_CONF for each process, before those of the test, unless those name the segments
-    """
-
-    def __init__(self, folder: Path, options: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.options = options
 
     def __call__(
         self,
@@ -63,8 +58,6 @@ class Spawn:
                 environment.pop(key, None)
             else:
                 environment[key] = value
-        if self.options is not None and "segments:" not in environment.get(CONF, ""):
-            environment[CONF] = ",".join(filter(None, [self.options, environment.get(CONF)]))
         command = [sys.executable, *(["-c", textwrap.dedent(code)] if code is not None else []), *args]
         done = subprocess.run(
             command,

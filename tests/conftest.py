@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _stable_home
 import pytest
 from _spawn import Spawn
 
@@ -20,22 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT / "build" / "cpp",
         help="where the C++ layers' tests were built (test_cpp_layers.py)",
     )
-    parser.addoption(
-        "--stable-home",
-        action="store_true",
-        help="device copies of storages live in address ranges that never change (_stable_home.py)",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--stable-home"):
-        _stable_home.choose()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--stable-home"):
-        whole = all(Path(argument).is_dir() for argument in config.args) and not config.option.ignore_glob
-        _stable_home.leave_out(items, whole)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -59,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Spawn:
-    return Spawn(tmp_path, _stable_home.options_of_children())
+    return Spawn(tmp_path)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -101,7 +101,7 @@ class TestLargerThanTheBudget:
                 torch_uvm.empty_cache()
             """,
             args=[str(pinned)],
-            env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "segments:managed"},
+            env={"TORCH_UVM_DEVICE": "emu"},
         )
 
     def test_at_the_hosts_limit(self, spawn: Spawn) -> None:

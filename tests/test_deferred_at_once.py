@@ -33,6 +33,14 @@ from torch_uvm import _C
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
+@torch.library.custom_op("torch_uvm_tests::captured", mutates_args=())
+def captured(x: torch.Tensor) -> int:
+    """Captures a graph of which only this operator's operand is known."""
+    graph = _C.begin_capture()
+    _C.end_capture(graph)
+    return graph
+
+
 class TestNotDeferred:
     """Updates that cannot be deferred, or whose bits might change, run in the step. Results equal immediate
     steps."""
@@ -193,6 +201,22 @@ class TestNotDeferred:
             after = bytes_at(held, first(model))
             assert not torch.equal(before, after)
             assert torch.equal(after, bytes_at(first(model).data_ptr(), first(model)))
+
+    def test_captured_parameters(self) -> None:
+        """A graph's kernels read a captured parameter at its address."""
+        torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
+        model, optimizer = stepped()
+        graph = captured(first(model).detach())
+        held = first(model).data_ptr()
+        before = bytes_at(held, first(model))
+        backward(model)
+        optimizer.step()
+        assert _C.pending_updates() == 3
+        _C.note_launch(graph)
+        after = bytes_at(held, first(model))
+        assert not torch.equal(before, after)
+        assert torch.equal(after, bytes_at(first(model).data_ptr(), first(model)))
+        _C.release_capture(graph)
 
     def test_parameters_with_a_cpu_label(self) -> None:
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")

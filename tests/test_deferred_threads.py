@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import threading
 from typing import Any
 
@@ -155,14 +154,8 @@ class TestStreams:
         return flags
     """
 
-    @pytest.mark.parametrize("segments", ["managed", "stable"])
-    def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn, segments: str) -> None:
-        home = f"""
-        torch_uvm._C.set_option("segments", "{segments}")
-        torch_uvm._C.set_option("stable_min", "1MiB")
-        """
-        steps = textwrap.dedent(home) + textwrap.dedent(self.STEPS)
-        assert across_seeds(spawn, textwrap.indent(steps, " " * 4), count=8) == 0
+    def test_a_step_on_one_stream_and_accesses_on_others(self, spawn: Spawn) -> None:
+        assert across_seeds(spawn, self.STEPS, count=8) == 0
 
     def test_operators_wait_beside_a_thread_that_waits_for_an_address(self, spawn: Spawn) -> None:
         done = spawn("""

@@ -88,7 +88,7 @@ class TestExport:
                 assert torch.frombuffer(seen, dtype=torch.float32).eq(3).all(), round
                 del capsule
         """
-        spawn(code, env={"TORCH_UVM_CONF": "emulated_schedule_seed:1,segments:managed"})
+        spawn(code, env={"TORCH_UVM_CONF": "emulated_schedule_seed:1"})
 
     def test_minus_one_as_the_stream_waits_for_nothing(self) -> None:
         x = managed(4)

@@ -30,8 +30,6 @@ MAKERS: dict[str, str | None] = {
     r"cudaMallocAsync|cuMemAllocManaged|cuMemAllocFromPoolAsync|cuMemAllocAsync": None,
     r"cudaHostRegister": "cuda/pinned_memory.cpp",
     r"cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
-    # Looked up by name. It makes memory of one device, which is not managed.
-    r"driver_\.create": "cuda/cuda_ranges.cpp",
 }
 #: Files that may map host memory: runtimes without a device, pinned memory, and copies for a forked child.
 MAPPERS = {
@@ -42,7 +40,6 @@ MAPPERS = {
         "runtime/emulated/state.cpp",
         "runtime/testing/recording_state.h",
     },
-    r"reserve_addresses": {"runtime/emulated/ranges.cpp"},
 }
 
 

@@ -122,10 +122,11 @@ def test_steps_within_a_backward_stay_in_place(found: list[str]) -> None:
         optimizers[parameter].zero_grad()  # type: ignore[index]
         deferred.append(deferred_updates._defers())
 
-    for each in optimizers:
-        each.register_post_accumulate_grad_hook(update)
+    hooks = [each.register_post_accumulate_grad_hook(update) for each in optimizers]
     for _ in range(4):
         backward(model)
+    for hook in hooks:
+        hook.remove()  # they hold the parameters, which hold them
     torch.accelerator.synchronize()
     assert len(deferred) == 4 * len(optimizers) and not any(deferred)
     assert torch_uvm.residency_stats()["fetched"]["bytes"] > 0  # it could have been deferred

@@ -25,14 +25,6 @@ class SegmentSource {
   virtual bool serves(Location home) const {
     return is_managed() || !home.is_host();
   }
-  /// The runtime's address ranges, if segments can be ranges; else nullptr.
-  virtual AddressRanges* ranges() const {
-    return nullptr;
-  }
-  // Segments that are address ranges with a piece of the home's memory. Only if `ranges()` is not nullptr.
-  virtual void* allocate_range(std::size_t bytes, Location home, Piece& piece);
-  /// \param piece is not mapped into the range
-  virtual void free_range(void* range, Piece piece) noexcept;
   /// Minimum size of a segment shared by medium and large requests, for sources where making a segment is slow. 0: no
   /// minimum.
   virtual std::size_t least_shared_segment() const {
@@ -53,7 +45,6 @@ class ManagedSegmentSource final : public SegmentSource {
   bool is_managed() const override {
     return true;
   }
-  AddressRanges* ranges() const override;
 
  private:
   ManagedRuntime& runtime_;
@@ -93,9 +84,6 @@ class PinnedSegmentSource final : public SegmentSource {
   std::size_t least_shared_segment() const override {
     return 64 * MiB; // pinning runs at a few GB/s and blocks all other driver calls
   }
-  AddressRanges* ranges() const override;
-  void* allocate_range(std::size_t bytes, Location home, Piece& piece) override;
-  void free_range(void* range, Piece piece) noexcept override;
 
   /// Limits the bytes pinned at any time; nullopt removes the limit. Memory already pinned above a new limit stays.
   void set_limit(std::optional<std::size_t> bytes);
@@ -103,10 +91,6 @@ class PinnedSegmentSource final : public SegmentSource {
   std::size_t bytes() const; ///< currently pinned
 
  private:
-  /// Counts bytes that are about to be pinned. \throws OutOfMemory beyond the limit
-  void claim(std::size_t bytes);
-  void give_back(std::size_t bytes) noexcept;
-
   ManagedRuntime& runtime_;
   mutable std::mutex mutex_; // leaf: nothing is called with it held
   std::optional<std::size_t> limit_;

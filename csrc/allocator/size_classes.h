@@ -15,9 +15,8 @@
 
 namespace torch_uvm {
 
-/// kRange: a large request whose segment is an address range of its own (caching/ranges.cpp).
-enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge, kRange };
-constexpr std::size_t kSizeClasses = 4;
+enum class SizeClass : std::uint8_t { kSmall, kMedium, kLarge };
+constexpr std::size_t kSizeClasses = 3;
 
 /// Guaranteed alignment. Vectorised kernels rely on it, and cudaMalloc provides it.
 constexpr std::size_t kBlockAlignment = 512;
@@ -44,9 +43,6 @@ constexpr std::size_t kMediumSegment = 20 * MiB;
 /// bytes.
 constexpr std::size_t kSegmentMin = 32 * MiB;
 constexpr std::size_t kSegmentMax = 128 * MiB;
-
-/// Default minimum of a request that gets an address range of its own: rounding it up to 2 MiB wastes at most a fifth.
-constexpr std::size_t kRangeMin = 8 * MiB;
 
 /// No machine has more memory; rounding up a larger size could overflow.
 constexpr std::size_t kLargestRequest = std::numeric_limits<std::size_t>::max() / 4;

@@ -186,23 +186,6 @@ constexpr std::array kTable{
           return read_number(text, divisions) &&
                  (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMaxDivisions));
         }},
-    Row{"segments",
-        [] { return std::string("managed, stable"); },
-        "what large storages on a device with a budget are made of: managed memory, which moves when they are evicted, or "
-        "addresses that never change",
-        [](const Options& o) { return std::string(o.allocator.uses_ranges ? "stable" : "managed"); },
-        [](Options& o, std::string_view text) {
-          o.allocator.uses_ranges = lower(text) == "stable";
-          return o.allocator.uses_ranges || lower(text) == "managed";
-        }},
-    Row{"stable_min",
-        [] { return "bytes of at least " + exact_bytes(kSmallRequest); },
-        "with segments:stable, storages from this size on keep their address",
-        [](const Options& o) { return exact_bytes(o.allocator.range_min_bytes); },
-        [](Options& o, std::string_view text) {
-          o.allocator.range_min_bytes = parse_bytes(text);
-          return o.allocator.range_min_bytes >= kSmallRequest;
-        }},
     Row{"release_threshold",
         [] { return std::string("bytes such as 1GiB, or none"); },
         "release free segments of a home beyond that many bytes; none: keep them until memory is needed",

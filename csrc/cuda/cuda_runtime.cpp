@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "cuda/cuda_calls.h"
-#include "cuda/cuda_ranges.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 

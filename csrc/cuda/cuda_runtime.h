@@ -67,7 +67,6 @@ class CudaRuntime final : public ManagedRuntime {
   DeviceProperties device_properties(int device) const override;
   MemoryInfo memory_info(int device) const override;
   std::size_t host_memory_available() const override;
-  AddressRanges* address_ranges() noexcept override; ///< nullptr if the driver has none
 
  protected:
   void* do_allocate_managed(std::size_t bytes, Location home) override;
@@ -75,7 +74,6 @@ class CudaRuntime final : public ManagedRuntime {
 
  private:
   struct ForkHandlers;
-  class Ranges; // cuda_ranges.h
 
   // The kinds of hints ever given on an allocation. CUDA's range attributes do not distinguish "never set" from "not
   // uniform over the range".
@@ -98,8 +96,6 @@ class CudaRuntime final : public ManagedRuntime {
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
   std::unique_ptr<PinnedMemory> pinned_;
-  std::once_flag ranges_looked_for_;
-  std::unique_ptr<Ranges> ranges_; ///< null before the first call of address_ranges
   std::unique_ptr<PoolSource> pools_; ///< null if segments come from cudaMallocManaged
   mutable std::mutex said_; // leaf; guards managed_
   mutable std::map<std::uintptr_t, Managed> managed_; ///< by address

@@ -15,7 +15,6 @@
 #include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
-#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {
@@ -42,9 +41,6 @@ ResidencyInfo residency_of(const at::Tensor& tensor) {
   if (is_on_host(data) || is_adopted(data_behind_labels(data))) {
     info.host = range.bytes; // pinned memory, or a file's mapping
     info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
-  } else if (is_address_range(data)) {
-    info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
-    info.devices.at(static_cast<std::size_t>(tensor.device().index())) = range.bytes;
   } else if (range.bytes != 0) {
     info = emulated::runtime().residency(range.ptr, range.bytes);
   } else {

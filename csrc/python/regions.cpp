@@ -135,10 +135,6 @@ void leave_region(Region& region, const py::object& outputs) {
   without_gil([&] { region.leave(storages); });
 }
 
-std::unique_ptr<Region> enter_launch(std::uint64_t capture) {
-  return Context::forked() ? nullptr : Region::enter_launch(*engine_in_use(), capture);
-}
-
 } // namespace
 
 void bind_regions(py::module_& module) {
@@ -150,7 +146,7 @@ void bind_regions(py::module_& module) {
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
   module.def("end_capture", &end_capture, py::arg("capture"), no_gil);
-  module.def("enter_launch", &enter_launch, py::arg("capture"), no_gil);
+  module.def("note_launch", &note_launch, py::arg("capture"), no_gil);
   module.def("release_capture", &release_capture, py::arg("capture"), no_gil);
 }
 

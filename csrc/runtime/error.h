@@ -24,7 +24,7 @@ struct OutOfMemory : std::runtime_error {
     kLimit, ///< the configured limit of managed or of pinned bytes
     kBudget, ///< a device's budget
     kHost, ///< the host does not have that much available
-    kDevice, ///< the device's memory is full (plain memory and address ranges)
+    kDevice, ///< the device's memory is full (plain allocations only)
     kRuntime, ///< the runtime refused for a reason of its own
   };
 

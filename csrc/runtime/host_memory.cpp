@@ -1,6 +1,5 @@
 #include "runtime/host_memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,24 +20,22 @@ std::size_t system_page() {
   return page;
 }
 
-[[noreturn]] void refuse(const char* call, std::size_t bytes) {
-  throw OutOfMemory(
-      OutOfMemory::Cause::kHost, bytes,
-      "host memory: " + std::string(call) + " of " + format_bytes(bytes) + " failed: " + std::strerror(errno));
-}
+} // namespace
 
-/// Maps pages with that protection, at a multiple of `alignment`. MAP_NORESERVE, because programs may allocate much
-/// managed memory and touch little of it. allocate_managed has already checked that the host has enough.
-void* map_aligned(std::size_t bytes, std::size_t alignment, int protection) {
+void* map_host_memory(std::size_t bytes, std::size_t alignment) {
   const std::size_t page = system_page();
   if (bytes > std::numeric_limits<std::size_t>::max() / 2) {
     throw OutOfMemory(OutOfMemory::Cause::kHost, bytes, "host memory: " + format_bytes(bytes) + " asked for");
   }
   const std::size_t wanted = round_up(bytes, page);
   const std::size_t slack = alignment > page ? alignment - page : 0;
-  void* mapped = mmap(nullptr, wanted + slack, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  // MAP_NORESERVE: programs may allocate much managed memory and touch little of it. allocate_managed has already
+  // checked that the host has enough.
+  void* mapped =
+      mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) {
-    refuse("mmap", wanted);
+    throw OutOfMemory(OutOfMemory::Cause::kHost, wanted,
+                      "host memory: mmap of " + format_bytes(wanted) + " failed: " + std::strerror(errno));
   }
   const auto begin = reinterpret_cast<std::uintptr_t>(mapped);
   const auto aligned = static_cast<std::uintptr_t>(round_up(begin, alignment));
@@ -52,60 +49,8 @@ void* map_aligned(std::size_t bytes, std::size_t alignment, int protection) {
   return reinterpret_cast<void*>(aligned);
 }
 
-} // namespace
-
-void* map_host_memory(std::size_t bytes, std::size_t alignment) {
-  return map_aligned(bytes, alignment, PROT_READ | PROT_WRITE);
-}
-
 void unmap_host_memory(void* ptr, std::size_t bytes) noexcept {
   munmap(ptr, round_up(bytes, system_page()));
-}
-
-void* reserve_addresses(std::size_t bytes, std::size_t alignment) {
-  return map_aligned(bytes, alignment, PROT_NONE);
-}
-
-MemoryFile::~MemoryFile() {
-  if (file_ >= 0) {
-    close(file_);
-  }
-}
-
-std::uint64_t MemoryFile::append(std::size_t bytes) {
-  if (file_ < 0) {
-    file_ = memfd_create("torch_uvm", MFD_CLOEXEC);
-    if (file_ < 0) {
-      refuse("memfd_create", bytes);
-    }
-  }
-  if (ftruncate(file_, static_cast<off_t>(size_ + bytes)) != 0) {
-    refuse("ftruncate", bytes);
-  }
-  const std::uint64_t offset = size_;
-  size_ += bytes;
-  return offset;
-}
-
-void MemoryFile::drop(std::uint64_t offset, std::size_t bytes) noexcept {
-  const int kept = errno;
-  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  errno = kept;
-}
-
-void MemoryFile::map(void* at, std::uint64_t offset, std::size_t bytes) {
-  if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, static_cast<off_t>(offset)) ==
-      MAP_FAILED) {
-    refuse("mmap", bytes);
-  }
-  keep_from_children(at, bytes); // shared pages: a child's writes would reach the parent
-}
-
-void MemoryFile::unmap(void* at, std::size_t bytes) {
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-  if (mmap(at, bytes, PROT_NONE, kFlags, -1, 0) == MAP_FAILED) {
-    refuse("mmap", bytes);
-  }
 }
 
 AddressRange pages_within(AddressRange range) noexcept {

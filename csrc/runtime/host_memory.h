@@ -10,38 +10,8 @@ namespace torch_uvm {
 /// \throws OutOfMemory if the operating system refuses
 void* map_host_memory(std::size_t bytes, std::size_t alignment);
 
-/// Unmaps memory of map_host_memory(bytes) or reserve_addresses(bytes). Any later access is a segmentation fault.
+/// Unmaps memory of map_host_memory(bytes). Any later access is a segmentation fault.
 void unmap_host_memory(void* ptr, std::size_t bytes) noexcept;
-
-/// Reserves addresses at a multiple of `alignment`, without memory: any access is a segmentation fault.
-/// \throws OutOfMemory if the operating system refuses
-void* reserve_addresses(std::size_t bytes, std::size_t alignment);
-
-/// Memory that can be mapped at several addresses: an anonymous file. Its pages take no physical memory until written.
-/// Not thread-safe.
-class MemoryFile {
- public:
-  MemoryFile() = default;
-  ~MemoryFile();
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-
-  /// Appends zeroed bytes, a multiple of the page size. \return their offset
-  /// \throws OutOfMemory if the operating system refuses
-  std::uint64_t append(std::size_t bytes);
-  /// Returns the physical memory of a range of the file, which is not used again.
-  void drop(std::uint64_t offset, std::size_t bytes) noexcept;
-  /// Maps a range of the file over a reservation. Children do not inherit it.
-  /// \throws OutOfMemory if the operating system refuses; nothing has changed
-  void map(void* at, std::uint64_t offset, std::size_t bytes);
-  /// Takes the memory out of the reservation again.
-  /// \throws OutOfMemory if the operating system refuses; nothing has changed
-  static void unmap(void* at, std::size_t bytes);
-
- private:
-  int file_ = -1; ///< opened when first needed
-  std::uint64_t size_ = 0;
-};
 
 /// [begin, end).
 struct AddressRange {

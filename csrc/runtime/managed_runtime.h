@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/address_ranges.h"
 #include "runtime/error.h"
 #include "runtime/location.h"
 
@@ -134,11 +133,6 @@ class ManagedRuntime {
   virtual void zero_async(void* ptr, std::size_t bytes, Stream stream) = 0;
   /// Later work of the stream begins at least that long after the work before. The host does not wait.
   virtual void delay(double us, Stream stream) = 0;
-
-  /// Addresses that memory is mapped into and out of; nullptr: the runtime has none. Lives as long as the runtime.
-  virtual AddressRanges* address_ranges() noexcept {
-    return nullptr;
-  }
 
   // --- streams and events ----------------------------------------------------------------------------
 

@@ -91,16 +91,6 @@ TEST(none_unsets_a_value) {
   }
 }
 
-TEST(segments_are_managed_or_stable) {
-  CHECK(!Options{}.allocator.uses_ranges);
-  const Options options = parse_options("segments:Stable,stable_min:2MiB");
-  CHECK(options.allocator.uses_ranges);
-  CHECK_EQ(options.allocator.range_min_bytes, 2 * MiB);
-  CHECK(!parse_options("segments:managed").allocator.uses_ranges);
-  CHECK_EQ(value_of(options, "segments"), "stable");
-  CHECK_EQ(value_of(Options{}, "segments"), "managed");
-}
-
 TEST(the_host_limit_is_automatic_unless_it_is_given) {
   CHECK_EQ(value_of(Options{}, "host_limit"), "auto");
   Options options = parse_options("host_limit:none");
@@ -166,10 +156,6 @@ TEST(values_out_of_range_are_refused) {
                            "garbage_collection_threshold:0",
                            "garbage_collection_threshold:1.5",
                            "garbage_collection_threshold:nan",
-                           "segments:steady",
-                           "segments:none",
-                           "stable_min:1023KiB",
-                           "stable_min:none",
                            "zero_on_alloc:2",
                            "emulated_devices:0",
                            "emulated_devices:65",

@@ -37,33 +37,8 @@ int cuCtxGetCurrent(void** context) {
   return 0;
 }
 
-// Of all attributes only these are asked for, by our runtime.
-int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  constexpr int kVirtualMemoryManagement = 102;
-  constexpr int kHostNode = 134;
-  constexpr int kHostPieces = 141;
-  State& state = State::get();
-  const std::lock_guard lock(state.mutex);
-  const bool is_known = attribute == kVirtualMemoryManagement ||
-                        (state.has_host_pieces && (attribute == kHostNode || attribute == kHostPieces));
-  if (!is_known || !state.valid(device)) {
-    return 801;
-  }
-  *value = attribute == kHostNode ? kNode : state.has_ranges;
-  return 0;
-}
-
-// ranges.cpp
-int cuMemGetAllocationGranularity();
-int cuMemAddressReserve();
-int cuMemAddressFree();
-int cuMemCreate();
-int cuMemRelease();
-int cuMemMap();
-int cuMemUnmap();
-int cuMemSetAccess();
-
 NOT_SUPPORTED(cuCtxSetCurrent)
+NOT_SUPPORTED(cuDeviceGetAttribute)
 NOT_SUPPORTED(cuDevicePrimaryCtxRetain)
 NOT_SUPPORTED(cuFuncGetAttribute)
 NOT_SUPPORTED(cuFuncSetAttribute)
@@ -90,15 +65,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
       {"cuGetErrorString", reinterpret_cast<void*>(&cuGetErrorString)},
       {"cuDeviceGet", reinterpret_cast<void*>(&cuDeviceGet)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(&cuCtxGetCurrent)},
-      {"cuDeviceGetAttribute", reinterpret_cast<void*>(&cuDeviceGetAttribute)},
-      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},
-      {"cuMemAddressReserve", reinterpret_cast<void*>(&cuMemAddressReserve)},
-      {"cuMemAddressFree", reinterpret_cast<void*>(&cuMemAddressFree)},
-      {"cuMemCreate", reinterpret_cast<void*>(&cuMemCreate)},
-      {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},
-      {"cuMemMap", reinterpret_cast<void*>(&cuMemMap)},
-      {"cuMemUnmap", reinterpret_cast<void*>(&cuMemUnmap)},
-      {"cuMemSetAccess", reinterpret_cast<void*>(&cuMemSetAccess)},
   };
   *function = reinterpret_cast<void*>(&fake_cuda_unsupported);
   for (const auto& [name, address] : known) {

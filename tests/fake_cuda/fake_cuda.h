@@ -29,12 +29,6 @@ const char* fake_cuda_misuse();
 /// Live allocations made by `name` ("cudaMallocManaged", ...), and their bytes.
 std::size_t fake_cuda_live(const char* name);
 std::size_t fake_cuda_live_bytes(const char* name);
-/// Address ranges and pieces of memory that are not released.
-std::size_t fake_cuda_live_ranges();
-/// Whether the devices have virtual memory management. On at the start and after a reset.
-void fake_cuda_have_ranges(int on);
-/// Whether the host's memory can be mapped into ranges, too. On at the start and after a reset.
-void fake_cuda_have_host_pieces(int on);
 /// The pool (a cudaMemPool_t) that an allocation was made from. \return 0, or cudaErrorInvalidValue
 int fake_cuda_pool_of(const void* ptr, void* pool);
 /// Whether a context was made on that device.

@@ -276,18 +276,6 @@ std::size_t fake_cuda_live_bytes(const char* name) {
   return bytes;
 }
 
-void fake_cuda_have_ranges(int on) {
-  State& state = State::get();
-  const std::lock_guard lock(state.mutex);
-  state.has_ranges = on != 0;
-}
-
-void fake_cuda_have_host_pieces(int on) {
-  State& state = State::get();
-  const std::lock_guard lock(state.mutex);
-  state.has_host_pieces = on != 0;
-}
-
 int fake_cuda_pool_of(const void* ptr, void* pool) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
@@ -314,7 +302,6 @@ void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char
   state.failures.clear();
   state.misuse.clear();
   state.hold = state.unloaded = false;
-  state.has_ranges = state.has_host_pieces = true;
   fake_cuda::current_device = 0;
 }
 

@@ -29,8 +29,6 @@ struct Hints {
   std::uint64_t accessed_by = 0; ///< a bit a device; the last one is the host's
 };
 
-constexpr int kNode = 1; ///< the host's NUMA node next to each device
-
 struct Allocation {
   std::string made_by; ///< the function
   std::size_t bytes = 0;
@@ -81,8 +79,6 @@ struct State {
   std::vector<DeviceState> devices;
   std::size_t memory = 0;
   bool concurrent = true, pools_supported = true, managed_fixed = false;
-  bool has_ranges = true; ///< virtual memory management
-  bool has_host_pieces = true; ///< ... also of the host's memory
   bool integrated = false, coherent = false; ///< coherent: the device uses the host's page tables
   bool hold = false, unloaded = false;
   std::unordered_map<std::string, std::size_t> counts;

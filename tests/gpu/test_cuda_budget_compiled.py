@@ -104,10 +104,3 @@ class TestCompiled:
     @pytest.mark.timeout(180)
     def test_training_with_captured_graphs(self, compiling: Callable[[str], None]) -> None:
         compiling("check('reduce-overhead', False, 88 * MIB)")
-
-    @pytest.mark.timeout(180)
-    def test_training_with_captured_graphs_and_stable_addresses(
-        self, compiling: Callable[[str], None]
-    ) -> None:
-        options = "set = torch_uvm._C.set_option; set('segments', 'stable'); set('stable_min', '1MiB')\n"
-        compiling(options + "check('reduce-overhead', False, 88 * MIB)")

@@ -4,8 +4,7 @@ Inductor's graphs launch kernels with addresses that they read once. To the resi
 such a graph is one operator: all inputs are made ready together, and pinned until the call returns, on
 whatever thread. Backends that run operators (`eager`, `aot_eager`) need nothing.
 
-A CUDA graph keeps addresses: captured storages are pinned until the graph is reset or freed. Those in
-address ranges keep theirs anyway, and are operands of each replay.
+A CUDA graph keeps addresses: captured storages are pinned until the graph is reset or freed.
 """
 
 from __future__ import annotations
@@ -112,12 +111,9 @@ def _replaying(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
     def replay(self: Any) -> None:
         capture, _ = vars(self).get("_torch_uvm_capture", (0, None))
-        region = _C.enter_launch(capture) if capture else None
-        try:
-            plain(self)
-        finally:
-            if region is not None:
-                _C.leave_region(region, None)
+        if capture:
+            _C.note_launch(capture)
+        plain(self)
 
     return replay
 

@@ -127,8 +127,8 @@ def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
     Pages (of 64 KiB): faults_on_device, faults_on_host, evicted_pages, dropped_pages. Bytes: bytes_to_device
     and bytes_to_host (migrated, prefetched, evicted), bytes_copied_to_device and bytes_copied_to_host
     (asynchronous copies), bytes_in_place (accessed across the link). Calls: kernels, prefetch_calls,
-    advise_calls, discard_calls, zero_calls, copy_calls, allocate_calls, free_calls, map_calls, unmap_calls,
-    event_records, synchronisations.
+    advise_calls, discard_calls, zero_calls, copy_calls, allocate_calls, free_calls, event_records,
+    synchronisations.
 
     Args:
         device: an emulated device or its index; None for the sum over all devices and the host.

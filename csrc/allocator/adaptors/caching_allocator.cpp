@@ -13,8 +13,7 @@ CachingAllocator::CachingAllocator(ManagedRuntime& runtime, std::shared_ptr<Allo
       memory_(*own_) {}
 
 Allocation CachingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
-  // Managed: what takes memory from here may give it to host code.
-  Block* const block = memory_.allocate(bytes, home, stream, CachingManagedAllocator::Memory::kManaged);
+  Block* const block = memory_.allocate(bytes, home, stream);
   return {memory_.data(block), bytes, block};
 }
 

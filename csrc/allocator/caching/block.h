@@ -16,7 +16,6 @@
 
 #include "allocator/events.h"
 #include "allocator/size_classes.h"
-#include "runtime/address_ranges.h"
 #include "runtime/location.h"
 
 namespace torch_uvm {
@@ -60,7 +59,7 @@ class FreeIndex {
 
   /// The smallest block that has `bytes` at an aligned address, at the lowest address among equals; nullptr if there is
   /// none. With an alignment above kBlockAlignment, the result may be somewhat larger than the smallest.
-  Block* best_fit(std::size_t bytes, std::size_t alignment = kBlockAlignment) const noexcept;
+  Block* best_fit(std::size_t bytes, std::size_t alignment) const noexcept;
 
   /// The block of at least `bytes` at the lowest address; nullptr if there is none. Looks at all that are large enough.
   Block* lowest_fit(std::size_t bytes) const noexcept;
@@ -103,11 +102,6 @@ struct Segment {
   std::size_t bytes = 0;
   Location home; ///< the home it was made for
   SizeClass size_class = SizeClass::kSmall;
-  Piece piece; ///< of an address range; empty in other segments, and while the range is detached
-  bool is_mapped = true; ///< false: the piece is spare, and gets the range with the next request (leaving.cpp)
-  Piece host_copy; ///< of a detached range: pinned memory that the device uses there (host_pages.cpp)
-  Piece leaving; ///< of a detached range: still mapped there, until `left`
-  std::shared_ptr<const Readiness> left;
   Block* first = nullptr;
   std::size_t used = 0; ///< blocks that are not free
   std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
@@ -127,7 +121,6 @@ enum class BlockState : std::uint8_t {
   kReserved, ///< neither free nor owned: for a request that waits for earlier work, or being relocated
   kAllocated, ///< owned by a caller
   kPending, ///< freed, but still waits for `uses`
-  kDetached, ///< owned by a caller; an address range without memory
 };
 
 struct Block {

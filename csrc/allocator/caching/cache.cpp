@@ -5,10 +5,6 @@ namespace torch_uvm {
 
 Block* CachingManagedAllocator::State::best_fit(const Request& request, const FreeList& free_list) const {
   const std::size_t alignment = alignment_of(request);
-  if (request.is_range()) { // a range is never split
-    Block* const block = free_list.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes);
-    return block != nullptr && block->bytes == request.bytes ? block : nullptr;
-  }
   Block* block = free_list.free[static_cast<std::size_t>(request.kind)].best_fit(request.bytes, alignment);
   if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
     block = free_list.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
@@ -40,23 +36,21 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
 }
 
 Block* CachingManagedAllocator::State::split(Block* free, const Request& request) {
-  return stays_whole(free) || request.is_range() ? heap.split(free, free->bytes)
-                                                 : heap.split_aligned(free, request.bytes, alignment_of(request));
+  return stays_whole(free) ? heap.split(free, free->bytes)
+                           : heap.split_aligned(free, request.bytes, alignment_of(request));
 }
 
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
   FreeList& free_list = heap.free_list(request.home, request.stream);
   Block* const block = split(free, request);
   // A request that must not wait has already checked that it need not.
-  const bool orders = block->free_list != &free_list && (request.may_wait || !request.stream.is_host());
-  try {
-    if (orders) {
+  if (block->free_list != &free_list && (request.may_wait || !request.stream.is_host())) {
+    try {
       order_after(*block, request, lock);
+    } catch (...) {
+      heap.release(block);
+      throw;
     }
-    map_spare(*block->segment);
-  } catch (...) {
-    heap.release(block);
-    throw;
   }
   return allocate(block, request, free_list);
 }
@@ -142,17 +136,15 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
   FreeList& free_list = heap.free_list(request.home, request.stream);
   Heap::Slot slot;
   heap.prepare(slot);
-  const bool populates = options.populate && managed && !request.home.is_host() && !request.is_range();
+  const bool populates = options.populate && managed && !request.home.is_host();
   const SizeClass kind = request.kind == SizeClass::kMedium && shares(request.home) ? SizeClass::kLarge : request.kind;
   void* ptr = nullptr;
-  Piece piece;
   bool populated = true;
   try {
     // Runtime calls may take milliseconds. No other thread knows of this segment yet, so the lock is not needed.
     const Unlocked unlocked(lock);
-    ptr =
-        request.is_range() ? source->allocate_range(bytes, request.home, piece) : source->allocate(bytes, request.home);
-    if (!request.is_range() && reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
+    ptr = source->allocate(bytes, request.home);
+    if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
       source->free(ptr);
       throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +
                            std::to_string(kBlockAlignment) + " bytes");
@@ -169,9 +161,7 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     pool_statistics.count(PoolStatistics::k_num_populate_failures, request.home);
   }
   claim.made();
-  Block* const added = heap.add_segment(slot, ptr, bytes, request.home, kind, free_list);
-  added->segment->piece = piece;
-  return take(added, request, lock);
+  return take(heap.add_segment(slot, ptr, bytes, request.home, kind, free_list), request, lock);
 }
 
 bool CachingManagedAllocator::State::populate(void* ptr, std::size_t bytes, const Request& request) noexcept {

@@ -53,7 +53,6 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       serves_devices(this->source->serves(Location::device(0))),
       least_shared_segment(this->source->least_shared_segment()),
       devices(runtime.device_count()),
-      ranges(this->source->ranges()),
       exclusive(managed ? exclusive_devices(runtime) : std::vector<int>{}),
       options(options),
       caps(static_cast<std::size_t>(devices)),
@@ -100,7 +99,6 @@ CachingManagedAllocator::~CachingManagedAllocator() {
   }
   try {
     state_->wait_for_pending();
-    state_->finish_all_leaving();
   } catch (...) {
     // The runtime has failed. Release the memory anyway; the source waits for outstanding work itself.
     while (Block* const block = state_->pending_first) {
@@ -113,7 +111,7 @@ CachingManagedAllocator::~CachingManagedAllocator() {
   state_->events.destroy_all();
 }
 
-Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream, Memory memory) {
+Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -127,7 +125,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
-  const Request request = state.request_for(bytes, home, stream, memory);
+  const Request request(bytes, state.bytes_for(bytes, home), home, stream);
   if (home.is_host() && !state.exclusive.empty()) {
     const Unlocked unlocked(lock);
     state.wait_for_exclusive_devices();
@@ -237,7 +235,7 @@ void CachingManagedAllocator::set_home(Block* block, Location home, Stream strea
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   check_allocated(block);
-  if ((!state.managed || is_range(block)) && home != block->free_list->home) {
+  if (!state.managed && home != block->free_list->home) {
     throw InvalidArgument("new home " + to_string(home) + " for memory of " + to_string(block->free_list->home) +
                           "; only managed memory moves");
   }
@@ -283,6 +281,12 @@ std::size_t CachingManagedAllocator::requested_bytes(const Block* block) const {
   return block == nullptr ? 0 : block->requested;
 }
 
+std::size_t CachingManagedAllocator::bytes_taken(std::size_t requested, int device) const {
+  state_->check_device(device);
+  const std::lock_guard lock(state_->mutex);
+  return state_->bytes_for(requested, Location::device(device));
+}
+
 void CachingManagedAllocator::set_tag(Block* block, void* tag) noexcept {
   block->tag = tag;
 }
@@ -323,7 +327,6 @@ std::size_t CachingManagedAllocator::empty_cache() {
     return 0;
   }
   state_->wait_for_pending();
-  state_->finish_all_leaving();
   state_->stream_order.forget();
   return state_->release(std::nullopt);
 }

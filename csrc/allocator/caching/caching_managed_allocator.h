@@ -17,8 +17,7 @@
 //   neighbours.
 // - A fresh segment homed on a device is populated by one prefetch. The prefetch is a hint: if it fails, it is counted
 //   and the pages arrive by fault.
-// - A device may have a cap on its segments (`set_cap`). Under a cap, large blocks may be address ranges: each is a
-//   segment of its own that can lose its memory and get it back at the same address.
+// - A device may have a cap on its segments (`set_cap`).
 // - When memory runs short, the steps in the header comment of pressure/failure_path.cpp are tried. If none helps,
 //   OutOfMemory is raised, with a table of where the bytes are.
 //
@@ -56,9 +55,6 @@ struct AllocatorOptions {
   /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
-  /// Whether requests from a size on, for a device with a cap, get an address range of their own.
-  bool uses_ranges = false;
-  std::size_t range_min_bytes = kRangeMin;
   std::size_t roundup_power2_divisions = 0; ///< round sizes up to 1/n steps of a power of two; 0: no rounding
   /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
   /// for longest whose work is done. Unset: keep all.
@@ -135,25 +131,21 @@ class CachingManagedAllocator {
   CachingManagedAllocator(const CachingManagedAllocator&) = delete;
   CachingManagedAllocator& operator=(const CachingManagedAllocator&) = delete;
 
-  /// Whether a block is an address range. kAny: under a cap, as AllocatorOptions::uses_ranges says; kManaged: never;
-  /// kRange: always, if the source has ranges.
-  enum class Memory { kAny, kManaged, kRange };
-
   /// Returns a block of at least `bytes` for use on `stream`, aligned to 512 bytes.
   /// \param bytes 0 returns nullptr
   /// \param home where the block will be used first
   /// \param stream the stream that will use it first; Stream::host() if home is the host
   /// \throws OutOfMemory with a table of where the bytes are; InvalidArgument for an unknown home or stream;
   ///         RuntimeFailure if a runtime call failed, and in a forked child. Strong guarantee
-  Block* allocate(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
+  Block* allocate(std::size_t bytes, Location home, Stream stream);
 
   /// Like allocate, but returns nullptr where allocate would have to make room. Never calls the memory-pressure
   /// callback, blocks the host, exceeds a cap or raises OutOfMemory. May release cached segments of the device to stay
   /// under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream);
   /// The same from cached segments alone.
-  Block* try_cached(std::size_t bytes, Location home, Stream stream, Memory memory = Memory::kAny);
+  Block* try_cached(std::size_t bytes, Location home, Stream stream);
 
   /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
   /// empty_cache. nullptr is ignored. A double free aborts the program, as in malloc, unless the block is in use again
@@ -172,47 +164,6 @@ class CachingManagedAllocator {
   Event take_event(Stream stream);
   void recycle_event(Stream stream, Event event) noexcept;
 
-  // Address ranges: blocks that keep their address while their memory comes and goes (ranges.cpp).
-
-  /// Whether the block is an address range. Its memory is the device's: it is not managed, and the host may not access
-  /// it. Takes no lock.
-  static bool is_range(const Block* block) noexcept;
-  /// Takes the memory of a range away; its contents are lost. The owner keeps the block, which is in no statistics
-  /// until it is attached again. Of the functions below, only data, bytes, requested_bytes, tag, set_tag and `free`
-  /// take it. No queued or running work may use the range.
-  /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
-  void detach(Block* block);
-  /// The same while queued work uses the range. The memory is spare at once: the next request of its size gets it, and
-  /// its stream waits for that work. The range stays mapped until then, so an access by other work is not noticed.
-  /// \param ready recorded on `stream` after all work that uses the range; ownership passes to the allocator
-  /// \throws as above, and the caller keeps `ready`
-  void detach_after(Block* block, Event ready, Stream stream);
-  /// Whether a detached range may still be in use by that work. `attach` waits for it.
-  bool is_leaving(const Block* block);
-  /// Where memory for a range may come from: within the cap, and from cached segments whose work is done; or from
-  /// others, too, for which the host waits.
-  enum class Room { kNow, kWait };
-  /// Gives a detached range memory with undefined contents, for use on `stream`; nothing if it has some.
-  /// Prefers spare memory of its size, which is no more than it was under the cap.
-  /// \return false if the cap or the device has no room. Never calls the memory-pressure callback
-  /// \throws RuntimeFailure; nothing has changed then
-  bool attach(Block* block, Stream stream, Room room = Room::kNow);
-  /// Maps pinned memory into a detached range, which the device may use from then on (host_pages.cpp). If queued work
-  /// still uses the range, the host waits for it.
-  /// \param host_copy a range of the host, made by another allocator over the same runtime, of the same size. Work on
-  /// the
-  ///        detached range counts as work on it: the caller records its streams there
-  /// \throws RuntimeFailure, InvalidArgument; nothing has changed then
-  void map_host_copy(Block* block, const Block* host_copy);
-  /// Takes that memory out of the range again once no work uses it, as detach_after does with the device's.
-  /// \param ready recorded on `stream` after all work that uses the range; ownership passes to the allocator
-  /// \throws as above, and the caller keeps `ready`
-  void unmap_host_copy(Block* block, Event ready, Stream stream);
-  /// Whether the source has address ranges, which takes those of the host and of all devices. Without them
-  /// `uses_ranges` does nothing.
-  bool has_ranges() const noexcept;
-  /// Whether a request of that size for the device gets an address range now. \throws InvalidArgument
-  bool takes_range(std::size_t bytes, int device) const;
   /// Size of the block that a request of that size for the device gets now. \throws InvalidArgument
   std::size_t bytes_taken(std::size_t requested, int device) const;
 
@@ -293,7 +244,7 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument; what `cost` throws
   std::optional<std::vector<void*>> min_cost_range(std::size_t bytes, int device, const BlockCost& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
-  /// segment, nor a block that is an address range.
+  /// segment.
   std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, const BlockCost& cost) const;
 
   /// Relocation of an allocated block to another block of the same device.
@@ -384,7 +335,7 @@ class CachingManagedAllocator {
 
  private:
   struct State;
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory, bool cached);
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream, bool cached);
 
   std::unique_ptr<State> state_;
 };

@@ -171,7 +171,7 @@ namespace {
 template <typename Tell>
 void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
   for (const auto& [address, segment] : segments) {
-    if ((segment_home && segment.home != *segment_home) || segment.size_class == SizeClass::kRange) {
+    if (segment_home && segment.home != *segment_home) {
       continue;
     }
     Heap::Run window;
@@ -321,30 +321,6 @@ Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexc
   }
   pool_statistics_.segment_released(segment.home, pool_kind(segment.size_class), segment.bytes);
   return segments_.erase(position);
-}
-
-void Heap::detach(Block* block) noexcept {
-  const Segment& segment = *block->segment;
-  detached_.insert(segments_.extract(segment.address));
-  block->state = BlockState::kDetached;
-  block->uses.clear();
-  pool_statistics_.freed(segment.home, pool_of(block), block->bytes, block->requested);
-  pool_statistics_.segment_released(segment.home, pool_of(block), segment.bytes);
-}
-
-void Heap::attach(Block* block, FreeList& free_list) noexcept {
-  const Segment& segment = *block->segment;
-  segments_.insert(detached_.extract(segment.address));
-  block->state = BlockState::kAllocated;
-  block->free_list = &free_list;
-  pool_statistics_.segment_made(segment.home, pool_of(block), segment.bytes);
-  pool_statistics_.allocated(segment.home, pool_of(block), block->bytes, block->requested);
-}
-
-void Heap::remove_detached(Block* block) noexcept {
-  detached_.erase(block->segment->address);
-  block->requested = 0;
-  pool_.give(block);
 }
 
 Block* Heap::find(std::uintptr_t address) const noexcept {

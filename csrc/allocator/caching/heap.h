@@ -68,7 +68,7 @@ class Heap {
     Block* last = nullptr;
     std::size_t bytes = 0; ///< total
   };
-  /// The smallest run of at least `bytes` outside address ranges, optionally among the segments of one home.
+  /// The smallest run of at least `bytes`, optionally among the segments of one home.
   std::optional<Run> best_run(std::size_t bytes, std::optional<Location> segment_home) const;
   /// The run of at least `bytes` at the lowest address among the segments of one home: several blocks only where none
   /// is large enough alone.
@@ -102,14 +102,6 @@ class Heap {
   /// Removes a segment with no block in use. \return the next segment
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 
-  // Address ranges. A detached one is in `detached()` instead of `segments()`, and in no statistics.
-  /// Its block is allocated, and has just lost its memory.
-  void detach(Block* block) noexcept;
-  /// Its block has memory again. It is allocated, filed under that list.
-  void attach(Block* block, FreeList& free_list) noexcept;
-  /// Forgets a detached range and its block.
-  void remove_detached(Block* block) noexcept;
-
   /// The unused segments of a home (no block in use), those unused for longest first.
   struct Unused {
     Segment* oldest = nullptr;
@@ -132,9 +124,6 @@ class Heap {
   }
   const Segments& segments() const {
     return segments_;
-  }
-  const Segments& detached() const {
-    return detached_;
   }
   const auto& free_lists() const {
     return free_lists_;
@@ -164,7 +153,6 @@ class Heap {
   std::map<std::pair<Location, Stream>, FreeList> free_lists_; // never erased: blocks point at them
   FreeList* last_free_list_ = nullptr;
   Segments segments_;
-  Segments detached_;
   BlockPool pool_;
   std::vector<Unused> unused_; ///< index 0: the host; then the devices
   std::uint64_t clock_ = 0;

@@ -25,10 +25,6 @@ void CachingManagedAllocator::State::remove_pending(Block* block) noexcept {
 }
 
 void CachingManagedAllocator::State::free(Block* block) noexcept {
-  if (block->state == BlockState::kDetached) {
-    free_detached(block);
-    return;
-  }
   if (block->state != BlockState::kAllocated) {
     // Continuing would give the same bytes to two owners.
     std::fprintf(stderr, "torch_uvm: a block was freed that is not allocated (freed twice?)\n");
@@ -42,7 +38,6 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
     block->uses.clear();
     pool_statistics.freed(home, kind, block->bytes, block->requested);
     const Segment& segment = *block->segment;
-    note_range_end(block);
     heap.release(block);
     if (segment.used == 0 && options.release_threshold && !in_forked_child) {
       release_excess(segment.home);
@@ -99,7 +94,6 @@ void CachingManagedAllocator::State::record_pending() noexcept {
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
   pool_statistics.reclaimed(block->free_list->home, pool_kind(block->segment->size_class), block->bytes);
-  note_range_end(block);
   heap.release(block); // an unused segment is released later (release_excess): the caller may be using it
 }
 

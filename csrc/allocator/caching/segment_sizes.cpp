@@ -30,9 +30,6 @@ constexpr std::size_t kPinnedSegmentMax = 1024 * MiB;
 
 std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& request) const {
   const Location home = request.home;
-  if (request.is_range()) {
-    return request.bytes;
-  }
   if (request.kind == SizeClass::kSmall) {
     const std::size_t grown = pool_statistics.reserved_bytes(home, PoolKind::kSmall) / kGrowth;
     const std::size_t bytes = std::clamp(round_down(grown, kLargeGranularity), kSmallSegment, kSmallSegmentMax);
@@ -64,21 +61,19 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
 
 std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& request, std::size_t own) const {
   // Free bytes in two segments cannot serve one request, so one takes all of the cap. If that is all that the device
-  // has, most programs need less of it: then segments grow. Address ranges share the cap with segments, which then stay
-  // small.
+  // has, most programs need less of it: then segments grow.
   const DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
   const std::size_t cap = budget.cap.value_or(0);
   const std::size_t grown = pool_statistics.reserved_bytes(request.home) / kGrowthToCeiling;
-  const std::size_t share = ranges != nullptr && options.uses_ranges ? kMediumSegment
-                            : budget.ceiling <= cap                  ? std::clamp(grown, kMediumSegment, kMaxUnderCap)
-                                                                     : std::min(cap, kMaxUnderCap);
+  const std::size_t share =
+      budget.ceiling <= cap ? std::clamp(grown, kMediumSegment, kMaxUnderCap) : std::min(cap, kMaxUnderCap);
   const std::size_t taken = this->taken(request.home.index) + left_for_small(request.home, request.kind, own);
   const std::size_t left = taken < cap ? cap - taken : 0;
   return std::max({own, round_down(std::min(left, share), kLargeGranularity), least_shared_segment});
 }
 
 std::size_t CachingManagedAllocator::State::left_for_small(Location home, SizeClass kind, std::size_t own) const {
-  if (home.is_host() || kind == SizeClass::kSmall || kind == SizeClass::kRange) {
+  if (home.is_host() || kind == SizeClass::kSmall) {
     return 0;
   }
   const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];

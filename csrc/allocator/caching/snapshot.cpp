@@ -13,7 +13,6 @@ BlockInfo::State state_of(const Block& block) {
     case BlockState::kPending:
       return BlockInfo::State::kPendingFree;
     case BlockState::kAllocated:
-    case BlockState::kDetached: // in no segment of the snapshot
       break;
   }
   return BlockInfo::State::kAllocated;

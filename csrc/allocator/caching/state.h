@@ -5,8 +5,6 @@
 //   pending.cpp                    free; freed blocks that other streams' work may still touch
 //   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
-//   ranges.cpp, leaving.cpp        segments that are address ranges, with and without memory
-//   host_pages.cpp                 ... with pinned memory
 //   block.h, heap.h                blocks, segments, free lists
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
@@ -55,9 +53,6 @@ struct Request {
   Location home;
   Stream stream;
   bool may_wait = true; ///< whether the host may wait for work or call the memory-pressure callback
-  bool is_range() const {
-    return kind == SizeClass::kRange;
-  }
   bool aligned = true; ///< whether a large block must begin on a large page
 
   /// True if the request is for the host, must not wait, and work queued on `earlier` is not done: then a block filed
@@ -166,41 +161,6 @@ struct CachingManagedAllocator::State {
       observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
-
-  // ranges.cpp
-  /// Whether such a request gets an address range.
-  bool takes_range(std::size_t requested, Location home) const noexcept {
-    return ranges != nullptr && options.uses_ranges && requested >= options.range_min_bytes && cap_of(home);
-  }
-  Request request_for(std::size_t requested, Location home, Stream stream, Memory memory) const;
-  /// Releases a range and its memory, after work that may still use it.
-  /// \param ready what that work ends with; nullptr: the work of the device
-  void release_range(void* range, Piece piece, bool is_mapped, bool work_is_done,
-                     const std::shared_ptr<const Readiness>& ready) noexcept;
-  /// Records an event for a range that is being freed, so that its release need not wait for later work.
-  void note_range_end(Block* block) noexcept;
-  void free_detached(Block* block) noexcept;
-  /// Releases a detached range that is free and that nothing is mapped into.
-  void remove_detached(Block* block) noexcept;
-  /// The segment of a range that can lose its memory. \throws InvalidArgument, RuntimeFailure
-  Segment& check_attached(const Block* block) const;
-  std::optional<std::string> check_ranges() const;
-
-  // leaving.cpp
-  /// Leaves a piece mapped into a detached range until its last work is done. `leaving` has room for it.
-  void leave(Segment& segment, Piece piece, std::shared_ptr<const Readiness> left) noexcept;
-  /// Unmaps ranges whose last work is done.
-  void poll_leaving() noexcept;
-  /// Waits for a range's last work and unmaps it; nothing if it is not leaving. Releases a range that was freed.
-  /// \throws what the runtime throws
-  void finish_leaving(Segment& segment);
-  void finish_all_leaving(); ///< \throws as above
-  /// The same for the range that a piece is leaving, so that the piece can go.
-  void finish_leaving(Piece piece) noexcept;
-  /// Gives a detached range spare memory of its size, if there is some. \throws; nothing has changed then
-  bool attach_spare(Block* block, const Request& request, FreeList& free_list, Lock& lock);
-  /// Maps a spare piece, now that a request gets its range. \throws; nothing has changed then
-  void map_spare(Segment& segment);
 
   // fork.cpp
   /// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
@@ -324,7 +284,6 @@ struct CachingManagedAllocator::State {
   const bool serves_devices;
   const std::size_t least_shared_segment;
   const int devices;
-  AddressRanges* const ranges; ///< nullptr: requests get no address ranges
   /// Devices without concurrent access to managed memory; empty if the memory is not managed.
   const std::vector<int> exclusive;
 
@@ -339,7 +298,6 @@ struct CachingManagedAllocator::State {
   EventPool events; // declared before the heap, whose free blocks return their events on destruction
   StreamOrder stream_order;
   Heap heap;
-  std::vector<Segment*> leaving; ///< detached and still mapped, in the order of their ends
   Block* pending_first = nullptr; ///< oldest
   Block* pending_last = nullptr;
   Block* unrecorded_first = nullptr; ///< from here to pending_last, no event has been recorded yet

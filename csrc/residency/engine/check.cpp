@@ -20,15 +20,6 @@ const char* what_is_wrong_with(const Record& record) {
   if (record.host_valid && record.host_block == nullptr) {
     return "a valid host copy that is not there";
   }
-  if (record.range != nullptr && record.device_block != nullptr && record.device_block != record.range) {
-    return "its device copy is not in its range";
-  }
-  if (record.shows_pinned && (record.range == nullptr || on_device)) {
-    return "it points at its host copy as a last resort, and need not";
-  }
-  if (record.in_place && (record.range == nullptr || record.device_block != nullptr || record.shows_pinned)) {
-    return "its range has the host copy's memory and should not";
-  }
   if (record.retiring && !(on_device && record.host_valid)) {
     return "it retires, and no write-back was started, or one that is of no use";
   }

@@ -19,8 +19,7 @@ Staging* ready(const std::unique_ptr<Staging>& staging) noexcept {
 } // namespace
 
 bool Copies::claim_address(Record& record, Mover mover) {
-  const bool stays = mover == Mover::kOperator && record.has_device_range() && !record.dead;
-  if (!stays && !state_.address_may_change(record, mover)) {
+  if (!state_.address_may_change(record, mover)) {
     return false;
   }
   if (!state_.storages.lock_if_sole_owner(record, state_.locked)) {
@@ -63,8 +62,7 @@ bool Copies::is_host_copy_ready(Record& record) {
 bool Copies::start_write_back(Record& record) {
   expect(record.points_at == Side::kDevice, "a write-back from the device, where the storage points");
   const Stream stream = state_.of(record.device).write_backs;
-  // Only copies of managed memory need staging.
-  Staging* const staging = record.range != nullptr ? nullptr : ready(state_.of(record.device).outgoing);
+  Staging* const staging = ready(state_.of(record.device).outgoing);
   const Stream link = staging != nullptr ? staging->link() : stream;
   if (record.host_block == nullptr) {
     record.host_block = host_block(record, link);
@@ -102,6 +100,32 @@ bool Copies::start_write_back(Record& record) {
   return true;
 }
 
+bool Copies::is_used_since(const Record& record) const {
+  return !record.streams.empty() || std::ranges::any_of(state_.memory.streams(record.device_block), [&](Stream used) {
+    return std::ranges::find(record.written_back_after, used) == record.written_back_after.end();
+  });
+}
+
+void Copies::note_last_use(Record& record) {
+  Device& device = state_.of(record.device);
+  for (const Stream used : state_.memory.streams(record.device_block)) {
+    add_stream(record.streams, used);
+  }
+  order(record.streams, device.write_backs);
+  const Event event = state_.memory.take_event(device.write_backs);
+  try {
+    state_.runtime.record_event(event, device.write_backs);
+  } catch (...) {
+    state_.memory.recycle_event(device.write_backs, event);
+    throw;
+  }
+  state_.recycle_block_ready(record);
+  record.block_ready = event;
+  record.written_back_after.swap(record.streams);
+  record.streams.clear();
+  record.write_back = ++device.write_backs_started;
+}
+
 void Copies::note_owners(Record& record) {
   for (const Stream stream : state_.memory.streams(record.device_block)) {
     if (stream != state_.of(record.device).fetches && stream != state_.of(record.device).write_backs) {
@@ -124,9 +148,7 @@ bool Copies::release_device_copy(Record& record, Stream taker) {
   note_owners(record);
   Block* const block = record.device_block;
   const bool only_copied = record.block_ready && !is_used_since(record); // since the write-back began
-  if (record.range != nullptr) {
-    take_memory(record);
-  } else if (!only_copied) {
+  if (!only_copied) {
     const Stream next = taker.is_host() ? state_.of(record.device).write_backs : taker;
     if (!state_.is_read(record) && next != state_.of(record.device).write_backs) {
       state_.wait(next, state_.was_read(record));
@@ -148,13 +170,9 @@ bool Copies::release_device_copy(Record& record, Stream taker) {
   state_.of(record.device).policy->moved(record.id, true);
   record.streams.clear();
   state_.recycle_event(record.device, record.device_ready);
-  const bool has_range = record.range != nullptr;
-  state_.storages.point_at_host(record,
-                                has_range ? state_.memory.data(block) : state_.host_memory->data(record.host_block));
+  state_.storages.point_at_host(record, state_.host_memory->data(record.host_block));
   const auto bytes = static_cast<std::int64_t>(state_.memory.bytes(block));
-  if (has_range) {
-    // It keeps the block.
-  } else if (!only_copied) {
+  if (!only_copied) {
     state_.memory.free(block);
   } else if (state_.is_read(record)) { // the write-back waited for all other work on the block
     state_.memory.free_idle(block, taker.is_host() ? state_.of(record.device).write_backs : taker);
@@ -202,17 +220,13 @@ bool Copies::start_fetch(Record& record, Need need, Stream stream) {
   expect(record.points_at == Side::kHost && record.host_valid && record.device_block == nullptr,
          "a fetch of a valid host copy, of which there is none yet");
   const EngineState::Untimed untimed(state_, stream);
-  const bool has_range = record.range != nullptr;
-  if (record.in_place && !leave_host_copy(record, need == Need::kAhead ? Mover::kEngine : Mover::kOperator)) {
-    return false;
-  }
-  Block* const block = places_.place_for(record, need, stream);
+  Block* const block = places_.room_for(record.bytes, record.device, need, stream);
   if (block == nullptr) {
     return false;
   }
   // Stage prefetches only. An operator's own fetch would occupy its slot until earlier operators finish, and block
   // prefetches meanwhile.
-  const bool stages = stream == state_.of(record.device).fetches && !has_range;
+  const bool stages = stream == state_.of(record.device).fetches;
   Staging* const staging = stages ? ready(state_.of(record.device).incoming) : nullptr;
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
@@ -227,7 +241,7 @@ bool Copies::start_fetch(Record& record, Need need, Stream stream) {
     record.device_ready = state_.events.record(stream);
     record.ready_on = stream;
   } catch (...) {
-    has_range ? take_unused_memory(record, stream) : state_.memory.free(block);
+    state_.memory.free(block);
     throw;
   }
   record.device_block = block;
@@ -244,7 +258,7 @@ void Copies::abandon_fetch(Record& record) noexcept {
   expect(record.fetching(), "an abandoned fetch has begun");
   // The block was allocated on the fetch's stream, so its next use is ordered after the copy.
   state_.memory.set_tag(record.device_block, nullptr);
-  record.range != nullptr ? take_unused_memory(record, record.ready_on) : state_.memory.free(record.device_block);
+  state_.memory.free(record.device_block);
   record.device_block = nullptr;
   state_.no_longer_ahead(record);
   // The workspace is not corrected for the freed block: abandoned fetches are rare.
@@ -276,7 +290,7 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
   if (record.points_at == Side::kDevice) {
     return true;
   }
-  if ((!record.has_device_range() && !state_.address_may_change(record, Mover::kOperator)) ||
+  if (!state_.address_may_change(record, Mover::kOperator) ||
       (record.device_block == nullptr && !start_fetch(record, need, stream))) {
     return false;
   }
@@ -287,7 +301,6 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
   state_.storages.point_at_device(record, record.device_block);
   record.points_at = Side::kDevice;
   state_.of(record.device).policy->moved(record.id, false);
-  record.shows_pinned = false;
   state_.no_longer_ahead(record);
   return true;
 }
@@ -319,12 +332,9 @@ void Copies::use_on_device(Record& record, Stream stream, bool writes) {
 }
 
 void Copies::use_in_place(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kDevice || (record.fetching() && record.has_device_range())) {
-    use_on_device(record, stream, writes); // its address has the device's memory
+  if (record.points_at == Side::kDevice) {
+    use_on_device(record, stream, writes);
     return;
-  }
-  if (record.has_device_range()) {
-    map_host_copy(record);
   }
   if (record.fetching()) {
     if (!writes) {

@@ -16,9 +16,8 @@ enum class Need { kNow, kAhead, kToStay };
 /// Where a fetch gets its device memory from (Room).
 class PlaceSource {
  public:
-  /// Memory for the storage's device copy: a block, or its range with memory. Evicts others if needed.
-  /// \return nullptr if there is no room
-  virtual Block* place_for(Record& record, Need need, Stream stream) = 0;
+  /// A block for a device copy. Evicts others if needed. \return nullptr if there is no room
+  virtual Block* room_for(std::size_t bytes, int device, Need need, Stream stream) = 0;
 
  protected:
   ~PlaceSource() = default;
@@ -28,8 +27,6 @@ class PlaceSource {
 class Copies {
  public:
   Copies(EngineState& state, PlaceSource& places) : state_(state), places_(places) {}
-
-  // copies.cpp
 
   /// Whether the storage's address may change now. If so, keeps the storage alive until the lock is released.
   bool claim_address(Record& record, Mover mover);
@@ -78,18 +75,10 @@ class Copies {
     Copies& copies_;
   };
 
-  // ranges.cpp
-
-  /// The range is about to be freed by its owner: its memory stays until the write-back has read it.
-  void keep_until_read(Record& record) noexcept;
   /// Records the event after which nothing uses the device copy: the write-back, or all uses since.
   void note_last_use(Record& record);
   /// Whether a stream has used the device copy since its write-back began.
   bool is_used_since(const Record& record) const;
-  /// Takes the host copy's memory out of a range that is being freed, once no work uses it.
-  void unmap_host_copy(Record& record) noexcept;
-  /// Points a storage with a range at its host copy, because its memory cannot be mapped.
-  void show_pinned(Record& record);
 
  private:
   /// The smallest storage of once to twice that size whose host copy is outdated and idle; nullptr if there is none.
@@ -101,18 +90,6 @@ class Copies {
   /// Whether `host_ready` has fired or there is nothing to wait for. If not, make a stream wait for it.
   bool is_host_copy_ready(Record& record);
   void note_move(TransferKind kind, const Record& record) noexcept;
-  /// Takes the range's memory away, for users that wait for those of this storage. Changes no pointer. \throws the
-  /// runtime's errors, and the memory stays
-  void take_memory(Record& record);
-  /// The same after a fetch that failed or is not wanted. If that fails, too, the range keeps memory that nobody uses
-  /// until the next fetch.
-  void take_unused_memory(Record& record, Stream stream) noexcept;
-  /// Maps the host copy's memory into the range, or shows it at its own address if that fails.
-  void map_host_copy(Record& record);
-  /// Takes that memory out of the range again, once no work uses it. \return false: an operator uses the address
-  bool leave_host_copy(Record& record, Mover mover);
-  /// \throws the runtime's errors; nothing has changed then
-  void unmap_after_uses(Record& record);
 
   EngineState& state_;
   PlaceSource& places_;

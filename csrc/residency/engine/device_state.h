@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "residency/engine/durations.h"
@@ -106,8 +106,7 @@ struct Device {
 
 struct Capture {
   bool open = true;
-  std::unordered_map<StorageId, bool> pinned; ///< and whether the graph writes to them
-  std::vector<Access> operands; ///< of each launch: storages in address ranges, no longer pinned once it has ended
+  std::unordered_set<StorageId> pinned;
   std::vector<Stream> streams; ///< that the graph was launched on
 };
 

@@ -197,11 +197,9 @@ class Engine {
   /// Until `end_capture`, storages that operators capture are pinned for this graph.
   /// \return the handle to pass to the functions below
   virtual std::uint64_t begin_capture() = 0;
-  /// Unpins storages in address ranges: each launch has them as operands.
   virtual void end_capture(std::uint64_t capture) noexcept = 0;
-  /// The graph is about to be launched on the stream: its pinned storages are in use there. Requires the lock.
-  /// \return the storages that it uses and has not pinned; begin an operator with them
-  virtual std::vector<Operand> launched(std::uint64_t capture, Stream stream) = 0;
+  /// The graph is about to be launched on the stream: its storages are in use there.
+  virtual void launched(std::uint64_t capture, Stream stream) = 0;
   /// The graph was destroyed: unpins its storages.
   virtual void release_capture(std::uint64_t capture) noexcept = 0;
   /// Whether a capture is in progress. One relaxed load.

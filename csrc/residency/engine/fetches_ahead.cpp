@@ -59,8 +59,7 @@ void FetchesAhead::write_back(const Decision& decision, int index) {
       continue;
     }
     // What has used it since its bytes were written back must not be waited for longer than necessary.
-    if ((!record->block_ready || copies_.is_used_since(*record)) &&
-        (record->range != nullptr || !state_.is_read(*record))) {
+    if ((!record->block_ready || copies_.is_used_since(*record)) && !state_.is_read(*record)) {
       copies_.note_last_use(*record);
     }
     record->retiring = true;

@@ -6,10 +6,7 @@
 namespace torch_uvm {
 
 Block* Copies::host_block(const Record& record, Stream stream) {
-  using Memory = CachingManagedAllocator::Memory;
-  // In a range's host copy the device can use the bytes at the address of the range.
-  const Memory memory = record.range != nullptr ? Memory::kRange : Memory::kManaged;
-  const auto cached = [&] { return state_.host_memory->try_cached(record.bytes, Location::host(), stream, memory); };
+  const auto cached = [&] { return state_.host_memory->try_cached(record.bytes, Location::host(), stream); };
   if (Block* const block = cached()) {
     return block;
   }
@@ -23,7 +20,7 @@ Block* Copies::host_block(const Record& record, Stream stream) {
   }
   for (;;) {
     try {
-      return state_.host_memory->allocate(record.bytes, Location::host(), stream, memory);
+      return state_.host_memory->allocate(record.bytes, Location::host(), stream);
     } catch (const OutOfMemory&) {
       // Drop a host copy of a storage that is used on the device, and no more than needed: each saves a write-back.
       Record* const spare = spare_host_copy(record.bytes);
@@ -52,7 +49,7 @@ Record* Copies::spare_host_copy(std::size_t bytes) {
 Record* Copies::outdated_host_copy(std::size_t bytes) {
   Record* smallest = nullptr;
   for (const auto& [id, other] : state_.records) {
-    const bool outdated = other->host_block != nullptr && !other->host_valid && other->range == nullptr;
+    const bool outdated = other->host_block != nullptr && !other->host_valid;
     if (outdated && other->bytes >= bytes && other->bytes <= 2 * bytes &&
         (smallest == nullptr || other->bytes < smallest->bytes) && other->in_place_streams.empty() &&
         state_.reached(other->host_ready) && state_.reached(other->device_ready)) { // no work uses it any more

@@ -151,9 +151,6 @@ void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream
   }
   copies_.mark_use(record, writes);
   try { // later work must still wait for the operator
-    if (record.points_at == Side::kHost && record.has_device_range()) {
-      copies_.show_pinned(record);
-    }
     if (record.points_at == Side::kDevice) {
       add_stream(record.streams, stream);
     } else {
@@ -203,9 +200,6 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   if (!op.in_place_ok || record.fetching()) {
     return false;
   }
-  if (record.in_place) {
-    return true; // mapped already
-  }
   // The schedule has this use on the device, but the storage was not fetched. Fetch it only if there is room: a single
   // use does not justify an eviction.
   const bool tries = !no_room_ahead_;
@@ -214,9 +208,9 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
 }
 
 void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
-  if (record.points_at == Side::kHost && !record.has_device_range()) {
+  if (record.points_at == Side::kHost) {
     copies_.use_in_place(record, stream, writes);
-  } else { // the address of a range does not change
+  } else {
     copies_.use_on_device(record, stream, writes);
   }
 }

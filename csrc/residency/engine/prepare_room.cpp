@@ -25,8 +25,7 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
   for (const Record* const record : frame.operands) {
     all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
   }
-  const bool temporary = workspace >= least && all + workspace <= device.cap &&
-                         !state_.memory.takes_range(workspace, frame.device); // ranges need no contiguous memory
+  const bool temporary = workspace >= least && all + workspace <= device.cap;
   if (!(any || temporary) || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
@@ -41,8 +40,7 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
         continue;
       }
       Block* place = room_for(bytes, frame.device, Need::kNow, stream);
-      while (place == nullptr && !state_.memory.takes_range(bytes, frame.device) &&
-             evict_one_operand(frame, bytes, stream, left)) {
+      while (place == nullptr && evict_one_operand(frame, bytes, stream, left)) {
         place = room_for(bytes, frame.device, Need::kNow, stream);
       }
       found = place != nullptr;

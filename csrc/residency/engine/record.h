@@ -10,10 +10,6 @@
 //   kHost      none          set, host_valid   only on the host
 //   kHost      set           set, host_valid   prefetched (`fetching`): no operator has used the device copy yet
 //
-// A storage whose block is an address range has the block for life, `range`. Then device_block is the range while it
-// has the device's memory, and none while it has not. The data pointer is the range's address in all rows. If operators
-// use the host copy in place, its memory is mapped there: `in_place` (ranges.cpp).
-//
 // Valid means: for work that waits for the copy's event, `device_ready` or `host_ready`.
 #pragma once
 
@@ -49,9 +45,6 @@ struct Record {
 
   Block* device_block = nullptr;
   Block* host_block = nullptr;
-  Block* range = nullptr; ///< the block if it is an address range, with or without memory; else nullptr
-  bool in_place = false; ///< the range has the host copy's memory
-  bool shows_pinned = false; ///< has a range, and points at the host copy: a last resort
   Side points_at = Side::kDevice;
   bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
                            ///< is only read
@@ -73,7 +66,6 @@ struct Record {
   unsigned in_use = 0; ///< number of running operators that use it
   unsigned pins = 0; ///< by exports, captures, keep_resident
   unsigned captured = 0; ///< those of the pins that are graphs': the address must not change, even if it is the host's
-  unsigned graphs = 0; ///< captured graphs that have it as an operand of each launch
   bool collective = false; ///< last used by a collective, which may still run on its own stream
   /// The address does not change before this operator. Set if other storages share the bytes, if the storage is being
   /// destroyed, or if the end of a use is not known.
@@ -91,15 +83,6 @@ struct Record {
   bool address_may_change(Mover mover, unsigned unread, std::uint64_t now) const {
     const bool unused = !dead && storage != nullptr && in_use == unread && pins == 0;
     return unused && (mover == Mover::kOperator || (!collective && now >= unmovable_until));
-  }
-
-  /// Whether the device can use the bytes at the range's address; true of a storage without one.
-  bool is_in_range() const {
-    return range == nullptr || points_at == Side::kDevice || in_place;
-  }
-  /// Whether it has a range that is for the device copy: the host copy is used neither there nor at another address.
-  bool has_device_range() const {
-    return range != nullptr && !in_place && !shows_pinned;
   }
 
   bool fetching() const {

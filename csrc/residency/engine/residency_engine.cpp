@@ -71,7 +71,6 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   record->storage = storage;
   record->adopted = state_.operators;
   record->device_block = block;
-  record->range = CachingManagedAllocator::is_range(block) ? block : nullptr;
   record->site = AllocationSites::get().asked() ? AllocationSites::get().take(block) : 0;
   Record* const adopted = record.get();
   state_.records[adopted->id] = adopted;
@@ -82,7 +81,7 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
 std::pair<Record*, void*> ResidencyEngine::create_on_host(std::size_t bytes, int index, Stream stream) {
   const Lock lock(*this);
   const std::optional<std::size_t> limit = state_.runtime.limit();
-  if (!state_.of(index).budget || state_.memory.takes_range(bytes, index) || (limit && bytes > *limit)) {
+  if (!state_.of(index).budget || (limit && bytes > *limit)) {
     return {};
   }
   auto record = std::make_unique<Record>();
@@ -144,25 +143,13 @@ void ResidencyEngine::expired(Block* block) noexcept {
 }
 
 void ResidencyEngine::unregister(Record* record) noexcept {
-  if (record->fetching() && record->range == nullptr) {
+  if (record->fetching()) {
     copies_.abandon_fetch(*record);
-  } else if (record->fetching()) {
-    state_.no_longer_ahead(*record); // the range is freed in the order of the fetch
-  }
-  if (record->range != nullptr && record->points_at == Side::kDevice) {
-    copies_.keep_until_read(*record);
   }
   if (record->device_block != nullptr) {
     state_.memory.set_tag(record->device_block, nullptr); // it can be looked up until the caller frees it
     record->device_block = nullptr;
   }
-  if (record->in_place) {
-    copies_.unmap_host_copy(*record);
-  }
-  if (record->range != nullptr && record->points_at == Side::kHost) {
-    state_.memory.free(record->range); // else the caller frees it
-  }
-  record->range = nullptr;
   if (record->host_block != nullptr) {
     copies_.drop_host_copy(*record);
   }
@@ -195,9 +182,7 @@ void ResidencyEngine::materialise(Record* record) {
   const std::size_t bytes = record->bytes;
   {
     const Lock lock(*this);
-    if (record->range != nullptr && record->points_at == Side::kHost) {
-      copies_.use_on_device(*record, state_.of(record->device).fetches, /*writes=*/true); // the address needs memory
-    } else if (record->fetching()) {
+    if (record->fetching()) {
       copies_.abandon_fetch(*record);
     }
     record->retiring = false;
@@ -246,9 +231,6 @@ bool ResidencyEngine::pin(Record* record, Stream stream) {
       throw no_room_to_pin(*record);
     }
     copies_.use_on_device(*record, stream, false);
-    if (record->range != nullptr) {
-      copies_.wait_here(*record); // code that holds the address does not ask for it again, which would wait
-    }
   }
   count_pin(*record);
   record->retiring = false;
@@ -273,10 +255,6 @@ OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
 
 void ResidencyEngine::unpin(Record* record) noexcept {
   if (record->pins > record->captured && --record->pins == 0) { // a graph's pins are released by `release_capture`
-    if (record->range != nullptr && record->points_at == Side::kDevice) {
-      record->host_valid = false; // code that holds the address, which never changes, may have written
-      record->retiring = false;
-    }
     try {
       state_.of(record->device).policy->pin(record->id, false);
     } catch (...) {

@@ -50,7 +50,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void unpin(Record* record) noexcept override;
   std::uint64_t begin_capture() override;
   void end_capture(std::uint64_t capture) noexcept override;
-  std::vector<Operand> launched(std::uint64_t capture, Stream stream) override;
+  void launched(std::uint64_t capture, Stream stream) override;
   void release_capture(std::uint64_t capture) noexcept override;
   void used_unseen(Record& record, Stream stream) noexcept override;
   void captured(std::span<const Operand> operands) noexcept override;
@@ -150,8 +150,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
 
   // captures.cpp
   void pin_address(Record& record);
-  void unpin_address(Record& record) noexcept;
-  void pin_for(Capture& capture, Record& record, bool writes);
 
   // check.cpp
   std::optional<std::string> check_records() const;

@@ -20,10 +20,6 @@ constexpr double kDirtyByte = 1;
 constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
-/// Up to this many times the price, evict a storage whose memory can serve a request for a range as it is: for that
-/// of others, the host waits.
-constexpr double kWaitFactor = 2;
-
 /// A retiring block matches a request if at most 1/64 of the block would be left over, as rounding wastes at most.
 constexpr std::size_t kSlackShare = 64;
 
@@ -40,10 +36,6 @@ double Room::cost_of(const Record& record, Need need) {
   if (!state_.of(record.device).quiescent || record.device_block == nullptr ||
       !record.address_may_change(Mover::kEngine, 0, state_.operators)) {
     return kNever;
-  }
-  if (record.range != nullptr && need == Need::kAhead &&
-      record.write_back > state_.of(record.device).write_backs_read) {
-    return kNever; // the host would wait
   }
   const auto bytes = static_cast<double>(record.bytes);
   if (record.fetching()) { // needed soon, but the request is needed now
@@ -168,9 +160,6 @@ bool Room::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
   if (need != Need::kNow) {
     return false;
   }
-  if (state_.memory.takes_range(bytes, device)) {
-    return forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker);
-  }
   // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now; slide
   // at any price, since the host may have no memory for what leaves; and slide where everything has left that can.
   if ((forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
@@ -237,9 +226,6 @@ bool Room::evict_all(int device, Stream taker) {
 }
 
 bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
-  if (state_.memory.takes_range(bytes, device)) {
-    return evict_for_range(bytes, device, need, taker);
-  }
   // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
   // not fragment the memory for large storages.
   if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
@@ -295,11 +281,6 @@ std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int 
   return run;
 }
 
-Block* Room::place_for(Record& record, Need need, Stream stream) {
-  return record.range != nullptr ? memory_for(record, need, stream)
-                                 : room_for(record.bytes, record.device, need, stream);
-}
-
 Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
   for (int tries = 0; tries < kTries; ++tries) {
     if (Block* const block = state_.memory.try_allocate(bytes, Location::device(device), stream)) {
@@ -309,81 +290,10 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
                           ? move_aside(bytes, device, stream) || slide(bytes, device, need, stream, kNever)
                           : evict_range(bytes, device, need, stream);
     if (!made) {
-      break;
+      return nullptr;
     }
   }
-  if (need != Need::kNow || !state_.memory.takes_range(kLargestRequest, device)) {
-    return nullptr;
-  }
-  // Cached address ranges serve other requests only once they are released, for which the host waits.
-  state_.memory.empty_cache();
-  return state_.memory.try_allocate(bytes, Location::device(device), stream);
-}
-
-Block* Room::memory_for(Record& record, Need need, Stream stream) {
-  using Attach = CachingManagedAllocator::Room;
-  if (need == Need::kAhead && state_.memory.is_leaving(record.range)) {
-    return nullptr; // the host would wait
-  }
-  if (state_.memory.attach(record.range, stream, Attach::kNow)) {
-    return record.range;
-  }
-  for (int tries = 0; need != Need::kToStay && tries < kTries; ++tries) {
-    if (!evict_range(record.bytes, record.device, need, stream)) {
-      break;
-    }
-    if (state_.memory.attach(record.range, stream, Attach::kNow)) {
-      return record.range;
-    }
-    if (need == Need::kNow && wait_for_memory(record, stream)) {
-      return record.range;
-    }
-  }
-  return need != Need::kAhead && wait_for_memory(record, stream) ? record.range : nullptr;
-}
-
-bool Room::wait_for_memory(const Record& record, Stream stream) {
-  const double began = state_.now_us();
-  const bool found = state_.memory.attach(record.range, stream, CachingManagedAllocator::Room::kWait);
-  if (found) {
-    ++state_.statistics.waited.count;
-    state_.statistics.waited.bytes += static_cast<std::int64_t>(record.bytes);
-    state_.statistics.waited.ms += (state_.now_us() - began) / 1e3;
-  }
-  return found;
-}
-
-bool Room::evict_for_range(std::size_t bytes, int device, Need need, Stream taker) {
-  const std::optional<std::vector<Record*>> victims = min_cost_range(bytes, device, need);
-  if (!victims) {
-    return false;
-  }
-  const auto waits = [&](const Record* victim) {
-    return !victim->retiring || victim->write_back > state_.of(device).write_backs_read;
-  };
-  if (need == Need::kNow && std::ranges::any_of(*victims, waits)) {
-    Record* const same = cheapest_of_size(bytes, device);
-    if (same != nullptr && cost_of(*same, need) <= kWaitFactor * price_of(*victims, need)) {
-      return evict(*same, taker);
-    }
-  }
-  return evict_all(*victims, taker);
-}
-
-Record* Room::cheapest_of_size(std::size_t bytes, int device) {
-  Record* cheapest = nullptr;
-  double least = kNever;
-  for (const auto& [id, record] : state_.records) {
-    if (record->range == nullptr || record->device != device || record->device_block == nullptr ||
-        state_.memory.bytes(record->range) != round_up(bytes, kLargeGranularity)) {
-      continue;
-    }
-    if (const double cost = cost_of(*record, Need::kNow); cost < least) {
-      least = cost;
-      cheapest = record;
-    }
-  }
-  return cheapest;
+  return nullptr;
 }
 
 } // namespace torch_uvm

@@ -17,8 +17,7 @@ class Room final : public PlaceSource {
 
   // room.cpp
 
-  Block* place_for(Record& record, Need need, Stream stream) override;
-  Block* room_for(std::size_t bytes, int device, Need need, Stream stream);
+  Block* room_for(std::size_t bytes, int device, Need need, Stream stream) override;
   /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
   bool evict_range(std::size_t bytes, int device, Need need, Stream taker);
   /// Evicts everything that can be evicted. \return whether anything was
@@ -41,17 +40,10 @@ class Room final : public PlaceSource {
  private:
   // room.cpp
 
-  /// Gives the storage's range memory, evicting others if needed. \return the range, or nullptr if there is no room
-  Block* memory_for(Record& record, Need need, Stream stream);
-  /// The same within the cap, after a wait of the host for work that uses spare memory.
-  bool wait_for_memory(const Record& record, Stream stream);
-  /// The cheapest storage to evict whose range has the size of such a request, or nullptr.
-  Record* cheapest_of_size(std::size_t bytes, int device);
   bool try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker);
   /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
   bool forget_unmovable(int device);
   bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
-  bool evict_for_range(std::size_t bytes, int device, Need need, Stream taker);
   bool evict_first_fit(std::size_t bytes, int device, Stream taker);
   /// Frees a retiring device copy of about the requested size. \return whether there was one
   bool evict_same_size(std::size_t bytes, int device, Stream taker);

@@ -32,10 +32,6 @@ class EmulatedClock {
   void call() {
     host_us_ += profile_.call_us;
   }
-  /// A call that takes the host that long.
-  void call(double us) {
-    host_us_ += us;
-  }
   /// The host was blocked until `time_us`.
   void host_waited(double time_us);
 

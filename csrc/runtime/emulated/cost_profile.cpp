@@ -36,11 +36,6 @@ const CostProfile& h200() {
       // Fits the measured GB/s: 2 MiB 17, 8 MiB 33, 32 MiB 44, 128 MiB 48.
       .prefetch_us = 85,
       .launch_us = 4, // assumed
-      .allocate_piece_us = 14, // the middle of the range 7 to 21
-      .map_us = 35,
-      .unmap_us = 20,
-      .map_host_rate = 87 * GB,
-      .unmap_host_rate = 260 * GB,
       .call_us = 4.5, // measured: a prefetch of pages that are already resident
   };
   return profile;
@@ -71,11 +66,6 @@ const CostProfile& gb10() {
       .discard_rate = 300 * GB,
       .prefetch_us = 85,
       .launch_us = 4,
-      .allocate_piece_us = 14,
-      .map_us = 35,
-      .unmap_us = 20,
-      .map_host_rate = 87 * GB,
-      .unmap_host_rate = 260 * GB,
       .call_us = 4.5,
   };
   return profile;
@@ -106,11 +96,6 @@ const CostProfile& gh200() {
       .discard_rate = 300 * GB,
       .prefetch_us = 85,
       .launch_us = 4,
-      .allocate_piece_us = 14,
-      .map_us = 35,
-      .unmap_us = 20,
-      .map_host_rate = 87 * GB,
-      .unmap_host_rate = 260 * GB,
       .call_us = 4.5,
   };
   return profile;

@@ -34,8 +34,6 @@ struct CostProfile {
   double discard_rate;
   double prefetch_us; ///< fixed cost of a prefetch that moves or populates pages; it makes small prefetches slow
   double launch_us; ///< fixed cost of a kernel launch
-  double allocate_piece_us, map_us, unmap_us; ///< of calls on address ranges, for one piece of any size
-  double map_host_rate, unmap_host_rate; ///< ... which take longer for pages of the host
   double call_us; ///< fixed cost of any other runtime call
 
   /// The profile of that name. \throws InvalidArgument for a name that `names()` does not list

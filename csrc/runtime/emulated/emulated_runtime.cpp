@@ -28,10 +28,6 @@ const EmulatedConfig& EmulatedRuntime::config() const {
   return state_->config;
 }
 
-AddressRanges* EmulatedRuntime::address_ranges() noexcept {
-  return &state_->ranges;
-}
-
 void* EmulatedRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   {
     const State::Lock lock(state_->mutex);

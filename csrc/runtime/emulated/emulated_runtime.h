@@ -11,9 +11,6 @@
 //   `begin_kernel`).
 // - Each stream and the host have a virtual clock, advanced by the costs of a profile. The figures are modelled; they
 //   cover memory traffic only, not arithmetic.
-// - A piece of memory in an address range (address_ranges.h) counts as plain device memory. An access to a range
-// without
-//   one is a segmentation fault, and unmapping a range that queued work uses is refused.
 // - Touches by host code are invisible unless the caller reports them.
 // - A profile may describe a machine with one memory (see DeviceProperties::one_memory): prefetches and discards do
 //   nothing. Integrated devices share `memory` bytes with the host: all that is allocated counts, touched or not.
@@ -75,7 +72,6 @@ class EmulatedRuntime final : public ManagedRuntime {
   DeviceProperties device_properties(int device) const override;
   MemoryInfo memory_info(int device) const override;
   std::size_t host_memory_available() const override;
-  AddressRanges* address_ranges() noexcept override;
 
   // --- functions that only the emulator has ---------------------------------------------------------------
 
@@ -130,7 +126,7 @@ class EmulatedRuntime final : public ManagedRuntime {
   void release_device(int device);
   /// Blocks until a thread waits for queued work.
   void await_waiter();
-  /// The number of live allocations of all kinds, address ranges, pieces, events, and created streams; for leak checks.
+  /// The number of live allocations of all kinds, events, and created streams; for leak checks.
   std::size_t live_objects() const;
 
   /// For pthread_atfork. In the child, the queues are empty and workers are started again when needed.
@@ -144,7 +140,6 @@ class EmulatedRuntime final : public ManagedRuntime {
 
  private:
   struct State;
-  class Ranges;
   std::unique_ptr<State> state_;
 };
 

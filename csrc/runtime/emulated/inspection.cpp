@@ -8,11 +8,8 @@ namespace torch_uvm {
 using emulated::Traffic;
 
 bool EmulatedRuntime::State::is_pinned(const void* ptr) const {
-  if (const auto* allocation = find_plain(ptr)) {
-    return allocation->device < 0;
-  }
-  const auto range = ranges.find(ptr);
-  return range && range->is_mapped && range->memory < 0;
+  const auto* allocation = find_plain(ptr);
+  return allocation != nullptr && allocation->device < 0;
 }
 
 void EmulatedRuntime::State::kernel_touch(int device, const Touch& touch, Traffic& traffic) {
@@ -93,11 +90,8 @@ bool EmulatedRuntime::is_pinned_ptr(const void* ptr) const {
 
 std::optional<int> EmulatedRuntime::device_of(const void* ptr) const {
   State::Lock lock(state_->mutex);
-  if (const auto* allocation = state_->find_plain(ptr)) {
-    return allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
-  }
-  const auto range = state_->ranges.find(ptr);
-  return range && range->device >= 0 ? std::optional(range->device) : std::nullopt;
+  const auto* allocation = state_->find_plain(ptr);
+  return allocation != nullptr && allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
 }
 
 EmulatedCounters EmulatedRuntime::counters(std::optional<int> device) const {
@@ -185,7 +179,7 @@ void EmulatedRuntime::await_waiter() {
 
 std::size_t EmulatedRuntime::live_objects() const {
   State::Lock lock(state_->mutex);
-  return state_->pages.allocations().size() + state_->plain.size() + state_->ranges.live() + state_->queue.handles();
+  return state_->pages.allocations().size() + state_->plain.size() + state_->queue.handles();
 }
 
 // --- fork -------------------------------------------------------------------------------------------------

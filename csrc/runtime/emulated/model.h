@@ -44,8 +44,6 @@ struct EmulatedConfig {
   X(copy_calls) \
   X(allocate_calls) \
   X(free_calls) \
-  X(map_calls)              /* of pieces into address ranges */ \
-  X(unmap_calls) \
   X(event_records) \
   X(synchronisations)       /* the host waited for a stream, an event or a device */
 // clang-format on

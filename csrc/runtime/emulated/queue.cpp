@@ -272,19 +272,6 @@ void EmulatedQueue::reach(Lock& lock, const std::shared_ptr<Mark>& mark) {
   }
 }
 
-bool EmulatedQueue::uses(const void* ptr, std::size_t bytes) const {
-  for (const Device& device : devices_) {
-    for (const auto& stream : device.streams) {
-      for (const Operation& operation : stream->operations) {
-        if (operation.uses(ptr, bytes)) {
-          return true;
-        }
-      }
-    }
-  }
-  return false;
-}
-
 void EmulatedQueue::drain_range(Lock& lock, const void* ptr, std::size_t bytes) {
   std::vector<std::pair<std::shared_ptr<StreamState>, std::uint64_t>> uses;
   for (const Device& device : devices_) {

@@ -125,8 +125,6 @@ class EmulatedQueue {
   void drain(Lock& lock, const std::shared_ptr<StreamState>& stream);
   void drain_device(Lock& lock, int device);
   void reach(Lock& lock, const std::shared_ptr<Mark>& mark);
-  /// Whether a queued operation accesses the range.
-  bool uses(const void* ptr, std::size_t bytes) const;
   /// Completes all operations that access the range.
   void drain_range(Lock& lock, const void* ptr, std::size_t bytes);
 

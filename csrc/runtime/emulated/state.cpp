@@ -41,7 +41,6 @@ EmulatedRuntime::State::State(const EmulatedConfig& wanted)
       pages(config.devices, config.memory, profile.memory, counters),
       clock(profile, config.devices),
       timelines(static_cast<std::size_t>(config.devices)),
-      ranges(*this),
       queue(config.devices, config.schedule_seed, mutex,
             [this](StreamState& stream, const Operation& operation) { account(stream, operation); }) {}
 
@@ -83,7 +82,6 @@ std::size_t EmulatedRuntime::State::left_of_one_memory() const {
   for (const auto& [base, allocation] : plain) {
     used += allocation.device < 0 ? allocation.bytes : allocation.reserved;
   }
-  used += ranges.piece_bytes();
   return used < config.memory ? config.memory - used : 0;
 }
 
@@ -143,11 +141,6 @@ void EmulatedRuntime::State::check_copy_range(const char* side, const void* ptr,
     left = allocation->bytes - (address - allocation->base);
   } else if (const PlainAllocation* allocation = find_plain(ptr)) {
     left = allocation->bytes - (address - allocation->base);
-  } else if (const auto range = ranges.find(ptr)) {
-    if (!range->is_mapped) {
-      refuse("no piece is mapped into that range");
-    }
-    left = range->end - address;
   }
   if (bytes > left) {
     refuse("the allocation there ends after " + std::to_string(left) + " bytes");
@@ -204,9 +197,6 @@ void EmulatedRuntime::State::account_copy(StreamState& stream, const Operation& 
     }
     if (const PlainAllocation* allocation = find_plain(ptr)) {
       return allocation->device;
-    }
-    if (const auto range = ranges.find(ptr)) {
-      return range->memory;
     }
     pageable = true;
     return -1;

@@ -10,7 +10,6 @@
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/emulated/pages.h"
 #include "runtime/emulated/queue.h"
-#include "runtime/emulated/ranges.h"
 #include "runtime/emulated/timeline.h"
 
 namespace torch_uvm {
@@ -39,7 +38,7 @@ struct EmulatedRuntime::State {
   void check_device(int device) const;
   void check_location(Location location) const;
   const PlainAllocation* find_plain(const void* ptr) const;
-  /// Whether the address has pinned memory: of allocate_pinned, or a piece of the host.
+  /// Whether the address has pinned memory.
   bool is_pinned(const void* ptr) const;
   void kernel_touch(int device, const Touch& touch, emulated::Traffic& traffic);
   void* add_plain(std::size_t bytes, int device, std::size_t reserved);
@@ -48,8 +47,7 @@ struct EmulatedRuntime::State {
   /// \throws OutOfMemory if that is less than `bytes`
   void check_one_memory(std::size_t bytes) const;
   void free_plain(void* ptr, bool pinned);
-  /// A copy's range must not extend beyond the end of the allocation in which it begins. An address range needs a
-  /// piece.
+  /// A copy's range must not extend beyond the end of the allocation in which it begins.
   void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
 
   /// The queue's callback: updates pages, clocks and counters for one operation.
@@ -70,7 +68,6 @@ struct EmulatedRuntime::State {
   emulated::EmulatedClock clock;
   std::vector<emulated::Timeline> timelines;
   std::map<std::uintptr_t, PlainAllocation> plain;
-  Ranges ranges;
   CallHook call_hook;
   emulated::EmulatedQueue queue; ///< last: its workers end before the other members are destroyed
 };

@@ -9,29 +9,11 @@ namespace torch_uvm {
 namespace {
 
 // Destroy and free functions cannot fail, so they are not listed.
-constexpr std::array<std::string_view, 22> kMayFail{
-    "allocate_managed",
-    "allocate_pinned",
-    "allocate_device",
-    "prefetch",
-    "advise",
-    "discard",
-    "copy_async",
-    "create_stream",
-    "query_stream",
-    "create_event",
-    "record_event",
-    "synchronize_stream",
-    "query_event",
-    "synchronize_device",
-    "wait_event",
-    "synchronize_event",
-    "zero_async",
-    "delay",
-    "reserve_range",
-    "allocate_piece",
-    "map",
-    "unmap",
+constexpr std::array<std::string_view, 18> kMayFail{
+    "allocate_managed",  "allocate_pinned",    "allocate_device", "prefetch",           "advise",
+    "discard",           "copy_async",         "create_stream",   "query_stream",       "create_event",
+    "record_event",      "synchronize_stream", "query_event",     "synchronize_device", "wait_event",
+    "synchronize_event", "zero_async",         "delay",
 };
 
 bool may_fail(std::string_view name) {

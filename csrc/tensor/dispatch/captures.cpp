@@ -1,9 +1,13 @@
 #include "tensor/dispatch/captures.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
+#include "tensor/process/current_stream.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -33,6 +37,14 @@ std::uint64_t begin_capture() {
 
 void end_capture(std::uint64_t capture) noexcept {
   end_engine_capture(capture);
+}
+
+void note_launch(std::uint64_t capture) {
+  if (Context::forked()) {
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
+  engine_in_use()->launched(capture, current_stream_of(guard.getDevice()));
 }
 
 void release_capture(std::uint64_t capture) noexcept {

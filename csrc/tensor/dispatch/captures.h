@@ -11,6 +11,8 @@ namespace torch_uvm {
 /// \return the id for the other functions; 0 if there is no managed memory, or in a forked child
 std::uint64_t begin_capture();
 void end_capture(std::uint64_t capture) noexcept;
+/// A captured graph is about to be launched on the calling thread's current stream of the current device.
+void note_launch(std::uint64_t capture);
 void release_capture(std::uint64_t capture) noexcept;
 
 /// Installs the function that tells whether the calling thread's current stream is being captured; CUDA sets it once.

@@ -51,14 +51,13 @@ bool apart(const std::vector<std::vector<at::Tensor>>& operands) {
   });
 }
 
-/// Whether all code that uses the storage asks for it: if it is pinned, or a captured graph has its address, code
-/// expects the result of an update there.
+/// Whether all code that uses the storage asks for it: if it is pinned, code expects the result of an update there.
 bool is_asked_for(Engine& engine, const at::Tensor& tensor) {
   if (tensor.device().is_cpu() || has_owner(data_of(tensor.storage()))) {
     return false;
   }
   const Record* const record = record_of(engine, tensor.storage().unsafeGetStorageImpl());
-  return record != nullptr && record->pins == 0 && record->graphs == 0;
+  return record != nullptr && record->pins == 0;
 }
 
 } // namespace

@@ -1,20 +1,12 @@
 #include "tensor/dispatch/regions.h"
 
-#include <ATen/DeviceAccelerator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <atomic>
-#include <functional>
-#include <string>
 #include <vector>
 
-#include "runtime/bytes.h"
-#include "runtime/error.h"
 #include "tensor/dispatch/captures.h"
 #include "tensor/dispatch/storage_records.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
-#include "tensor/process/current_stream.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -66,50 +58,6 @@ std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, const c
       mine.streams.ask(device_of(*record, *input.storage));
     }
   }
-  Engine::Operator op;
-  op.key = key;
-  op.name = name;
-  op.region = true;
-  return enter_with_operands(engine, op);
-}
-
-std::unique_ptr<Region> Region::enter_launch(Engine& engine, std::uint64_t capture) {
-  const c10::DeviceType accelerator = at::getAccelerator(/*checked=*/true).value();
-  const Stream stream = current_stream_of(c10::impl::VirtualGuardImpl(accelerator).getDevice());
-  std::unique_ptr<Region> region;
-  ThreadState& mine = this_thread();
-  std::size_t missing = 0;
-  {
-    const Engine::Lock lock(engine);
-    mine.operands = engine.launched(capture, stream);
-    if (mine.operands.empty()) {
-      return nullptr;
-    }
-    if (std::unique_ptr<Region> unwatched = enter_unwatched(engine)) {
-      return unwatched;
-    }
-    mine.streams.clear();
-    for (const Engine::Operand& operand : mine.operands) {
-      mine.streams.ask({accelerator, static_cast<c10::DeviceIndex>(operand.record->device)});
-    }
-    Engine::Operator op;
-    op.name = "captured graph";
-    static const OperatorKey launches = std::hash<std::string>{}(op.name);
-    op.key = launches + capture;
-    region = enter_with_operands(engine, op);
-    for (const Engine::Operand& operand : mine.operands) {
-      missing += operand.record->is_in_range() ? 0 : operand.record->bytes;
-    }
-  }
-  if (missing != 0) {
-    throw OutOfMemory(OutOfMemory::Cause::kDevice, missing,
-                      "no device memory for " + format_bytes(missing) + " that a captured graph uses");
-  }
-  return region;
-}
-
-std::unique_ptr<Region> Region::enter_with_operands(Engine& engine, const Engine::Operator& op) {
-  ThreadState& mine = this_thread();
   if (is_capturing()) {
     engine.captured(mine.operands);
     return nullptr;
@@ -121,8 +69,12 @@ std::unique_ptr<Region> Region::enter_with_operands(Engine& engine, const Engine
   std::unique_ptr<Region> region(new Region);
   region->seen_ = true;
   mine.running = &region->frame_;
-  region->frame_.key = op.key;
-  region->frame_.name = op.name;
+  region->frame_.key = key;
+  Engine::Operator op;
+  op.key = key;
+  op.name = name;
+  op.region = true;
+  region->frame_.name = name;
   engine.begin(region->frame_, op, mine.operands, mine.streams.get());
   return region;
 }

@@ -13,9 +13,9 @@
 
 namespace torch_uvm {
 
-/// A call of a compiled graph, a launch of a captured one or of a Triton kernel, or code whose uses are declared. Its
-/// kernels are not observed, so the engine treats the whole call as one operator on its inputs and on the storages that
-/// it creates. Operators that it calls count as nested.
+/// A call of a compiled graph, a launch of a Triton kernel, or code whose uses are declared. Its kernels are not observed,
+/// so the engine treats the whole call as one operator on its inputs and on the storages that it creates. Operators that
+/// it calls count as nested.
 class Region {
  public:
   struct Input {
@@ -32,12 +32,6 @@ class Region {
   ///         then)
   static std::unique_ptr<Region> enter(Engine& engine, std::uint64_t key, const char* name,
                                        std::span<const Input> inputs);
-  /// Begins a launch of a captured graph on the calling thread's current stream of the current device. Storages in
-  /// address ranges are made ready.
-  /// \param capture the id that `begin_capture` returned
-  /// \return nullptr if there is nothing to end after the launch
-  /// \throws OutOfMemory if there is no device memory for such a storage; the graph must not be launched
-  static std::unique_ptr<Region> enter_launch(Engine& engine, std::uint64_t capture);
   /// Ends the call, on the thread that entered. \param outputs storages that live on after the call
   void leave(std::span<c10::StorageImpl* const> outputs) noexcept;
   ~Region();
@@ -46,8 +40,6 @@ class Region {
 
  private:
   Region() = default;
-  /// Makes the operands in the calling thread's state ready. Requires the lock.
-  static std::unique_ptr<Region> enter_with_operands(Engine& engine, const Engine::Operator& op);
   Engine::Frame frame_;
   bool seen_ = false; ///< false: no device was watched on entry, and the call is only counted
   bool open_ = true;

@@ -48,12 +48,10 @@ Location location_of(c10::Device device) {
   return Location::device(index);
 }
 
-/// nullptr for an address range, too: it takes no hints.
 Block* managed_block(const at::Tensor& tensor) {
-  Block* const block = tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(data_of(tensor.storage()))
-                           ? block_of(data_of(tensor.storage()))
-                           : nullptr;
-  return CachingManagedAllocator::is_range(block) ? nullptr : block;
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(data_of(tensor.storage()))
+             ? block_of(data_of(tensor.storage()))
+             : nullptr;
 }
 
 /// Blocks the host until the work that is now queued on a stream is done.

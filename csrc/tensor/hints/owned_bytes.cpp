@@ -93,7 +93,7 @@ std::vector<Owned> owned_bytes(const std::vector<at::Tensor>& tensors, std::size
     }
     Block* const block = block_of(data_of(tensor.storage()));
     Ranges runs = runs_of(tensor, gap);
-    if (block == nullptr || runs.empty() || CachingManagedAllocator::is_range(block)) {
+    if (block == nullptr || runs.empty()) {
       continue;
     }
     const std::uintptr_t end =

@@ -153,9 +153,6 @@ T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied)
   TORCH_CHECK_BUFFER(!is_adopted(data_behind_labels(data_of(tensor.storage()))),
                      "DLPack's device type for managed memory, for a tensor in a file's mapping, which CUDA did not "
                      "allocate; clone() it");
-  TORCH_CHECK_BUFFER(!is_address_range(data_of(tensor.storage())),
-                     "DLPack's device type for managed memory, for a tensor in memory of its device alone "
-                     "(segments:stable); torch_uvm.to(t, device, copy=True) makes a managed copy");
   TORCH_CHECK_BUFFER(!tensor.is_conj() && !tensor.is_neg(),
                      "a tensor with its conjugate or negative bit set; resolve_conj() and resolve_neg() clear them");
   auto made = std::make_unique<Export<T>>();

@@ -21,7 +21,6 @@ at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c
                       "; accepted: the CPU and the accelerator");
     Context::get().runtime(); // on CUDA this installs the allocator that respects the switch
     const ManagedScope on(true);
-    const ByNameScope by_name;
     at::Tensor tensor = at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
     TORCH_CHECK(is_managed(tensor), "managed memory on ", device,
                 " inside a graph capture or a memory pool, which decide on the memory in their scope; make the tensor "

@@ -152,10 +152,6 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
   const c10::Device device = resolve_device(to, "a move");
   Kernel kernel;
   kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
-  TORCH_CHECK(device == self.device() || !is_address_range(data_of(self.storage())), "a move to ", device,
-              " of a tensor of ", self.nbytes(), " bytes whose memory is that of ", self.device(),
-              " (segments:stable): no other processor can access it. torch_uvm.to(t, device, copy=True) makes a "
-              "managed copy, and torch_uvm.empty makes managed memory");
   // The watcher has fetched this operand to its device, unless there was no room.
   TORCH_CHECK_WITH(OutOfMemoryError, !is_on_host(data_of(self.storage())), "a move of ", self.nbytes(),
                    " bytes that the budget of ", self.device(), " has no room for now: they are on the host");

@@ -10,17 +10,7 @@ namespace torch_uvm {
 struct Context::Made {
   explicit Made(std::unique_ptr<ManagedRuntime> made_runtime, const AllocatorOptions& options)
       : runtime(std::move(made_runtime)),
-        allocator(*runtime, std::make_unique<ManagedSegmentSource>(*runtime), options) {
-    check(options);
-  }
-  /// \throws RuntimeFailure if the options ask for what the devices lack
-  void check(const AllocatorOptions& options) const {
-    if (options.uses_ranges && !allocator.has_ranges()) {
-      throw RuntimeFailure(
-          "segments:stable asks for virtual memory management, which the driver or a device lacks; segments:managed "
-          "works everywhere");
-    }
-  }
+        allocator(*runtime, std::make_unique<ManagedSegmentSource>(*runtime), options) {}
 
   std::unique_ptr<ManagedRuntime> runtime;
   CachingManagedAllocator allocator;
@@ -115,7 +105,6 @@ void Context::change_options(const std::function<void(Options&)>& change) {
       throw RuntimeFailure(
           "CUDA is in use already; choose cuda_segments before the first managed tensor is made on it");
     }
-    made->check(changed.allocator);
     made->runtime->set_limit(changed.limit);
     made->allocator.set_options(changed.allocator);
   }

@@ -32,8 +32,6 @@ constexpr const char* kPlainHint =
 /// Appended if the memory could not be pinned on the host instead.
 constexpr const char* kNoHost = "\nThe device has no room, nor has the host for memory to be used in its place.";
 
-thread_local bool by_name = false;
-
 /// Where a device with a budget has no room: in pinned memory, until the residency engine brings it to the device.
 /// \return empty if it cannot be there
 c10::DataPtr allocate_on_host(std::size_t bytes, Location home, Stream stream, c10::Device device) {
@@ -49,9 +47,7 @@ c10::DataPtr allocate(CachingManagedAllocator& allocator, std::size_t bytes, Loc
                       c10::Device device, c10::DataPtr (*data_of)(Block*, c10::Device), const char* hint = "") {
   Block* block = nullptr;
   try {
-    using Memory = CachingManagedAllocator::Memory;
-    block = with_idle_memory(
-        [&] { return allocator.allocate(bytes, home, stream, by_name ? Memory::kManaged : Memory::kAny); });
+    block = with_idle_memory([&] { return allocator.allocate(bytes, home, stream); });
   } catch (const OutOfMemory& error) {
     if (&allocator == &Context::get().managed_allocator()) {
       if (c10::DataPtr data = allocate_on_host(bytes, home, stream, device)) {
@@ -123,19 +119,6 @@ c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c
     note_allocation(home.index, bytes);
   }
   return data;
-}
-
-ByNameScope::ByNameScope() : previous_(std::exchange(by_name, true)) {}
-ByNameScope::~ByNameScope() {
-  by_name = previous_;
-}
-
-bool is_address_range(const c10::DataPtr& data) {
-  const c10::DataPtr& bytes = data_behind_labels(data);
-  if (is_on_host(bytes)) {
-    return static_cast<const Record*>(bytes.get_context())->range != nullptr;
-  }
-  return is_own_block(bytes) && CachingManagedAllocator::is_range(static_cast<const Block*>(bytes.get_context()));
 }
 
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device) {

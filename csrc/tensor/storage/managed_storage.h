@@ -15,22 +15,6 @@ namespace torch_uvm {
 /// \throws c10::OutOfMemoryError (torch.OutOfMemoryError), with a table of where the bytes are
 c10::DataPtr allocate_managed(std::size_t bytes, Location home, Stream stream, c10::Device device);
 
-/// While it lives, memory that this thread allocates is managed in the narrow sense: the host may access it by its
-/// address. Else large storages may be address ranges of a device (the option `segments`).
-class ByNameScope {
- public:
-  ByNameScope();
-  ~ByNameScope();
-  ByNameScope(const ByNameScope&) = delete;
-  ByNameScope& operator=(const ByNameScope&) = delete;
-
- private:
-  const bool previous_;
-};
-
-/// Whether the storage is an address range, with or without memory: the host may not access it, and it has no hints.
-bool is_address_range(const c10::DataPtr& data);
-
 /// Plain memory of `device`. \throws c10::OutOfMemoryError
 c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device);
 

@@ -124,34 +124,29 @@ std::size_t CachingManagedAllocator::State::excess(Location home, SizeClass kind
 }
 
 bool CachingManagedAllocator::State::fit_under_cap(const Request& request, std::size_t bytes) {
-  const int device = request.home.index;
   const std::size_t excess = this->excess(request.home, request.kind, bytes);
   if (excess == 0) {
     return true;
   }
   Heap::Segments& segments = heap.segments();
   std::vector<Heap::Segments::iterator> unused;
-  std::vector<Heap::Segments::iterator> busy; // their release waits
   std::size_t free = 0;
-  std::optional<bool> idle; // the device's streams
-  const auto waits = [&](const Segment& segment) {
-    if (segment.size_class == SizeClass::kRange) { // its release waits for its own work only
-      return !work_is_done(segment);
-    }
-    idle = idle ? idle : streams_are_idle(device);
-    return !*idle;
-  };
   for (auto segment = segments.begin(); segment != segments.end(); ++segment) {
     if (segment->second.used == 0 && segment->second.home == request.home) {
-      const bool is_busy = waits(segment->second);
-      (is_busy ? busy : unused).push_back(segment);
-      free += is_busy ? 0 : segment->second.bytes;
+      unused.push_back(segment);
+      free += segment->second.bytes;
     }
   }
-  std::ranges::sort(busy, {}, [](const auto& segment) { return segment->second.unused_since; });
-  for (std::size_t at = 0; free < excess && request.may_wait && at < busy.size(); ++at) {
-    unused.push_back(busy[at]);
-    free += busy[at]->second.bytes;
+  if (!unused.empty() && !streams_are_idle(request.home.index)) { // their release waits
+    if (!request.may_wait) {
+      return false;
+    }
+    std::ranges::sort(unused, {}, [](const auto& segment) { return segment->second.unused_since; });
+    std::size_t oldest = 0;
+    for (free = 0; free < excess && oldest < unused.size(); ++oldest) {
+      free += unused[oldest]->second.bytes;
+    }
+    unused.resize(oldest);
   }
   if (free < excess) {
     return false;
@@ -255,16 +250,15 @@ std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noex
   return state_->pool_statistics.allocation_changes(Location::device(device));
 }
 
-Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory) {
-  return try_allocate(bytes, home, stream, memory, /*cached=*/false);
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {
+  return try_allocate(bytes, home, stream, /*cached=*/false);
 }
 
-Block* CachingManagedAllocator::try_cached(std::size_t bytes, Location home, Stream stream, Memory memory) {
-  return try_allocate(bytes, home, stream, memory, /*cached=*/true);
+Block* CachingManagedAllocator::try_cached(std::size_t bytes, Location home, Stream stream) {
+  return try_allocate(bytes, home, stream, /*cached=*/true);
 }
 
-Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Memory memory,
-                                             bool cached) {
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, bool cached) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -277,7 +271,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // allocate always waits for devices that exclude the host
   }
-  Request request = state.request_for(bytes, home, stream, memory);
+  Request request(bytes, state.bytes_for(bytes, home), home, stream);
   request.may_wait = false;
   if (state.pending_first != nullptr) {
     state.poll_pending(false);

@@ -117,9 +117,6 @@ Block* CachingManagedAllocator::State::retry(const Request& request, Lock& lock,
 }
 
 Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lock) {
-  if (request.is_range()) {
-    return nullptr;
-  }
   // Under a cap, use this home's segments only: memory from other homes' segments would come on top of it.
   const bool any_home = managed && !cap_of(request.home);
   const auto segment_home = any_home ? std::nullopt : std::optional(request.home);
@@ -177,19 +174,6 @@ std::size_t CachingManagedAllocator::State::release(std::optional<Location> home
 
 Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments::iterator segment) noexcept {
   void* const ptr = reinterpret_cast<void*>(segment->first);
-  if (segment->second.size_class == SizeClass::kRange) {
-    const Segment& range = segment->second;
-    const Piece piece = range.piece;
-    const std::shared_ptr<const Readiness> ready = range.first->ready;
-    const bool is_mapped = range.is_mapped;
-    const bool is_done = !is_mapped || work_is_done(range); // a spare piece's work is waited for where it leaves
-    if (!range.home.is_host()) {
-      caps[static_cast<std::size_t>(range.home.index)].refused = false;
-    }
-    const auto next = heap.remove_segment(segment);
-    release_range(ptr, piece, is_mapped, is_done, ready);
-    return next;
-  }
   if (const Location home = segment->second.home; !home.is_host()) {
     caps[static_cast<std::size_t>(home.index)].refused = false;
   }

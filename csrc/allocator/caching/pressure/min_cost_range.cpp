@@ -36,7 +36,6 @@ Price price_of(const Block& block, const BlockCost& cost) {
     case BlockState::kPending:
       return {0, 0, block.bytes, block.bytes};
     case BlockState::kReserved:
-    case BlockState::kDetached:
       return {kNever, 0, 0, block.bytes};
     case BlockState::kAllocated:
       break;
@@ -181,9 +180,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
     if (segment.home != home) {
       continue;
     }
-    // An address range serves no other request, and a request for one is served by no part of a segment.
-    const bool apart = segment.size_class == SizeClass::kRange || state.takes_range(bytes, home);
-    const Price all = walk(segment, apart ? kLargestRequest : needed, cost, best);
+    const Price all = walk(segment, needed, cost, best);
     if (all.cost < kNever) {
       candidates.push_back({&segment, all});
     }
@@ -194,7 +191,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
   if (cap.cap && !cap.refused) {
-    wanting = state.excess(home, state.takes_range(bytes, home) ? SizeClass::kRange : size_class(bytes), own);
+    wanting = state.excess(home, size_class(bytes), own);
   }
   std::size_t unused = 0;
   for (const Candidate& candidate : candidates) {
@@ -244,8 +241,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
   for (const auto& [address, segment] : state.heap.segments()) {
     const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
-    const bool looks = segment.home == home && segment.size_class != SizeClass::kRange;
-    for (const Block* block = looks ? segment.first : nullptr; block != nullptr; block = block->after) {
+    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {
         first = nullptr;
         found = 0;

@@ -215,8 +215,7 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<MoveWindow> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home == Location::device(device) && segment.bytes >= needed &&
-        segment.size_class != SizeClass::kRange) {
+    if (segment.home == Location::device(device) && segment.bytes >= needed) {
       add_windows(segment, needed, cost, windows);
     }
   }

@@ -155,8 +155,7 @@ std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_sli
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<Range> ranges;
   for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home == Location::device(device) && segment.bytes >= needed &&
-        segment.size_class != SizeClass::kRange) {
+    if (segment.home == Location::device(device) && segment.bytes >= needed) {
       add_ranges(segment, needed, slides, leaves, ranges);
     }
   }
