@@ -13,9 +13,9 @@
 
 namespace torch_uvm {
 
-/// A call of a compiled graph, a launch of a Triton kernel, or code whose uses are declared. Its kernels are not observed,
-/// so the engine treats the whole call as one operator on its inputs and on the storages that it creates. Operators that
-/// it calls count as nested.
+/// A call of a compiled graph, a launch of a Triton kernel, or code whose uses are declared. Its kernels are not
+/// observed, so the engine treats the whole call as one operator on its inputs and on the storages that it creates.
+/// Operators that it calls count as nested.
 class Region {
  public:
   struct Input {
