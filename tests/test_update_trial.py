@@ -140,6 +140,25 @@ def test_deferred_steps_on_time_are_kept(found: list[str], monkeypatch: pytest.M
     assert all(deferred[deferred.index(True) :])
 
 
+def test_what_fits_after_all_returns_in_place(found: list[str]) -> None:
+    torch_uvm.enable(budget=64 * MIB, optimizer="auto")
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    deferred = []
+    for step in range(ONE + 4):
+        backward(model)
+        if step == 1:
+            for _ in range(2):
+                torch.ones(60 * MIB // 4, device="emu").add_(1)  # the model leaves for it, once
+        optimizer.step()
+        optimizer.zero_grad()
+        deferred.append(deferred_updates._defers())
+    torch.accelerator.synchronize()
+    assert any(deferred) and not deferred[-1]
+    assert found == [] and not deferred_updates.has_decided()
+
+
 def test_an_optimizer_on_the_host_does_not_count(found: list[str]) -> None:
     torch_uvm.enable(budget=BUDGET, optimizer="auto")
     models = [torch.nn.Linear(512, 512), mlp()]

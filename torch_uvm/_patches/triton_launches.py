@@ -55,10 +55,10 @@ def _observed(plain: Callable[..., Any]) -> Callable[..., Any]:
         tensors: list[torch.Tensor] = []
         written: list[int] = []
         if not warmup:
-            parameters = getattr(self, "params", ())
-            consts = {it.name for it in parameters if it.is_const}
-            named = zip(getattr(self, "arg_names", ()), args)  # noqa: B905  (fewer, if some are named)
-            for name, value in (*named, *kwargs.items()):
+            # The interpreter's kernels do not know which parameters are const.
+            consts = {it.name for it in getattr(self, "params", ()) if it.is_const}
+            names = (*self.arg_names, *[""] * len(args))  # more than named ones, if it takes *args
+            for name, value in (*zip(names, args), *kwargs.items()):  # noqa: B905
                 _collect(value, name in consts, tensors, written)
         region = _launch(self, written).enter(tensors) if tensors else None
         try:

@@ -46,7 +46,7 @@ class Trial:
         self._step = 0  # of this kind of update
         self._moved: int | None = None
         self._events: dict[bool, list[torch.Event]] = {True: [], False: []}
-        self._operators = 0  # that began before the first event of deferred steps; then those between all
+        self._before: tuple[int, int] = (0, 0)  # operators and moved bytes before the timed deferred steps
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer's step begins."""
@@ -61,16 +61,14 @@ class Trial:
         elif torch._C._current_graph_task_id() != -1:
             self.decided = True
         elif not _is_capturing(device) and (self._total > 0 or self._is_moving()):
-            self._go_on(device)
+            self._go_on(optimizer, device)
 
     def _is_moving(self) -> bool:
-        stats = _C.residency_stats()
-        moved = sum(stats[kind]["bytes"] for kind in ("fetched", "written_back", "used_in_place"))
-        before, self._moved = self._moved, moved
-        self.defers = before is not None and moved != before
+        before, self._moved = self._moved, _moved()
+        self.defers = before is not None and self._moved != before
         return self.defers
 
-    def _go_on(self, device: torch.device) -> None:
+    def _go_on(self, optimizer: Optimizer, device: torch.device) -> None:
         events = self._events[self.defers]
         self._total += 1
         self._step += 1
@@ -78,8 +76,15 @@ class Trial:
             event = torch.Event(device, enable_timing=True)
             event.record(torch.accelerator.current_stream(device))
             events.append(event)
-            if self.defers and len(events) in (1, MEASURED + 1):
-                self._operators = _C.residency_counts()[0] - self._operators
+            now = _C.residency_counts()[0], _moved()
+            if len(events) == 1:
+                self._before = now
+            elif len(events) > MEASURED and self.defers:
+                self._operators, moved = now[0] - self._before[0], now[1] - self._before[1]
+                if (
+                    moved == 0
+                ):  # it fits after all, such as when only the model's creation was short of memory
+                    self._start(optimizer)
         elif len(events) > MEASURED and events[-1].query():
             if not self.defers or self._is_on_time():
                 self._decide()
@@ -112,6 +117,12 @@ class Trial:
             deferred,
             ", as predicted" if in_place is None else f", {in_place:.1f} ms in place",
         )
+
+
+def _moved() -> int:
+    """Bytes that the engine has moved, or let operators use across the link."""
+    stats = _C.residency_stats()
+    return sum(int(stats[kind]["bytes"]) for kind in ("fetched", "written_back", "used_in_place"))
 
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:
