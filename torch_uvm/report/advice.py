@@ -217,7 +217,7 @@ def _deferred(facts: Facts) -> Advice | None:
         'optimizer="auto" may help',
         f"{', '.join(able)} updated parameters while tensors crossed the link. A deferred update runs right "
         "before the parameter's next use, where its transfers overlap the forward; its bits are the same. "
-        "`run --optimizer auto` tries both, and keeps what is faster.",
+        "`run --optimizer auto` defers updates once bytes move, and returns where that is slower.",
     )
 
 
