@@ -70,7 +70,7 @@ def child(spec: dict[str, Any]) -> Row:
 
     torch.set_num_threads(1)  # before the first backward, whose threads read it once
     torch_uvm.emulated.configure(memory=spec["memory"])
-    torch_uvm.enable(budget=spec["budget"], limit=AMPLE)
+    torch_uvm.enable(budget=spec["budget"], limit=AMPLE, optimizer="in_place")
     torch.manual_seed(SEED)
     device = torch.device("emu")
     with torch.device(device):

@@ -166,3 +166,9 @@ def test_several_cards_are_for_a_script(tmp_path: Path) -> None:
     assert done.returncode == 2 and "makes no picture" in done.stderr
     done = plan(tmp_path, HEAD, "--cards", "t4,h10")
     assert done.returncode == 2 and "did you mean h100" in done.stderr
+
+
+def test_a_script_that_uses_next_to_nothing(tmp_path: Path) -> None:
+    done = plan(tmp_path, (HEAD + LOOP).replace("2048", "64").replace("1024", "4"))
+    assert done.returncode != 0
+    assert "256 KiB" in done.stderr and "Traceback" not in done.stderr

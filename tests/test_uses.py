@@ -63,15 +63,52 @@ def test_addresses_hold_until_the_scope_ends() -> None:
     assert kept[0][0].item() == 0
 
 
-def test_what_is_only_read_is_copied_out_at_most_once() -> None:
-    torch_uvm.reset_residency_stats()
+def test_a_scope_may_end_on_another_thread_and_in_any_order() -> None:
     kept = tensors()
-    for _ in range(6):
+
+    def scope(x: torch.Tensor) -> Iterator[int]:
+        with torch_uvm.uses(x):
+            yield x.data_ptr()
+
+    first, second = scope(kept[0]), scope(kept[1])
+    next(first)
+    address = next(second)
+    thread = threading.Thread(target=first.close)  # type: ignore[attr-defined]
+    thread.start()
+    thread.join()
+    for _ in range(3):
+        for each in kept[2:]:
+            each.add_(1)
+    torch.accelerator.synchronize()
+    ctypes.c_float.from_address(address).value = 77
+    second.close()  # type: ignore[attr-defined]
+    for each in kept:
+        each.add_(1)
+    assert [each[0].item() for each in kept] == [1, 78, *[i + 4 for i in range(2, ALL)]]
+
+
+def test_addresses_of_other_tensors_are_given_out_as_ever() -> None:
+    kept, used = tensors(), torch.ones(N, device="emu")
+    for step in range(6):
         for each in kept:
-            with torch_uvm.uses(each, writes=()):
-                assert floats(each)[0] == floats(each)[N - 1]
-    assert moved("fetched") > moved("written_back")
-    assert moved("written_back") <= ALL * MIB
+            with torch_uvm.uses(used):
+                floats(each)[5] += 1
+            if step % 2:
+                each.add_(0)
+    assert [each[5].item() for each in kept] == [i + 6 for i in range(ALL)]
+
+
+def test_updates_within_a_scope() -> None:
+    torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+    weight = torch.nn.Parameter(torch.ones(N, device="emu"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    weight.sum().backward()
+    with torch_uvm.uses(weight):
+        optimizer.step()
+        found = floats(weight)
+        assert found[0] == 0.5
+        found[0] = 10
+    assert weight[0].item() == 10
 
 
 def test_it_is_planned_like_an_operator() -> None:
@@ -146,5 +183,8 @@ def test_a_pending_update_runs_before() -> None:
 
 
 def test_only_tensors() -> None:
+    with pytest.raises(TypeError, match="takes writes"):
+        torch_uvm.uses(writes=3)  # type: ignore[arg-type]
+    torch_uvm.uses(writes=torch.ones(2))  # one, and not its elements
     with pytest.raises(TypeError, match="takes tensors"):
         torch_uvm.uses([torch.ones(2)])  # type: ignore[arg-type]

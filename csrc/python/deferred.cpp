@@ -86,6 +86,15 @@ void bind_deferred(py::module_& module) {
       },
       py::arg("tensors"), no_gil);
   module.def("flush_all_pending", &run_deferred_updates, no_gil);
+  module.def(
+      "stop_deferring",
+      [] {
+        run_deferred_updates();
+        if (Engine* const engine = engine_in_use()) {
+          engine->stay_awake(false); // no use of a pending update is to be seen
+        }
+      },
+      no_gil);
   module.def("pending_updates", &deferred_updates, keeps_gil);
 }
 

@@ -121,6 +121,34 @@ std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence
   return without_gil([&] { return Region::enter(*engine, graph.key(), graph.name(), storages); });
 }
 
+/// Code whose uses are declared, from `use` until `leave_use`, on any thread.
+struct DeclaredUse {
+  std::unique_ptr<Region> unwatched; ///< no operator was watched when it began
+  std::unique_ptr<WorkUnderWay> held;
+};
+
+std::unique_ptr<DeclaredUse> use(const Unobserved& code, const py::sequence& inputs) {
+  if (may_need_updates()) {
+    update(inputs);
+  }
+  Engine* const engine = engine_in_use();
+  if (engine == nullptr || Context::forked()) {
+    return nullptr;
+  }
+  auto made = std::make_unique<DeclaredUse>();
+  made->unwatched = Region::enter_unwatched(*engine);
+  if (!made->unwatched) {
+    const std::vector<Region::Input> storages = code.storages(inputs);
+    without_gil([&] { made->held = std::make_unique<WorkUnderWay>(*engine, code.key(), code.name(), storages); });
+  }
+  return made;
+}
+
+void leave_use(DeclaredUse& use) {
+  use.unwatched.reset();
+  use.held.reset();
+}
+
 void leave_region(Region& region, const py::object& outputs) {
   std::vector<c10::StorageImpl*> storages;
   if (py::isinstance<py::sequence>(outputs)) {
@@ -142,7 +170,10 @@ void bind_regions(py::module_& module) {
   py::class_<Unobserved>(module, "Unobserved")
       .def(py::init<std::string, const py::sequence&, const std::optional<std::set<std::size_t>>&, py::object>(),
            py::arg("name"), py::arg("constants"), py::arg("written"), py::arg("unwritten"), keeps_gil)
-      .def("enter", &enter_region, py::arg("inputs"), no_gil_inside);
+      .def("enter", &enter_region, py::arg("inputs"), no_gil_inside)
+      .def("use", &use, py::arg("inputs"), no_gil_inside);
+  py::class_<DeclaredUse>(module, "DeclaredUse", py::release_gil_before_calling_cpp_dtor());
+  module.def("leave_use", &leave_use, py::arg("use"), no_gil);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
   module.def("end_capture", &end_capture, py::arg("capture"), no_gil);

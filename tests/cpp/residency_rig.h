@@ -183,7 +183,8 @@ struct RigOn {
 using Rig = RigOn<RecordingRuntime>;
 
 /// Steps over more storages than the budget holds: each operator reads two storages and writes to one of them.
-inline void train(Rig& rig, int storages, int steps) {
+template <typename Runtime>
+void train(RigOn<Runtime>& rig, int storages, int steps) {
   for (int number = 0; number < storages; ++number) {
     try {
       rig.make(static_cast<unsigned char>(number + 1));

@@ -93,7 +93,7 @@ TEST(a_materialised_storage_counts_as_written) {
   Rig rig;
   train(rig, 8, 2);
   for (const auto& storage : rig.storages) {
-    rig.engine.materialise(storage->record);
+    rig.engine.materialise(storage->record, kStream);
     Rig::check(*storage);
     Rig::write(*storage, static_cast<unsigned char>(storage->content + 5)); // the engine does not see this write
   }

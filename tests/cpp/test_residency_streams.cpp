@@ -14,7 +14,8 @@ bool knows(const Rig& rig, const Storage& storage, Stream stream) {
 }
 
 /// Uses the storage on a stream.
-void use_on(Rig& rig, Storage& storage, Stream stream) {
+template <typename Runtime>
+void use_on(RigOn<Runtime>& rig, Storage& storage, Stream stream) {
   Engine::Frame frame;
   frame.key = 90;
   {
@@ -28,7 +29,8 @@ void use_on(Rig& rig, Storage& storage, Stream stream) {
 }
 
 /// Evicts the storage by operators on others.
-void evict(Rig& rig, Storage& storage) {
+template <typename Runtime>
+void evict(RigOn<Runtime>& rig, Storage& storage) {
   train(rig, 8, 0);
   for (std::size_t index = 1; index < rig.storages.size() && storage.block != nullptr; ++index) {
     rig.run(40 + index, {rig.storages[index].get()}, true, [] {});
@@ -90,6 +92,62 @@ TEST(a_storage_moved_within_the_device_belongs_to_its_stream) {
     CHECK(knows(rig, *rig.storages[index], kStream));
   }
   rig.memory.free(large);
+}
+
+/// A stream has work, and no event is reached when the host asks. Notes on which streams events are recorded and waited
+/// for.
+class BusyDevice final : public RecordingRuntime {
+ public:
+  bool query_stream(Stream stream) override {
+    return stream != busy && RecordingRuntime::query_stream(stream);
+  }
+  bool query_event(Event /*event*/) override {
+    return false;
+  }
+  void record_event(Event event, Stream stream) override {
+    RecordingRuntime::record_event(event, stream);
+    recorded.push_back(stream);
+  }
+  void wait_event(Stream stream, Event event) override {
+    RecordingRuntime::wait_event(stream, event);
+    waiting.push_back(stream);
+  }
+  bool has_recorded(Stream stream) const {
+    return std::ranges::find(recorded, stream) != recorded.end();
+  }
+
+  Stream busy;
+  std::vector<Stream> recorded, waiting;
+};
+
+/// Code that took the address may have queued a kernel there.
+TEST(a_copy_waits_for_the_stream_on_which_the_address_was_taken) {
+  RigOn<BusyDevice> rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  rig.runtime.busy = second;
+  Storage& storage = rig.make(1);
+  rig.engine.materialise(storage.record, second);
+  CHECK(!rig.runtime.has_recorded(second));
+  evict(rig, storage); // copies out
+  CHECK(rig.runtime.has_recorded(second));
+  rig.engine.materialise(storage.record, second);
+  rig.runtime.recorded.clear();
+  use_on(rig, storage, kStream); // copies in
+  CHECK(storage.block != nullptr);
+  CHECK(rig.runtime.has_recorded(second));
+}
+
+TEST(a_stream_that_pins_waits_for_the_fetch) {
+  RigOn<BusyDevice> rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  Storage& storage = rig.make(1);
+  evict(rig, storage);
+  use_on(rig, storage, kStream);
+  rig.runtime.waiting.clear();
+  const Engine::Lock lock(rig.engine);
+  CHECK(rig.engine.pin(storage.record, second));
+  CHECK(std::ranges::find(rig.runtime.waiting, second) != rig.runtime.waiting.end());
+  rig.engine.unpin(storage.record);
 }
 
 } // namespace

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
 from torch_uvm._patches.replace import replace_once
-from torch_uvm._patches.update_trial import Trial
+from torch_uvm._patches.update_trial import Trial, is_in_backward
 from torch_uvm._util.arguments import show
 
 ACCEPTED = '"in_place", "deferred" or "auto"'
@@ -318,7 +318,7 @@ def _choose_kernels(arguments: dict[str, Any]) -> None:
 
 def _defers() -> bool:
     trial = _trial
-    return _on if trial is None else trial.defers
+    return _on if trial is None else trial.defers and not is_in_backward()
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

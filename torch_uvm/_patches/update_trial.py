@@ -18,6 +18,8 @@ SETTLING = 7
 LONGEST_SETTLING = 60
 #: Steps that are timed.
 MEASURED = 7
+#: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used.
+OTHERS = 4
 #: Deferred steps that take at most this multiple of their prediction are kept: by all plans so far, updates
 #: in place take longer. Others have costs that no prediction knows, such as the host's.
 LATE = 1.1
@@ -27,8 +29,9 @@ class Trial:
     """Decides for each step of a program whether its updates are deferred.
 
     A step lasts from one step of an optimizer to its next. The first optimizer on an accelerator counts,
-    while it lives; others follow. Nothing is deferred before the engine moves bytes, nor steps in a backward:
-    they free gradients early, and would no longer. Steps in place are tried if deferred ones are late.
+    while it is used; others follow. Nothing is deferred before the engine moves bytes, nor steps in a
+    backward: they free gradients early, and would no longer. Steps in place are tried if deferred ones are
+    late.
 
     Attributes:
         defers: whether the step that begins defers its updates.
@@ -36,39 +39,60 @@ class Trial:
     """
 
     def __init__(self) -> None:
+        self.defers = False
         self._start(None)
 
     def _start(self, optimizer: Optimizer | None) -> None:
-        self.defers = False
+        self._return()
         self.decided = False
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._total = 0  # steps since the first deferred one
         self._step = 0  # of this kind of update
-        self._moved: int | None = None
+        self._other: weakref.ref[Optimizer] | None = None  # took the latest step, if not this one
+        self._others = 0  # steps in a row that it took
+        self._moved: int | None = None  # bytes so far
+        self._still = 0  # steps since bytes moved
         self._events: dict[bool, list[torch.Event]] = {True: [], False: []}
-        self._before: tuple[int, int] = (0, 0)  # operators and moved bytes before the timed deferred steps
+        self._operators = 0  # that began before the first event of deferred steps; then those between all
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer's step begins."""
         counted = None if self._optimizer is None else self._optimizer()
         if counted is None:
             self._start(optimizer)
-        elif counted is not optimizer or self.decided:
+        elif self.decided or (counted is not optimizer and not self._replaces(optimizer)):
             return
+        self._other = None
         device = _device_of(optimizer)
         if device is None:
             self._start(None)
-        elif torch._C._current_graph_task_id() != -1:
-            self.decided = True
-        elif not _is_capturing(device) and (self._total > 0 or self._is_moving()):
-            self._go_on(optimizer, device)
+        elif not is_in_backward() and not _is_capturing(device):
+            moves = self._moves()
+            self._still = 0 if moves else self._still + 1
+            if self._total == 0:
+                self.defers = moves
+            elif self.defers and self._still > 1:  # not one: a step that raised is begun again at once
+                self._start(optimizer)  # it fits after all: perhaps only making the model was short of memory
+            if self._total > 0 or self.defers:
+                self._go_on(device)
 
-    def _is_moving(self) -> bool:
-        before, self._moved = self._moved, _moved()
-        self.defers = before is not None and self._moved != before
-        return self.defers
+    def _replaces(self, optimizer: Optimizer) -> bool:
+        """Whether another optimizer than the counted one counts from now on: only it has stepped lately."""
+        same = self._other is not None and self._other() is optimizer
+        self._other, self._others = weakref.ref(optimizer), self._others + 1 if same else 1
+        if self._others < OTHERS:
+            return False
+        self._start(optimizer)
+        return True
 
-    def _go_on(self, optimizer: Optimizer, device: torch.device) -> None:
+    def _moves(self) -> bool:
+        """Whether the engine has moved bytes, or let operators use them across the link, in the last step."""
+        stats = _C.residency_stats()
+        moved = sum(int(stats[kind]["bytes"]) for kind in ("fetched", "written_back", "used_in_place"))
+        before, self._moved = self._moved, moved
+        return before is not None and moved != before
+
+    def _go_on(self, device: torch.device) -> None:
         events = self._events[self.defers]
         self._total += 1
         self._step += 1
@@ -76,21 +100,19 @@ class Trial:
             event = torch.Event(device, enable_timing=True)
             event.record(torch.accelerator.current_stream(device))
             events.append(event)
-            now = _C.residency_counts()[0], _moved()
-            if len(events) == 1:
-                self._before = now
-            elif len(events) > MEASURED and self.defers:
-                self._operators, moved = now[0] - self._before[0], now[1] - self._before[1]
-                if (
-                    moved == 0
-                ):  # it fits after all, such as when only the model's creation was short of memory
-                    self._start(optimizer)
+            if self.defers and len(events) in (1, MEASURED + 1):
+                self._operators = _C.residency_counts()[0] - self._operators
         elif len(events) > MEASURED and events[-1].query():
             if not self.defers or self._is_on_time():
                 self._decide()
             else:
-                self.defers = False
+                self._return()
                 self._step = 1  # this one
+
+    def _return(self) -> None:
+        if self.defers:
+            self.defers = False
+            _C.stop_deferring()
 
     def _has_settled(self) -> bool:
         is_even = self._total % 2 == 0  # so that two batch shapes in turn fall alike
@@ -119,10 +141,9 @@ class Trial:
         )
 
 
-def _moved() -> int:
-    """Bytes that the engine has moved, or let operators use across the link."""
-    stats = _C.residency_stats()
-    return sum(int(stats[kind]["bytes"]) for kind in ("fetched", "written_back", "used_in_place"))
+def is_in_backward() -> bool:
+    """Whether the calling thread runs a backward, such as a hook in which an optimizer steps."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _device_of(optimizer: Optimizer) -> torch.device | None:

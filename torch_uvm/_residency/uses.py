@@ -15,7 +15,7 @@ from torch_uvm._util.scopes import ReentrantScope
 _known: dict[frozenset[int], _C.Unobserved] = {}
 
 
-class UsesScope(ReentrantScope["_C.Region | None"]):
+class UsesScope(ReentrantScope["_C.DeclaredUse | None"]):
     """What `uses` returns."""
 
     def __init__(self, tensors: list[torch.Tensor], written: frozenset[int]) -> None:
@@ -25,12 +25,12 @@ class UsesScope(ReentrantScope["_C.Region | None"]):
             _known[written] = _C.Unobserved("torch_uvm.uses", (), written, None)
         self._code = _known[written]
 
-    def _begin(self) -> _C.Region | None:
-        return self._code.enter(self._tensors)
+    def _begin(self) -> _C.DeclaredUse | None:
+        return self._code.use(self._tensors)
 
-    def _end(self, entry: _C.Region | None) -> None:
+    def _end(self, entry: _C.DeclaredUse | None) -> None:
         if entry is not None:
-            _C.leave_region(entry, None)
+            _C.leave_use(entry)
 
     @break_the_graph
     def __enter__(self) -> UsesScope:
@@ -46,20 +46,20 @@ class UsesScope(ReentrantScope["_C.Region | None"]):
 
 @exact_keywords
 @break_the_graph
-def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | None = None) -> UsesScope:
+def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | torch.Tensor | None = None) -> UsesScope:
     """Declares that the code within is one operator on these tensors.
 
     A context manager and a decorator, for calls of extensions that PyTorch's dispatcher does not see: those
     bound with pybind11, CuPy, ctypes. As before an operator, the tensors are brought to their device, or stay
     in pinned memory that it uses in place where there is no room; their addresses hold until the scope ends;
     they are fetched ahead once the loop repeats; what is written is copied out before it is evicted. All is
-    in the order of the current stream: kernels are to be queued there, and host code that reads or writes
-    the bytes synchronises it first. Leave the scope on the thread that entered it. Without a budget it does
-    nothing, nor for tensors that are not managed, nor within another operator.
+    in the order of the stream that is current on entry: kernels are to be queued there, and host code that
+    reads or writes the bytes synchronises it first. An address that Python asks for (`data_ptr()`) counts as
+    written, as everywhere. Without a budget it does nothing, nor for tensors that are not managed.
 
     Args:
         tensors: of any shape and device; what the code reads or writes.
-        writes: those that it writes; others may be given here alone. None: all.
+        writes: a tensor or several, those that it writes; others may be given here alone. None: all.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -69,7 +69,9 @@ def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | None = None) -
     >>> with torch_uvm.uses(x, y, writes=(y,)):
     ...     addresses = x.data_ptr(), y.data_ptr()
     """
-    written = tensors if writes is None else tuple(writes)
+    if not isinstance(writes, (Iterable, torch.Tensor, type(None))):
+        raise TypeError(f"uses() takes writes=tensors; got {show(writes)}")
+    written = tensors if writes is None else (writes,) if isinstance(writes, torch.Tensor) else tuple(writes)
     used = list({id(each): each for each in (*tensors, *written)}.values())
     for each in used:
         if not isinstance(each, torch.Tensor):

@@ -85,9 +85,9 @@ class Engine {
   virtual void wake(int device) = 0;
   /// Wakes the devices that are idle because their steps fit.
   virtual void wake_idle_devices() = 0;
-  /// The same, and keeps all devices from becoming idle again.
-  void stay_awake() {
-    if (!stays_awake_.load(std::memory_order_relaxed) && !stays_awake_.exchange(true)) {
+  /// The same, and keeps all devices from becoming idle again, until it is called with false.
+  void stay_awake(bool stays) {
+    if (stays_awake_.load(std::memory_order_relaxed) != stays && stays_awake_.exchange(stays) != stays && stays) {
       wake_idle_devices();
     }
   }
@@ -183,8 +183,8 @@ class Engine {
   virtual void freed() noexcept = 0;
 
   /// Materialises a storage whose pointer is about to escape PyTorch. On return the bytes are complete and count as
-  /// written; the address stays valid until the next operator.
-  virtual void materialise(Record* record) = 0;
+  /// written, and used by the stream: they move only after its work. The address stays valid until the next operator.
+  virtual void materialise(Record* record, Stream stream) = 0;
   /// Brings the storage to the device, also one without a budget, and pins it there until `unpin` was called as often
   /// as `pin`. A storage that a graph has captured is pinned where the graph uses it. Requires the lock.
   /// \return false if an operator uses the storage on the host; nothing has changed, retry once it has ended

@@ -177,7 +177,7 @@ void ResidencyEngine::freed() noexcept {
   freed_.notify_all();
 }
 
-void ResidencyEngine::materialise(Record* record) {
+void ResidencyEngine::materialise(Record* record, Stream stream) {
   Event waited;
   const std::size_t bytes = record->bytes;
   {
@@ -187,9 +187,12 @@ void ResidencyEngine::materialise(Record* record) {
     }
     record->retiring = false;
     if (record->points_at == Side::kDevice) {
+      add_stream(record->streams, stream);
       record->host_valid = false;
       waited = record->device_ready;
     } else {
+      state_.host_memory->record_stream(record->host_block, stream);
+      add_stream(record->in_place_streams, stream);
       waited = record->host_ready;
     }
     if (state_.reached(waited)) {
@@ -230,6 +233,8 @@ bool ResidencyEngine::pin(Record* record, Stream stream) {
     if (!copies_.bring_to_device(*record, stream)) {
       throw no_room_to_pin(*record);
     }
+  }
+  if (record->points_at == Side::kDevice) {
     copies_.use_on_device(*record, stream, false);
   }
   count_pin(*record);

@@ -45,7 +45,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void destroyed(Record* record) noexcept override;
   void expired(Block* block) noexcept override;
   void freed() noexcept override;
-  void materialise(Record* record) override;
+  void materialise(Record* record, Stream stream) override;
   bool pin(Record* record, Stream stream) override;
   void unpin(Record* record) noexcept override;
   std::uint64_t begin_capture() override;

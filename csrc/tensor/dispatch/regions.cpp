@@ -111,10 +111,25 @@ WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
   const Engine::Lock lock(*engine);
   for (const at::Tensor& tensor : tensors) {
     if (Record* const record = find_record(*engine, tensor)) {
-      frame_.operands.push_back(record);
-      ++record->in_use;
+      hold(record);
     }
   }
+}
+
+WorkUnderWay::WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, std::span<const Region::Input> inputs) {
+  frame_.operands.reserve(inputs.size());
+  const std::unique_ptr<Region> ready = Region::enter(engine, key, name, inputs); // pins them until it is destroyed
+  const Engine::Lock lock(engine);
+  for (const Region::Input& input : inputs) {
+    if (Record* const record = record_of(engine, input.storage)) {
+      hold(record);
+    }
+  }
+}
+
+void WorkUnderWay::hold(Record* record) {
+  frame_.operands.push_back(record);
+  ++record->in_use;
 }
 
 WorkUnderWay::~WorkUnderWay() {

@@ -13,9 +13,9 @@
 
 namespace torch_uvm {
 
-/// A call of a compiled graph, a launch of a Triton kernel, or code whose uses are declared. Its kernels are not
-/// observed, so the engine treats the whole call as one operator on its inputs and on the storages that it creates.
-/// Operators that it calls count as nested.
+/// A call of a compiled graph, or a launch of a Triton kernel. Its kernels are not observed, so the engine treats the
+/// whole call as one operator on its inputs and on the storages that it creates. Operators that it calls count as
+/// nested.
 class Region {
  public:
   struct Input {
@@ -46,15 +46,19 @@ class Region {
 };
 
 /// Pins storages at their address, as a running operator does, for asynchronous work that continues after its operator
-/// has returned. Construct it within that operator; any thread may destroy it.
+/// has returned, or for code whose uses are declared. Any thread may destroy it.
 class WorkUnderWay {
  public:
+  /// Within that operator.
   explicit WorkUnderWay(std::span<const at::Tensor> tensors);
+  /// An operator that ends at once makes the inputs ready.
+  WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, std::span<const Region::Input> inputs);
   ~WorkUnderWay();
   WorkUnderWay(const WorkUnderWay&) = delete;
   WorkUnderWay& operator=(const WorkUnderWay&) = delete;
 
  private:
+  void hold(Record* record);
   Engine::Frame frame_;
 };
 

@@ -10,6 +10,7 @@
 #include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
+#include "tensor/process/current_stream.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/storage/advice_registry.h"
 #include "tensor/storage/block_storage.h"
@@ -214,6 +215,7 @@ Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) 
 
 void give_out_address(Engine& engine, c10::StorageImpl* storage) {
   Record* record = nullptr;
+  Stream stream;
   {
     const Engine::Lock lock(engine);
     record = record_of(engine, storage);
@@ -222,9 +224,12 @@ void give_out_address(Engine& engine, c10::StorageImpl* storage) {
       engine.captured({&operand, 1});
       return;
     }
+    if (record != nullptr) {
+      stream = current_stream_of(device_of(*record, *storage));
+    }
   }
   if (record != nullptr) {
-    engine.materialise(record); // the record is valid without the lock: the storage is kept alive
+    engine.materialise(record, stream); // the record is valid without the lock: the storage is kept alive
   }
 }
 

@@ -114,7 +114,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       return nullptr;
     }
     if (deferred) {
-      engine->stay_awake(); // uses of pending updates are detected by watching operators
+      engine->stay_awake(true); // uses of pending updates are detected by watching operators
       run_deferred_updates_before(function.inputs(), [&](std::size_t input) { return op.writes(input); });
     }
     if (!nested) {
