@@ -36,7 +36,7 @@ EMULATED = 512 * MIB  # of memory; the balloon leaves half of it
 LAYERS = 32
 STATES = 0.4  # of the budget: parameters, gradients and moments
 ACTIVATIONS = 1.1  # of the budget, in the loop that exceeds it
-STEPS = {"fits": 16, "exceeds": 4, "fits again": 24}
+STEPS = {"fits": 16, "exceeds": 4, "fits again": 32}
 
 
 @dataclass

@@ -154,7 +154,7 @@ def follow(make: Callable[[int], Loop], iterations: int, budget: int | None) -> 
     gc.collect()
     torch_uvm.empty_cache()
     torch_uvm.reset_peak_memory_stats()
-    torch_uvm.enable(budget=budget)
+    torch_uvm.enable(budget=budget, optimizer="in_place")  # "auto" begins to defer, which is another loop
     torch_uvm.reset_residency_stats()
     torch.manual_seed(0)
     seen = Seen()

@@ -71,8 +71,9 @@ class Trial:
             self._still = 0 if moves else self._still + 1
             if self._total == 0:
                 self.defers = moves
-            elif self.defers and self._still > 1:  # not one: a step that raised is begun again at once
-                self._start(optimizer)  # it fits after all: perhaps only making the model was short of memory
+            elif self.defers and self._still >= MEASURED:
+                # It fits after all: perhaps only making the model was short of memory. Single steps may fit, too.
+                self._start(optimizer)
             if self._total > 0 or self.defers:
                 self._go_on(device)
 
