@@ -72,7 +72,7 @@ class Trial:
             if self._total == 0:
                 self.defers = moves
             elif self.defers and self._still >= MEASURED:
-                # It fits after all: perhaps only making the model was short of memory. Single steps may fit, too.
+                # It fits after all: perhaps only making the model was short of memory. One step may fit, too.
                 self._start(optimizer)
             if self._total > 0 or self.defers:
                 self._go_on(device)
