@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Programs in documents that need not be installed where tests run.
-OTHERS = {"torchrun", "accelerate", "git", "pip", "python", ".venv/bin/python"}
+OTHERS = {"torchrun", "accelerate", "cd", "git", "pip", "python", ".venv/bin/python"}
 
 
 def variables() -> set[str]:
