@@ -40,7 +40,7 @@ demo: build ## train beyond the memory of an emulated accelerator, and show it
 
 examples: export OMP_WAIT_POLICY = PASSIVE
 examples: export TORCH_UVM_DEVICE = emu
-examples: build ## run all examples on the emulated accelerator, the demo too; docs/examples.md says what they show
+examples: build ## run all examples on the emulated accelerator, the demo too; docs/recipes.md says what they show
 	$(VENV_PY) examples/both_sides.py
 	$(VENV_PY) examples/one_array.py
 	$(VENV_PY) examples/embedding_table.py
@@ -250,5 +250,5 @@ packages: $(STAMPS)/installed ## build sdist and wheel into dist/, install and t
 	$(VENV_PY) scripts/packages.py dist
 
 clean: ## remove what was built, the virtual environment included
-	rm -rf build dist $(VENV) *.egg-info torch_uvm/*.so demo-output lora-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist $(VENV) *.egg-info torch_uvm/_native demo-output lora-output .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ environment variables, and imports the package only when one of them asks for it
 from __future__ import annotations
 
 import os
+import warnings
 
 #: Values that leave the switch off; all others are for torch_uvm to judge.
 _OFF = frozenset({"", "0", "false", "off"})
@@ -17,11 +18,13 @@ def autoload() -> None:
     """Imports torch_uvm if TORCH_UVM, PYTORCH_ENABLE_UNIFIED_MEMORY or TORCH_UVM_DEVICE ask for it.
 
     When torch is being imported *by* torch_uvm, the import below finds the half-made package and
-    returns at once; torch_uvm goes on when torch is there.
+    returns at once; torch_uvm goes on when torch is there. If the import fails, as with a torch that no
+    extension was built for, it warns: `import torch` has to work.
     """
-    wanted = any(
-        os.environ.get(name, "").strip().lower() not in _OFF
-        for name in ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "TORCH_UVM_DEVICE")
-    )
-    if wanted:
-        import torch_uvm  # noqa: F401
+    names = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "TORCH_UVM_DEVICE")
+    asking = [name for name in names if os.environ.get(name, "").strip().lower() not in _OFF]
+    if asking:
+        try:
+            import torch_uvm  # noqa: F401
+        except ImportError as error:
+            warnings.warn(f"{asking[0]} is set, but torch_uvm is not in use: {error}", stacklevel=2)

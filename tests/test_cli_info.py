@@ -56,6 +56,17 @@ class TestInfo:
             assert re.search(f"^  {row}$", text, re.M), option["key"]
             assert option["accepted"] in text
 
+    def test_a_block_for_an_issue(self, spawn: Spawn) -> None:
+        done = spawn(
+            args=["-m", "torch_uvm", "info", "--report"], env=EMU | {"TORCH_UVM_CONF": "budget:64MiB"}
+        )
+        lines = done.stdout.splitlines()
+        assert (lines[0], lines[-1]) == ("```", "```")
+        assert re.search(r"^  budget_bytes +64.00 MiB$", done.stdout, re.M)
+        assert "options that are not the default: budget:64" in done.stdout
+        assert "Tensor.to" in done.stdout and "not in this torch, so not replaced: none" in done.stdout
+        assert "accepted:" not in done.stdout
+
     def test_the_link_is_measured_with_ordinary_memory(self, capsys: pytest.CaptureFixture[str]) -> None:
         managed = torch_uvm._C.managed_bytes()
         link = self._facts(capsys)["link"]
@@ -63,7 +74,7 @@ class TestInfo:
         assert 0 < link["bytes"] <= machine.LINK_BYTES
         assert torch_uvm._C.managed_bytes() == managed
         assert link["modelled"] == (torch_uvm._C.backend() == "emulated")
-        if link["modelled"]:  # the profile in docs/emulated.md, minus the cost of a call
+        if link["modelled"]:  # the profile in docs/emulator.md, minus the cost of a call
             assert 0.8 * 55.3 < link["to_device"] <= 55.3 and 0.8 * 55.3 < link["to_host"] <= 55.3
 
     def test_lists_what_is_off(self, capsys: pytest.CaptureFixture[str]) -> None:

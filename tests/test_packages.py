@@ -26,10 +26,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import packages  # noqa: E402
 
+EXTENSION = Path(_C.__file__).relative_to(Path(torch_uvm.__file__).parents[1])
+
 MADE_BY_SETUPTOOLS = ["PKG-INFO", "setup.cfg", "torch_uvm.egg-info/*"]
 # Files that a working tree accumulates: compiled, cached and built files.
 RUBBISH = [
-    "torch_uvm/_C.cpython-311-x86_64-linux-gnu.so",
+    "torch_uvm/_native/torch_2_13_cpu/_C.cpython-311-x86_64-linux-gnu.so",
     "torch_uvm/_tensors/__pycache__/moves.cpython-311.pyc",
     "tests/__pycache__/conftest.cpython-311.pyc",
     "csrc/cuda/allocator.o",
@@ -59,9 +61,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made from the sdist's files."""
     tree = packages.unpack(sdist, tmp_path_factory.mktemp("sdist"))
-    built = f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}/torch_uvm"
-    (tree / built).mkdir(parents=True)
-    shutil.copy2(_C.__file__, tree / built)
+    built = tree / f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / EXTENSION
+    built.parent.mkdir(parents=True)
+    shutil.copy2(_C.__file__, built)
     command = [sys.executable, "setup.py", "-q", "build_py", "bdist_wheel", "--skip-build"]
     subprocess.run(command, cwd=tree, check=True)
     (made,) = (tree / "dist").glob("*.whl")
@@ -92,8 +94,7 @@ def test_the_sdist_has_exactly_the_tracked_files(sdist: Path) -> None:
 def test_the_wheel_has_the_package_alone(wheel: Path) -> None:
     found = packages.files_of(wheel)
     tracked = {path for path in packages.tracked_files() if path.startswith("torch_uvm")}
-    extension = f"torch_uvm/{Path(_C.__file__).name}"
-    assert {path for path in found if ".dist-info/" not in path} == tracked | {extension}
+    assert {path for path in found if ".dist-info/" not in path} == tracked | {EXTENSION.as_posix()}
     assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name  # not a pure wheel
     assert any(path.endswith(".dist-info/licenses/LICENSE") for path in found)
 
@@ -118,6 +119,37 @@ def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
     assert {"csrc/runtime/testing/recording_runtime.cpp", "csrc/python/test_bindings.cpp"} <= left_out
     assert all(path.startswith(("csrc/runtime/testing/", "csrc/python/test_bindings")) for path in left_out)
     assert [path for path in shipped if '"runtime/testing/' in (ROOT / path).read_text()] == []
+
+
+def flavour_with(cuda: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What `setup.py flavour` says with a torch for that CUDA, where there is no toolkit."""
+    code = (
+        f"import runpy, sys, torch; torch.version.cuda = {cuda!r}; sys.argv = ['setup.py', '-q', 'flavour']; "
+    )
+    code += "runpy.run_path('setup.py', run_name='__main__')"
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("TORCH_UVM", "CUDA"))
+    }
+    environment |= {"CUDA_HOME": str(tmp_path), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_torch_with_cuda_needs_cudas_headers(tmp_path: Path) -> None:
+    done = flavour_with("13.0", tmp_path)
+    assert done.returncode == 1 and "nvidia-cuda-runtime==13.*" in done.stderr
+    assert "the emulated runtime only" in flavour_with("13.0", tmp_path, TORCH_UVM_CUDA="0").stdout
+
+
+@pytest.mark.parametrize("layout", [".", "targets/x86_64-linux"])
+def test_cudas_headers_are_found_in_each_layout(layout: str, tmp_path: Path) -> None:
+    """A toolkit's and PyPI's, and conda's."""
+    for file in ("include/cuda_runtime_api.h", "include/crt/host_defines.h", "lib/libcudart.so.13"):
+        (tmp_path / layout / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / layout / file).touch()
+    assert f"headers in {tmp_path / layout / 'include'}" in flavour_with("13.0", tmp_path).stdout
+    assert flavour_with("12.8", tmp_path).returncode == 1  # a library of another major version
 
 
 def test_it_works_when_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:

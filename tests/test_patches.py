@@ -279,6 +279,34 @@ del early, late
 """)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("torch.optim.adam", "adam"),
+        ("torch.Tensor", "__dlpack__"),
+    ],
+)
+def test_what_pytorch_has_renamed_is_off_and_the_rest_works(owner: str, name: str, spawn: Spawn) -> None:
+    """A torch without it: one warning, and a training step within a budget."""
+    code = f"""
+        import importlib, warnings
+        import torch
+        owner = torch.Tensor if "{owner}" == "torch.Tensor" else importlib.import_module("{owner}")
+        delattr(owner, "{name}")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import torch_uvm
+            torch_uvm.enable(budget="8MiB")
+            model = torch.nn.Linear(1024, 1024, device="emu")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                model(torch.ones(4, 1024, device="emu")).sum().backward()
+                optimizer.step()
+        print(sum("has no" in str(it.message) and "{name}" in str(it.message) for it in caught))
+    """
+    assert spawn(code, env={"TORCH_UVM_DEVICE": "emu"}).stdout.split() == ["1"]
+
+
 class TestWhenImported:
     """Patches of modules that wait for their import."""
 

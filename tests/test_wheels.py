@@ -17,7 +17,6 @@ import pytest
 import torch
 from _spawn import Spawn
 
-import torch_uvm
 from torch_uvm import _C
 from torch_uvm._util.native import described, search_path
 
@@ -66,9 +65,13 @@ class TestChoice:
             "2.9 (CPU), 2.11 (CPU), 2.11 (CUDA 13), 2.13 (CPU), 2.13 (CUDA 13)"
         )
 
-    def test_a_build_from_source_has_no_folders(self, tmp_path: Path) -> None:
-        assert search_path(torch.__version__, torch.version.cuda, tmp_path / "absent") == []
-        assert EXTENSION.parent in [Path(folder) for folder in torch_uvm.__path__]
+    def test_none_was_built(self, tmp_path: Path) -> None:
+        with pytest.raises(ImportError, match="no CUDA; it has none"):
+            search_path(torch.__version__, None, tmp_path / "absent")
+
+    def test_a_build_from_source_has_the_name_of_a_wheels(self) -> None:
+        flavour = "cpu" if torch.version.cuda is None else f"cu{torch.version.cuda.split('.')[0]}"
+        assert EXTENSION.parent.name == wheels.native_name(torch.__version__, flavour)
 
     def test_names_are_those_that_wheels_have(self) -> None:
         assert [wheels.native_name("2.13.0", kind) for kind in wheels.FLAVOURS] == [
@@ -114,10 +117,25 @@ class TestImport:
         assert done.returncode != 0 and "Traceback" not in done.stderr
         assert "2.10 (CPU), 2.10 (CUDA 13)" in done.stderr
 
-    def test_a_build_from_source(self, site: Path, spawn: Spawn) -> None:
+    def test_an_extension_that_lies_beside_the_package_is_not_loaded(self, site: Path, spawn: Spawn) -> None:
+        """It may be of any torch."""
         shutil.copy2(EXTENSION, site / "torch_uvm")
-        done = spawn("import torch_uvm; print(torch_uvm._C.__file__)", env={"PYTHONPATH": str(site)})
-        assert done.stdout.strip() == str(site / "torch_uvm" / EXTENSION.name)
+        done = spawn("import torch_uvm", env={"PYTHONPATH": str(site)}, check=False)
+        assert done.returncode == 1 and "it has none" in done.stderr
+
+    @pytest.mark.parametrize("variable", ["TORCH_UVM", "TORCH_UVM_DEVICE"])
+    def test_an_unknown_torch_is_still_imported(self, site: Path, spawn: Spawn, variable: str) -> None:
+        (site / "torch_uvm" / "_native" / "torch_2_10_cpu").mkdir(parents=True)
+        entry = site / "torch_uvm-0.dist-info"
+        entry.mkdir()
+        (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_uvm\nVersion: 0\n")
+        text = "[torch.backends]\ntorch_uvm = torch_uvm_autoload:autoload\n"
+        (entry / "entry_points.txt").write_text(text)
+        code = "import torch; print(torch.ones(2).sum().item())"
+        done = spawn(code, env={"PYTHONPATH": str(site), variable: "emu" if "DEVICE" in variable else "1"})
+        assert done.stdout.split() == ["2.0"]
+        assert done.stderr.count("it has those for torch 2.10 (CPU)") == 1
+        assert f"{variable} is set, but torch_uvm is not in use" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ except ImportError as error:
 from torch_uvm._util.native import search_path
 
 try:
-    __path__ += search_path(torch.__version__, torch.version.cuda)
+    __path__[:0] = search_path(torch.__version__, torch.version.cuda)
     from torch_uvm import _C  # noqa: F401  (here, so that a failure can be explained)
 except ImportError as error:
     explained = (

@@ -73,7 +73,7 @@ def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
 def _watch_calls(module: ModuleType) -> None:
     replace_once(module.CompiledFxGraph, "__call__", _held)
     replace_once(module.CompiledFxGraph, "post_compile", _noting_constants)
-    if hasattr(module, "CompiledAOTI"):
+    if hasattr(module, "CompiledAOTI"):  # not in torch 2.11
         replace_once(module.CompiledAOTI, "__call__", _held)
 
 

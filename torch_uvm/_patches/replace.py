@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch_uvm import _C
 
 #: What replaced something else, by its place, where it is another object.
 _ours: dict[tuple[Any, str], Any] = {}
+
+#: What was to be replaced, by name, and whether this torch has it.
+there: dict[str, bool] = {}
 
 
 def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -23,8 +27,20 @@ def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
     A second call does nothing, even if Ctrl-C interrupted the caller after the first one. A function that is
     replaced twice for two purposes needs one wrapper for both.
+
+    Warns once of what this torch does not have: what it was for is off, and the rest works.
     """
-    plain = getattr(owner, name)
+    plain = getattr(owner, name, None)
+    title = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
+    if plain is None and there.get(title, True):
+        warnings.warn(
+            f"torch {torch.__version__} has no {title}, which torch_uvm replaces; what that is for is off "
+            "(torch_uvm/_patches/README.md)",
+            stacklevel=2,
+        )
+    there[title] = plain is not None
+    if plain is None:
+        return
     if isinstance(plain, (types.MethodDescriptorType, types.BuiltinFunctionType)):
         _C.replace_function(plain, wrap)
     elif owner is torch.Tensor:

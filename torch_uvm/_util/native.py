@@ -1,8 +1,7 @@
-"""Chooses the extension `torch_uvm._C` in wheels that hold one for each torch.
+"""Chooses the extension `torch_uvm._C`, which fits one minor version of torch.
 
-A wheel made by `make wheels` has a folder in torch_uvm/_native for each minor version of torch and each
-flavour, such as ``torch_2_13_cpu`` and ``torch_2_13_cu13``. A build from source has none: its extension lies
-in torch_uvm/.
+torch_uvm/_native has a folder for each minor version of torch and each flavour that was built, such as
+``torch_2_13_cpu`` and ``torch_2_13_cu13``. A build from source makes one; a wheel of `make wheels` has many.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def described(folder: str) -> str:
 
 
 def search_path(version: str, cuda: str | None, here: Path = HERE) -> list[str]:
-    """The folder of the extension for a torch, in a list; an empty list for a build from source.
+    """The folder of the extension for a torch, in a list.
 
     Args:
         version: `torch.__version__`; its minor version has to be there.
@@ -28,11 +27,9 @@ def search_path(version: str, cuda: str | None, here: Path = HERE) -> list[str]:
         here: the folder to search.
 
     Raises:
-        ImportError: there are extensions, and none is for this torch. The message names those there are.
+        ImportError: no extension is for this torch. The message names those there are.
     """
     there = [path.name for path in here.glob("torch_*_*_*") if path.is_dir()]
-    if not there:
-        return []
     major, minor = version.split(".")[:2]
     flavours = ["cpu"] if cuda is None else [f"cu{cuda.split('.')[0]}", "cpu"]
     for name in (f"torch_{major}_{minor}_{flavour}" for flavour in flavours):
@@ -41,5 +38,5 @@ def search_path(version: str, cuda: str | None, here: Path = HERE) -> list[str]:
     there.sort(key=lambda name: (*map(int, name.split("_")[1:3]), name))
     raise ImportError(
         f"this torch_uvm has no extension for torch {version} with {f'CUDA {cuda}' if cuda else 'no CUDA'}; "
-        f"it has those for torch {', '.join(map(described, there))}"
+        + (f"it has those for torch {', '.join(map(described, there))}" if there else "it has none")
     )

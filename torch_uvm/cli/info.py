@@ -18,6 +18,7 @@ import torch
 
 import torch_uvm
 from torch_uvm import _C
+from torch_uvm._patches import replace
 from torch_uvm._util.arguments import accelerator
 from torch_uvm._util.escaping import printable
 from torch_uvm.cli import machine
@@ -84,6 +85,8 @@ def collect() -> dict[str, Any]:
         "peak_managed_bytes": attempt("peak_managed_bytes", _C.peak_managed_bytes),
         "limit": _C.get_limit(),
         "host_limit": torch_uvm.get_host_limit(),
+        "replaced": sorted(name for name, there in replace.there.items() if there),
+        "not_there": sorted(name for name, there in replace.there.items() if not there),
         "host_available": attempt("host_available", _host_available),
         "options": _C.describe_options(),
     }
@@ -119,7 +122,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 100, subsequent_indent=indent, initial_indent=indent[2:])
 
 
-def _text(facts: dict[str, Any]) -> str:
+def _text(facts: dict[str, Any], options: bool) -> str:
     if facts["accelerator"] is None:
         used = "none"
     else:
@@ -153,21 +156,42 @@ def _text(facts: dict[str, Any]) -> str:
         lines += ["", "what is off, and what to do"]
     for it in facts["off"]:
         lines += [*_wrapped("- " + it["what"], "  "), *_wrapped("  " + it["do"], "    ")]
-    lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
-    for option in facts["options"]:
+    if options:
+        lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
+    for option in facts["options"] if options else []:
         lines.append(f"  {option['key']:<30}{option['value']:<10}{option['description']}")
         lines.append(f"  {'':<42}default {option['default']}; accepted: {option['accepted']}")
     return "\n".join(lines)
+
+
+def _report(facts: dict[str, Any]) -> str:
+    """A block that can be pasted into an issue: the facts, options that were set, and what is replaced."""
+    lines = [_text(facts, options=False), ""]
+    changed = [f"{it['key']}:{it['value']}" for it in facts["options"] if it["value"] != it["default"]]
+    for title, names in (
+        ("options that are not the default", changed),
+        ("replaced in torch", facts["replaced"]),
+        ("not in this torch, so not replaced", facts["not_there"]),
+        ("not found out", [f"{name}: {error}" for name, error in facts["errors"].items()]),
+    ):
+        lines += _wrapped(f"{title}: {', '.join(names) or 'none'}", "  ")
+    return "\n".join(["```", *lines, "```"])
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the facts, for people or with --json as one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m torch_uvm info", description=SUMMARY, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object; bytes as numbers")
+    parser.add_argument("--report", action="store_true", help="one block to paste into an issue")
     arguments = parser.parse_args(argv)
+    if arguments.report:
+        torch_uvm.enable()  # so that the block has the budget in force, and what is replaced
+        if (here := accelerator()) is not None:
+            torch_uvm.empty(1, device=here)
     facts = collect()
+    text = _report(facts) if arguments.report else _text(facts, options=True)
     try:
-        print(json.dumps(facts, indent=2) if arguments.json else _text(facts), flush=True)
+        print(json.dumps(facts, indent=2) if arguments.json else text, flush=True)
     except BrokenPipeError:  # `| head` closed the pipe; the flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -46,7 +46,7 @@ def _extension(facts: Facts) -> Iterator[Shortfall]:
     if facts["torch_cuda"] is not None and facts["built_for"] != "CUDA":
         yield (
             "torch is built with CUDA, but torch_uvm without it",
-            "build it again where there is a CUDA toolkit (CUDA_HOME): pip install --no-build-isolation .",
+            "build it again without TORCH_UVM_CUDA=0: pip install --no-build-isolation .",
         )
     if facts["backend"] == "none":
         yield (
