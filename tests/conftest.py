@@ -54,8 +54,8 @@ def freeze_what_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def leave_no_trace() -> Iterator[None]:
-    """After each test everything that enable() sets is off, without limit or budget, garbage is collected,
-    and the allocator's invariants hold. Does nothing if torch_uvm was not imported: the C++ tests also run
+    """After each test everything that enable() sets is off or the default, garbage is collected, and the
+    allocator's invariants hold. Does nothing if torch_uvm was not imported: the C++ tests also run
     where it is not built."""
     yield
     torch_uvm = sys.modules.get("torch_uvm")
@@ -66,6 +66,9 @@ def leave_no_trace() -> Iterator[None]:
     if torch_uvm._C.host_tensors():
         torch_uvm._C.set_host_tensors(False)
     torch_uvm.set_limit(None)
+    torch_uvm.set_host_limit("auto")
+    if torch_uvm._patches.deferred_updates.chosen() == "in_place":
+        torch_uvm._patches.deferred_updates.choose("auto")
     gc.collect()
     assert torch_uvm._C.check_residency() is None
     torch_uvm._C.request_budget(None, None)

@@ -20,6 +20,7 @@ ALL = 12  # tensors, of which eight fit
 @pytest.fixture(autouse=True)
 def small_budget() -> Iterator[None]:
     torch_uvm.enable(budget=BUDGET)
+    torch_uvm.reset_residency_stats()
     yield
 
 
