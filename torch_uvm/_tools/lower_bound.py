@@ -1,6 +1,6 @@
 """A lower bound of a step's time within a budget, for every policy, as a linear programme (needs scipy).
 
-It takes a trace with the operators' durations (docs/traces.md). Recorded transfers do not count. The
+It takes a trace with the operators' durations (docs/annex.md). Recorded transfers do not count. The
 programme is a relaxation of the problem that a schedule solves, so no schedule is faster:
 
 - Operators run in the recorded order, and take at least their durations with all operands on the device. The
@@ -14,7 +14,7 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
   rate of such kernels, in both directions if it writes, and the operator's.
 - A fused optimizer may update each parameter later, as deferred updates do, until it is used. What is absent
   when the optimizer is called comes until then, and needs no room. It goes again, or stays and needs room.
-  The host's copy is old until the updated bytes are back there.
+  The host's copy is old until the updated bytes are back there. Or it is updated in place, on the host.
 - What was used last and is not freed yet takes room, or was written back: the program may still read it.
 """
 
@@ -207,21 +207,28 @@ class _Bound:
         if use.held:
             self.absent[use.segment].append((part, 1.0))
         count = self.cut.count
-        comes = [self.programme.variable(size) for _ in range(use.window + 1)]
+        steps = range(use.window + 1)
+        comes = [self.programme.variable(size) for _ in steps]
+        stays = [self.programme.variable(size) for _ in steps] if use.in_place_ok else []
         waits = self.programme.variable(size) if following is not None and not following.floats else None
-        back = [each for each in (*comes, waits) if each is not None]
+        back = [each for each in (*comes, *stays, waits) if each is not None]
         self.programme.row([(part, 1.0), *((each, -1.0) for each in back)], 0.0)
-        for step, each in enumerate(comes):
-            self.into[(use.segment + step) % count].append((each, 1.0))
+        for step in steps:
+            at = (use.segment + step) % count
+            here = [(each[step], 1.0) for each in (comes, stays) if each]
+            self.into[at].extend(here)
+            self.in_place[at].extend(here[1:])
+            self.out[at].extend(here[1:] if use.writes else [])
         gone: list[int] = []
         came: Terms = []
         for step in range((following.segment - use.segment - 1) % count + 1 if following is not None else 0):
             goes, total, there = (self.programme.variable(size) for _ in range(3))
             self.out[(use.segment + step) % count].append((goes, 1.0))
             before = [(each, -1.0) for each in gone[-1:]]
-            self.programme.row([(total, 1.0), (goes, -1.0), *before], 0.0)
+            new = [(each, -1.0) for each in stays[step : step + 1]]
+            self.programme.row([(total, 1.0), (goes, -1.0), *new, *before], 0.0)
             if step <= use.window:
-                self.programme.row([(there, 1.0), (comes[step], -1.0), *came], 0.0)
+                self.programme.row([(there, 1.0), (comes[step], -1.0), *new, *came], 0.0)
                 came = [(there, -1.0)]
             self.programme.row([(total, 1.0), *came], 0.0)
             gone.append(total)
