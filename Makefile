@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-nightly test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,8 +50,11 @@ examples: build ## run all examples on the emulated accelerator, the demo too; d
 	$(VENV_PY) examples/demo.py
 
 # A worker for each core, in the order of the files: what compiles comes early. OpenMP's threads leave a core at once.
-test: build cpp sanitized cuda-wheels ## run all tests, those of the C++ layers included
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: build cpp cuda-wheels ## run the tests, those of the C++ layers included
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -m "not nightly" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test-nightly: build cpp sanitized ## what `test` leaves out: documents, results, all operators, sanitizers
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -m nightly -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 venv: $(STAMPS)/installed ## make .venv with what is pinned in requirements/
 
@@ -131,10 +134,10 @@ sanitize-extension: $(STAMPS)/installed ## run threads that race on builds of th
 	  $(WITH_TOOLS) TORCH_UVM_SANITIZE=$$kind $(VENV_PY) setup.py -q build --build-lib build/sanitized-$$kind && \
 	  $(VENV_PY) tests/_sanitized.py $$kind --seconds $(or $(SECONDS),60) || exit 1; done
 
-# As much of it as `test` has time for: what tests/test_sanitizers.py names, of layers that are compiled as a few files.
+# What tests/test_sanitizers.py names, of layers that are compiled as a few files.
 SHORT = -G Ninja --log-level=WARNING -DUNITY=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g1"
 FUZZERS := fuzz_options fuzz_replay fuzz_allocator
-sanitized: $(STAMPS)/installed ## build what `test` runs under sanitizers
+sanitized: $(STAMPS)/installed ## build what `test-nightly` runs under sanitizers
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/short-thread $(SHORT) -DSANITIZE=thread
 	@$(WITH_TOOLS) cmake --build build/short-thread -j $(JOBS) \
 	  --target test_allocator_stress test_arena_scopes test_emulated_queue test_residency_room

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _environment import ROOT
+from _results import ROOT
 
 # The layers that a replay needs. None of them includes a torch header.
 _LAYERS = ("runtime", "allocator", "config")
@@ -68,7 +68,7 @@ def _sources(with_rmm: bool) -> list[Path]:
     return [*found, *(cpp / f"replay_{name}.cpp" for name in ("peers", "torch_native", *["rmm"] * with_rmm))]
 
 
-def build(verbose: bool = False) -> tuple[Any, str]:
+def build() -> tuple[Any, str]:
     """Returns the module and the reason why RMM is missing, "" if it is present.
 
     Files that are compiled already are not compiled again.
@@ -109,6 +109,5 @@ def build(verbose: bool = False) -> tuple[Any, str]:
         extra_include_paths=[str(path) for path in include],
         build_directory=str(folder),
         with_cuda=True,
-        verbose=verbose,
     )
     return module, without

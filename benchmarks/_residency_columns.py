@@ -7,16 +7,14 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _residency_limits import GIB, LIMIT, MARGIN, MOST_BUDGET
-from _residency_workloads import NotHere, Transformer, Workload, checkpointed, fused_adamw
+from _networks import Transformer, checkpointed, fused_adamw
+from _runs import GIB, LIMIT, MOST_BUDGET
+from _workloads import NotHere, Workload
 from torch import nn
-
-PAGED_STATE_BYTES = 8  # per parameter: bitsandbytes keeps two float32 moments
 
 
 def bindings() -> Any:
@@ -24,12 +22,22 @@ def bindings() -> Any:
     return importlib.import_module("torch_uvm._C")
 
 
+def needed(module: str) -> Any:
+    """A package of a peer.
+
+    Raises:
+        NotHere: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise NotHere(f"{module} cannot be imported: {error}") from None
+
+
 class Column:
     """Plain PyTorch: everything stays on the device. Subclasses override what differs."""
 
-    back_to_back = True  # steady steps run with no synchronisation between them
-    settles = 0  # further steps between the warm-up and the measured ones, in a row like those
-    imports_torch_uvm = False
+    settles = 0  # further steps between the warm-up and the measured ones
 
     def __init__(self, device: torch.device, budget: int | None, trace: str | None) -> None:
         self.device, self.budget, self.trace = device, budget, trace
@@ -47,9 +55,6 @@ class Column:
         """The scope in which forward runs."""
         return contextlib.nullcontext()
 
-    def before_step(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
-        """Called between steps; not timed."""
-
     def statistics(self) -> dict[str, Any]:
         """The engine's statistics; empty without the engine."""
         return {}
@@ -57,10 +62,6 @@ class Column:
     def is_settled(self) -> bool:
         """Whether steps are those that a long run has."""
         return True
-
-    def recording(self) -> contextlib.AbstractContextManager[Any] | None:
-        """The scope in which accesses of steps are recorded; None if the column cannot record."""
-        return None
 
     def native_reserved(self) -> int:
         """Bytes reserved by PyTorch's own allocator."""
@@ -114,49 +115,17 @@ class Fsdp2(Column):
         dist.destroy_process_group()
 
 
-def check_room_natively(limit: int, device: torch.device) -> None:
-    """The check of tests/_gpu_guard.py's check_room, for a process that must not import torch_uvm."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info()[0]
-        if free < limit + MARGIN:
-            needed = f"{(limit + MARGIN) / GIB:.1f} GiB"
-            raise RuntimeError(f"not safe: {free / GIB:.1f} GiB free on the card, {needed} are needed")
-
-
-class PagedAdamW(Column):
-    """bitsandbytes' AdamW with float32 state in managed memory. No limit of torch_uvm bounds that state, so
-    its size is computed in advance."""
-
-    def start(self) -> None:
-        try:
-            importlib.import_module("bitsandbytes")
-        except ImportError as error:
-            raise NotHere(f"bitsandbytes cannot be imported: {error}") from None
-        check_room_natively(LIMIT, self.device)
-
-    def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
-        state = sum(parameter.numel() for parameter in workload.trained()) * PAGED_STATE_BYTES
-        if state > MOST_BUDGET:
-            raise NotHere(f"its state would take {state / GIB:.1f} GiB of managed memory")
-        paged: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-        paged = importlib.import_module("bitsandbytes").optim.PagedAdamW
-        return paged(workload.trained())
-
-
 class CpuOffloadOptimizer(Column):
     """torchao's CPUOffloadOptimizer: the state is on the host, where the CPU updates a copy of the
     parameters. Gradients leave the device during backward."""
 
     def start(self) -> None:
-        try:
-            importlib.import_module("torchao.optim")
-        except ImportError as error:
-            raise NotHere(f"torchao cannot be imported: {error}") from None
+        needed("torchao.optim")
 
     def make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
         if workload.optimizer is not fused_adamw:
             raise NotHere("CPUOffloadOptimizer is run with AdamW only")
-        offloading = importlib.import_module("torchao.optim").CPUOffloadOptimizer
+        offloading = needed("torchao.optim").CPUOffloadOptimizer
         try:
             made: torch.optim.Optimizer = offloading(
                 workload.trained(), torch.optim.AdamW, offload_gradients=True, fused=True
@@ -173,15 +142,12 @@ class OffloadActivations(Column):
     scope: contextlib.AbstractContextManager[Any]
 
     def start(self) -> None:
-        try:
-            importlib.import_module("trl.models.activation_offloading")
-        except ImportError as error:
-            raise NotHere(f"TRL cannot be imported: {error}") from None
+        needed("trl.models.activation_offloading")
         if self.device.type == "cpu":
             raise NotHere("OffloadActivations needs an accelerator")
 
     def adapt(self, workload: Workload) -> None:
-        offloading = importlib.import_module("trl.models.activation_offloading")
+        offloading = needed("trl.models.activation_offloading")
         self.scope = offloading.get_act_offloading_ctx_manager(workload.model, warn_if_no_head=False)
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
@@ -209,10 +175,9 @@ class CheckpointOffload(Column):
             raise NotHere("the model has no checkpoints")
 
 
-class Managed(Column):
-    """torch_uvm without a budget: the driver decides residency. Everything fits, so nothing moves."""
+class Engine(Column):
+    """torch_uvm with a budget. The engine decides whether optimizer state is used in place or fetched."""
 
-    imports_torch_uvm = True
     optimizer = "in_place"
 
     def start(self) -> None:
@@ -232,48 +197,16 @@ class Managed(Column):
         if self.budget is not None and self.budget > MOST_BUDGET:
             most = f"at most {MOST_BUDGET / GIB:.1f} GiB here"
             raise NotHere(f"a budget of {self.budget / GIB:.2f} GiB; {most}")
-        try:
-            torch_uvm.enable(budget=self.budget, limit=LIMIT, optimizer=self.optimizer)
-        except NotImplementedError as error:
-            raise NotHere(f"this torch_uvm has no budget: {error}") from None
-
-    def native_reserved(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        managed: int = bindings().memory_stats(self.device)["reserved_bytes.all.current"]
-        return int(torch.cuda.memory_reserved()) - managed
-
-    def finish(self) -> None:
-        self.guard.check()
-
-
-class Faulting(Managed):
-    """Plain managed memory that is on the host before each step: each page comes by a page fault."""
-
-    back_to_back = False
-
-    def before_step(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
-        import torch_uvm
-
-        torch_uvm.prefetch([workload.model, optimizer, workload.batch], "cpu")
-
-
-class Engine(Managed):
-    """torch_uvm with a budget. The engine decides whether optimizer state is used in place or fetched."""
+        torch_uvm.enable(budget=self.budget, limit=LIMIT, optimizer=self.optimizer)
 
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = bindings().residency_stats()
         return found
 
     def is_settled(self) -> bool:
-        """A trial of schedules also follows slower ones."""
+        """A schedule is chosen."""
         settled: bool = bindings().predicted_ms_per_operator() is not None
         return settled
-
-    def recording(self) -> contextlib.AbstractContextManager[Any] | None:
-        if self.trace is None:
-            return None
-        return self.record(self.trace)
 
     def lift_budget(self) -> None:
         """Gives the engine all memory that it may have here."""
@@ -287,6 +220,15 @@ class Engine(Managed):
             yield
         finally:
             bindings().stop_recording_accesses()
+
+    def native_reserved(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        managed: int = bindings().memory_stats(self.device)["reserved_bytes.all.current"]
+        return int(torch.cuda.memory_reserved()) - managed
+
+    def finish(self) -> None:
+        self.guard.check()
 
 
 class EngineDeferred(Engine):
@@ -302,10 +244,8 @@ class EngineAuto(Engine):
     optimizer = "auto"
 
     def is_settled(self) -> bool:
-        return (
-            bool(importlib.import_module("torch_uvm._patches.deferred_updates").has_decided())
-            and super().is_settled()
-        )
+        updates = importlib.import_module("torch_uvm._patches.deferred_updates")
+        return bool(updates.has_decided()) and super().is_settled()
 
 
 COLUMNS: dict[str, type[Column]] = {
@@ -315,10 +255,7 @@ COLUMNS: dict[str, type[Column]] = {
     "engine, auto": EngineAuto,
     "save_on_cpu": SaveOnCpu,
     "FSDP2 offload": Fsdp2,
-    "PagedAdamW": PagedAdamW,
     "CPUOffloadOptimizer": CpuOffloadOptimizer,
     "OffloadActivations": OffloadActivations,
     "checkpoint offload": CheckpointOffload,
-    "managed, resident": Managed,
-    "managed, faults": Faulting,
 }

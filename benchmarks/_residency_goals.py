@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from _residency_plan import PEERS
+from _residency_plan import ENGINES, FSDP2, PEERS, SAVE_ON_CPU
 
 Row = Mapping[str, Any]
-ENGINE = "engine"
-ENGINES = (ENGINE, "engine, deferred", "engine, auto")
 PARTS = {"1/1.5": 1.05, "1/2": 1.10, "1/4": 1.25}
 FIRST = "16k tokens, checkpointing"
 
@@ -40,38 +38,26 @@ class Goal:
 
 
 def engines(rows: Sequence[Row], workload: str | None = None) -> list[Row]:
-    """The engine's training rows, without the rows of auxiliary measurements."""
+    """The engine's rows that ended well. Stored results may also have rows of calls alone, and of spikes."""
     return [
         row
         for row in rows
         if row["column"] in ENGINES
         and row["status"] == "ok"
         and "step_ms" in row
+        and not row.get("spike")
         and workload in (None, row["workload"])
     ]
 
 
 def better(rows: Sequence[Row]) -> list[Row]:
     """The fastest of the engine's columns at each budget."""
-
-    def beaten(row: Row) -> bool:
-        return any(
-            other["column"] != row["column"]
-            and other["workload"] == row["workload"]
-            and other["planned_budget"] == row["planned_budget"]
-            and other["step_ms"] < row["step_ms"]
-            for other in rows
-        )
-
-    return [row for row in rows if not beaten(row)]
-
-
-def figure(rows: Iterable[Row], workload: str, budget: str, key: str) -> tuple[float | None, str]:
-    """The value of `key` for a workload and budget, and the name of its column."""
+    fastest: dict[tuple[str, str], Row] = {}
     for row in rows:
-        if row["workload"] == workload and row["planned_budget"] == budget and not row.get("spike"):
-            return row.get(key), row["column"]
-    return None, ""
+        key = row["workload"], row["planned_budget"]
+        if key not in fastest or row["step_ms"] < fastest[key]["step_ms"]:
+            fastest[key] = row
+    return list(fastest.values())
 
 
 def worst(name: str, rows: Iterable[Row], key: str, bound: float) -> Goal:
@@ -87,12 +73,11 @@ def against(rows: Sequence[Row], peer: str, bound: float) -> list[Goal]:
     for other in rows:
         if other["column"] != peer or other["status"] != "ok" or "step_ms" not in other:
             continue
+        most = other.get("driver_bytes")
         fair = [
             row
             for row in engines(rows, other["workload"])
-            if row.get("driver_bytes") is not None
-            and other.get("driver_bytes") is not None
-            and row["driver_bytes"] <= other["driver_bytes"]
+            if most is not None and row.get("driver_bytes") is not None and row["driver_bytes"] <= most
         ]
         name = f"{peer} / engine at no more peak, {other['workload']}"
         if fair:
@@ -103,64 +88,25 @@ def against(rows: Sequence[Row], peer: str, bound: float) -> list[Goal]:
     return goals
 
 
-def calls(rows: Sequence[Row], what: str) -> Any:
-    for row in rows:
-        if row["workload"] == what and row["column"] == ENGINE and row["status"] == "ok":
-            return row.get("figures")
-    return None
-
-
-def of_calls(rows: Sequence[Row]) -> list[Goal]:
-    rates, launches, operators = (calls(rows, what) for what in ("rates", "launches", "operators"))
-    goals = []
-    back = [each["wall_gb_per_s"] for name, each in (rates or {}).items() if "written_back" in name]
-    goals.append(Goal("write-back rate, GB/s", max(back, default=None), 50, True))
-    late = launches and (launches["moving"]["p99.9_us"] - launches["without"]["p99.9_us"]) / 1e3
-    goals.append(Goal("kernel launches, p99.9: ms more than without the engine", late, 1))
-    costs = [each for each in operators or [] if "cost_ns" in each]
-    most = max((each["cost_ns"] / 1e3 for each in costs), default=None)
-    goals.append(Goal("engine cost of an operator, CPU-bound step, us (the most)", most, 1))
-    for key in ("live", "operators"):
-        goals.append(Goal(f"... as {key} grows tenfold, us more (the most)", growth(costs, key), 0.2))
-    return goals
-
-
-def growth(costs: Sequence[Row], key: str) -> float | None:
-    """The largest increase, in microseconds, of an operator's cost when `key` grows tenfold and all else is
-    equal."""
-    other = "operators" if key == "live" else "live"
-    found = [
-        (b["cost_ns"] - a["cost_ns"]) / 1e3
-        for a in costs
-        for b in costs
-        if a[other] == b[other] and b[key] == 10 * a[key]
-    ]
-    return max(found, default=None)
-
-
 def goals(rows: Sequence[Row]) -> list[Goal]:
     trained = engines(rows)
-    plain = better([row for row in trained if not row.get("spike")])
+    plain = better(trained)
     found = []
     for part, bound in PARTS.items():
-        value, where = figure(plain, FIRST, part, "over_in_core")
-        found.append(Goal(f"{FIRST}, {part}: step / in core", value, bound, where=where))
+        of_part = [row for row in plain if (row["workload"], row["planned_budget"]) == (FIRST, part)]
+        found.append(worst(f"{FIRST}, {part}: step / in core", of_part, "over_in_core", bound))
     others = [row for row in plain if row["workload"] != FIRST and row["planned_budget"] != "fits"]
     found.append(worst("every other row: step / bound (the most)", others, "over_bound", 1.10))
-    found += against(rows, "FSDP2 offload", 1.5)
-    found += against(rows, "save_on_cpu", 2.5)
+    found += against(rows, FSDP2, 1.5)
+    found += against(rows, SAVE_ON_CPU, 2.5)
     for peer in PEERS:
         found += against(rows, peer, 1.0)
     found.append(worst("device memory over the budget (the most)", trained, "over_budget", 0.05))
     fits = [row for row in plain if row["planned_budget"] == "fits"]
     found.append(worst("fits: step / in core (the most)", fits, "over_in_core", 1.02))
-    for row in trained:
-        if row.get("after_spike"):
-            ratio = row["after_spike"]["step_ms"] / row["step_ms"]
-            found.append(Goal("steps after a batch four times the usual / before", ratio, 1.05))
     first = [row | {"cold": row["first_ms"] / row["step_ms"]} for row in map(dict, plain)]
     found.append(worst("first step / a planned step (the most)", first, "cold", 10))
-    unequal = [row for row in rows if row.get("losses_equal") is False and row["column"] in ENGINES]
     compared = [row for row in trained if row.get("losses_equal") is not None]
-    found.append(Goal("rows of the engine with other losses", len(unequal) if compared else None, 0))
-    return found + of_calls(rows)
+    unequal = sum(not row["losses_equal"] for row in compared)
+    found.append(Goal("rows of the engine with other losses", unequal if compared else None, 0))
+    return found

@@ -6,16 +6,15 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _residency_bound import add_bound
-from _residency_limits import GIB
+from _residency_plan import ENGINE, IN_CORE
+from _runs import GIB
 
 Row = MutableMapping[str, Any]
-PLAIN = "in core"
 
 
 def in_core(rows: Sequence[Mapping[str, Any]], workload: str) -> Mapping[str, Any] | None:
     for row in rows:
-        if row["workload"] == workload and row["column"] == PLAIN and row["status"] == "ok":
+        if row["workload"] == workload and row["column"] == IN_CORE and row["status"] == "ok":
             return row
     return None
 
@@ -27,13 +26,10 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
     bound, over_bound    of the engine's rows, if the workload has a `trace`; over_bound: step / bound
     losses_equal    to the last bit, to those in core, as far as both go; None: plain runs differ themselves,
                     or may: PyTorch warned of a kernel that is not deterministic
-    driver_bytes    peak in use on the device by the driver's figures, minus its use before the process
-    outside_bytes   the part of it outside of all allocators: the context, kernels' code, libraries
+    outside_bytes   of the row in core: device memory outside of all allocators: the context, kernels' code
     over_budget     bytes of managed memory on the device over the budget / the budget - 1
     """
     plain = in_core(rows, row["workload"])
-    if row.get("driver_peak") is not None and row.get("driver_before") is not None:
-        row["driver_bytes"] = row["driver_peak"] - row["driver_before"]
     if row is plain and "driver_bytes" in row and "max_reserved" in row:
         row["outside_bytes"] = row["driver_bytes"] - row["max_reserved"]
     if plain is None or row["status"] != "ok" or "step_ms" not in row:
@@ -53,20 +49,24 @@ def derive(row: Row, rows: Sequence[Mapping[str, Any]], trace: Path | None = Non
         row["over_budget"] = managed / row["budget"] - 1
 
 
-def gib(value: float | None) -> str:
-    return "-" if value is None else f"{value / GIB:.2f}"
+def add_bound(row: Row, plain: Mapping[str, Any], trace: Path | None) -> None:
+    """Adds `bound`, what `lower_bound.bound` returns, or `bound_error`. The trace's durations are scaled to
+    the step of the row in core.
+
+    Deferred updates run in another order than the trace's, so rows that have them, or may, have no bound.
+    """
+    if trace is None or not row.get("budget") or row["column"] != ENGINE:
+        return
+    try:
+        from lower_bound import bound  # needs scipy
+
+        row["bound"] = bound(trace, row["budget"], plain["step_ms"])
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        row["bound_error"] = f"{type(error).__name__}: {error}"
 
 
-def gb(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e9:.2f}"
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:+.1f}%"
+def scaled(value: float | None, unit: float, digits: int = 2) -> str:
+    return "-" if value is None else f"{value / unit:,.{digits}f}"
 
 
 def equality(row: Mapping[str, Any]) -> str:
@@ -77,90 +77,47 @@ def equality(row: Mapping[str, Any]) -> str:
     return {True: "equal", False: "NO", None: "(plain differs)"}[row["losses_equal"]]
 
 
-# Heading, width, content.
-HEADINGS = [
-    ("column", 30),
-    ("budget", 7),
-    ("step ms", 9),
-    ("wall", 8),
-    ("/core", 6),
-    ("bound", 8),
-    ("/bound", 7),
-    ("first s", 8),
-    ("driver", 7),
-    ("over", 7),
-    ("GB in", 7),
-    ("out", 6),
-    ("place", 6),
-    ("wait", 7),
-    ("miss", 6),
-    ("losses", 15),
-]
-
+# Heading and width.
+HEADINGS = {
+    "column": 30, "budget": 7, "step ms": 9, "/core": 6, "bound": 8, "/bound": 7, "first s": 8, "driver": 7,
+    "over": 7, "GB in": 7, "out": 6, "place": 6, "wait": 7, "miss": 6, "losses": 15,
+}  # fmt: skip
 TROUBLE = ("over_budget", "failures")  # statistics of the engine, reported if not 0
 
 
 def heading() -> str:
-    return " ".join(
-        name.ljust(width) if place == 0 else name.rjust(width) for place, (name, width) in enumerate(HEADINGS)
-    )
+    return aligned(list(HEADINGS))
+
+
+def aligned(cells: Sequence[str]) -> str:
+    widths = list(HEADINGS.values())
+    return " ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of training as a line under `heading`."""
-    name = str(row["name"])
+    """A row as a line under `heading`."""
     if row["status"] != "ok" or "step_ms" not in row:
-        return f"{name:<30} {gib(row.get('budget')):>7} {row['status']}"
+        return f"{row['name']:<30} {scaled(row.get('budget'), GIB):>7} {row['status']}"
     traffic = row.get("statistics") or {}
+    bound, over = (row.get("bound") or {}).get("bound_ms"), row.get("over_budget")
 
     def of(kind: str, figure: str = "bytes") -> float | None:
         return traffic[kind][figure] if kind in traffic else None
 
     cells = [
-        gib(row.get("budget")),
-        number(row["step_ms"]),
-        number(row.get("wall_ms")),
-        number(row.get("over_in_core"), 2),
-        number((row.get("bound") or {}).get("bound_ms")),
-        number(row.get("over_bound"), 2),
-        number(row["first_ms"] / 1e3, 2),
-        gib(row.get("driver_bytes")),
-        share(row.get("over_budget")),
-        gb(of("fetched")),
-        gb(of("written_back")),
-        gb(of("used_in_place")),
-        number(of("waited", "ms")),
-        number(traffic.get("plan_misses"), 0),
+        str(row["name"]),
+        scaled(row.get("budget"), GIB),
+        scaled(row["step_ms"], 1, 1),
+        scaled(row.get("over_in_core"), 1),
+        scaled(bound, 1, 1),
+        scaled(row.get("over_bound"), 1),
+        scaled(row["first_ms"], 1e3),
+        scaled(row.get("driver_bytes"), GIB),
+        "-" if over is None else f"{over * 100:+.1f}%",
+        *(scaled(of(kind), 1e9) for kind in ("fetched", "written_back", "used_in_place")),
+        scaled(of("waited", "ms"), 1, 1),
+        scaled(traffic.get("plan_misses"), 1, 0),
         equality(row),
     ]
-    widths = [width for _, width in HEADINGS[1:]]
-    text = " ".join([name.ljust(30), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
     notes = [f"{traffic[key]:g} {key.replace('_', ' ')} a step" for key in TROUBLE if traffic.get(key)]
-    return f"{text}  {', '.join(notes)}".rstrip()
-
-
-def call_lines(row: Mapping[str, Any]) -> list[str]:
-    """Prints rows that are not training."""
-    if row["status"] != "ok" or "figures" not in row:
-        return [f"{row['name']:<30} {row['status']}"]
-    figures = row["figures"]
-    if row["workload"] == "rates":
-        return [
-            f"{name:<30} {gb(each['bytes'])} GB at {number(each['wall_gb_per_s'])} GB/s by the clock, "
-            f"{number(each['events_gb_per_s'])} by the engine's events"
-            for name, each in figures.items()
-        ]
-    if row["workload"] == "launches":
-        lines = [
-            f"{name:<30} p50 {each['p50_us']:.1f}  p99 {each['p99_us']:.1f}  p99.9 {each['p99.9_us']:.1f}  "
-            f"worst {each['worst_us']:.1f} us"
-            for name, each in figures.items()
-            if isinstance(each, dict)
-        ]
-        return [*lines, f"{'fetched meanwhile':<30} {gb(figures['fetched_bytes'])} GB"]
-    return [
-        f"{each['live']:>6} live, {each['operators']:>7,} operators  "
-        + "  ".join(f"{key.removesuffix('_ns')} {value:,.0f}" for key, value in each.items() if "_ns" in key)
-        + " ns"
-        for each in figures
-    ]
+    return f"{aligned(cells)}  {', '.join(notes)}".rstrip()

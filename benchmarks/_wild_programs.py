@@ -1,4 +1,4 @@
-"""Users' programs for bench_plans.py: ten kinds of training, as one would write them without this project.
+"""Users' programs for bench_plans.py: seven kinds of training, as one would write them without this project.
 
 python benchmarks/_wild_programs.py t5 [--steps N]
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,23 +48,6 @@ def t5() -> Program:
     def loss() -> Tensor:
         with autocast():
             out: Tensor = model(input_ids=tokens(32000, 12, 512), labels=tokens(32000, 12, 128)).loss
-        return out
-
-    return model, loss
-
-
-@program
-def whisper() -> Program:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    sizes: dict[str, Any] = {"d_model": 1024, "use_cache": False}
-    for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_layers": 24, f"{part}_attention_heads": 16, f"{part}_ffn_dim": 4096}
-    model = WhisperForConditionalGeneration(WhisperConfig(**sizes))
-
-    def loss() -> Tensor:
-        with autocast():
-            out: Tensor = model(input_features=normal(6, 80, 3000), labels=tokens(50000, 6, 160)).loss
         return out
 
     return model, loss
@@ -140,42 +122,6 @@ def unet() -> Program:
     return model, loss
 
 
-@program
-def dit() -> Program:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.mlp = Attention(1152, 16), mlp(1152, 4608)
-            self.modulation = nn.Linear(1152, 6 * 1152)
-
-        def forward(self, x: Tensor, time: Tensor) -> Tensor:
-            a, b, c, d, e, f = self.modulation(F.silu(time))[:, None].chunk(6, -1)
-            x = x + c * self.attention(F.layer_norm(x, x.shape[-1:]) * (1 + a) + b)
-            found: Tensor = x + f * self.mlp(F.layer_norm(x, x.shape[-1:]) * (1 + d) + e)
-            return found
-
-    class Dit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(16, 1152), nn.Linear(1152, 16)
-            self.blocks = nn.ModuleList(Block() for _ in range(28))
-
-        def forward(self, x: Tensor, time: Tensor) -> Tensor:
-            x = self.first(x)
-            for block in self.blocks:
-                x = block(x, time)
-            found: Tensor = self.last(x)
-            return found
-
-    model = Dit()
-
-    def loss() -> Tensor:
-        with autocast():
-            return F.mse_loss(model(normal(32, 256, 16), normal(32, 1152)).float(), normal(32, 256, 16))
-
-    return model, loss
-
-
 class Language(nn.Module):
     def __init__(self, mixers: list[nn.Module], width: int, vocabulary: int, heads: int = 16) -> None:
         super().__init__()
@@ -202,10 +148,8 @@ def experts() -> Program:
     class Experts(nn.Module):
         def __init__(self, count: int = 16) -> None:
             super().__init__()
-            self.router, self.experts = (
-                nn.Linear(1024, count),
-                nn.ModuleList(mlp(1024, 3584) for _ in range(count)),
-            )
+            self.router = nn.Linear(1024, count)
+            self.experts = nn.ModuleList(mlp(1024, 3584) for _ in range(count))
 
         def forward(self, x: Tensor) -> Tensor:
             flat = x.flatten(0, 1)
@@ -242,20 +186,6 @@ def sampling() -> Program:
         scores = model(input_ids=ids, use_cache=False).logits[:, 255:-1].log_softmax(-1)
         chosen: Tensor = scores.gather(-1, ids[:, 256:, None]).squeeze(-1)
         return -(chosen * normal(16, 1)).mean()
-
-    return model, loss
-
-
-@program
-def vision() -> Program:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    model = ViTForImageClassification(ViTConfig(num_labels=1000))
-
-    def loss() -> Tensor:
-        with autocast():
-            out: Tensor = model(pixel_values=normal(256, 3, 224, 224), labels=tokens(1000, 256)).loss
-        return out
 
     return model, loss
 

@@ -8,7 +8,7 @@ lower_bound.py's: for every policy, with updates whenever that is best. The budg
 PART. The durations of both traces are scaled to the step in core in place, and times are in multiples of it.
 `ratio` is that of the faster prediction and the bound. `measured` is the newest step of the fastest kind on a
 GPU (results/residency*.json), in multiples of the step in core of the same run. `planned` is what the
-schedule itself predicts (docs/schedules.md), without fragments, for the faster kind. `in room` is the bound
+schedule itself predicts (docs/plan.md), without fragments, for the faster kind. `in room` is the bound
 within the room that schedules have: the budget without staging and the reserve. `cpu ms` is what the policy
 takes to follow the whole trace and make its schedules.
 """
@@ -34,8 +34,9 @@ from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parent
-NEWEST_FIRST = ("_h200_goals", "_h200_shared", "_h200_traced", "_h100", "_schedules", "")
+NEWEST_FIRST = ("_h200_goals", "_h100_goals", "_h100", "")
 PLAYER = FOLDER.parent / "build" / "cpp" / "play_accesses"
+COLUMNS = ("in place", "deferred", "bound", "ratio", "measured", "planned", "in room")
 
 
 def played_ms(trace: Path, budget: int, step_ms: float) -> float:
@@ -78,12 +79,11 @@ def planned(traces: Iterable[Trace], budget: int, step_ms: float) -> Planned | N
 def measured(workload: str, part: float) -> float | None:
     """The newest step of the fastest kind at the peak / PART, over the one in core; None: not measured."""
     for name in NEWEST_FIRST:
-        stored = json.loads((FOLDER / "results" / f"residency{name}.json").read_text())["rows"]
-        rows = [row for row in stored if row["workload"] == workload and "step_ms" in row]
-        steps = [row["step_ms"] for row in rows if row["planned_budget"] == f"1/{part:g}"]
-        in_core = [row["step_ms"] for row in rows if row["column"] == "in core"]
-        if steps and in_core:
-            return float(min(steps) / in_core[0])
+        rows = json.loads((FOLDER / "results" / f"residency{name}.json").read_text())["rows"]
+        wanted = (workload, f"1/{part:g}")
+        ours = [row for row in rows if (row["workload"], row["planned_budget"]) == wanted]
+        if steps := [float(row["over_in_core"]) for row in ours if "over_in_core" in row]:
+            return min(steps)
     return None
 
 
@@ -96,30 +96,15 @@ def main() -> int:
     if not PLAYER.exists():
         parser.error(f"{PLAYER} is not there; make cpp builds it")
     parts = [float(part) for part in arguments.parts.split(",")]
-    columns = "".join(
-        f"{name:>10}"
-        for name in (
-            "in core",
-            "in place",
-            "deferred",
-            "bound",
-            "ratio",
-            "measured",
-            "planned",
-            "in room",
-            "cpu ms",
-        )
-    )
-    print(f"{'workload':40}{'part':>6}{columns}")
-    ratios: list[float] = []
-    in_room: list[float] = []
-    for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items():
-        if arguments.only in workload:
-            for ratio, of_plan in rows(workload, traces, parts, arguments.refinements):
-                ratios.append(ratio)
-                in_room.append(of_plan)
-    for name, each in (("predicted / bound", ratios), ("planned / in room", in_room)):
-        if each:
+    print(f"{'workload':40}{'part':>6}" + "".join(f"{name:>10}" for name in ("in core", *COLUMNS, "cpu ms")))
+    found = [
+        pair
+        for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items()
+        if arguments.only in workload
+        for pair in rows(workload, traces, parts, arguments.refinements)
+    ]
+    for at, name in enumerate(("predicted / bound", "planned / in room")):
+        if each := [pair[at] for pair in found]:
             print(f"{name}: mean {statistics.mean(each):.2f}, worst {max(each):.2f}")
     return 0
 
@@ -136,40 +121,32 @@ def rows(
             path.write_bytes(lzma.decompress(packed.read_bytes()))
         recorded = [read_trace(path) for path in paths.values()]
         for part in parts:
-            budget = int(peak / part)
-            print(f"{workload:40}{part:>6g}{step_ms:>10.1f}", end="", flush=True)
-            predicted = []
-            for path in paths.values():
+            budget, found = int(peak / part), dict.fromkeys(COLUMNS, float("nan"))
+            reason = ""
+            for kind, path in zip(COLUMNS[:2], paths.values(), strict=False):
                 try:
-                    predicted.append(played_ms(path, budget, step_ms))
-                    show(predicted[-1] / step_ms)
+                    found[kind] = played_ms(path, budget, step_ms) / step_ms
                 except (RuntimeError, ValueError):
-                    show(None)
-            if "deferred" not in paths:
-                show(None)
+                    continue
             plan = planned(recorded, budget, step_ms)
-            least = within = None
             try:
-                least = bound(paths["in_place"], budget, step_ms, refinements=refinements)["bound_ms"]
-                show(least / step_ms)
-                show(min(predicted) / least if predicted else None)
-                if plan is not None:
-                    room = bound(paths["in_place"], plan.capacity, step_ms, refinements=refinements)
-                    within = room["bound_ms"]
-            except (RuntimeError, ValueError) as reason:
-                print(f"  {reason}", end="")
-            show(measured(workload, part))
+                at = [budget] if plan is None else [budget, plan.capacity]
+                for name, size in zip(("bound", "in room"), at, strict=False):
+                    least = bound(paths["in_place"], size, step_ms, refinements=refinements)
+                    found[name] = least["bound_ms"] / step_ms
+            except (RuntimeError, ValueError) as error:
+                reason = f"  {error}"
+            predicted = [found[kind] for kind in COLUMNS[:2] if found[kind] == found[kind]]
+            if predicted:
+                found["ratio"] = min(predicted) / found["bound"]
+            found["measured"] = measured(workload, part) or float("nan")
             if plan is not None:
-                show(plan.ms / step_ms)
-                show(None if within is None else within / step_ms)
-                print(f"{plan.cpu_ms:>10.0f}", end="")
-            print(flush=True)
-            if predicted and least and plan and within:
-                yield min(predicted) / least, plan.ms / within
-
-
-def show(figure: float | None) -> None:
-    print(f"{'-' if figure is None else format(figure, '.2f'):>10}", end="", flush=True)
+                found["planned"] = plan.ms / step_ms
+            cells = "".join(f"{'-' if it != it else format(it, '.2f'):>10}" for it in found.values())
+            cpu = "-" if plan is None else f"{plan.cpu_ms:.0f}"
+            print(f"{workload:40}{part:>6g}{step_ms:>10.1f}{cells}{cpu:>10}{reason}", flush=True)
+            if found["ratio"] == found["ratio"] and found["in room"] == found["in room"]:
+                yield found["ratio"], found["planned"] / found["in room"]
 
 
 if __name__ == "__main__":

@@ -7,59 +7,57 @@ concurrently. The kernels: matrix products and sums of 0.2 ms (sums need the dev
 attention of 10 ms, and products of 11 ms that keep every multiprocessor until they end. `hidden` is the
 share of the shorter of the two that cost no time. "staged" copies managed memory through two slots of plain
 device memory per direction, as the residency engine does. Uses 256 MiB of managed memory under a limit of
-4 GiB. The guard requires that and 6 GiB free.
+4 GiB. The guard requires that and 6 GiB free. Figures of a card's profile come from here: "plain", both ways.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _residency_limits import MARGIN
+os.environ["TORCH_UVM_CONF"] = "limit:4GiB"  # before torch_uvm is imported
 
-LIMIT = 4 << 30  # managed bytes
-MIB = 1 << 20
-PIECE = 32 * MIB
-PIECES = 16
-SLOT = 16 * MIB
+import torch
+from _results import ROOT, describe, device_description, write_results
+
+import torch_uvm
+
+sys.path.insert(0, str(ROOT / "tests"))
+from _gpu_guard import GIB, MIB, check_room
+
+PIECE, PIECES, SLOT = 32 * MIB, 16, 16 * MIB
 TRIES = 4
+WAYS = {"in": (True, False), "out": (False, True), "both": (True, True)}
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class Copies:
     """Copies pieces from pinned memory to a buffer, from another buffer back, or both, on one stream per
     direction."""
 
-    def __init__(self, to_device: bool, to_host: bool, buffers: Any, staged: bool) -> None:
-        import torch
-
-        self.to_device, self.to_host, self.staged = to_device, to_host, staged
-        self.buffers = buffers
+    def __init__(self, ways: tuple[bool, bool], buffers: list[torch.Tensor], staged: bool) -> None:
+        self.ways, self.buffers, self.staged = ways, buffers, staged
         self.pinned = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self.slots = [
-            [torch.empty(SLOT, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(2)
-        ]
-        self.links = [torch.cuda.Stream(priority=-1) for _ in range(2)]
-        self.sides = [torch.cuda.Stream(priority=-1) for _ in range(2)]
+        self.slots = [[torch.empty(SLOT, dtype=torch.uint8, device="cuda") for _ in "ab"] for _ in "ab"]
+        self.links, self.sides = ([torch.cuda.Stream(priority=-1) for _ in range(2)] for _ in range(2))
         self.emptied: list[list[Any]] = [[None, None], [None, None]]
 
-    def streams(self) -> list[Any]:
+    def streams(self) -> list[torch.cuda.Stream]:
         return [*self.links, *self.sides]
 
     def __call__(self) -> None:
         for _ in range(PIECES):
-            if self.to_device:
+            if self.ways[0]:
                 self.copy(0, self.buffers[0], self.pinned[0], self.links[0], self.sides[0])
-            if self.to_host:
+            if self.ways[1]:
                 self.copy(1, self.pinned[1], self.buffers[1], self.sides[1], self.links[1])
 
-    def copy(self, direction: int, to: Any, source: Any, fills: Any, empties: Any) -> None:
-        import torch
-
+    def copy(self, direction: int, to: torch.Tensor, source: torch.Tensor, fills: Any, empties: Any) -> None:
         if not self.staged:
             with torch.cuda.stream(self.links[direction]):
                 to.copy_(source, non_blocking=True)
@@ -77,10 +75,8 @@ class Copies:
                 self.emptied[direction][number] = empties.record_event()
 
 
-def milliseconds(works: list[Work], streams: list[Any]) -> float:
+def milliseconds(works: list[Work], streams: list[torch.cuda.Stream]) -> float:
     """Runs all works concurrently until the last one ends. Returns the best of several tries."""
-    import torch
-
     best = float("inf")
     compute = torch.cuda.current_stream()
     for _ in range(TRIES):
@@ -100,55 +96,36 @@ def milliseconds(works: list[Work], streams: list[Any]) -> float:
 
 
 def kernels() -> dict[str, Work]:
-    import torch
+    def times(count: int, call: Work) -> Work:
+        return lambda: [call() for _ in range(count)]
 
-    a, b, c = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    def matrices(size: int) -> list[torch.Tensor]:
+        return [torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    (a, b, c), (d, e, f) = matrices(4096), matrices(16384)
     long = torch.randn(64 * MIB, device="cuda")
-
-    def products() -> None:
-        for _ in range(80):
-            torch.mm(a, b, out=c)
-
-    def sums() -> None:
-        for _ in range(90):
-            long.add_(1)
-
     query = torch.randn(1, 16, 32768, 64, device="cuda", dtype=torch.bfloat16)
-    d, e, f = (torch.randn(16384, 16384, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-
-    def attention() -> None:
-        for _ in range(2):
-            torch.nn.functional.scaled_dot_product_attention(query, query, query)
-
-    def large_products() -> None:
-        for _ in range(3):
-            torch.mm(d, e, out=f)
-
-    return {"products": products, "sums": sums, "attention": attention, "large_products": large_products}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "products": times(80, lambda: torch.mm(a, b, out=c)),
+        "sums": times(90, lambda: long.add_(1)),
+        "attention": times(2, lambda: attend(query, query, query)),
+        "large_products": times(3, lambda: torch.mm(d, e, out=f)),
+    }
 
 
 def measure() -> list[dict[str, Any]]:
-    import torch
-
-    import torch_uvm
-
-    free = torch.cuda.mem_get_info()[0]
-    if free < LIMIT + MARGIN:
-        raise SystemExit(f"refused: {free} bytes are free on the card, and {LIMIT + MARGIN} have to be")
+    check_room(4 * GIB)
     plain = [torch.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
     managed = [torch_uvm.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
     works = kernels()
     rows = []
-    for kind, buffers, staged in (
-        ("plain", plain, False),
-        ("managed", managed, False),
-        ("staged", managed, True),
-    ):
-        for way, to_device, to_host in (("in", True, False), ("out", False, True), ("both", True, True)):
-            copies = Copies(to_device, to_host, buffers, staged)
+    for kind, buffers in (("plain", plain), ("managed", managed), ("staged", managed)):
+        for way, ways in WAYS.items():
+            copies = Copies(ways, buffers, kind == "staged")
             alone = milliseconds([copies], copies.streams())
-            count = PIECES * PIECE * (2 if way == "both" else 1)
-            row: dict[str, Any] = {"memory": kind, "way": way, "gb_s": count / alone / 1e6}
+            row: dict[str, Any] = {"memory": kind, "way": way}
+            row["gb_s"] = sum(ways) * PIECES * PIECE / alone / 1e6
             for name, work in works.items():
                 by_itself = milliseconds([work], [])
                 together = milliseconds([copies, work], copies.streams())
@@ -162,13 +139,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    os.environ["TORCH_UVM_CONF"] = f"limit:{LIMIT}"  # set before torch_uvm is imported
-    from _environment import describe
-    from _results import write_results
-
     rows = measure()
     if arguments.json:
-        environment = describe(["python", "benchmarks/copy_overlap.py"])
+        environment = describe(["python", "benchmarks/copy_overlap.py"]) | device_description()
         write_results(arguments.json, {"environment": environment, "rows": rows})
 
 

@@ -38,7 +38,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -48,13 +47,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _environment import ROOT, describe
 from _full_card_program import ROWS, tiny
-from _full_card_runs import Result, Watch, run_child
 from _full_card_table import lines_of, losses_compared
-from _residency_sampler import any_reader
-from _results import write_results
-from bench_residency import device_description
+from _results import ROOT, describe, device_description, write_results
+from _runs import Result, Watch, environment, python, run_child
 
 from torch_uvm._tools.card_files import load_card
 
@@ -109,22 +105,15 @@ def command(row: str, mode: str, args: argparse.Namespace, stats: Path) -> tuple
         limit, budget = limits(row, args.tiny)
         options = ["--limit", str(limit), "--stats", str(stats), *shlex.split(args.options)]
         options += ["--budget", str(budget)] if budget else []
-        head = [sys.executable, "-m", "torch_uvm", "run", *options]
-        return [*head, *words], {"limit": limit, "budget": budget}
+        return python("-m", "torch_uvm", "run", *options, *words), {"limit": limit, "budget": budget}
     words += ["--peer", mode] if mode in ("fsdp", "torchao") else []
     cap = BUDGETS.get(row) if mode != "incore" else None
     words += ["--cap", str(cap)] if cap else []
-    return [sys.executable, *words], {"cap": cap}
+    return python(*words), {"cap": cap}
 
 
-def environment(mode: str, tiny: bool) -> dict[str, str]:
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("TORCH_UVM", "PYTORCH_ENABLE_UNI"))
-    }
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    kept |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+def variables(tiny: bool) -> dict[str, str]:
+    kept = environment() | {"HF_HUB_OFFLINE": "1"}
     if tiny:
         kept |= {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": TINY_OPTIONS, "OMP_NUM_THREADS": "1"}
     return kept
@@ -165,7 +154,7 @@ def run(row: str, mode: str, args: argparse.Namespace, watch: Watch) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.json"
         words, given = command(row, mode, args, stats)
-        found = run_child(words, environment(mode, args.tiny), args.seconds_per_run, watch)
+        found = run_child(words, variables(args.tiny), args.seconds_per_run, watch, echo=True)
         figures: dict[str, Any] = about | given | summary(found)
         if stats.exists():
             said = json.loads(stats.read_text())
@@ -179,8 +168,8 @@ def run(row: str, mode: str, args: argparse.Namespace, watch: Watch) -> dict[str
 
 
 def measure_rate(args: argparse.Namespace, watch: Watch) -> float | None:
-    words = [sys.executable, str(PROGRAM), "rate", *(["--tiny"] if args.tiny else [])]
-    found = run_child(words, environment("plain", args.tiny), 60, watch)
+    words = python(PROGRAM, "rate", *(["--tiny"] if args.tiny else []))
+    found = run_child(words, variables(args.tiny), 60, watch, echo=True)
     return next((it["flops"] for it in found.lines if it["what"] == "rate"), None)
 
 
@@ -210,36 +199,14 @@ def plan(row: str, args: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) 
         return {"budget": budget, "bound_ms": program.new_tokens * rest / card.into * 1e3, "step_ms": None}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        words = [
-            "plan",
-            "--card",
-            args.card,
-            "--budgets",
-            str(budget),
-            "--json",
-            str(file),
-            str(PROGRAM),
-            row,
-        ]
-        words += ["--tiny"] if args.tiny else []
-        done = subprocess.run(
-            [sys.executable, "-m", "torch_uvm", *words],
-            env=environment("plan", False),
-            capture_output=True,
-            text=True,
-        )
+        words = python("-m", "torch_uvm", "plan", "--card", args.card, "--budgets", budget, "--json", file)
+        words += [str(PROGRAM), row, *(["--tiny"] if args.tiny else [])]
+        done = subprocess.run(words, env=variables(False), capture_output=True, text=True, check=False)
         if done.returncode:
             return {"budget": budget, "failed": done.stderr.strip().splitlines()[-3:]}
         found = json.loads(file.read_text())["plans"][0]
-    point = found["points"][0]
-    return {
-        "budget": budget,
-        "step_ms": point["step_ms"],
-        "bound_ms": point["bound_ms"],
-        "optimizer": point["optimizer"],
-        "in_core_ms": found["in_core_ms"],
-        "peak_bytes": found["peak_bytes"],
-    }
+    kept = {key: found["points"][0][key] for key in ("step_ms", "bound_ms", "optimizer")}
+    return {"budget": budget} | kept | {key: found[key] for key in ("in_core_ms", "peak_bytes")}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -268,8 +235,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    found = None if args.tiny or args.plan else any_reader()
-    if found is None and not (args.tiny or args.plan):
+    on_gpu = not (args.tiny or args.plan)
+    if on_gpu and not free_by_nvml():
         sys.exit("full_card.py needs a GPU and NVML to see its memory; --plan and --tiny need none")
     document: dict[str, Any] = {"environment": {}, "rate": None, "plans": {}, "runs": []}
     for path in args.earlier:
@@ -279,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not args.plan or not document["environment"]:
         own = ["python", "benchmarks/full_card.py", *(sys.argv[1:] if arguments is None else arguments)]
         document["environment"] = describe(own) | {"rehearsal": args.tiny}
-        document["environment"] |= {} if args.tiny or args.plan else device_description()
+        document["environment"] |= device_description() if on_gpu else {}
 
     def write() -> None:
         if args.json is not None:
@@ -292,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write()
     else:
         try:
-            with Watch(found[1] if found else None) as watch:
+            with Watch(free_by_nvml if on_gpu else None) as watch:
                 document["rate"] = measure_rate(args, watch)
                 for row in args.rows:
                     for mode in args.modes:

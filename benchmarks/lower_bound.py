@@ -3,7 +3,7 @@
     python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--refinements 2]
         [--json FILE]
 
-It reads a trace with the operators' durations (docs/traces.md). `torch_uvm/_tools/lower_bound.py` says what
+It reads a trace with the operators' durations (docs/annex.md). `torch_uvm/_tools/lower_bound.py` says what
 the bound takes into account.
 """
 

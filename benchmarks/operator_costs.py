@@ -1,11 +1,11 @@
-"""What the engine costs the host: operators, steps that fit the budget, and the driver calls of transfers.
+"""What the engine costs the host, and the rates of its copies, outside of training.
 
-    python benchmarks/operator_costs.py --out DIRECTORY
+    python benchmarks/operator_costs.py [--json FILE] [--small]
 
 In one process, so that ratios compare the same host: "native" is PyTorch's own memory, "off" managed memory
 without a budget, "idle" a budget that everything fits into, "awake" a budget that cold memory exceeds, where
 nothing of the step has to move. They alternate, and the least time counts: other load only adds time. At most
-4 GiB are managed, and a GPU must have sixteen times that free. `--small` rehearses it on `emu`.
+4 GiB are managed; a GPU must have that and 6 GiB free. `--small` rehearses it on `emu`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import json
 import os
 import statistics
 import sys
+import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,25 +28,32 @@ os.environ["TORCH_UVM_CONF"] = "limit:4GiB"  # before torch_uvm is imported
 
 import torch
 import torch.nn.functional as F
-from _environment import describe
-from _residency_calls import seconds, synchronise
-from _residency_workloads import TransformerOf, Workload
+from _results import RESULTS, ROOT, describe, device_description, write_results
+from _workloads import TransformerOf, Workload
 
 import torch_uvm
 
-GIB = 1 << 30
-MIB = 1 << 20
+sys.path.insert(0, str(ROOT / "tests"))
+from _gpu_guard import GIB, MIB, Guard, check_room
+
 LIMIT = 4 * GIB
 LIVE = 64 * 1024  # floats: 256 KiB, the smallest storage that the engine moves
 TENSORS = 50
 IDLE_AFTER = 40  # steps; then a program that fits has long been idle
 
 Call = Callable[[], object]
+Step = Callable[[list[torch.Tensor], int], object]
+
+
+def seconds(call: Call) -> float:
+    torch.accelerator.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.accelerator.synchronize()
+    return time.perf_counter() - begin
 
 
 # --- operators
-
-Step = Callable[[list[torch.Tensor], int], object]
 
 
 def in_place(tensors: list[torch.Tensor], count: int) -> None:
@@ -74,6 +84,7 @@ CASES: dict[str, Step] = {
     "view and add": tiny,
     "two views and linear": nested,
 }
+LEARNS = {"native": 2, "off": 2, "idle": IDLE_AFTER, "awake": 8}  # steps before the timed ones
 
 
 def operators(device: torch.device, rounds: int, count: int) -> dict[str, dict[str, float]]:
@@ -86,15 +97,12 @@ def operators(device: torch.device, rounds: int, count: int) -> dict[str, dict[s
     tensors = [torch.ones(LIVE, device=device) for _ in range(TENSORS)]
     found: dict[str, dict[str, float]] = {name: {} for name in CASES}
     for _ in range(rounds):
-        for mode in ("native", *budgets):
+        for mode, learns in LEARNS.items():
             torch_uvm.set_budget(budgets.get(mode), device)
             used = plain if mode == "native" else tensors
-            learns = {"native": 2, "off": 2, "idle": IDLE_AFTER, "awake": 8}[mode]
             for name, step in CASES.items():
                 with torch_uvm.disabled() if mode == "native" else torch_uvm.enabled():
-                    times = [
-                        seconds(device, functools.partial(step, used, count)) for _ in range(learns + 10)
-                    ]
+                    times = [seconds(functools.partial(step, used, count)) for _ in range(learns + 10)]
                 least = min(times[learns:]) / count * 1e9
                 found[name][mode] = min(least, found[name].get(mode, least))
     torch_uvm.set_budget(None, device)
@@ -105,15 +113,17 @@ def operators(device: torch.device, rounds: int, count: int) -> dict[str, dict[s
 # --- the driver calls of a transfer
 
 
-def calls_in(profiled: torch.profiler.profile, trace: Path) -> Counter[str]:
-    """The driver calls of a profile, by name, without the launches of kernels. Leaves its trace there."""
-    profiled.export_chrome_trace(str(trace))
-    events = json.loads(trace.read_text())["traceEvents"]
+def calls_in(profiled: torch.profiler.profile) -> Counter[str]:
+    """The driver calls of a profile, by name, without the launches of kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
     names = (event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver"))
     return Counter(name for name in names if "Launch" not in name)
 
 
-def driver_calls(device: torch.device, piece: int, out: Path) -> dict[str, Any]:
+def driver_calls(device: torch.device, piece: int) -> dict[str, Any]:
     """Calls of a loop over twice as many storages as the budget holds, per transfer."""
     pieces = 128
     found: dict[str, Any] = {}
@@ -133,16 +143,16 @@ def driver_calls(device: torch.device, piece: int, out: Path) -> dict[str, Any]:
                     torch.sum(tensor, 0, keepdim=True, out=into)
 
         for _ in range(10):
-            seconds(device, step)
+            seconds(step)
         before = torch_uvm.residency_stats()
         with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profiled:
             for _ in range(5):
                 step()
-            synchronise(device)
+            torch.accelerator.synchronize()
         after = torch_uvm.residency_stats()
-        calls = calls_in(profiled, out / f"calls_{'written' if writes else 'read'}.json")
-        moved = {key: after[key]["count"] - before[key]["count"] for key in ("fetched", "written_back")}
-        moved["dropped"] = after["dropped_clean"]["count"] - before["dropped_clean"]["count"]
+        calls = calls_in(profiled)
+        kinds = {"fetched": "fetched", "written_back": "written_back", "dropped": "dropped_clean"}
+        moved = {name: after[key]["count"] - before[key]["count"] for name, key in kinds.items()}
         transfers = max(moved["fetched"] + moved["written_back"], 1)
         found[name] = moved | {
             "calls": {key: round(count / transfers, 2) for key, count in calls.most_common(12)},
@@ -161,83 +171,114 @@ class Training:
         self.workload = workload
         self.optimizer = workload.optimizer(workload.trained())
 
-    def step(self) -> None:
-        self.workload.loss(self.workload.model, self.workload.batch).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self.step()
+            self.workload.step(self.optimizer)
+
+
+def watched() -> int:
+    """How many operators the engine has seen."""
+    stats = torch_uvm.residency_stats()
+    return int(stats["plan_hits"] + stats["plan_misses"])
 
 
 def fits(device: torch.device, shape: TransformerOf, budget: int, rounds: int, block: int) -> dict[str, Any]:
     """Milliseconds of a step, natively and within a budget that it fits, and when the engine became idle."""
-
-    def made() -> Training:
-        with device:
-            return Training(shape.make(device))
-
-    with torch_uvm.disabled():
-        native = made()
+    with torch_uvm.disabled(), device:
+        native = Training(shape.make(device))
         native.steps(5)
     torch_uvm.set_budget(budget, device)
-    managed = made()
-    watched, idle_after = -1, None
-    first: list[float] = []
-    for number in range(IDLE_AFTER):
-        first.append(seconds(device, managed.step) * 1e3)
-        stats = torch_uvm.residency_stats()
-        seen = stats["plan_hits"] + stats["plan_misses"]
-        if seen == watched and idle_after is None:
-            idle_after = number
-        elif seen != watched:
-            idle_after = None
-        watched = seen
+    with device:
+        managed = Training(shape.make(device))
+    seen = [watched()]
+    for _ in range(IDLE_AFTER):
+        managed.steps(1)
+        seen.append(watched())
     times: dict[str, list[float]] = {"native": [], "managed": []}
     for _ in range(rounds):
         with torch_uvm.disabled():
-            times["native"].append(seconds(device, functools.partial(native.steps, block)) / block * 1e3)
-        times["managed"].append(seconds(device, functools.partial(managed.steps, block)) / block * 1e3)
-    stats = torch_uvm.residency_stats()
+            times["native"].append(seconds(functools.partial(native.steps, block)) / block * 1e3)
+        times["managed"].append(seconds(functools.partial(managed.steps, block)) / block * 1e3)
     peak = torch_uvm.memory_stats(device)["allocated_bytes.all.peak"]
     found = {
         "budget_over_peak": budget / max(peak, 1),
-        "idle_after_steps": idle_after,
-        "watched_while_timed": stats["plan_hits"] + stats["plan_misses"] - watched,
-        "first_ms": first[:8],
-        "native_ms": min(times["native"]),
-        "managed_ms": min(times["managed"]),
-        "native_median_ms": statistics.median(times["native"]),
-        "managed_median_ms": statistics.median(times["managed"]),
-        "all": times,
+        "idle_after_steps": seen.index(seen[-1]),
+        "watched_while_timed": watched() - seen[-1],
+        **{f"{name}_ms": min(each) for name, each in times.items()},
+        **{f"{name}_median_ms": statistics.median(each) for name, each in times.items()},
     }
     del managed, native
     torch_uvm.set_budget(None, device)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="directory for the figures")
-    parser.add_argument("--small", action="store_true", help="a rehearsal on emu")
-    arguments = parser.parse_args()
-    small: bool = arguments.small
-    device = torch.device("emu" if small else "cuda")
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from _gpu_guard import Guard, check_room
+# --- rates of copies, and launches beside them
 
-    if small:
-        torch_uvm.emulated.configure(memory="3GiB")
-    if device.type == "cuda":
-        check_room(LIMIT)
-    guard = Guard(LIMIT).hold()
-    torch_uvm.enable()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"environment": describe(sys.argv)}
-    with torch.no_grad():
-        found["operators"] = operators(device, 1 if small else 3, 100 if small else 1000)
-        found["driver_calls"] = driver_calls(device, MIB // 4 if small else 4 * MIB, arguments.out)
+
+def rates(device: torch.device, size: int, pieces: int) -> dict[str, float]:
+    """GB/s of write-backs and fetches of so many bytes in all, by the host's clock: medians of five."""
+    torch_uvm.set_budget(size + size // 4, device)
+    took: dict[str, list[float]] = {"written_back": [], "fetched": []}
+    for _ in range(5):
+        moved = [torch.ones(size // 4 // pieces, device=device) for _ in range(pieces)]
+        room: list[torch.Tensor] = []
+
+        def push(room: list[torch.Tensor] = room) -> None:
+            # This allocation evicts the storages. They are dirty, so they are written back.
+            for _ in range(pieces):
+                room.append(torch.empty(size // 4 // pieces, device=device).fill_(1))
+
+        def pull(moved: list[torch.Tensor] = moved) -> None:
+            with torch_uvm.resident(moved):
+                torch.accelerator.synchronize()
+
+        for name, call in (("written_back", push), ("fetched", pull)):
+            before = torch_uvm.residency_stats()[name]["bytes"]
+            in_s = seconds(call)
+            took[name].append((torch_uvm.residency_stats()[name]["bytes"] - before) / in_s / 1e9)
+            room.clear()
+        del moved, push, pull
+    torch_uvm.set_budget(None, device)
+    return {name: statistics.median(each) for name, each in took.items()}
+
+
+def launches(device: torch.device, size: int, count: int, budget: int | None) -> dict[str, float]:
+    """Microseconds per launch of a small kernel while another thread cycles through tensors of 8 * size."""
+    torch_uvm.set_budget(budget, device)
+    tensors = [torch.ones(size // 4, device=device) for _ in range(8)]
+    small = torch.ones(64, device=device)
+    stream, stop, rounds = torch.Stream(device), threading.Event(), [0]
+
+    def go_around() -> None:
+        while not stop.is_set():
+            for tensor in tensors:
+                tensor.add_(1)
+            torch.accelerator.synchronize()
+            rounds[0] += 1
+
+    other = threading.Thread(target=go_around)
+    other.start()
+    times = []
+    try:
+        while rounds[0] < 3:
+            time.sleep(0.01)
+        with stream:
+            for number in range(count):
+                begin = time.perf_counter_ns()
+                small.add_(1)
+                times.append((time.perf_counter_ns() - begin) / 1e3)
+                if number % 200 == 199:
+                    stream.synchronize()  # a full launch queue blocks, with and without the engine
+    finally:
+        stop.set()
+        other.join()
+    torch_uvm.set_budget(None, device)
+    times.sort()
+    return {f"p{share}_us": times[int(share / 100 * (count - 1))] for share in (50, 99, 99.9)}
+
+
+def measure(device: torch.device, small: bool) -> dict[str, Any]:
+    moved, piece = (8 * MIB, 2 * MIB) if small else (GIB, GIB // 4)
     shapes = {
         "12 blocks of 512, 512 tokens": (TransformerOf(1, 512, width=512, heads=8), GIB),
         "6 blocks of 2048, 2 048 tokens": (TransformerOf(2, 1024, depth=6), 7 * GIB // 2),
@@ -245,28 +286,57 @@ def main() -> None:
     if small:
         shapes = {"small": (TransformerOf(1, 16, depth=2, width=256, heads=2, dtype=torch.float32), GIB)}
     rounds, block = (2, 5) if small else (10, 20)
-    found["fits"] = {
-        name: fits(device, shape, budget, rounds, block) for name, (shape, budget) in shapes.items()
-    }
-    guard.check()
-    (arguments.out / "operator_costs.json").write_text(json.dumps(found, indent=1))
+    sys.setswitchinterval(20e-6)  # the default of 5 ms would dominate the launches
+    with torch.no_grad():
+        found: dict[str, Any] = {
+            "operators": operators(device, 1 if small else 3, 100 if small else 1000),
+            "driver_calls": driver_calls(device, MIB // 4 if small else 4 * MIB),
+            "rates": {f"{count} pieces": rates(device, moved, count) for count in (1, 4 if small else 32)},
+            "launches": {
+                name: launches(device, piece, 2000 if small else 100_000, budget)
+                for name, budget in (("without", None), ("moving", 5 * piece))
+            },
+        }
+    found["fits"] = {name: fits(device, *shape, rounds, block) for name, shape in shapes.items()}
+    return found
 
-    modes = ("native", "off", "idle", "awake")
-    print(f"{'operator, ns':28}" + "".join(f"{mode:>9}" for mode in modes) + "   idle+  awake+")
+
+def show(found: dict[str, Any]) -> None:
+    print(f"{'operator, ns':28}" + "".join(f"{mode:>9}" for mode in LEARNS) + "   idle+  awake+")
     for name, by_mode in found["operators"].items():
         more = [by_mode[mode] - by_mode["native"] for mode in ("idle", "awake")]
-        print(
-            f"{name:28}" + "".join(f"{by_mode[m]:9.0f}" for m in modes) + "".join(f"{m:8.0f}" for m in more)
-        )
+        costs = "".join(f"{by_mode[mode]:9.0f}" for mode in LEARNS)
+        print(f"{name:28}{costs}" + "".join(f"{each:8.0f}" for each in more))
     for name, calls in found["driver_calls"].items():
         print(f"{name}: {calls['per_transfer']} driver calls a transfer: {calls['calls']}")
+    for section in ("rates", "launches"):
+        for name, figures in found[section].items():
+            print(f"{section}, {name}: " + ", ".join(f"{key} {it:.1f}" for key, it in figures.items()))
     for name, row in found["fits"].items():
-        ratio = row["managed_ms"] / row["native_ms"]
         print(
-            f"fits, {name}: {row['managed_ms']:.2f} ms, native {row['native_ms']:.2f}, {ratio:.3f} "
-            f"(medians {row['managed_median_ms']:.2f}, {row['native_median_ms']:.2f}); "
-            f"idle after {row['idle_after_steps']} steps; watched while timed {row['watched_while_timed']}"
+            f"fits, {name}: {row['managed_ms']:.2f} ms, native {row['native_ms']:.2f}, "
+            f"{row['managed_ms'] / row['native_ms']:.3f}; idle after {row['idle_after_steps']} steps; "
+            f"watched while timed {row['watched_while_timed']}"
         )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--json", type=Path, default=RESULTS / "operator_costs.json", metavar="FILE")
+    parser.add_argument("--small", action="store_true", help="a rehearsal on emu")
+    arguments = parser.parse_args()
+    device = torch.device("emu" if arguments.small else "cuda")
+    if arguments.small:
+        torch_uvm.emulated.configure(memory="3GiB")
+    else:
+        check_room(LIMIT)
+    guard = Guard(LIMIT).hold()
+    torch_uvm.enable()
+    found = {"environment": describe(sys.argv)} | ({} if arguments.small else device_description())
+    found |= measure(device, arguments.small)
+    guard.check()
+    write_results(arguments.json, found)
+    show(found)
 
 
 if __name__ == "__main__":

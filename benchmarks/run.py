@@ -1,6 +1,6 @@
-"""Builds and runs the benchmarks, prints their tables, and writes the figures to benchmarks/results/.
+"""Builds and runs the benchmarks that need no GPU, and writes their figures to benchmarks/results/.
 
-python benchmarks/run.py [allocator] [operators] [replay] [residency]
+python benchmarks/run.py [allocator] [operators]
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _environment import RESULTS, ROOT, describe
-from _results import write_results
+from _results import RESULTS, ROOT, describe, write_results
+
+PARTS = ("allocator", "plan")
 
 
 def run(*command: str) -> None:
@@ -23,80 +24,39 @@ def run(*command: str) -> None:
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, check=True)
 
 
-def allocator(build: Path) -> None:
-    """Allocations and frees in C++, without torch: the cost of a call, of ragged sizes, and of events."""
-    parts = ("allocator", "ragged", "events", "arena", "plan")
+def allocator() -> None:
+    """Allocations and frees in C++, without torch: the cost of a call, of ragged sizes, and of plans."""
+    build = ROOT / "build" / "cpp"
     run("cmake", "-S", "tests/cpp", "-B", str(build), "-G", "Ninja", "--log-level=WARNING")
-    run(
-        "cmake",
-        "--build",
-        str(build),
-        "--target",
-        *(f"bench_{part}" for part in parts),
-        "-j",
-        str(os.cpu_count() or 1),
-        "--",
-        "--quiet",
-    )
-    document = {"environment": describe(["build/cpp/bench_{" + ",".join(parts) + "}", "--json", "FILE"])}
+    targets = [f"bench_{part}" for part in PARTS]
+    run("cmake", "--build", str(build), "--target", *targets, "-j", str(os.cpu_count() or 1), "--", "--quiet")
+    document = {"environment": describe(["build/cpp/bench_{" + ",".join(PARTS) + "}", "FILE"])}
     with tempfile.TemporaryDirectory() as folder:
-        for part in parts:
-            figures = Path(folder) / f"{part}.json"
-            run(str(build / f"bench_{part}"), "--json", str(figures))
-            document[part] = json.loads(figures.read_text())
+        for target in targets:
+            figures = Path(folder) / f"{target}.json"
+            run(str(build / target), str(figures))
+            document |= json.loads(figures.read_text())
     write_results(RESULTS / "allocator.json", document)
 
 
-def operators(build: Path) -> None:
+def operators() -> None:
     """Operators on the emulated accelerator against the CPU."""
-    run(
-        sys.executable,
-        "benchmarks/bench_operators.py",
-        "--json",
-        str(RESULTS.relative_to(ROOT) / "operators.json"),
-    )
+    run(sys.executable, "benchmarks/bench_operators.py", "--json", "benchmarks/results/operators.json")
 
 
-def residency(build: Path) -> None:
-    """Training under a budget on the emulated accelerator, in modelled time."""
-    run(
-        sys.executable,
-        "benchmarks/bench_residency_emulated.py",
-        "--json",
-        str(RESULTS.relative_to(ROOT) / "residency_emulated.json"),
-    )
-
-
-def replay(build: Path) -> None:
-    """The recorded logs of allocations on each of our allocators."""
-    command = ["-m", "torch_uvm", "replay", "--repeat", "20", "--json"]
-    document = {"environment": describe(["python", *command, "FILE", "benchmarks/logs/LOG.csv"]), "logs": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "replay.json"
-        for log in sorted((ROOT / "benchmarks" / "logs").glob("*.csv")):
-            run(sys.executable, *command, str(figures), str(log.relative_to(ROOT)))
-            document["logs"][log.stem] = json.loads(figures.read_text())
-    write_results(RESULTS / "replay.json", document)
-
-
-BENCHMARKS = {"allocator": allocator, "operators": operators, "replay": replay, "residency": residency}
+BENCHMARKS = {"allocator": allocator, "operators": operators}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{' or '.join(BENCHMARKS)}; without it: all"
-    )
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpp", help="folder for the C++ build")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=" or ".join(BENCHMARKS))
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
     try:
         for name in args.names or BENCHMARKS:
-            BENCHMARKS[name](args.build.resolve())
+            BENCHMARKS[name]()
     except FileNotFoundError as error:
         sys.exit(f"{error.filename} is needed and was not found")
     except subprocess.CalledProcessError as error:

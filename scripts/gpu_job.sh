@@ -2,7 +2,6 @@
 # Runs one job on a GPU, unattended, in at most four minutes: a short table last, everything under $OUT.
 #
 #   scripts/gpu_job.sh balloon     training with the automatic budget beside a balloon of plain memory
-#   scripts/gpu_job.sh compiled    steps and calls of compiled graphs at a budget that they fit in
 #   scripts/gpu_job.sh 64k         the row of 64k tokens, with torchao, TRL and transformers beside the engine
 #   scripts/gpu_job.sh peers       the same peers on other workloads
 #   scripts/gpu_job.sh language    the language model, also with its optimizer in backward hooks
@@ -28,7 +27,7 @@ fi
 residency() { # NAME, then arguments
   local name=$1
   shift
-  "$python" benchmarks/bench_residency.py --seconds 215 --timeout 60 --warm-up 6 --steps 4 --ahead 4 \
+  "$python" benchmarks/bench_residency.py --seconds 215 --timeout 60 --warm-up 6 --steps 8 \
     --json "$out/$name.json" "$@" > "$out/$name.txt" 2>&1 || true
   grep -v 'not measured' "$out/$name.txt"
 }
@@ -37,7 +36,6 @@ case $job in
 balloon)
   timeout 220 "$python" tests/_balloon.py "$out/balloon.json" 2>&1 | tee "$out/balloon.txt"
   ;;
-compiled) timeout 235 "$python" benchmarks/compiled_steps.py --seconds 225 --json "$out/compiled_steps.json" ;;
 64k) residency residency_64k --only '^64k' ;;
 peers) residency residency_peers --only '^(2k tokens|16k|LoRA).*(CPUOffload|OffloadAct|checkpoint offload)' ;;
 language) residency residency_language --only '^language model(, optimizer in backward)?: ' ;;

@@ -9,27 +9,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from _residency_limits import GIB  # noqa: E402
+from _runs import GIB  # noqa: E402
 
 LITTLE = "2k tokens"
 
 
 def row(column: str = "in core", part: str = "", **figures: Any) -> dict[str, Any]:
     common = {"workload": LITTLE, "column": column, "name": f"{column}, {part}", "planned_budget": part}
-    return common | {"status": "ok", "spike": False} | figures
+    return common | {"status": "ok"} | figures
 
 
 def in_core() -> dict[str, Any]:
     return row(
         step_ms=100.0,
-        wall_ms=101.0,
         first_ms=500.0,
-        forward_ms=30.0,
-        backward_ms=60.0,
         losses=["0x1p+0", "0x1p-1"],
         repeatable=True,
-        driver_before=GIB,
-        driver_peak=6 * GIB,
+        driver_bytes=5 * GIB,
         max_reserved=4 * GIB,
         max_allocated=3 * GIB,
     )
@@ -44,12 +40,10 @@ def traffic(into: float, out: float, place: float) -> dict[str, Any]:
 def engine(**figures: Any) -> dict[str, Any]:
     usual = {
         "step_ms": 150.0,
-        "wall_ms": 151.0,
         "first_ms": 900.0,
         "losses": ["0x1p+0", "0x1p-1"],
         "budget": 2 * GIB,
-        "driver_before": GIB,
-        "driver_peak": int(4.2 * GIB),
+        "driver_bytes": int(3.2 * GIB),
         "native_reserved": 0,
         "statistics": traffic(5.2e9, 2.6e9, 1.04e9),
     }

@@ -11,6 +11,12 @@ from _spawn import Spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 
+#: Of documents, result files and benchmarks; and what takes minutes.
+NIGHTLY = frozenset(
+    "test_bench_residency_runs test_bench_schedules test_docs test_docs_site test_documented_code "
+    "test_dry_op_tables test_plan_errors test_sanitizers".split()
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -38,6 +44,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "cuda" if Path(file).name.startswith(("test_cuda_control", "test_cuda_flavour")) else file
 
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves to `make test-nightly`."""
+    for item in items:
+        if item.path.stem in NIGHTLY:
+            item.add_marker("nightly")
 
 
 @pytest.fixture

@@ -62,16 +62,15 @@ def test_every_cost_is_documented() -> None:
     }
     assert list(fields) == torch_uvm.emulated.profiles()
     assert all(len(costs) == 20 for costs in fields.values())
-    assert {name: cells[0] for name, cells in table(DOCS / "emulated.md", "field").items()} == fields["h200"]
-    rows = table(DOCS / "emulated.md", "cost")
-    assert {name: cells[0] for name, cells in rows.items()} == fields["gb10"]
-    assert {name: cells[1] for name, cells in rows.items()} == fields["gh200"]
+    rows = table(DOCS / "emulator.md", "field")
+    for column, profile in enumerate(fields):
+        assert {name: cells[column] for name, cells in rows.items()} == fields[profile]
 
 
 def test_costs_documented_as_assumed_are_marked_in_the_source() -> None:
     assumed = set(re.findall(r"^ +\.(\w+) = .*// assumed", profiles()["h200"], re.MULTILINE))
-    rows = table(DOCS / "emulated.md", "field")
-    assert {name for name, cells in rows.items() if cells[1].startswith("assumed")} == assumed
+    rows = table(DOCS / "emulator.md", "field")
+    assert {name for name, cells in rows.items() if cells[3].startswith("assumed")} == assumed
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -97,34 +96,56 @@ def measured(*names: str, file: str = "residency.json") -> list[str]:
     return [f"{values[name]:.2f}" for name in names]
 
 
-STEPS = [f"16k tokens, checkpointing, {budget}: step / in core" for budget in ("1/1.5", "1/2", "1/4")]
+KINDS = [  # the rows of performance.md for each card: a workload and a kind of update
+    ("16k tokens, checkpointing", "engine, deferred"),
+    ("16k tokens, checkpointing", "engine, auto"),
+    ("language model", "engine, deferred"),
+    ("language model, optimizer in backward", "engine"),
+]
 FSDP2 = [
     f"FSDP2 offload / engine at no more peak, {case}"
     for case in ("2k tokens", "16k tokens, checkpointing", "16k tokens")
 ]
-H100 = "residency_h100.json"
 SAVE_ON_CPU = [f"save_on_cpu / engine at no more peak, {case}" for case in ("2k tokens", "16k tokens", "CNN")]
 
 
-def test_figures_of_coming_from_are_those_of_the_results() -> None:
-    """coming-from.md: step times of other means over ours, at no more memory."""
-    sections = (DOCS / "coming-from.md").read_text().split("\n## ")
-    for title, figures in {
-        "`torch.autograd.graph.save_on_cpu`": measured(*SAVE_ON_CPU[:2]),
-        "FSDP2's `CPUOffloadPolicy`": measured(*FSDP2[:2], file=H100) + measured(FSDP2[2]),
-    }.items():
-        (section,) = (each for each in sections if each.startswith(title))
-        assert re.findall(r"\d\.\d+(?=\s+times)", section) == figures
+@pytest.mark.parametrize("card", ["H100", "H200"])
+def test_steps_of_the_performance_page_are_those_of_the_results(card: str) -> None:
+    rows = json.loads((ROOT / f"benchmarks/results/residency_{card.lower()}_goals.json").read_text())["rows"]
+    steps = {(row["workload"], row["name"]): row["step_ms"] for row in rows if "step_ms" in row}
+    written = table(DOCS / "performance.md", card).values()
+    for (workload, kind), cells in zip(KINDS, written, strict=True):
+        in_core = steps[workload, "in core"]
+        parts = [steps.get((workload, f"{kind}, 1/{part}")) for part in ("1.5", "2", "4")]
+        wanted = [f"{in_core:.0f}", *(f"{step / in_core:.2f}" for step in parts if step is not None)]
+        assert cells[: len(wanted)] == wanted
 
 
-def test_figures_of_the_performance_page_are_those_of_the_results() -> None:
-    page = DOCS / "performance.md"
-    steps = table(page, "step time / in core")
-    assert steps['... optimizer="deferred"'] == measured(*STEPS)
-    others = table(page, "beside others, at no more memory: their step / ours")
-    assert [cells[0] for cells in others.values()][:6] == measured(*FSDP2, *SAVE_ON_CPU)
-    newest = table(page, "a peer's step / ours, at no more memory")
-    assert [cells[2] for cells in newest.values()][:2] == measured(*FSDP2[1::-1], file=H100)
+def test_peers_of_the_performance_page_are_those_of_the_results() -> None:
+    rows = list(table(DOCS / "performance.md", "their step / ours").values())
+    newest = [measured(*FSDP2[1::-1], file=f"residency_{card}_goals.json") for card in ("h100", "h200")]
+    assert [cells[:2] for cells in rows[:2]] == [list(both) for both in zip(*newest, strict=True)]
+    earlier = [cells[0].strip("| ") for cells in rows[2:6]]  # they were not measured on an H100
+    assert earlier == measured(FSDP2[2], *SAVE_ON_CPU)
+
+
+def test_whole_cards_of_the_performance_page_are_those_of_the_results() -> None:
+    page, results = DOCS / "performance.md", ROOT / "benchmarks" / "results"
+    found = json.loads((results / "full_card.json").read_text())
+    runs = {it["row"]: it for it in found["runs"] if it["mode"] == "uvm" and it["steps"]}
+    rows = table(page, "whole H100")
+    assert [name[0] for name in rows] == sorted(runs)
+    for name, cells in rows.items():
+        run, plan = runs[name[0]], found["plans"].get(name[0])
+        share = f"{run['flops'] / found['rate']:.2f}"
+        wanted = [f"{run['step_s']:.3g}", f"{run['tokens_per_s']:,.0f}".replace(",", " "), share]
+        if plan is not None:
+            wanted += [f"{plan['step_ms'] / 1e3:.2f}", f"{plan['bound_ms'] / 1e3:.2f}"]
+            wanted += [f"{run['step_s'] * 1e3 / plan['bound_ms']:.2f}"]
+        assert cells[1 : 1 + len(wanted)] == wanted
+    fits = json.loads((results / "full_card_h200.json").read_text())["runs"]
+    written = table(page, "whole H200, [file](../benchmarks/results/full_card_h200.json)")
+    assert [cells[0] for cells in written.values()] == [f"{it['step_s']:.2f}" for it in fits]
 
 
 def test_figures_of_the_readme_are_those_of_the_results() -> None:
@@ -155,9 +176,9 @@ def test_versions_agree() -> None:
     assert version == released or version.endswith(".dev0")
 
 
-def test_the_examples_page_has_every_example() -> None:
+def test_the_recipes_list_every_example() -> None:
     examples = {path.name for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("_")}
-    listed = set(re.findall(r"\(../examples/(\w+\.py)\)", (DOCS / "examples.md").read_text()))
+    listed = set(re.findall(r"\(../examples/(\w+\.py)\)", (DOCS / "recipes.md").read_text()))
     assert listed == examples
 
 

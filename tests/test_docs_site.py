@@ -66,7 +66,7 @@ def test_code_of_120_columns_is_shown_whole(site: Path) -> None:
     room = int(page[1]) - int(side[1]) - 2 * int(body[1]) - 2 * int(code[2])
     # The width of DejaVu Sans Mono, the widest of the theme's fonts.
     assert 120 * 0.602 * float(code[1]) <= room
-    blocks = re.findall(r"<pre>(.*?)</pre>", (site / "docs" / "examples.html").read_text(), re.S)
+    blocks = re.findall(r"<pre>(.*?)</pre>", (site / "docs" / "recipes.html").read_text(), re.S)
     rows = [re.sub("<[^>]+>", "", line) for block in blocks for line in block.splitlines()]
     table = [row for row in rows if "torch_uvm, engine" in row]
     assert table and max(map(len, table)) <= 120

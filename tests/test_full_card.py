@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,9 @@ from torch_uvm import _C
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import _full_card_runs as runs  # noqa: E402
 import _full_card_table as table  # noqa: E402
+import _runs as runs  # noqa: E402
 import full_card  # noqa: E402
-from _residency_sampler import Reading  # noqa: E402
 
 STEP = {"what": "step", "seconds": 0.5, "result": (1.5).hex(), "at_s": 1.0, "rss": 7}
 MADE = {"what": "made", "parameters": 10, "tokens": 100, "flops": 1e9, "at_s": 0.5, "rss": 5}
@@ -84,19 +84,36 @@ class TestRuns:
         assert found.status == "failed: torch.OutOfMemoryError: too much"
         assert found.output[0] == "more"
 
+    def test_a_signal_is_named(self, watch: runs.Watch) -> None:
+        found = runs.run_child([sys.executable, "-c", "import os; os.abort()"], os.environ, 60, watch)
+        assert found.status == "died of SIGABRT"
+
+    def test_variables_of_torch_uvm_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCH_UVM_CONF", "limit:none")
+        assert not any(key.startswith("TORCH_UVM") for key in runs.environment())
+
     def test_the_host_keeps_some_memory(self, watch: runs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runs, "host_available", lambda: runs.LEAST_HOST - 1)
         code = "import threading; threading.Event().wait()"
         found = runs.run_child([sys.executable, "-c", code], os.environ, 60, watch)
         assert found.status == "ended: the host had less than 3 GiB left"
 
-    def test_memory_of_the_device_is_over_what_was_before(self) -> None:
-        readings = iter([Reading(5 * GIB, 75 * GIB), Reading(50 * GIB, 30 * GIB)])
-        last = Reading(5 * GIB, 75 * GIB)
-        with runs.Watch(lambda: next(readings, last)) as watch:
+    def test_memory_of_the_devices_is_over_what_was_before(self) -> None:
+        """And since the model is made. Each line has what was taken until then."""
+        free = [75 * GIB, 40 * GIB]
+        with runs.Watch(lambda: free) as watch:
+            found = runs.Result()
+            watch.begin(subprocess.Popen([sys.executable, "-c", ""], text=True))
+            free[0] -= 45 * GIB
+            assert watch.taken() == 45 * GIB
+            free[0] += 40 * GIB
+            assert (watch.taken(), watch.taken(again=True)) == (45 * GIB, 5 * GIB)
+            free[0] += 5 * GIB
+            watch.end(found)
+            assert (found.device_bytes, found.lowest_free) == (5 * GIB, 30 * GIB)
             code = f"print({json.dumps(STEP)!r})"
             found = runs.run_child([sys.executable, "-c", code], os.environ, 60, watch)
-        assert (found.device_bytes, found.lowest_free) == (45 * GIB, 30 * GIB)
+            assert found.lines == [STEP | {"device_bytes": 0}]
 
 
 class TestFigures:
@@ -141,7 +158,7 @@ class TestLimits:
     def test_a_run_that_left_the_limit_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, watch: runs.Watch
     ) -> None:
-        def exceeding(words: list[str], *_: object) -> runs.Result:
+        def exceeding(words: list[str], *_: object, **__: object) -> runs.Result:
             stats = Path(words[words.index("--stats") + 1])
             stats.write_text(json.dumps({"limit": None, "peak_managed_bytes": 0, "residency": {}}))
             return runs.Result(lines=[MADE, STEP])

@@ -33,7 +33,7 @@ from torch_uvm import _C
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
 
-import _residency_limits  # noqa: E402
+import _runs  # noqa: E402
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ class TestRoom:
 
     def test_benchmarks_have_the_same_rule(self) -> None:
         """Those that must not import torch_uvm have it from a module of their own."""
-        assert _residency_limits.MARGIN == MARGIN
+        assert _runs.MARGIN == MARGIN
 
 
 class TestBalloon:

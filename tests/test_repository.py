@@ -94,9 +94,9 @@ BREACHES = [
     (rules.sources_that_are_not_there, "csrc/README.md", "`runtime/z.h`", "`runtime/x.h`, `z.h`"),
     (
         rules.functions_that_are_not_there,
-        "docs/paths.md",
-        "| 1. | `runtime/x.h` | `X::nothing` |",
-        "| 1. | `runtime/x.h` | `X`, `State` |",
+        "docs/design.md",
+        "| step | file | function |\n| 1. | `runtime/x.h` | `X::nothing` |",
+        "| step | file | function |\n| 1. | `runtime/x.h` | `X`, `State` |",
     ),
     (rules.torch_below_torch, "csrc/allocator/a.h", "#include <c10/core/Device.h>", "#include <map>"),
     (rules.torch_below_torch, "csrc/residency/a.h", "#include <torch/all.h>", "// <torch/all.h>"),

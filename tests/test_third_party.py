@@ -1,6 +1,6 @@
 """Features of the emulated accelerator that other packages need, mostly operators of PyTorch.
 
-docs/third-party.md lists the programs.
+docs/compatibility.md lists the programs whose results differ.
 """
 
 from __future__ import annotations

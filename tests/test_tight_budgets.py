@@ -105,7 +105,7 @@ class TestGraphNetwork:
 
 class TestMonotone:
     def test_training_within_a_budget_succeeds_within_a_larger_one(self, spawn: Spawn) -> None:
-        budgets = (8, 13, 14, 15, 16, 18, 24, 36)
+        budgets = (8, 14, 16, 24)
         trains = {
             mib: spawn(EMBEDDING, args=[str(mib)], env=EMU, check=False).returncode == 0 for mib in budgets
         }

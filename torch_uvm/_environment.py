@@ -5,7 +5,7 @@ PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by RFC-0023's name; TORCH_UVM takes pr
 TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
                                 cuda: never registers it, and fails the import without a CUDA device
 TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
-TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/report.md)
+TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/plan.md)
 
 An empty value is the same as none. A wrong value fails the import with an error that names it, before
 anything has changed. An unknown variable that begins with TORCH_UVM_ is ignored with a warning.

@@ -1,7 +1,7 @@
 """The schedule that the residency engine follows in a loop: made from a trace, predicted, checked.
 
 A schedule has the operators of one iteration, and each transfer with the operator that triggers it and the
-operator that needs it. ``docs/schedules.md`` describes it.
+operator that needs it. ``docs/plan.md`` describes it.
 
 >>> from torch_uvm import schedules, traces
 >>> trace = traces.read_trace("run.trace")  # doctest: +SKIP

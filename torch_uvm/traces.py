@@ -1,6 +1,6 @@
 """Traces of accesses, as `torch_uvm.record_accesses` writes them.
 
-The format is JSON lines, described in ``docs/traces.md``. A trace may come from an untrusted source: reading
+The format is JSON lines, described in ``docs/annex.md``. A trace may come from an untrusted source: reading
 it runs nothing, and a line that does not fit the format raises an error with its number.
 """
 

@@ -1,4 +1,4 @@
-// An access trace (docs/traces.md) as a playable program: operators with the storages that they use, create and free.
+// An access trace (docs/annex.md) as a playable program: operators with the storages that they use, create and free.
 #pragma once
 
 #include <charconv>

@@ -1,16 +1,9 @@
-// The time of allocate + free of a cached size, in C++, with warm caches.
+// The caching allocator, in C++ and without memory: the time of cached sizes, and the waste of ragged sizes.
 //
-//   bench_allocator [--json FILE] [--quick]
-//
-// The heap holds `live` blocks of mixed sizes with free blocks between them. One thread, or several with one stream
-// each, allocates and frees one block repeatedly. Figures are nanoseconds for the pair, as seen by the slowest thread;
-// the median of several runs.
+//   bench_allocator [FILE]
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,61 +11,55 @@
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
+#include "bench_report.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 
 namespace {
 
 using namespace bench;
+using Clock = std::chrono::steady_clock;
 
-struct Figure {
-  std::size_t bytes;
-  int threads;
-  std::size_t live;
-  double ns; ///< median time of a pair
-};
+double ns_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+// --- allocate + free of a cached size, with warm caches
+
+constexpr int kRuns = 7;
+constexpr int kPairs = 200'000;
 
 double pairs_ns(CachingManagedAllocator& allocator, std::size_t bytes, Stream stream, int pairs) {
-  const Location home = Location::device(stream.device);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   for (int i = 0; i < pairs; ++i) {
-    allocator.free(allocator.allocate(bytes, home, stream));
+    allocator.free(allocator.allocate(bytes, Location::device(0), stream));
   }
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-  return took.count() / pairs;
+  return ns_since(start) / pairs;
 }
 
-/// Fills the heap with `live` blocks of the sizes that models use, and frees as many blocks between them.
-void populate(CachingManagedAllocator& allocator, std::size_t live, std::vector<Block*>& blocks) {
-  std::mt19937_64 random(20);
-  const auto size = [&]() -> std::size_t {
-    const std::uint64_t roll = random() % 100;
-    return roll < 70   ? 512 + random() % (64 * KiB)
-           : roll < 90 ? 64 * KiB + random() % MiB
-           : roll < 98 ? MiB + random() % (8 * MiB)
-                       : 10 * MiB + random() % (64 * MiB);
-  };
-  std::vector<Block*> holes;
-  for (std::size_t i = 0; i < live; ++i) {
-    blocks.push_back(allocator.allocate(size(), Location::device(0), Stream::default_of(0)));
-    if (i % 4 == 0) {
-      holes.push_back(allocator.allocate(size(), Location::device(0), Stream::default_of(0)));
-    }
-  }
-  for (Block* const block : holes) {
-    allocator.free(block);
-  }
-}
-
-/// A populated heap.
+/// Holds `live` blocks of the sizes that models use, with free blocks between them.
 struct Heap {
   explicit Heap(std::size_t live) {
-    populate(allocator, live, blocks);
+    std::mt19937_64 random(20);
+    const auto allocate = [&] {
+      const std::uint64_t roll = random() % 100;
+      const std::size_t bytes = roll < 70   ? 512 + random() % (64 * KiB)
+                                : roll < 90 ? 64 * KiB + random() % MiB
+                                : roll < 98 ? MiB + random() % (8 * MiB)
+                                            : 10 * MiB + random() % (64 * MiB);
+      return allocator.allocate(bytes, Location::device(0), Stream::default_of(0));
+    };
+    std::vector<Block*> holes;
+    for (std::size_t i = 0; i < live; ++i) {
+      blocks.push_back(allocate());
+      if (i % 4 == 0) {
+        holes.push_back(allocate());
+      }
+    }
+    std::ranges::for_each(holes, [&](Block* hole) { allocator.free(hole); });
   }
   ~Heap() {
-    for (Block* const block : blocks) {
-      allocator.free(block);
-    }
+    std::ranges::for_each(blocks, [&](Block* block) { allocator.free(block); });
   }
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -82,9 +69,10 @@ struct Heap {
   std::vector<Block*> blocks;
 };
 
-double measure(Heap& heap, std::size_t bytes, int threads, int runs, int pairs) {
+/// The time of a pair as seen by the slowest of some threads with a stream each; the median of several runs.
+double cached_ns(Heap& heap, std::size_t bytes, int threads) {
   std::vector<double> figures;
-  for (int run = 0; run < runs; ++run) {
+  for (int run = 0; run < kRuns; ++run) {
     std::vector<double> ns(static_cast<std::size_t>(threads));
     std::vector<std::thread> workers;
     std::atomic<int> ready = 0;
@@ -92,82 +80,127 @@ double measure(Heap& heap, std::size_t bytes, int threads, int runs, int pairs) 
       workers.emplace_back([&, i] {
         const Stream stream =
             i == 0 ? Stream::default_of(0) : Stream{0, reinterpret_cast<void*>(static_cast<std::uintptr_t>(i))};
-        pairs_ns(heap.allocator, bytes, stream, pairs / 10); // warm up
+        pairs_ns(heap.allocator, bytes, stream, kPairs / 10); // warm up
         ++ready;
         while (ready != threads) {
           std::this_thread::yield();
         }
-        ns[static_cast<std::size_t>(i)] = pairs_ns(heap.allocator, bytes, stream, pairs);
+        ns[static_cast<std::size_t>(i)] = pairs_ns(heap.allocator, bytes, stream, kPairs);
       });
     }
-    for (std::thread& worker : workers) {
-      worker.join();
-    }
+    std::ranges::for_each(workers, [](std::thread& worker) { worker.join(); });
     figures.push_back(*std::ranges::max_element(ns));
   }
   if (const auto wrong = heap.allocator.check()) {
     throw std::logic_error(*wrong);
   }
-  std::ranges::nth_element(figures, figures.begin() + runs / 2);
-  return figures[static_cast<std::size_t>(runs / 2)];
+  std::ranges::nth_element(figures, figures.begin() + kRuns / 2);
+  return figures[kRuns / 2];
 }
 
-void write_json(const std::string& path, const std::vector<Figure>& figures) {
-  std::ofstream file(path);
-  file << "{\"benchmark\": \"allocator\", \"unit\": \"ns for allocate + free, cached\", \"figures\": [";
-  for (std::size_t i = 0; i < figures.size(); ++i) {
-    const Figure& figure = figures[i];
-    file << (i == 0 ? "\n" : ",\n") << "  {\"bytes\": " << figure.bytes << ", \"threads\": " << figure.threads
-         << ", \"live_blocks\": " << figure.live << ", \"ns\": " << figure.ns << "}";
+void cached_sizes(Report& report) {
+  for (const std::size_t live : {100, 1'000, 10'000, 100'000, 1'000'000}) {
+    Heap heap(live);
+    for (const int threads : {1, 2, 8}) {
+      for (const std::size_t bytes : {std::size_t{512}, 4 * KiB, 64 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB}) {
+        report.add("allocator", format_bytes(bytes),
+                   {{"bytes", static_cast<double>(bytes)},
+                    {"threads", threads},
+                    {"live_blocks", static_cast<double>(live)},
+                    {"ns", cached_ns(heap, bytes, threads)}});
+      }
+    }
   }
-  file << "\n]}\n";
-  if (!file.flush()) {
-    throw std::runtime_error("cannot write " + path);
+}
+
+// --- ragged sizes with random lifetimes
+
+constexpr int kSteps = 100'000;
+
+struct Live {
+  Block* block;
+  std::size_t bytes;
+};
+
+/// The sizes are those of a convolutional network with a variable number of channels: k*16*7*7, k*7*7, k*7, k and k*32
+/// floats, k from 1024 to 8192 in steps of 1024, with equal probability. A step frees random blocks until the next size
+/// fits into the live set, then allocates it. The first half of the steps is warm-up. Waste is (reserved - live) /
+/// live, where live is the number of requested bytes. The lower bound of the waste follows from the peak of live bytes,
+/// which any allocator has to reserve.
+void ragged_sizes(Report& report, std::size_t target) {
+  std::vector<std::size_t> sizes;
+  for (std::size_t k = 1024; k <= 8192; k += 1024) {
+    for (const std::size_t floats : {k * 16 * 7 * 7, k * 7 * 7, k * 7, k, k * 32}) {
+      if (floats * sizeof(float) <= target) {
+        sizes.push_back(floats * sizeof(float));
+      }
+    }
   }
+  IdleRuntime runtime;
+  CachingManagedAllocator allocator(runtime, std::make_unique<AddressesOnly>());
+  std::mt19937_64 random(6);
+  std::vector<Live> live;
+  std::size_t bytes = 0;
+  const auto free_one = [&](std::size_t at) {
+    allocator.free(live[at].block);
+    bytes -= live[at].bytes;
+    live[at] = live.back();
+    live.pop_back();
+  };
+  std::vector<double> waste;
+  double peak = 0, sum = 0, took = 0;
+  long long before = 0, calls = 0;
+  for (int step = 0; step < 2 * kSteps; ++step) {
+    const std::size_t next = sizes[random() % sizes.size()];
+    const auto start = Clock::now();
+    while (bytes + next > target) {
+      free_one(random() % live.size());
+    }
+    live.push_back({allocator.allocate(next, Location::device(0), Stream::default_of(0)), next});
+    bytes += next;
+    const double ns = ns_since(start);
+    const Statistics now = allocator.statistics();
+    calls = now.num_device_alloc + now.num_device_free;
+    if (step < kSteps) {
+      before = calls;
+      continue;
+    }
+    took += ns;
+    const auto asked = static_cast<double>(bytes);
+    waste.push_back(static_cast<double>(allocator.levels(std::nullopt).reserved_bytes[0]) / asked - 1);
+    peak = std::max(peak, asked);
+    sum += 1 / asked;
+  }
+  double mean = 0;
+  for (const double value : waste) {
+    mean += value / kSteps;
+  }
+  std::ranges::sort(waste);
+  report.add("ragged", format_bytes(target),
+             {{"live_bytes", static_cast<double>(target)},
+              {"mean", mean},
+              {"median", waste[waste.size() / 2]},
+              {"most", waste.back()},
+              {"bound", peak * sum / kSteps - 1},
+              {"calls_steady", static_cast<double>(calls - before)},
+              {"ns", took / kSteps}});
+  while (!live.empty()) {
+    free_one(live.size() - 1);
+  }
+  if (const auto wrong = allocator.check()) {
+    throw std::logic_error(*wrong);
+  }
+}
+
+void measure(Report& report) {
+  for (const std::size_t mib : {16, 64, 256, 1024, 4096}) {
+    ragged_sizes(report, mib * MiB);
+  }
+  cached_sizes(report);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  std::string json;
-  bool quick = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
-      json = argv[++i];
-    } else if (std::strcmp(argv[i], "--quick") == 0) {
-      quick = true;
-    } else {
-      std::fprintf(stderr, "%s: \"%s\" is not accepted; [--json FILE] [--quick] are\n", argv[0], argv[i]);
-      return 2;
-    }
-  }
-  const int runs = quick ? 3 : 7;
-  const int pairs = quick ? 20'000 : 200'000;
-  const std::vector<std::size_t> lives = {100, 1'000, 10'000, 100'000, 1'000'000};
-  const std::vector<std::size_t> sizes = {512, 4 * KiB, 64 * KiB, 1 * MiB, 4 * MiB, 16 * MiB, 64 * MiB};
-  std::vector<Figure> figures;
-  std::printf("allocate + free of a cached size, ns for the pair (median of %d runs); %u cores\n", runs,
-              std::thread::hardware_concurrency());
-  std::printf("%10s %8s", "live", "threads");
-  for (const std::size_t bytes : sizes) {
-    std::printf(" %10s", format_bytes(bytes).c_str());
-  }
-  std::printf("\n");
-  for (const std::size_t live : lives) {
-    Heap heap(live);
-    for (const int threads : {1, 2, 8}) {
-      std::printf("%10zu %8d", live, threads);
-      for (const std::size_t bytes : sizes) {
-        const double ns = measure(heap, bytes, threads, runs, pairs);
-        figures.push_back(Figure{bytes, threads, live, ns});
-        std::printf(" %10.1f", ns);
-        std::fflush(stdout);
-      }
-      std::printf("\n");
-    }
-  }
-  if (!json.empty()) {
-    write_json(json, figures);
-  }
-  return 0;
+  return run(argc, argv, measure);
 }

@@ -1,31 +1,95 @@
-// The time of a planned iteration, and the quality and the cost of allocation plans.
+// Arenas and allocation plans, in C++ and without memory: times with warm caches, and the quality of layouts.
 //
-//   bench_plan [--iterations N] [--json FILE]
+//   bench_plan [FILE]
 //
-// The allocations resemble those of training steps (tests/cpp/training_steps.h); all of them are freed within the
-// iteration. A plan reaches the runtime only through its upstream, so zero upstream calls mean zero runtime calls.
-// Times are medians over iterations, summed over all allocations and frees of an iteration.
+// The upstream is the caching allocator. A plan reaches the runtime only through it, so zero upstream calls mean zero
+// runtime calls. The allocations of a plan resemble those of training steps (tests/cpp/training_steps.h); all of them
+// are freed within the iteration.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allocator/adaptors/caching_allocator.h"
 #include "allocator/adaptors/counting_allocator.h"
+#include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
+#include "bench_report.h"
 #include "idle_runtime.h"
 #include "training_steps.h"
 
 namespace {
 
 using namespace bench;
+using Clock = std::chrono::steady_clock;
 
 constexpr Location kHome = Location::device(0);
+
+struct Upstream {
+  IdleRuntime runtime;
+  CachingManagedAllocator memory{runtime, std::make_unique<AddressesOnly>()};
+  std::shared_ptr<Allocator> caching = std::make_shared<CachingAllocator>(memory);
+};
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+// --- arenas
+
+constexpr int kRuns = 31;
+constexpr std::size_t kCount = 100'000; // allocations of a thread and run
+
+/// Nanoseconds of an allocation and of a free, as seen by the slowest of some threads that share the arena. With
+/// `one_stream` they also share one chain of blocks; otherwise each has its own.
+void arena(Report& report, Upstream& upstream, std::size_t bytes, int threads, bool one_stream) {
+  Arena arena(upstream.runtime, upstream.caching, {.home = kHome});
+  std::vector<double> allocations, frees;
+  for (int run = -2; run < kRuns; ++run) { // the first two reserve the blocks
+    std::vector<double> made(static_cast<std::size_t>(threads)), freed(static_cast<std::size_t>(threads));
+    std::vector<std::thread> workers;
+    std::atomic<int> ready = 0;
+    for (int i = 0; i < threads; ++i) {
+      workers.emplace_back([&, i] {
+        const Stream stream{0, reinterpret_cast<void*>(static_cast<std::uintptr_t>(one_stream ? 0 : i))};
+        std::vector<Allocation> held(kCount);
+        ++ready;
+        while (ready != threads) {
+          std::this_thread::yield();
+        }
+        auto start = Clock::now();
+        std::ranges::generate(held, [&] { return arena.allocate(bytes, kHome, stream); });
+        made[static_cast<std::size_t>(i)] = ms_since(start) * 1e6 / kCount;
+        start = Clock::now();
+        std::ranges::for_each(held, [&](const Allocation& each) { arena.free(each); });
+        freed[static_cast<std::size_t>(i)] = ms_since(start) * 1e6 / kCount;
+      });
+    }
+    std::ranges::for_each(workers, [](std::thread& worker) { worker.join(); });
+    arena.reset();
+    if (run >= 0) {
+      allocations.push_back(*std::ranges::max_element(made));
+      frees.push_back(*std::ranges::max_element(freed));
+    }
+  }
+  report.add("arena",
+             format_bytes(bytes) + ", " + std::to_string(threads) + " threads, " +
+                 (one_stream ? "one stream" : "a stream each"),
+             {{"allocate_ns", median(allocations)}, {"free_ns", median(frees)}});
+}
+
+// --- plans
+
+constexpr int kIterations = 200;
 
 struct Workload {
   std::string name;
@@ -49,161 +113,78 @@ std::vector<PlanRequest> requests_of(const Workload& workload, std::size_t count
   return requests;
 }
 
-double milliseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
-/// \return milliseconds
-double run_iteration(Allocator& allocator, const std::vector<PlanRequest>& requests,
-                     const std::vector<steps::StepEvent>& events, std::vector<Allocation>& held) {
-  const auto start = std::chrono::steady_clock::now();
-  for (const steps::StepEvent& event : events) {
-    if (event.allocates) {
-      held[event.request] = allocator.allocate(requests[event.request].bytes, kHome, requests[event.request].stream);
-    } else {
-      allocator.free(held[event.request]);
-    }
-  }
-  return milliseconds_since(start);
-}
-
-struct Followed {
-  std::string name;
-  std::size_t requests = 0;
-  double caching_ms = 0, planned_ms = 0;
-  double ends_ms = 0; ///< time of begin_iteration and end_iteration
-  long long upstream_calls = 0, misses = 0; ///< total over the planned iterations
-};
-
-Followed follow(const Workload& workload, int iterations) {
+/// Milliseconds of all allocations and frees of an iteration, by the caching allocator and by a plan.
+void iteration(Report& report, Upstream& upstream, const Workload& workload) {
   const std::vector<PlanRequest> requests = requests_of(workload, 10'000);
   const std::vector<steps::StepEvent> events = steps::events_of(requests);
   std::vector<Allocation> held(requests.size());
-  IdleRuntime runtime;
-  CachingManagedAllocator memory(runtime, std::make_unique<AddressesOnly>());
-  const auto caching = std::make_shared<CachingAllocator>(memory);
-  const auto counting = std::make_shared<CountingAllocator>(caching);
+  const auto once = [&](Allocator& allocator) {
+    const auto start = Clock::now();
+    for (const steps::StepEvent& event : events) {
+      const PlanRequest& request = requests[event.request];
+      if (event.allocates) {
+        held[event.request] = allocator.allocate(request.bytes, kHome, request.stream);
+      } else {
+        allocator.free(held[event.request]);
+      }
+    }
+    return ms_since(start);
+  };
+  const auto counting = std::make_shared<CountingAllocator>(upstream.caching);
   AllocationPlan plan(counting, kHome);
-  Followed figure;
-  figure.name = workload.name;
-  figure.requests = requests.size();
   std::vector<double> cached, planned, ends;
-  for (int i = 0; i < iterations; ++i) {
-    cached.push_back(run_iteration(*caching, requests, events, held));
+  for (int i = 0; i < kIterations; ++i) {
+    cached.push_back(once(*upstream.caching));
   }
   long long before = 0;
-  for (int i = -2; i < iterations; ++i) { // iteration -2 is recorded, iteration -1 allocates the segment
+  for (int i = -2; i < kIterations; ++i) { // iteration -2 is recorded, iteration -1 allocates the segment
     if (i == 0) {
       before = counting->passed().total_allocations;
     }
-    auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     plan.begin_iteration();
-    double at_ends = milliseconds_since(start);
-    const double took = run_iteration(plan, requests, events, held);
-    start = std::chrono::steady_clock::now();
+    const double took = once(plan);
     plan.end_iteration();
-    at_ends += milliseconds_since(start);
     if (i >= 0) {
       planned.push_back(took);
-      ends.push_back(at_ends);
+      ends.push_back(ms_since(start) - took);
     }
   }
-  figure.caching_ms = median(cached);
-  figure.planned_ms = median(planned);
-  figure.ends_ms = median(ends);
-  figure.upstream_calls = counting->passed().total_allocations - before;
-  figure.misses = plan.report().misses;
-  return figure;
+  report.add("plan", workload.name,
+             {{"requests", static_cast<double>(requests.size())},
+              {"caching_ms", median(cached)},
+              {"planned_ms", median(planned)},
+              {"begin_and_end_ms", median(ends)},
+              {"upstream_calls", static_cast<double>(counting->passed().total_allocations - before)},
+              {"misses", static_cast<double>(plan.report().misses)}});
 }
 
-struct LaidOut {
-  std::string name;
-  std::size_t requests = 0;
-  double ratio = 0; ///< bytes of the plan, divided by the peak of live bytes
-  double ms = 0;
-};
-
-LaidOut measure_layout(const Workload& workload, std::size_t count) {
+void layout(Report& report, const Workload& workload, std::size_t count) {
   const std::vector<PlanRequest> requests = requests_of(workload, count);
-  const auto start = std::chrono::steady_clock::now();
-  const PlanLayout layout = lay_out(requests);
-  const double ms = milliseconds_since(start);
-  return {workload.name, requests.size(),
-          static_cast<double>(layout.bytes) / static_cast<double>(layout.peak_live_bytes), ms};
+  const auto start = Clock::now();
+  const PlanLayout made = lay_out(requests);
+  report.add("layouts", workload.name,
+             {{"requests", static_cast<double>(requests.size())},
+              {"ms", ms_since(start)},
+              {"bytes_to_peak", static_cast<double>(made.bytes) / static_cast<double>(made.peak_live_bytes)}});
 }
 
-void write_json(const std::string& path, const std::vector<Followed>& followed, const std::vector<LaidOut>& laid_out) {
-  std::ofstream file(path);
-  file << "{\"benchmark\": \"plan\", \"iterations\": [";
-  for (std::size_t i = 0; i < followed.size(); ++i) {
-    const Followed& f = followed[i];
-    file << (i == 0 ? "\n" : ",\n") << "  {\"workload\": \"" << f.name << "\", \"requests\": " << f.requests
-         << ", \"caching_ms\": " << f.caching_ms << ", \"planned_ms\": " << f.planned_ms
-         << ", \"begin_and_end_ms\": " << f.ends_ms << ", \"upstream_calls\": " << f.upstream_calls
-         << ", \"misses\": " << f.misses << "}";
-  }
-  file << "\n], \"layouts\": [";
-  for (std::size_t i = 0; i < laid_out.size(); ++i) {
-    const LaidOut& l = laid_out[i];
-    file << (i == 0 ? "\n" : ",\n") << "  {\"workload\": \"" << l.name << "\", \"requests\": " << l.requests
-         << ", \"bytes_to_peak\": " << l.ratio << ", \"ms\": " << l.ms << "}";
-  }
-  file << "\n]}\n";
-  if (!file.flush()) {
-    throw std::runtime_error("cannot write " + path);
-  }
-}
-
-int run(const std::vector<std::string>& arguments) {
-  int iterations = 200;
-  std::string json;
-  for (std::size_t i = 0; i < arguments.size(); i += 2) {
-    if (arguments[i] == "--iterations" && i + 1 < arguments.size()) {
-      iterations = std::max(1, std::stoi(arguments[i + 1]));
-    } else if (arguments[i] == "--json" && i + 1 < arguments.size()) {
-      json = arguments[i + 1];
-    } else {
-      throw InvalidArgument("\"" + arguments[i] + "\" is not accepted; [--iterations N] [--json FILE] are");
-    }
-  }
-  std::printf("an iteration's allocations and frees, ms (median of %d)\n", iterations);
-  std::printf("%-14s %9s %9s %9s %12s %13s %15s %7s\n", "", "requests", "caching", "planned", "ns for pair",
-              "begin + end", "upstream calls", "misses");
-  std::vector<Followed> followed;
+void measure(Report& report) {
+  Upstream upstream;
+  arena(report, upstream, 256, 1, true);
+  arena(report, upstream, 64 * KiB, 1, true);
+  arena(report, upstream, 256, 2, false);
+  arena(report, upstream, 256, 2, true);
   for (const Workload& workload : kWorkloads) {
-    const Followed& f = followed.emplace_back(follow(workload, iterations));
-    std::printf("%-14s %9zu %9.3f %9.3f %12.1f %13.4f %15lld %7lld\n", f.name.c_str(), f.requests, f.caching_ms,
-                f.planned_ms, 1e6 * f.planned_ms / static_cast<double>(f.requests), f.ends_ms, f.upstream_calls,
-                f.misses);
-    std::fflush(stdout);
-  }
-  std::printf("\nlayouts\n%-14s %9s %16s %9s\n", "", "requests", "bytes / peak", "ms");
-  std::vector<LaidOut> laid_out;
-  for (const std::size_t count : {std::size_t{1'000}, std::size_t{10'000}, std::size_t{100'000}}) {
-    for (const Workload& workload : kWorkloads) {
-      const LaidOut& l = laid_out.emplace_back(measure_layout(workload, count));
-      std::printf("%-14s %9zu %16.4f %9.1f\n", l.name.c_str(), l.requests, l.ratio, l.ms);
-      std::fflush(stdout);
+    iteration(report, upstream, workload);
+    for (const std::size_t count : {1'000, 10'000, 100'000}) {
+      layout(report, workload, count);
     }
   }
-  if (!json.empty()) {
-    write_json(json, followed, laid_out);
-  }
-  return 0;
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run({argv + 1, argv + argc});
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
-    return 2;
-  }
+  return run(argc, argv, measure);
 }

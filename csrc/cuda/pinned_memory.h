@@ -1,7 +1,7 @@
 // Pinned host memory. Large allocations use huge pages, touched by several threads and then registered.
 //
 // cudaHostAlloc touches and pins page by page, and the first step under a budget waits for it. Copies run at the same
-// rate either way. Rates on the host of an H200 (benchmarks/pinning.py):
+// rate either way. Rates on the host of an H200:
 //
 //   cudaHostAlloc                          0.5 to 2.9 GB/s
 //   pinning huge pages already touched     30 to 50 GB/s

@@ -49,11 +49,11 @@ def _of_exception(error: BaseException, frames: Sequence[traceback.FrameSummary]
     if any(word in said for word in _GPU_WORDS):
         todo = (
             "This needs a real GPU, and a dry run has none. Leave it out for the plan, or record a trace on "
-            "a GPU and plan it with --from (docs/traces.md)"
+            "a GPU and plan it with --from (docs/annex.md)"
         )
     else:
         todo = (
             "Run the script without plan: if it raises there too, correct it first; if not, "
-            "docs/dry-runs.md says what a dry run cannot give it"
+            "docs/plan.md says what a dry run cannot give it"
         )
     return f"the script raised {said.rstrip('.')}{place}. {todo}"

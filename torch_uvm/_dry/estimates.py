@@ -68,7 +68,7 @@ def estimate_memory(
     card: str = "h200",
     budgets: Sequence[int | str] | None = None,
 ) -> MemoryEstimate:
-    """What a training step needs and takes on a card, without running it there (docs/dry-runs.md).
+    """What a training step needs and takes on a card, without running it there (docs/plan.md).
 
     The functions are called in a fork of this process that does not compute. So they may be defined in a
     notebook; but the process must not have used its accelerator yet.

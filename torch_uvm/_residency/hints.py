@@ -154,8 +154,8 @@ def discard(x: Hinted) -> None:
     The values are undefined until they are written again. To autograd it is a write: it increments the
     version counters, and a leaf that requires grad refuses it outside `torch.no_grad()`. It is ordered on
     the current stream; under the CPU's label it is complete when the call returns. On CUDA the pages are
-    moved to the label's side, to be written there (docs/cuda.md). Tensors that are not managed are skipped;
-    if `x` itself is such a tensor, that is an error.
+    moved to the label's side, to be written there (docs/hardware.md). Tensors that are not managed are
+    skipped; if `x` itself is such a tensor, that is an error.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.

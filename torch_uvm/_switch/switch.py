@@ -60,7 +60,7 @@ def enable(
         optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
             have a budget. "in_place": during the step. "deferred": each parameter at its next use, so that
             its transfers overlap earlier computation; any access to a parameter, its gradient or its state
-            sees the same bits as after an immediate step (docs/residency.md). "auto": deferred once
+            sees the same bits as after an immediate step (docs/how-it-works.md). "auto": deferred once
             the budget is short, unless steps in place turn out to be shorter. If omitted (`...`): what was
             requested before, here or in TORCH_UVM_CONF, else "auto".
 

@@ -1,4 +1,4 @@
-"""Recordings of the storages that operators use: to plot, and to try policies on (docs/traces.md)."""
+"""Recordings of the storages that operators use: to plot, and to try policies on (docs/annex.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record_accesses(path: str | os.PathLike[str]) -> AccessRecording:
     iteration on, two seconds in all at most, so that durations are the device's own.
 
     Args:
-        path: a new file, or one to overwrite. The format is JSON lines (docs/traces.md);
+        path: a new file, or one to overwrite. The format is JSON lines (docs/annex.md);
             `python -m torch_uvm plot trace` and `torch_uvm.traces.read_trace` read it.
 
     Raises:

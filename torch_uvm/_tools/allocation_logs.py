@@ -1,4 +1,4 @@
-"""Reads and checks logs of allocations: those of `record_allocations`, and RMM's (docs/replay.md).
+"""Reads and checks logs of allocations: those of `record_allocations`, and RMM's (docs/annex.md).
 
 A log may come from an untrusted source: a row that does not fit raises an error with its line number.
 Pointers become numbers of allocations.

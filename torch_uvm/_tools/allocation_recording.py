@@ -1,4 +1,4 @@
-"""Recordings of allocations: files to look at, and to replay on other allocators (docs/replay.md)."""
+"""Recordings of allocations: files to look at, and to replay on other allocators (docs/annex.md)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def record_allocations(path: str | os.PathLike[str]) -> AllocationRecording:
 
     Args:
         path: a new file, or one to overwrite. The format is CSV with the columns of RMM's logs,
-            `Thread,Time,Action,Pointer,Size,Stream` (docs/replay.md). Sizes are the requested bytes; times
+            `Thread,Time,Action,Pointer,Size,Stream` (docs/annex.md). Sizes are the requested bytes; times
             are the local time of day in microseconds. `python -m torch_uvm replay`,
             `torch_uvm.allocation_logs.read_log` and RMM's own replay read it.
 

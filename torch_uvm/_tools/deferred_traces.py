@@ -8,7 +8,7 @@ from torch_uvm._tools.access_traces import Operator, OperatorGroup, Trace
 from torch_uvm._tools.operator_times import operator_times
 
 _FUSED = "aten::_fused_"
-_LEAST = 256 << 10  #: bytes; smaller parameters are updated at once (docs/residency.md)
+_LEAST = 256 << 10  #: bytes; smaller parameters are updated at once (docs/how-it-works.md)
 
 
 def deferred(trace: Trace) -> Trace | None:

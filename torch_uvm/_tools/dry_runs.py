@@ -86,7 +86,7 @@ class DryRun:
     """What a dry run found.
 
     Args:
-        traces: by card, a timed trace (docs/traces.md) of the steps after the first one, without transfers.
+        traces: by card, a timed trace (docs/annex.md) of the steps after the first one, without transfers.
             Each operator is a group of its own, whose time is the card's.
         steps: how many steps the trace has, by optimizers. A schedule needs four.
         peak_bytes: the most bytes that were allocated on the device at once, since the script began.

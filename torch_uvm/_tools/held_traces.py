@@ -1,7 +1,7 @@
 """Traces in which the device was made to wait, so that the host got ahead: the device's own times.
 
 Where the host is slower than the device, a recorded duration has the host's time. Behind a hold it has not,
-as long as the host stays ahead (docs/traces.md).
+as long as the host stays ahead (docs/annex.md).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ KNEE = 1.1  #: multiple of the step in core
 
 _EVERYTHING = 1 << 52  # a budget that everything fits in
 _PARTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # of the peak, for budgets "auto"
-_SPARE = 21 / 20  # a 32nd of a budget is for staging, and a 64th is a reserve (docs/schedules.md)
+_SPARE = 21 / 20  # a 32nd of a budget is for staging, and a 64th is a reserve (docs/plan.md)
 _REFINED = 3  # budgets more, to find the knee
 
 IN_PLACE, DEFERRED = "in place", "deferred"
@@ -81,7 +81,7 @@ class Plan:
 
 
 def room_of(card: Card) -> int:
-    """What the budget "auto" would be on a card that nobody else uses (docs/residency.md)."""
+    """What the budget "auto" would be on a card that nobody else uses (docs/how-it-works.md)."""
     memory = card.memory_bytes
     reserve = memory // 16 if memory < 8 << 30 else max(memory // 20, 512 * MIB)
     return memory - reserve

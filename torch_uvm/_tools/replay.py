@@ -1,4 +1,4 @@
-"""Replays of a log of allocations on an allocator of one's choice (docs/replay.md)."""
+"""Replays of a log of allocations on an allocator of one's choice (docs/annex.md)."""
 
 from __future__ import annotations
 

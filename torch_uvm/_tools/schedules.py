@@ -202,7 +202,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
     predicted to be fastest.
 
     The trace needs four equal iterations. An operator's workspace is a value that it creates and frees.
-    Durations are the device's own, where the trace has them (docs/traces.md).
+    Durations are the device's own, where the trace has them (docs/annex.md).
 
     Args:
         trace: of one device. Recorded transfers do not count.

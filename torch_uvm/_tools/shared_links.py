@@ -2,7 +2,7 @@
 
 `predict` takes the rates of an idle link. Beside other work a card reaches less of them:
 
-- Copies go through slots of device memory, which the residency engine needs (docs/residency.md).
+- Copies go through slots of device memory, which the residency engine needs (docs/how-it-works.md).
 - Operators and copies that run at the same time compete for the device's memory and for its copy engines.
 - Kernels that write host memory take ``Card.in_place_written``.
 - The host runs the engine's code for each operator, and makes the driver's calls for each transfer.

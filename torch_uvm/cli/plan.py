@@ -154,14 +154,14 @@ def _read(path: Path, step_ms: float | None) -> Trace:
     except OSError as error:
         raise _Wrong(
             f"--from or --deferred {excerpt(str(path))}: {error.strerror}; expected a file that "
-            f"torch_uvm.record_accesses has written (docs/traces.md)"
+            f"torch_uvm.record_accesses has written (docs/annex.md)"
         ) from None
     finally:
         reading.close()
     if not trace.groups and step_ms is None:
         raise _Wrong(
             f"{printable(path)}: the trace has no durations of operators. Record it on a GPU under a budget "
-            f"in which everything fits (docs/traces.md), or give a measured step in core with --step-ms"
+            f"in which everything fits (docs/annex.md), or give a measured step in core with --step-ms"
         )
     return trace
 

@@ -84,7 +84,7 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield from _largest(record["by_line"])
     if record["stand_ins"]:
         yield ""
-        yield "not computed (docs/dry-runs.md says what the script got)"
+        yield "not computed (docs/plan.md says what the script got)"
         for it in record["stand_ins"][:_MOST_LINES]:
             what, place = printable(it["what"]), printable(short(it["place"]) or "?")
             decides = f"; it decides {size(it['peak_bytes'])} of the peak" if it["peak_bytes"] else ""

@@ -1,4 +1,4 @@
-"""Reports of runs: `python -m torch_uvm run --report out.html script.py` (docs/report.md).
+"""Reports of runs: `python -m torch_uvm run --report out.html script.py` (docs/plan.md).
 
 A process with a report has a `Recording` from its start to its end. The processes that it starts are told by
 the environment, like the switch and the options:

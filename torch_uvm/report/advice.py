@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch_uvm import _C
 from torch_uvm.report.facts import Facts
 
-#: Optimizers with deferrable steps, as docs/residency.md lists them.
+#: Optimizers with deferrable steps, as docs/how-it-works.md lists them.
 DEFERRABLE = {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam"}
 
 

@@ -1,4 +1,4 @@
-// Recording traces of accesses (docs/traces.md).
+// Recording traces of accesses (docs/annex.md).
 #include <memory>
 #include <utility>
 #include <vector>

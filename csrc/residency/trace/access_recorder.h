@@ -1,4 +1,4 @@
-// Records a trace of storage accesses to a file, as JSON lines. docs/traces.md describes the format.
+// Records a trace of storage accesses to a file, as JSON lines. docs/annex.md describes the format.
 #pragma once
 
 #include <cstddef>

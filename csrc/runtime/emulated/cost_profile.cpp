@@ -42,7 +42,7 @@ const CostProfile& h200() {
 }
 
 // One GB10 (DGX Spark), not measured by us. The rate of the LPDDR5X that CPU and GPU share is NVIDIA's; a copy reads
-// and writes it. docs/emulated.md names the source of each figure.
+// and writes it. docs/emulator.md names the source of each figure.
 const CostProfile& gb10() {
   static const CostProfile profile{
       .name = "gb10",
@@ -72,7 +72,7 @@ const CostProfile& gb10() {
 }
 
 // One GH200 with HBM3, not measured by us. The rates of both memories and of both directions of the link were published
-// by Schieffer et al. docs/emulated.md names the source of each figure.
+// by Schieffer et al. docs/emulator.md names the source of each figure.
 const CostProfile& gh200() {
   static const CostProfile profile{
       .name = "gh200",

@@ -1,4 +1,4 @@
-"""Runs the programs of full_card.py: keeps what they print, watches memory, ends them in time."""
+"""Runs programs of benchmarks: keeps what they print, watches memory, ends them in time. Without torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from _residency_sampler import Reader
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 1024**3
+LIMIT = 8 * GIB  # of managed memory in a process of bench_residency.py
+MOST_BUDGET = LIMIT - GIB // 2  # below the limit, so that the budget and not the limit stops the engine
+MARGIN = 6 * GIB  # what a card must have free beside the limit; as in tests/_gpu_guard.py
 
 PERIOD = 0.03  # seconds between samples
-LEAST_HOST = 3 * 1024**3  # bytes: a program that leaves the host less is ended, before the kernel ends others
+LEAST_HOST = 3 * GIB  # a program that leaves the host less is ended, before the kernel ends others
 LEAVING = 20.0  # seconds beyond its time that a program has to end by itself
 SETTLING = 15.0  # seconds for the device's memory to come back after a program
+
+#: Bytes free on every card.
+Reader = Callable[[], Sequence[int] | None]
 
 
 @dataclass
@@ -29,10 +36,11 @@ class Result:
 
     Args:
         status: "ok", or why and how it ended.
-        lines: those in JSON.
+        lines: those in JSON. With a reader each has the ``device_bytes`` until then.
         output: the others.
-        device_bytes: the most that was taken of the device, over what was before; None without a GPU.
-        lowest_free: the fewest bytes that the device had free.
+        device_bytes: the most that was taken of the devices, over what was before, since the program has
+            printed the line "made"; None without a GPU.
+        lowest_free: the fewest bytes that a device had free.
         host_bytes: the most that the host's available memory went down by, pinned memory included.
     """
 
@@ -42,6 +50,14 @@ class Result:
     device_bytes: int | None = None
     lowest_free: int | None = None
     host_bytes: int | None = None
+
+
+def environment() -> dict[str, str]:
+    """This process's variables without those of torch_uvm; Python finds the package of this folder."""
+    own = ("TORCH_UVM", "PYTORCH_ENABLE_UNI")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def host_available() -> int:
@@ -70,32 +86,38 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
     def begin(self, program: subprocess.Popen[str]) -> None:
         self.host_is_short = False
         self._host_before = self._host_low = host_available()
-        if self._read is not None:
-            before = self._read()
-            self._used_before, self._used_high, self._free_low = before.used, before.used, before.free
+        free = self._free()
+        self._free_before, self._free_low, self._lowest = sum(free), sum(free), min(free, default=0)
         self._program = program
 
-    def end(self, result: Result) -> None:
-        """Writes what was seen into the result. Waits for the device's memory to come back."""
+    def taken(self, again: bool = False) -> int | None:
+        """The most bytes of the devices that the program had until now. ``again``: beginning now."""
+        if again:
+            self._free_low = self._free_before
         self._sample()
+        return None if self._read is None else self._free_before - self._free_low
+
+    def end(self, result: Result) -> None:
+        """Writes what was seen into the result. Waits for the devices' memory to come back."""
+        result.device_bytes = self.taken()
         self._program = None
         result.host_bytes = self._host_before - self._host_low
         if self._read is None:
             return
-        result.device_bytes = self._used_high - self._used_before
-        result.lowest_free = self._free_low
+        result.lowest_free = self._lowest
         deadline = time.monotonic() + SETTLING
-        while self._read().used > self._used_before + (64 << 20) and time.monotonic() < deadline:
+        while sum(self._free()) < self._free_before - (64 << 20) and time.monotonic() < deadline:
             time.sleep(0.1)
+
+    def _free(self) -> list[int]:
+        return list((self._read() if self._read is not None else None) or [])
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD):
@@ -109,11 +131,9 @@ class Watch:
         if self._host_low < LEAST_HOST and not self.host_is_short:
             self.host_is_short = True
             kill(program, signal.SIGKILL)
-        if self._read is not None:
-            with contextlib.suppress(OSError):  # a missing sample
-                now = self._read()
-                self._used_high = max(self._used_high, now.used)
-                self._free_low = min(self._free_low, now.free)
+        if free := self._free():  # otherwise a missing sample
+            self._free_low = min(self._free_low, sum(free))
+            self._lowest = min(self._lowest, *free)
 
 
 def kill(program: subprocess.Popen[str], number: signal.Signals) -> None:
@@ -121,8 +141,17 @@ def kill(program: subprocess.Popen[str], number: signal.Signals) -> None:
         os.killpg(program.pid, number)
 
 
-def run_child(words: Sequence[str], variables: Mapping[str, str], seconds: float, watch: Watch) -> Result:
-    """Runs a program that is to end within so many seconds, and ends it a little later if it has not."""
+def run_child(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    seconds: float,
+    watch: Watch,
+    echo: bool = False,
+) -> Result:
+    """Runs a program that is to end within so many seconds, and ends it a little later if it has not.
+
+    Lines that begin with ``{"what"`` are taken for JSON. ``echo``: they are also printed.
+    """
     found = Result()
     program = subprocess.Popen(
         list(words),
@@ -146,8 +175,11 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], seconds: float
         assert program.stdout is not None
         for line in program.stdout:
             if line.startswith('{"what"'):
-                found.lines.append(json.loads(line))
-                print(f"  {line.rstrip()}", flush=True)
+                said = json.loads(line)
+                taken = watch.taken(again=said["what"] == "made")
+                found.lines.append(said | ({} if taken is None else {"device_bytes": taken}))
+                if echo:
+                    print(f"  {line.rstrip()}", flush=True)
             else:
                 found.output.append(line.rstrip())
         code = program.wait()
@@ -161,7 +193,18 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], seconds: float
         found.status = f"ended: the host had less than {LEAST_HOST >> 30} GiB left"
     elif code != 0 and time.monotonic() - begin > seconds + LEAVING:
         found.status = f"cut off after {seconds + LEAVING:.0f} s"
+    elif code < 0:
+        found.status = f"died of {signal.Signals(-code).name}"
     elif code != 0:
         errors = [line for line in found.output if "Error" in line]
         found.status = f"failed: {(errors or found.output or ['no output'])[-1][:200]}"
     return found
+
+
+def say(what: str, **facts: Any) -> None:
+    """Prints a line of JSON for `run_child`."""
+    print(json.dumps({"what": what} | facts), flush=True)
+
+
+def python(*words: object) -> list[str]:
+    return [sys.executable, *map(str, words)]
