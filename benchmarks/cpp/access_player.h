@@ -192,6 +192,7 @@ class Player {
       record_of(make(found)); // a storage without a record cannot be evicted for the next one
     }
     compute_ms_ += ms;
+    double read = 0, written = 0; // bytes over the link, by the operator itself
     Engine::Frame frame;
     frame.key = std::hash<std::string>{}(op.name);
     if (!op.uses.empty()) {
@@ -201,12 +202,12 @@ class Player {
         operands.push_back({record_of(*storages_.at(use.id)), use.writes});
       }
       engine_.begin(frame, {frame.key, op.name.c_str(), op.in_place_ok, false, false}, operands, {stream()});
-      double across = 0; // bytes accessed over the link
       for (const Use& use : op.uses) {
         const Storage& used = *storages_.at(use.id);
-        across += used.block == nullptr ? static_cast<double>(used.bytes) : 0;
+        const double across = used.block == nullptr ? static_cast<double>(used.bytes) : 0;
+        read += across;
+        written += use.writes && !std::ranges::count(op.deaths, use.id) ? across : 0;
       }
-      ms = std::max(ms, across / runtime_.costs().in_place_rate * 1e3);
     }
     std::vector<Storage*> born;
     for (const Made& made : op.births) {
@@ -218,7 +219,7 @@ class Player {
     if (settings_.find_races) {
       access(op, born);
     }
-    queued_.push_back(runtime_.run(stream(), ms));
+    queued_.push_back(runtime_.run(stream(), ms, read, written));
     if (queued_.size() > settings_.ahead) {
       runtime_.host_waits_until(queued_.front());
       queued_.pop_front();

@@ -37,9 +37,13 @@ class PacedRuntime final : public bench::IdleRuntime {
     host_ += ms;
   }
   /// Runs a kernel. It begins when the stream has completed its earlier work, at the present time at the earliest.
-  double run(Stream stream, double ms) {
+  /// \param read, written bytes of host memory, at whose rate it goes at most; copies wait for them
+  double run(Stream stream, double ms, double read = 0, double written = 0) {
     double& clock = clock_of(stream);
-    clock = std::max(clock, host_) + ms;
+    const double begin = std::max(clock, host_), each = 1e3 / costs_.in_place_rate;
+    link_.occupy(LinkClock::kToDevice, begin, read * each);
+    link_.occupy(LinkClock::kToHost, begin, written * each);
+    clock = begin + std::max(ms, std::max(read, written) * each);
     return clock;
   }
   void host_waits_until(double ms) {

@@ -68,6 +68,11 @@ class Link:
         lane.busy.append((begin, lane.free))
         return begin, lane.free
 
+    def occupy(self, direction: Literal["into", "out"], at_ms: float, takes_ms: float) -> None:
+        """Other traffic of one direction: later copies wait for it."""
+        lane = self.into if direction == "into" else self.out
+        lane.free = max(at_ms, lane.free) + takes_ms
+
 
 def _left(alone: float, of_both: float) -> float:
     """Above 0, so that a copy ends."""

@@ -3,7 +3,7 @@
 The model: operators run one after the other. Each direction of the link carries one transfer at a time, in
 order of their triggers, and both share what the link carries in all (link_lanes.py). A fetch begins once
 there is room for it. An operator begins once its operands are there and there is room for its results. A use
-in place takes at least the link's time. Memory has no fragments.
+in place takes at least the link's time, and copies wait for it. Memory has no fragments.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ class _Model:
         op = self.schedule.operators[number]
         self.start_fetches(until=self.now)
         start = self.now
-        across = made = 0
+        read = written = made = 0
         for use in op.uses:
             if use.in_place:
-                across += self.sizes[use.value]
+                read += self.sizes[use.value]
+                written += self.sizes[use.value] if use.writes else 0
             elif use.creates or (use.value not in self.ready and not self.is_on_its_way(use.value)):
                 # New, or in the first round not there yet. What is made again takes its own place.
                 made += 0 if use.value in self.ready else self.sizes[use.value]
@@ -126,7 +127,9 @@ class _Model:
         if room is None:
             raise ValueError(f"operator {number}, {op.name}, finds no room")
         found.wait_ms["room"] += room - start
-        self.now = room + max(op.ms, across / self.in_place_rate * 1e3)
+        self.link.occupy("into", room, read / self.in_place_rate * 1e3)
+        self.link.occupy("out", room, written / self.in_place_rate * 1e3)
+        self.now = room + max(op.ms, read / self.in_place_rate * 1e3)
         found.compute.append(Span(room - begin, self.now - begin, number))
         for use in op.uses:
             if not use.in_place:

@@ -34,9 +34,8 @@ _LONGER_INTO, _LONGER_OUT, _LONGER_BOTH = 0.17, 0.21, 0.34
 #: kernels of 0.2 ms 0.8 ("staged" in benchmarks/results/copy_overlap_h100.json and copy_overlap.json).
 _HIDES_MS = 1.8
 #: The host's time for the engine at an operator ("operators" in benchmarks/results/residency.json), and for a
-#: piece of a transfer: two copies and five events (docs/performance.md).
-_OPERATOR_MS, _PIECE_MS = 1.8e-3, 15e-3
-_PIECE = 16 << 20  #: bytes of a slot at most
+#: transfer, as a mixture of experts and T5 have shown it (docs/performance.md).
+_OPERATOR_MS, _TRANSFER_MS = 1.8e-3, 0.2
 
 _ROUNDS = 4  #: the durations change by less than a percent after that
 
@@ -77,9 +76,8 @@ def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPred
         use = _LinkUse(found)
         slowed = use.rates(rates)
         found = predict(use.stretched(schedule), slowed)
-    moved = [schedule.values[it.value].bytes for it in schedule.transfers if it.kind != "drop"]
-    pieces = sum(-(-size // _PIECE) for size in moved)
-    host_ms += (len(schedule.operators) * _OPERATOR_MS + pieces * _PIECE_MS) / schedule.steps
+    moved = sum(it.kind != "drop" for it in schedule.transfers)
+    host_ms += (len(schedule.operators) * _OPERATOR_MS + moved * _TRANSFER_MS) / schedule.steps
     if not moved and not schedule.bytes_in_place():
         host_ms = 0.0  # nothing moves: the engine is idle, and the durations have the host's time
     return CardPrediction(max(found.step_ms, host_ms), host_ms, found)

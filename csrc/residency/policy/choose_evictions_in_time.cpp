@@ -59,7 +59,7 @@ struct Gap {
   std::uint32_t use = 0;
   std::uint32_t value = 0;
   double ms = 0;
-  double transferred = 0; ///< bytes, both ways
+  double transferred = 0; ///< bytes, both ways, and what the link could carry while the host starts the transfers
   Range between; ///< the operators that have the value's room if it is evicted
   Range hidden; ///< those of them that neither transfer delays
   bool chosen = false;
@@ -128,7 +128,8 @@ class ByTime {
     gap.use = use;
     gap.value = it.value;
     gap.ms = clock_.begin(end) - clock_.end(begin);
-    gap.transferred = (is_written ? bytes : 0) + (returns ? bytes : 0);
+    const double each = bytes + options_.rates.host_ms * options_.rates.into;
+    gap.transferred = (is_written ? each : 0) + (returns ? each : 0);
     gap.between = {(it.op + 1) % size_, static_cast<std::uint32_t>(end - begin) - 1};
     const double left = clock_.end(begin) + (is_written ? bytes / options_.rates.out : 0);
     const double back = clock_.begin(end) - (returns ? bytes / options_.rates.into : 0);

@@ -23,6 +23,7 @@ class Timeline {
       : schedule_(schedule),
         iteration_(schedule.iteration),
         in_place_rate_(rates.in_place),
+        transfer_ms_(rates.host_ms),
         link_(rates.into, rates.out, rates.both),
         capacity_(static_cast<double>(capacity)),
         values_(iteration_.values.size()) {
@@ -35,13 +36,14 @@ class Timeline {
     double begin = 0;
     for (int round = 0; round < kRounds; ++round) {
       begin = now_;
+      transfers_ = 0;
       for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
         if (!run(op)) {
           return kNever;
         }
       }
     }
-    return now_ - begin;
+    return std::max(now_ - begin, transfers_ * transfer_ms_);
   }
 
  private:
@@ -61,7 +63,7 @@ class Timeline {
 
   bool run(std::uint32_t op) {
     start_fetches(now_);
-    double start = now_, across = 0, made = 0;
+    double start = now_, read = 0, written = 0, made = 0;
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       const Use& it = iteration_.uses[use];
       State& value = values_[it.value];
@@ -69,7 +71,8 @@ class Timeline {
         continue;
       }
       if (schedule_.in_place[use]) {
-        across += bytes(it.value);
+        read += bytes(it.value);
+        written += it.writes && it.next != kNone ? bytes(it.value) : 0; // an optimizer scales no gradient
         continue;
       }
       if (it.is_creation || (!is_resident(it.value) && value.pending == 0)) {
@@ -88,7 +91,9 @@ class Timeline {
     if (begin == kNever) {
       return false;
     }
-    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), across / in_place_rate_);
+    link_.occupy(LinkClock::kToDevice, begin, read / in_place_rate_); // copies wait
+    link_.occupy(LinkClock::kToHost, begin, written / in_place_rate_);
+    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), read / in_place_rate_);
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       State& value = values_[iteration_.uses[use].value];
       if (!schedule_.in_place[use] && value.ready == kNever && !iteration_.values[iteration_.uses[use].value].pinned) {
@@ -115,6 +120,7 @@ class Timeline {
   void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
       values_[value].written_back = link_.copy(LinkClock::kToHost, now_, bytes(value));
+      ++transfers_;
       values_[value].host_valid = true;
     }
   }
@@ -143,6 +149,7 @@ class Timeline {
         return false;
       }
       values_[value].ready = link_.copy(LinkClock::kToDevice, begin, bytes(value));
+      ++transfers_;
     }
     --values_[value].pending;
     pending_.pop_front();
@@ -167,7 +174,7 @@ class Timeline {
 
   const Schedule& schedule_;
   const Iteration& iteration_;
-  const double in_place_rate_;
+  const double in_place_rate_, transfer_ms_;
   LinkClock link_;
   const double capacity_;
   std::vector<State> values_;
@@ -176,6 +183,7 @@ class Timeline {
   double used_ = 0;
   double freed_until_ = 0; ///< `used_` is without what was freed by then
   double now_ = 0;
+  int transfers_ = 0; ///< of this round
 };
 
 } // namespace
