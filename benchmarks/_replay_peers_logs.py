@@ -16,7 +16,7 @@ from torch_uvm.allocation_iterations import find  # noqa: E402
 from torch_uvm.allocation_logs import AllocationLog  # noqa: E402
 
 _BEGINS, _ENDS = 2, 3  # the values in csrc/allocator/replay/replay.h; allocate and free come first
-_FAILURE = 2  # a failed allocation in a log
+_KINDS = {"allocate": 0, "free": 1}  # a failed allocation is left out
 
 
 def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int], int], str]:
@@ -26,8 +26,9 @@ def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int
     Raises:
         ValueError: the log uses a stream other than the default stream of device 0.
     """
-    if log.logged_streams != [0]:
-        raise ValueError(f"allocations on streams {log.logged_streams}; accepted: device 0's default one")
+    streams = {event.stream for event in log}
+    if streams != {0}:
+        raise ValueError(f"allocations on streams {sorted(streams)}; accepted: device 0's default one")
     iterations = find(log)
     begins = {begin for begin, _ in iterations.spans()}
     ends = {end for _, end in iterations.spans()}
@@ -45,6 +46,6 @@ def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int
             add(_ENDS)
         if at in begins:
             add(_BEGINS)
-        if at < len(log) and log.kinds[at] != _FAILURE:
-            add(log.kinds[at], log.allocations[at], log.bytes[at])
+        if at < len(log) and log[at].action in _KINDS:
+            add(_KINDS[log[at].action], log[at].allocation, log[at].bytes)
     return (kinds, allocations, sizes, log.allocation_count), iterations.how

@@ -27,7 +27,6 @@ _HEADS = (
     "at peak",
     "allocs",
     "frees",
-    "events",
 )
 
 
@@ -45,7 +44,6 @@ class Column:
     peak_reserved: int = 0
     runtime_allocations: int = 0
     runtime_frees: int = 0
-    events_recorded: int | None = None  # None: not counted
     failure: str = ""
     seconds: list[list[float]] = field(default_factory=list)
     last_iteration_seconds: list[list[float]] = field(default_factory=list)
@@ -106,7 +104,6 @@ def table(columns: Sequence[Column], not_run: Mapping[str, str]) -> list[str]:
                 f"{100 * (it.peak_reserved / it.peak_live - 1):.1f} %",
                 str(it.runtime_allocations),
                 str(it.runtime_frees),
-                "-" if it.events_recorded is None else str(it.events_recorded),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]

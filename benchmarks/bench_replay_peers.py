@@ -10,7 +10,7 @@ for a minute and runs for one. Needs a CUDA toolkit, but no built torch_uvm.
 | column | description |
 | --- | --- |
 | none | cudaMallocManaged and cudaFree each time |
-| event-per-free, caching, pool, arena, plan | as docs/replay.md has them |
+| caching, pool, arena, plan | as docs/replay.md has them |
 | ... small segments | with segment_min:none: the segments of PyTorch's allocator |
 | ... populated | with the default populate:true: a new segment is prefetched |
 | torch | PyTorch's native allocator in a torch.cuda.MemPool, by raw_alloc_with_stream and raw_delete |
@@ -19,8 +19,7 @@ for a minute and runs for one. Needs a CUDA toolkit, but no built torch_uvm.
 
 Pools and arenas get an initial size, which is allocated before the clock starts. It is the size with the
 lowest peak among 57 sizes, from half to four times the largest number of live bytes. RMM's cannot grow beyond
-it. Ours can, and that time counts. Events that RMM records are not counted: by its source, its pool records
-one per free.
+it. Ours can, and that time counts.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ _SMALL = f"{_BARE},segment_min:none"
 def columns() -> list[Column]:
     return [
         Column("none", "none"),
-        Column("event-per-free", "event-per-free", _BARE),
         Column("caching", "caching", _BARE),
         Column("caching, small segments", "caching", _SMALL),
         Column("caching, populated", "caching"),
@@ -79,7 +77,7 @@ def columns() -> list[Column]:
 
 def is_ours(column: Column) -> bool:
     """Whether the column is an allocator of ours. The others are baselines: peers, and bare runtime calls."""
-    return column.allocator not in ("none", "event-per-free", *OTHERS)
+    return column.allocator not in ("none", *OTHERS)
 
 
 def look(module: Any, log: Any, column: Column, count: int | None) -> dict[str, Any]:
@@ -114,7 +112,6 @@ def prepare(module: Any, log: Any, column: Column, live: int, as_caching: int) -
         return
     for key in FIGURES:
         setattr(column, key, seen[key])
-    column.events_recorded = None if column.allocator in OTHERS else seen["events_recorded"]
 
 
 def measure(module: Any, log: Any, wanted: Sequence[Column], rounds: int, repeat: int) -> None:

@@ -41,7 +41,7 @@ class TestTable:
         assert it.figures()["ns_per_call"] == pytest.approx(50)
         heads, row = table([it], {})
         assert heads.split()[0] == "allocator"
-        assert row.split() == "caching 50 7 0 7 40.00 MiB 300.0 % 0 0 -".split()
+        assert row.split() == "caching 50 7 0 7 40.00 MiB 300.0 % 0 0".split()
 
     def test_failed_and_skipped_columns(self) -> None:
         failed = Column("rmm-arena", "rmm-arena", failure="no room\nin detail")

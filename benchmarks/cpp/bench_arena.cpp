@@ -171,20 +171,18 @@ int main(int argc, char** argv) {
           arena.reset();
         }));
     say("arena, a push, an allocation, its free and the pop", each([&] {
-          const Arena::Mark mark = arena.push();
+          arena.push();
           bump();
-          arena.pop(mark);
+          arena.pop();
         }));
     // For comparison: alternatives to the lock of an allocation.
     std::mutex mutex;
     std::atomic<std::size_t> top{0}, live{0};
-    SpinLock spin;
     say("a std::mutex locked and unlocked", each([&] { const std::lock_guard lock(mutex); }));
     say("two atomic additions: a top and a count", each([&] {
           top.fetch_add(256, std::memory_order_relaxed);
           live.fetch_add(1, std::memory_order_relaxed);
         }));
-    say("the spin lock locked and unlocked", each([&] { const std::lock_guard lock(spin); }));
   }
   if (!json.empty()) {
     std::ofstream file(json);
