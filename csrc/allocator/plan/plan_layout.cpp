@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,11 +11,6 @@
 
 namespace torch_uvm {
 namespace {
-
-/// Maximum comparisons of lifetimes, after the first order.
-constexpr std::size_t kComparisons = 400'000'000;
-/// Maximum attempts to lower the top, after the initial orders.
-constexpr int kTries = 64;
 
 using Order = std::vector<std::size_t>;
 
@@ -82,15 +76,6 @@ Placed place(const std::vector<PlanRequest>& requests, const Order& order) {
   return placed;
 }
 
-/// The order of the requests by descending `key`.
-template <typename Key>
-Order sorted(const std::vector<PlanRequest>& requests, Key key) {
-  Order order(requests.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return key(requests[i]); });
-  return order;
-}
-
 } // namespace
 
 PlanLayout lay_out(const std::vector<PlanRequest>& requests) {
@@ -100,42 +85,23 @@ PlanLayout lay_out(const std::vector<PlanRequest>& requests) {
     last = std::max({last, request.begin, request.end == kNoEnd ? 0 : request.end});
   }
   const std::size_t peak = peak_live_bytes(requests);
-  const std::size_t comparisons = std::max<std::size_t>(requests.size() * requests.size() / 2, 1);
-  Order best_order;
   Placed best;
-  std::size_t orders = 0;
-  const auto done = [&] { // good enough, or too long
-    return orders > 0 && (best.top <= peak + peak / 500 || orders * comparisons > kComparisons);
-  };
-  const auto consider = [&](Order order) {
-    if (done()) {
-      return;
-    }
+  const auto consider = [&](const auto& key) {
+    Order order(requests.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return key(requests[i]); });
     Placed placed = place(requests, order);
-    if (++orders == 1 || placed.top <= best.top) {
+    if (best.offsets.empty() || placed.top < best.top) {
       best = std::move(placed);
-      best_order = std::move(order);
     }
   };
   const auto bytes = [](const PlanRequest& request) { return static_cast<double>(request.bytes); };
   const auto life = [=](const PlanRequest& request) {
     return static_cast<double>(std::min(request.end, last) - request.begin) + 1;
   };
-  consider(sorted(requests, [&](const PlanRequest& request) { return std::pair(bytes(request), life(request)); }));
-  consider(sorted(requests, [&](const PlanRequest& request) { return bytes(request) * life(request); }));
-  consider(sorted(requests, life));
-  std::minstd_rand random(20);
-  for (int i = 0; i < kTries && !done(); ++i) {
-    Order order = best_order;
-    for (std::size_t at = 0; at < order.size(); ++at) {
-      const std::size_t which = best_order[at];
-      if (best.offsets[which] + round_up(requests[which].bytes, kBlockAlignment) == best.top) {
-        const auto here = order.begin() + static_cast<std::ptrdiff_t>(at);
-        std::rotate(order.begin() + static_cast<std::ptrdiff_t>(random() % (at + 1)), here, here + 1);
-      }
-    }
-    consider(std::move(order));
-  }
+  consider([=](const PlanRequest& request) { return std::pair(bytes(request), life(request)); });
+  consider([=](const PlanRequest& request) { return bytes(request) * life(request); });
+  consider(life);
   return {std::move(best.offsets), best.top, peak};
 }
 

@@ -30,10 +30,9 @@ struct PlanLayout {
 /// Lays out requests of one stream so that requests with overlapping lifetimes share no byte. The next user's work then
 /// follows the previous user's in stream order, with no event. Offsets are multiples of 512.
 ///
-/// Optimal layout is NP-hard. The heuristic tries several orders: by bytes, by bytes times lifetime, by lifetime. Each
-/// request goes into the smallest sufficient gap between the overlapping requests placed before it. Then the requests
-/// that reach the top are moved earlier in the order, a number of times. An order of n requests takes n * n / 2
-/// comparisons; the total is bounded, to about a second for up to 16384 requests.
+/// Optimal layout is NP-hard. The heuristic tries three orders: by bytes, by bytes times lifetime, by lifetime. Each
+/// request goes into the smallest sufficient gap between the overlapping requests placed before it. An order of n
+/// requests takes n * n / 2 comparisons, about a second for three orders of 16384.
 /// \throws InvalidArgument for a request that ends before it begins, or that is larger than any machine's memory
 PlanLayout lay_out(const std::vector<PlanRequest>& requests);
 
