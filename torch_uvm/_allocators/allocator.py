@@ -219,7 +219,7 @@ class ScopedAllocator(Allocator):
 
     def __init__(self, handle: _C.Allocator) -> None:
         super().__init__(handle)
-        self._scope = AllocatorScope(self)
+        self._open: list[AllocatorScope] = []
 
     def _begin(self) -> None:
         raise NotImplementedError
@@ -230,14 +230,16 @@ class ScopedAllocator(Allocator):
     def __enter__(self) -> Self:
         self._begin()
         try:
-            self._scope.__enter__()
+            self._open.append(AllocatorScope(self).__enter__())
         except BaseException:
             self._end()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._scope.__exit__(*error)
+        if not self._open:
+            raise RuntimeError(f"{self!r} is left, but not open")
+        self._open.pop().__exit__(*error)
         self._end()
 
 
