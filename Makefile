@@ -140,7 +140,7 @@ FUZZERS := fuzz_options fuzz_replay fuzz_allocator
 sanitized: $(STAMPS)/installed ## build what `test-nightly` runs under sanitizers
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/short-thread $(SHORT) -DSANITIZE=thread
 	@$(WITH_TOOLS) cmake --build build/short-thread -j $(JOBS) \
-	  --target test_allocator_stress test_arena_scopes test_emulated_queue test_residency_room
+	  --target test_allocator_stress test_arena test_emulated_queue test_residency_room
 	@$(WITH_TOOLS) cmake -S tests/cpp -B build/short-address $(SHORT) -DSANITIZE=address -DFUZZ=ON
 	@$(WITH_TOOLS) cmake --build build/short-address -j $(JOBS) \
 	  --target test_allocator_failures test_replay planted_fault $(FUZZERS)

@@ -21,7 +21,7 @@ from torch_uvm.allocation_logs import AllocationLog  # noqa: E402
 
 MIB = 1 << 20
 _BEGINS, _ENDS = 2, 3  # the values in csrc/allocator/replay/replay.h; allocate and free come first
-_FAILURE = 2  # a failed allocation in a log
+_KINDS = {"allocate": 0, "free": 1}  # a failed allocation is left out
 _HEADS = ("allocator", "ns/call", "in the last", "reserved", "at peak", "allocs", "frees")
 
 
@@ -32,8 +32,9 @@ def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int
     Raises:
         ValueError: the log uses a stream other than the default stream of device 0.
     """
-    if log.logged_streams != [0]:
-        raise ValueError(f"allocations on streams {log.logged_streams}; accepted: device 0's default one")
+    streams = {event.stream for event in log}
+    if streams != {0}:
+        raise ValueError(f"allocations on streams {sorted(streams)}; accepted: device 0's default one")
     iterations = find(log)
     begins = {begin for begin, _ in iterations.spans()}
     ends = {end for _, end in iterations.spans()}
@@ -43,8 +44,8 @@ def columns_of(log: AllocationLog) -> tuple[tuple[list[int], list[int], list[int
             rows.append((_ENDS, 0, 0))
         if at in begins:
             rows.append((_BEGINS, 0, 0))
-        if at < len(log) and log.kinds[at] != _FAILURE:
-            rows.append((log.kinds[at], log.allocations[at], log.bytes[at]))
+        if at < len(log) and log[at].action in _KINDS:
+            rows.append((_KINDS[log[at].action], log[at].allocation, log[at].bytes))
     kinds, allocations, sizes = ([row[column] for row in rows] for column in range(3))
     return (kinds, allocations, sizes, log.allocation_count), iterations.how
 

@@ -108,7 +108,7 @@ class TestRecord:
         assert sums["allocate"][0].bytes == 400 and sums["allocate failure"] == []
         assert len(log.never_freed) == 4  # three of the list, and one of the host
         assert recording.rows == len(log) + log.skipped_frees
-        assert {log.device_of(it.stream) for it in sums["allocate"]} == {0, -1}
+        assert {it.device for it in sums["allocate"]} == {0, -1}
         assert host.numel() == 1000
 
     def test_rmm_reads_it(self, on: torch.device, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ class TestRecord:
                 thread.join()
         log = read_log(tmp_path / "log.csv")  # raises for blocks that are allocated or freed twice
         assert len({it.thread for it in log}) == 4 and len(log) == 4 * 200 * 2
-        assert log.never_freed == [] and log.skipped_frees == 0
+        assert log.never_freed == () and log.skipped_frees == 0
         times = [it.time_us for it in log]
         assert times == sorted(times)
 
@@ -223,7 +223,7 @@ class TestRecord:
             del tensors, x
         log = read_log(tmp_path / "log.csv")
         assert log.allocation_count > 8  # some were evicted and fetched into new blocks
-        assert log.never_freed == [] and log.skipped_frees == 0
+        assert log.never_freed == () and log.skipped_frees == 0
 
 
 class TestRead:
@@ -240,8 +240,7 @@ class TestRead:
         ]
         assert next(iter(log)).time_us == (15 * 3600 + 47 * 60 + 2) * 10**6 + 841961
         assert log.failures == 1 and log.devices() == [0]
-        assert log.peak_live_bytes() == log.peak_live_bytes(0) == (1 << 20) + 256
-        assert log.peak_live_bytes(-1) == 0
+        assert log.peak_live_bytes() == (1 << 20) + 256
 
     def test_addresses_are_used_again(self, tmp_path: Path) -> None:
         rows = []
@@ -266,31 +265,8 @@ class TestRead:
                 "1,00:00:00.000000,allocate,0x20,16,0xffff000000000000",
             )
         )
-        assert (log.skipped_frees, log.skipped_bytes, log.never_freed) == (1, 64, [0, 1])
-        assert log.devices() == [-1, 0] and log.peak_live_bytes(-1) == 16
-
-    def test_a_block_freed_on_another_device_belongs_to_that_device(self, tmp_path: Path) -> None:
-        log = read_log(
-            _write(
-                tmp_path / "log.csv",
-                "1,00:00:00.000000,allocate,0x10,8,0",
-                "1,00:00:00.000000,free,0x10,8,0x1000000000000",
-                "1,00:00:00.000000,allocate,0x10,4,0",
-            )
-        )
-        assert log.peak_live_bytes(0) == 8 and log.peak_live_bytes(1) == 0
-
-    def test_times_wrap_at_midnight(self, tmp_path: Path) -> None:
-        log = read_log(
-            _write(
-                tmp_path / "log.csv",
-                "1,23:59:59.999999,allocate,0x10,8,0",
-                "2,23:59:59.999990,allocate,0x20,8,0",  # another thread, slightly late
-                "1,00:00:00.000001,free,0x10,8,0",
-            )
-        )
-        day = 24 * 3600 * 10**6
-        assert [it.time_us for it in log] == [day - 1, day - 10, day + 1]
+        assert (log.skipped_frees, log.skipped_bytes, log.never_freed) == (1, 64, (0, 1))
+        assert log.devices() == [-1, 0] and log.peak_live_bytes() == 24
 
     @pytest.mark.parametrize(
         ("row", "named"),
@@ -364,26 +340,6 @@ class TestRead:
         assert len(read_log(_write(tmp_path / "log.csv", *rows[:3]))) == 3
         with pytest.raises(ValueError, match="line 5: more than 3 rows"):
             read_log(_write(tmp_path / "log.csv", *rows))
-
-    def test_random_files_are_read_or_refused(self, tmp_path: Path) -> None:
-        """Rows are cut, duplicated and changed at random. The file is read, or refused with a line number."""
-        chance = random.Random(0)
-        rows = RMM.splitlines()
-        refused = 0
-        for _ in range(500):
-            changed = [list(row) for row in rows]
-            for _ in range(chance.randrange(1, 4)):
-                row = chance.choice(changed)
-                at = chance.randrange(len(row)) if row else 0
-                row[at : at + chance.randrange(3)] = chance.choice(["", "0", "f", ",", "-", "\x00", "9" * 30])
-            path = tmp_path / "log.csv"
-            path.write_text("".join("".join(row) + "\n" for row in changed))
-            try:
-                read_log(path)
-            except ValueError as error:
-                assert f"{path}, line " in str(error)
-                refused += 1
-        assert 300 < refused < 500
 
 
 def test_a_recording_costs_no_descriptor(on: torch.device, tmp_path: Path) -> None:

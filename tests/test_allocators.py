@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
-from _models import make_workspaces
 from _spawn import Spawn
 from torch import nn
 
@@ -76,22 +73,6 @@ class TestScope:
             thread.join()
         assert sizes == [100] and mine.passed()["total_allocations"] == 0
 
-    def test_backward_is(self) -> None:
-        mine = counted()
-        model = nn.Linear(64, 64).to("emu")
-        with use_allocator(mine):
-            loss = model(torch.randn(8, 64, device="emu")).square().mean()
-            before = mine.passed()["total_allocations"]
-            loss.backward()
-        assert mine.passed()["total_allocations"] > before
-        wanted = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-        assert len(wanted) == 2
-        with torch_uvm.disabled():
-            assert all(torch.isfinite(w).all() for w in wanted)
-        del loss, model
-        gc.collect()
-        assert mine.passed()["bytes"] == 0
-
     def test_a_training_has_the_same_bits(self) -> None:
         def train() -> list[torch.Tensor]:
             torch.manual_seed(0)
@@ -104,8 +85,12 @@ class TestScope:
             return [p.detach().cpu() for p in model.parameters()]
 
         wanted = train()
-        with use_allocator(Allocator.caching().with_limit("64MiB").with_statistics()):
+        mine = Allocator.caching().with_limit("64MiB").with_statistics()
+        with use_allocator(mine):
             found = train()
+        assert mine.passed()["total_allocations"] > 40  # backward's, too
+        gc.collect()
+        assert mine.passed()["bytes"] == 0
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
@@ -265,18 +250,6 @@ class TestTensors:
         del x
         assert mine.passed()["bytes"] == 0
 
-    def test_copy_on_write_keeps_the_owner(self) -> None:
-        mine = counted()
-        x = torch_uvm.ones(8, device="emu", allocator=mine)
-        try:
-            lazy = torch._lazy_clone(x)
-        except RuntimeError:
-            lazy = x.clone()
-        x[0] = 7
-        assert lazy[0].item() == 1
-        del x, lazy
-        assert mine.passed()["bytes"] == 0
-
     def test_budgets_count_them(self, spawn: Spawn) -> None:
         """In a process of its own, because memory of earlier tests could already exceed this budget.
 
@@ -300,16 +273,3 @@ class TestTensors:
                 held = x = None
             """
         )
-
-
-def test_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "annex.md").read_text()
-    text = text.partition("\n## Allocators\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 3
-    make_workspaces("emu")
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(block, names)
-    printed = capsys.readouterr().out.split()
-    assert printed[0] == "8192" and printed[1] == "0" and int(printed[2]) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
@@ -44,12 +43,11 @@ class TestScope:
             [ones(10_000) for _ in range(8)]
         assert scratch.stats()["upstream_allocations"] == after
 
-    def test_tensors_that_outlive_it_stay_and_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.INFO, "torch_uvm"), torch_uvm.arena("64KiB") as scratch:
+    def test_tensors_that_outlive_it_stay_and_are_counted(self) -> None:
+        with torch_uvm.arena("64KiB") as scratch:
             kept = ones(100)
             ones(200)
         assert scratch.outlived == (1, 400)
-        assert "1 tensors with 400 bytes are still in use" in caplog.text
         with scratch:
             other = torch.zeros(5000, device="emu")
             assert kept.sum().item() == 100 and other.sum().item() == 0
@@ -57,33 +55,27 @@ class TestScope:
         assert kept.tolist() == [1] * 100
         del kept, scratch
 
-    def test_marks_within(self) -> None:
+    def test_scopes_nest(self) -> None:
         scratch = torch_uvm.arena("64KiB")
         with scratch:
             x = ones(64)
-            with scratch:
-                inner = ones(64)
-                where = inner.data_ptr()
-                del inner
-            again = ones(64)
-            assert again.data_ptr() == where
-            mark = scratch.push()
-            second = scratch.push()
-            with pytest.raises(ValueError, match="innermost"):
-                scratch.pop(mark)
-            assert scratch.pop(second) == (0, 0) and scratch.pop(mark) == (0, 0)
-            del x, again
+            addresses = []
+            for _ in range(2):
+                with scratch:
+                    addresses.append(ones(64).data_ptr())
+                assert scratch.outlived == (0, 0)
+            assert addresses[0] == addresses[1]
+            assert ones(64).data_ptr() == x.data_ptr() + 256
+            assert x.sum().item() == 64
+            del x
 
     def test_reset_within_a_scope(self) -> None:
         with torch_uvm.arena("64KiB") as scratch:
-            first = ones(64)
-            where = first.data_ptr()
-            del first
+            addresses = []
             for _ in range(3):
                 assert scratch.reset() == (0, 0)
-                x = ones(64)
-                assert x.data_ptr() == where
-                del x
+                addresses.append(ones(64).data_ptr())
+            assert len(set(addresses)) == 1
         assert scratch.outlived == (0, 0)
 
     def test_serves_one_device_only(self) -> None:
@@ -122,14 +114,11 @@ class TestTraining:
         assert all(torch.equal(a, b) for a, b in zip(train(scratch), wanted, strict=True))
         assert scratch.stats()["upstream_allocations"] <= 3
 
-    def test_backward_threads_use_it(self) -> None:
-        scratch = torch_uvm.arena("1MiB")
+    def test_gradients_outlive_it(self) -> None:
         x = torch.randn(64, 64).to("emu").requires_grad_()
-        with scratch:
-            loss = (x @ x).square().sum()
-            loss.backward()
-            del loss
-        assert scratch.outlived.allocations == 1 and x.grad is not None  # the gradient
+        with torch_uvm.arena("1MiB") as scratch:
+            (x @ x).square().sum().backward()
+        assert scratch.outlived.allocations == 1 and x.grad is not None
         x.grad = None
 
 
@@ -180,17 +169,11 @@ class TestSharing:
 
 class TestArguments:
     def test_invalid_arguments_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="grow by 0.5"):
-            torch_uvm.arena(growth=0.5)
-        with pytest.raises(TypeError, match="growth is 'x'"):
-            torch_uvm.arena(growth="x")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="initial"):
             torch_uvm.arena("many")
         with pytest.raises((ValueError, RuntimeError), match=r"cuda|device|accepted"):
             torch_uvm.arena(device="meta")
         scratch = torch_uvm.arena("1KiB")
-        with pytest.raises(ValueError, match="not open"):
-            scratch.pop(12)
         with pytest.raises(RuntimeError, match="is left, but not open"):
             scratch.__exit__(None, None, None)
 

@@ -84,17 +84,13 @@ class TestIterations:
     def test_of_an_empty_log(self, tmp_path: Path) -> None:
         assert allocation_iterations.find(read_log(_write(tmp_path / "log.csv"))).boundaries == (0, 0)
 
-    def test_explicit_counts_and_lines(self, tmp_path: Path) -> None:
+    def test_explicit_counts(self, tmp_path: Path) -> None:
         log = read_log(_loop(tmp_path / "log.csv", [[10, 20]] * 4, prologue=0, epilogue=0))
         assert len(log) == 15  # 4 rows per iteration; the first iteration frees no survivor
         assert allocation_iterations.split_evenly(log, 3).boundaries == (0, 5, 10, 15)
-        assert allocation_iterations.at_lines(log, [5, 9, 17]).boundaries == (3, 7, 15)
         for count in (0, -1, 16):
             with pytest.raises(ValueError, match=f"{count} iterations"):
                 allocation_iterations.split_evenly(log, count)
-        for lines in ([5], [9, 5], [5, 5], [1, 5], [2, 18]):
-            with pytest.raises(ValueError, match="lines"):
-                allocation_iterations.at_lines(log, lines)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_finds_a_hidden_repetition(self, seed: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from _spawn import Spawn, python_path
 import torch_uvm
 from torch_uvm import _C, allocation_iterations, allocation_logs, cli, replays
 from torch_uvm._tools.allocation_logs import HEADER, read_log
-from torch_uvm.cli import replay as command
 from torch_uvm.cli.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +62,7 @@ class TestFigures:
         iterations = allocation_iterations.find(log)
         for allocator in ALL:
             done = replays.replay(log, allocator, iterations, repeat=1)
-            assert done.failure == "" and list(done.live) == levels
-            assert done.peak_live == max(levels)
+            assert done.failure == "" and done.live == levels
             assert all(reserved >= used for reserved, used in zip(done.reserved, done.live, strict=True))
             assert done.peak_reserved >= max(done.reserved) >= done.peak_live
 
@@ -86,7 +83,6 @@ class TestFigures:
         assert (done["none"].runtime_allocations, done["none"].runtime_frees) == (13, 12)
         assert done["none"].mean_waste == done["none"].waste_at_peak == 0
         assert done["caching"].runtime_allocations < 6 and done["caching"].runtime_frees == 0
-        assert done["event-per-free"].events_recorded == done["caching"].events_recorded + 12
         assert done["pool"].runtime_allocations <= done["caching"].runtime_allocations
         assert done["caching"].mean_waste > 0
 
@@ -107,7 +103,7 @@ class TestFigures:
         log = read_log(path)
         for allocator in ALL:
             done = replays.replay(log, allocator, allocation_iterations.find(log), repeat=1)
-            assert list(done.live) == [1000, 1024], allocator
+            assert done.live == [1000, 1024], allocator
 
     def test_an_interrupt_ends_it(self, small: Path) -> None:
         log = read_log(small)
@@ -142,11 +138,10 @@ class TestCommand:
         written: dict[str, Any] = json.loads(report.read_text())
         assert list(written["allocators"]) == ["caching", "none"]
         none = written["allocators"]["none"]
-        assert none["description"] == "limit(runtime, " + none["description"].split(", ", 1)[1]
         assert none["peak_live_bytes"] == none["peak_reserved_bytes"] == written["peak_live_bytes"] == 4004096
         assert none["runtime_allocations"] == 13 and len(none["seconds"]) == 2 and none["failure"] is None
         cells = next(line for line in lines if line.startswith("none")).split()
-        assert cells[-3:] == ["13", "12", "0"] and "0.0" in cells
+        assert cells[-2:] == ["13", "12"] and "0.0" in cells
 
     def test_runs_all_allocators_by_default(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main(small, "--repeat", 1) == 0
@@ -156,45 +151,19 @@ class TestCommand:
     def test_explicit_iterations(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main(small, "--allocator", "none", "--repeat", 1, "--iterations", 5) == 0
         assert "iterations: 5, split evenly as asked" in capsys.readouterr().out
-        assert _main(small, "--allocator", "none", "--repeat", 1, "--iteration-lines", "3,9,15,27") == 0
-        assert "iterations: 3, from the lines that were given" in capsys.readouterr().out
-
-    def test_a_picture(self, small: Path, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib")
-        picture = tmp_path / "picture.png"
-        assert _main(small, "--repeat", 1, "--plot", picture) == 0
-        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
-
-    def test_lines_of_the_picture_lose_no_peak(self) -> None:
-        levels = array("Q", range(1000))
-        levels[777] = 5000
-        rows, highest = command.thinned(levels, 100)
-        assert len(rows) == 100 and rows[1] == 10 and max(highest) == 5000 and highest[77] == 5000
-        assert command.thinned(levels, 5000)[1] == list(levels)
-        assert command.thinned(array("Q")) == ([], [])
-
-    def test_without_matplotlib_it_names_the_package(self, spawn: Spawn, small: Path) -> None:
-        script = (
-            "import sys; sys.modules['matplotlib'] = None\n"
-            "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"
-        )
-        argv = ["replay", str(small), "--allocator", "none", "--repeat", "1", "--plot", "picture.png"]
-        done = spawn(script, args=argv, env=EMU, check=False)
-        assert done.returncode == 1 and "pip install matplotlib" in done.stderr
-        assert "Traceback" not in done.stderr and "none" in done.stdout
 
     def test_an_allocator_that_runs_out_of_memory_is_reported(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = _log(tmp_path / "log.csv", *(f"allocate,{16 * at + 16:#x},8,0" for at in range(10)))
         # 80 bytes suffice for the runtime, but not for an allocator with 2 MiB segments.
-        limit = _C.managed_bytes() + 4096
-        assert _main(path, "--allocator", "none,caching", "--repeat", 1, "--limit", limit) == 0
+        torch_uvm.set_limit(_C.managed_bytes() + 4096)
+        assert _main(path, "--allocator", "none,caching", "--repeat", 1) == 0
         none, caching = capsys.readouterr().out.splitlines()[-2:]
-        assert none.split()[-3:] == ["10", "0", "0"]
-        assert caching.startswith("caching") and "failed in row 1: " in caching and "4.00 KiB" in caching
+        assert none.split()[-2:] == ["10", "0"]
+        assert caching.startswith("caching") and "failed in row 1: " in caching and "limit" in caching
         # No allocator completed.
-        assert _main(path, "--allocator", "caching", "--repeat", 1, "--limit", limit) == 1
+        assert _main(path, "--allocator", "caching", "--repeat", 1) == 1
 
     @pytest.mark.parametrize(
         ("argv", "named"),
@@ -204,13 +173,7 @@ class TestCommand:
             (["--repeat", "0"], "--repeat 0"),
             (["--iterations", "0"], "0 iterations"),
             (["--iterations", "26"], "26 iterations of a log with 25 events"),
-            (["--iterations", "2", "--iteration-lines", "2,3"], "not allowed with"),
-            (["--iteration-lines", "two"], "lines 'two'"),
-            (["--iteration-lines", "9,3"], "ascending"),
-            (["--limit", "1MB"], "live at once; of the limit"),
-            (["--limit", "lots"], "lots"),
             (["--json", "."], "is a folder"),
-            (["--plot", "none/picture.png"], "there is no folder"),
         ],
         ids=" ".join,
     )
@@ -225,10 +188,9 @@ class TestCommand:
         ("rows", "named"),
         [
             (["allocate,0x10,8,0", "free,0x10,9,0"], "line 3: free of 9 bytes; line 2 allocated 8"),
-            ([f"allocate,0x10,{1 << 50},0"], "1.00 PiB live at once; device 0 has"),
-            (["allocate,0x10,8,0x63000000000000"], "allocations of device 99; there are"),
+            (["allocate,0x10,8,0x63000000000000"], "99"),
         ],
-        ids=["line", "size", "device"],
+        ids=["line", "device"],
     )
     def test_logs_that_it_refuses(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[str], named: str

@@ -19,7 +19,7 @@ CORPUS = ROOT / "tests" / "cpp" / "corpus"
 #: Cases of each program; empty: all cases.
 THREADED: dict[str, list[str]] = {
     "test_allocator_stress": ["four_threads_on_the_emulated_runtime"],
-    "test_arena_scopes": [],
+    "test_arena": [],
     "test_emulated_queue": [
         "events_order_streams_of_several_devices",
         "several_threads_may_queue_concurrently",

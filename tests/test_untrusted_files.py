@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import xml.dom.minidom
 from pathlib import Path
 
 import pytest
@@ -97,15 +96,12 @@ class TestReports:
         assert printable("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
 
     def test_a_replay_escapes_names(self, spawn: Spawn, tmp_path: Path) -> None:
-        log, picture = tmp_path / EVIL, tmp_path / "picture.svg"
+        log = tmp_path / EVIL
         log.write_bytes(a_log())
-        pytest.importorskip("matplotlib")
         arguments = ["-m", "torch_uvm", "replay", str(log), "--allocator", "caching", "--repeat", "1"]
-        done = spawn(args=[*arguments, "--plot", str(picture)], env={"TORCH_UVM_DEVICE": "emu"})
+        done = spawn(args=arguments, env={"TORCH_UVM_DEVICE": "emu"})
         assert all(line.isprintable() for line in done.stdout.splitlines())
         assert printable(EVIL) in done.stdout
-        xml.dom.minidom.parse(str(picture))  # well-formed
-        assert "<script" not in picture.read_text()
 
     @pytest.mark.parametrize("command", ["replay", "plot"])
     def test_errors_escape_file_names(self, command: str, spawn: Spawn, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from typing import Any, overload
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from typing_extensions import Buffer
 
 # --- switch (csrc/tensor/process/switch.h)
 def set_enabled(on: bool) -> None: ...  # process-wide
@@ -33,9 +32,9 @@ class LoggingAllocator(Allocator):
     def close(self) -> tuple[int, int, str]: ...  # rows, rows lost, what went wrong
 
 class Arena(Allocator):
-    def __init__(self, upstream: Allocator, home: torch.device, initial: int, growth: float) -> None: ...
-    def push(self) -> int: ...
-    def pop(self, mark: int) -> tuple[int, int]: ...  # what outlived it: allocations, bytes
+    def __init__(self, upstream: Allocator, home: torch.device, initial: int) -> None: ...
+    def push(self) -> None: ...
+    def pop(self) -> tuple[int, int]: ...  # what outlived it: allocations, bytes
     def reset(self) -> tuple[int, int]: ...
 
 class AllocationPlan(Allocator):
@@ -46,12 +45,10 @@ class AllocationPlan(Allocator):
 
 def process_allocator() -> Allocator: ...
 def release_idle_memory() -> int: ...  # bytes that other allocators had to spare
-def caching_allocator(upstream: Allocator) -> Allocator: ...
-def pool_allocator(
+def caching_allocator(
     upstream: Allocator, home: torch.device, initial: int, maximum: int | None
 ) -> Allocator: ...
-def limiting_allocator(upstream: Allocator, limit: int) -> Allocator: ...
-def counting_allocator(upstream: Allocator) -> CountingAllocator: ...
+def counting_allocator(upstream: Allocator, limit: int | None) -> CountingAllocator: ...
 def retrying_allocator(upstream: Allocator, callback: Callable[[int, int], bool]) -> Allocator: ...
 
 # --- options (csrc/config/options.h); errors are ValueError
@@ -204,17 +201,12 @@ def stop_recording_allocations() -> tuple[int, int, str]: ...  # rows written, r
 def replay_allocators() -> list[str]: ...
 def replay(
     allocator: str,
-    kinds: Buffer,  # uint8, ReplayEvent::Kind
-    allocations: Buffer,  # uint32, numbers from 0
-    bytes: Buffer,  # uint64
-    streams: Buffer,  # uint32, indices of logged_streams
-    logged_streams: Sequence[int],
-    count: int,  # of allocations
-    ceiling: int,
-    initial: int,  # bytes that a pool and an arena begin with
-    repeat: int,
-    progress: Callable[[int, int], object] | None = None,
-) -> dict[str, Any]: ...  # ReplayResult; "live" and "reserved" are bytes of uint64
+    events: Sequence[tuple[int, int, int, int]],  # ReplayEvent: kind, stream, allocation, bytes
+    logged_streams: Sequence[int],  # those that events name by index
+    home: torch.device,  # of a pool or an arena
+    initial: int,  # bytes that they begin with
+    sample: bool,
+) -> dict[str, Any]: ...  # ReplayResult
 
 # --- the emulated accelerator (csrc/emulated)
 def emu_register() -> None: ...

@@ -3,11 +3,11 @@
 A log has no marks, because programs that read RMM's logs would not accept them. A loop is recognised by
 repetition: its iterations make the same requests, in size and stream, and each free comes as many rows after
 its allocation. Where sizes vary, they are left out of the comparison. For a loop without such repetition the
-caller names the boundaries.
+caller says how many iterations there are.
 """
 
 from __future__ import annotations
 
-from torch_uvm._tools.iterations import Iterations, at_lines, find, split_evenly
+from torch_uvm._tools.iterations import Iterations, find, split_evenly
 
-__all__ = ["Iterations", "at_lines", "find", "split_evenly"]
+__all__ = ["Iterations", "find", "split_evenly"]

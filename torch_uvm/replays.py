@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torch_uvm._tools.replay import Replay, allocators, ceiling, replay
+from torch_uvm._tools.replay import Replay, allocators, replay
 
-__all__ = ["Replay", "allocators", "ceiling", "replay"]
+__all__ = ["Replay", "allocators", "replay"]

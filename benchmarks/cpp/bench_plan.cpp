@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "allocator/adaptors/adaptors.h"
 #include "allocator/adaptors/caching_allocator.h"
-#include "allocator/adaptors/counting_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
 #include "bench_report.h"

@@ -10,8 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "allocator/adaptors/limiting_allocator.h"
-#include "allocator/adaptors/runtime_allocator.h"
 #include "allocator/replay/replay.h"
 #include "config/options.h"
 #include "cuda/cuda_runtime.h"
@@ -80,12 +78,11 @@ const std::vector<std::string>& peer_names() {
   return *names;
 }
 
-/// Like make_subject for our allocators: the runtime's allocator is the lowest layer, the ceiling is above it.
+/// Like make_subject for our allocators: the runtime's allocator is the lowest layer.
 ReplaySubject make_peer(const std::string& name, const ReplayOptions& options) {
   ReplaySubject subject;
-  subject.home = options.home;
-  subject.runtime = std::make_shared<RuntimeAllocator>(runtime());
-  const auto below = std::make_shared<LimitingAllocator>(subject.runtime, options.ceiling);
+  subject.runtime = counted_runtime(runtime());
+  const auto below = subject.runtime;
 #ifdef TORCH_UVM_WITH_RMM
   if (name != "torch") {
     subject.allocator = (name == "rmm-pool" ? make_rmm_pool : make_rmm_arena)(below, options.home, options.initial);
@@ -98,30 +95,46 @@ ReplaySubject make_peer(const std::string& name, const ReplayOptions& options) {
 
 /// \param options in the format of TORCH_UVM_CONF; only our caching allocator uses its options
 /// \param bytes initial size of a pool or an arena
+/// \param repeat timed replays, after one that is not timed
 py::dict replay_on(const std::string& name, const ReplayLog& log, const std::string& options, std::size_t bytes,
                    int repeat) {
-  ReplayResult result;
+  std::size_t calls = 0, last_calls = 0, in_iteration = 0, live = 0, peak_live = 0;
+  for (const ReplayEvent& event : log.events) {
+    const bool is_row = event.kind <= ReplayEvent::Kind::kFree;
+    calls += is_row ? 1 : 0;
+    in_iteration = event.kind == ReplayEvent::Kind::kIterationBegins ? 0 : in_iteration + (is_row ? 1 : 0);
+    last_calls = event.kind == ReplayEvent::Kind::kIterationEnds ? in_iteration : last_calls;
+    live += event.kind == ReplayEvent::Kind::kAllocate ? event.bytes : 0;
+    live -= event.kind == ReplayEvent::Kind::kFree ? event.bytes : 0;
+    peak_live = std::max(peak_live, live);
+  }
+  std::vector<ReplayResult> results;
   {
     const py::gil_scoped_release no_gil;
-    const AllocatorOptions cache = parse_options(options).allocator;
-    const ReplayOptions how{Location::device(0), runtime().limit().value_or(0), bytes, cache};
+    const ReplayOptions how{Location::device(0), bytes, parse_options(options).allocator};
     const bool others = std::ranges::find(peer_names(), name) != peer_names().end();
     const auto make = [&] { return others ? make_peer(name, how) : make_subject(name, runtime(), how); };
-    result = replay(log, runtime(), make, repeat, nullptr);
+    for (int turn = 0; turn <= repeat; ++turn) {
+      results.push_back(replay(log, runtime(), make, turn == 0));
+    }
   }
+  std::vector<double> seconds, last_iteration_seconds;
+  for (std::size_t turn = 1; turn < results.size(); ++turn) {
+    seconds.push_back(results[turn].seconds);
+    last_iteration_seconds.push_back(results[turn].last_iteration_seconds);
+  }
+  const ReplayResult& result = results.front();
   py::dict dict;
-  dict["description"] = result.description;
-  dict["seconds"] = result.seconds;
-  dict["last_iteration_seconds"] = result.last_iteration_seconds;
-  dict["calls"] = result.calls;
-  dict["last_iteration_calls"] = result.last_iteration_calls;
-  dict["peak_live"] = result.peak_live;
+  dict["seconds"] = seconds;
+  dict["last_iteration_seconds"] = last_iteration_seconds;
+  dict["calls"] = calls;
+  dict["last_iteration_calls"] = last_calls;
+  dict["peak_live"] = peak_live;
   dict["peak_reserved"] = result.peak_reserved;
   dict["runtime_allocations"] = result.runtime_allocations;
   dict["runtime_frees"] = result.runtime_frees;
-  dict["events_recorded"] = result.events_recorded; // ours only
-  dict["failure"] = result.failure;
-  dict["failed_at"] = result.failed_at;
+  dict["failure"] = results.back().failure;
+  dict["failed_at"] = results.back().failed_at;
   return dict;
 }
 

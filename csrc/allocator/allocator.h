@@ -3,6 +3,7 @@
 // forward each request.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,6 +38,26 @@ struct AllocatorFigures {
   std::int64_t upstream_allocations = 0; ///< calls of the upstream, or of the runtime, that allocated memory
   std::int64_t upstream_frees = 0;
   std::int64_t events_recorded = 0;
+
+  // For allocators that keep such figures themselves. Not thread-safe.
+  void count_allocated(std::size_t bytes) noexcept {
+    ++allocations;
+    requested_bytes += static_cast<std::int64_t>(bytes);
+    peak_requested_bytes = std::max(peak_requested_bytes, requested_bytes);
+  }
+  void count_freed(std::size_t bytes) noexcept {
+    --allocations;
+    requested_bytes -= static_cast<std::int64_t>(bytes);
+  }
+  void count_reserved(std::size_t bytes) noexcept {
+    ++upstream_allocations;
+    reserved_bytes += static_cast<std::int64_t>(bytes);
+    peak_reserved_bytes = std::max(peak_reserved_bytes, reserved_bytes);
+  }
+  void count_released(std::size_t bytes) noexcept {
+    ++upstream_frees;
+    reserved_bytes -= static_cast<std::int64_t>(bytes);
+  }
 };
 
 /// Thread-safe. Must outlive its allocations: an owner of an allocation must also keep its allocator alive.

@@ -4,14 +4,11 @@
 #include <memory>
 #include <optional>
 
+#include "allocator/adaptors/adaptors.h"
 #include "allocator/adaptors/caching_allocator.h"
-#include "allocator/adaptors/counting_allocator.h"
-#include "allocator/adaptors/limiting_allocator.h"
-#include "allocator/adaptors/pool_allocator.h"
-#include "allocator/adaptors/retrying_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
-#include "allocator/replay/logging_allocator.h"
+#include "allocator/replay/allocation_log.h"
 #include "python/bindings.h"
 #include "tensor/process/context.h"
 #include "tensor/storage/idle_allocators.h"
@@ -84,10 +81,8 @@ py::dict report_dict(const AllocationPlan& plan) {
   dict["planned_bytes"] = now.planned_bytes;
   dict["peak_live_bytes"] = now.peak_live_bytes;
   py::list layout;
-  for (const PlannedRequest& request : now.layout) {
-    if (!request.apart) {
-      layout.append(py::make_tuple(request.offset, request.bytes, request.begin, request.end));
-    }
+  for (const auto& [offset, request] : now.layout) {
+    layout.append(py::make_tuple(offset, request.bytes, request.begin, request.end));
   }
   dict["layout"] = layout;
   return dict;
@@ -113,34 +108,30 @@ void bind_allocators(py::module_& module) {
       .def("reset_peaks", &CountingAllocator::reset_peaks, no_gil);
   py::class_<LoggingAllocator, Allocator, std::shared_ptr<LoggingAllocator>>(module, "LoggingAllocator", no_gil_at_end)
       .def(py::init([](Shared upstream, std::string path) {
-             return without_gil([&] {
-               return std::make_shared<LoggingAllocator>(std::move(upstream),
-                                                         std::make_shared<AllocationLog>(std::move(path)));
-             });
+             return without_gil(
+                 [&] { return std::make_shared<LoggingAllocator>(std::move(upstream), std::move(path)); });
            }),
            py::arg("upstream"), py::arg("path"), no_gil_inside)
       .def(
           "close",
-          [](const LoggingAllocator& self) {
+          [](LoggingAllocator& self) {
             const AllocationLogEnd end = without_gil([&] { return self.log().close(); });
             return py::make_tuple(end.rows, end.lost, end.error);
           },
           no_gil_inside);
   py::class_<Arena, Allocator, std::shared_ptr<Arena>>(module, "Arena", no_gil_at_end)
-      .def(py::init([](Shared upstream, const c10::Device& home, std::size_t initial, double growth) {
+      .def(py::init([](Shared upstream, const c10::Device& home, std::size_t initial) {
              return without_gil([&] {
                auto arena = std::make_shared<Arena>(Context::get().runtime(), std::move(upstream),
-                                                    ArenaOptions{location_of(home), initial, growth});
+                                                    ArenaOptions{location_of(home), initial});
                remember(arena);
                return arena;
              });
            }),
-           py::arg("upstream"), py::arg("home"), py::arg("initial"), py::arg("growth"), no_gil_inside)
+           py::arg("upstream"), py::arg("home"), py::arg("initial"), no_gil_inside)
       .def("push", &Arena::push, no_gil)
       .def(
-          "pop",
-          [](Arena& self, Arena::Mark mark) { return outlived_pair(without_gil([&] { return self.pop(mark); })); },
-          py::arg("mark"), no_gil_inside)
+          "pop", [](Arena& self) { return outlived_pair(without_gil([&] { return self.pop(); })); }, no_gil_inside)
       .def(
           "reset", [](Arena& self) { return outlived_pair(without_gil([&] { return self.reset(); })); }, no_gil_inside);
   py::class_<AllocationPlan, Allocator, std::shared_ptr<AllocationPlan>>(module, "AllocationPlan", no_gil_at_end)
@@ -160,26 +151,17 @@ void bind_allocators(py::module_& module) {
   module.def("release_idle_memory", &release_idle_memory, no_gil);
   module.def(
       "caching_allocator",
-      [](Shared upstream) -> Shared {
-        return remember(std::make_shared<CachingAllocator>(Context::get().runtime(), std::move(upstream)));
-      },
-      py::arg("upstream"), no_gil);
-  module.def(
-      "pool_allocator",
       [](Shared upstream, const c10::Device& home, std::size_t initial, std::optional<std::size_t> maximum) -> Shared {
-        return remember(std::make_shared<PoolAllocator>(Context::get().runtime(), std::move(upstream),
-                                                        PoolOptions{location_of(home), initial, maximum, {}}));
+        return remember(std::make_shared<CachingAllocator>(Context::get().runtime(), std::move(upstream),
+                                                           CachingOptions{location_of(home), initial, maximum}));
       },
       py::arg("upstream"), py::arg("home"), py::arg("initial"), py::arg("maximum"), no_gil);
   module.def(
-      "limiting_allocator",
-      [](Shared upstream, std::size_t limit) -> Shared {
-        return std::make_shared<LimitingAllocator>(std::move(upstream), limit);
+      "counting_allocator",
+      [](Shared upstream, std::optional<std::size_t> limit) {
+        return std::make_shared<CountingAllocator>(std::move(upstream), limit);
       },
       py::arg("upstream"), py::arg("limit"), keeps_gil);
-  module.def(
-      "counting_allocator", [](Shared upstream) { return std::make_shared<CountingAllocator>(std::move(upstream)); },
-      py::arg("upstream"), keeps_gil);
   module.def(
       "retrying_allocator",
       [](Shared upstream, py::function callback) -> Shared {

@@ -1,35 +1,23 @@
-// The rig of the tests of allocation plans: a plan over a caching allocator on the recording runtime, and helpers that
-// run iterations.
+// The rig of the tests of allocation plans.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
-#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/adaptors/adaptors.h"
 #include "allocator/plan/allocation_plan.h"
 #include "face_rig.h"
 #include "training_steps.h"
 
-namespace plans {
+namespace face {
 
-using namespace torch_uvm;
-using face::expect_filled;
-using face::fill;
-using face::kHome;
-using face::kStream;
-using face::overlap;
-
+/// A plan over a caching allocator with counters, on the recording runtime.
 struct PlanRig {
   RecordingRuntime runtime{2};
-  std::shared_ptr<CountingAllocator> upstream; ///< a caching allocator, with counters
-  std::unique_ptr<AllocationPlan> plan;
+  std::shared_ptr<CountingAllocator> upstream = std::make_shared<CountingAllocator>(caching(runtime));
+  std::unique_ptr<AllocationPlan> plan = std::make_unique<AllocationPlan>(upstream, kHome);
   std::vector<Stream> streams; ///< created by `stream`, destroyed with the rig
 
-  PlanRig() {
-    upstream = std::make_shared<CountingAllocator>(face::caching(runtime));
-    plan = std::make_unique<AllocationPlan>(upstream, kHome);
-  }
   /// Checks that everything is returned to the runtime.
   void close() {
     plan.reset();
@@ -38,10 +26,8 @@ struct PlanRig {
     for (const Stream stream : streams) {
       runtime.destroy_stream(stream);
     }
-    streams.clear();
     CHECK_EQ(runtime.live_objects(), std::size_t{0});
   }
-
   Stream stream() {
     streams.push_back(runtime.create_stream(0, 0));
     return streams.back();
@@ -51,6 +37,9 @@ struct PlanRig {
   }
   void free(const Allocation& allocation) {
     plan->free(allocation);
+  }
+  void pass(std::size_t bytes) {
+    free(allocate(bytes));
   }
   template <typename Body>
   void iterate(Body body) {
@@ -104,4 +93,4 @@ struct PlanRig {
   }
 };
 
-} // namespace plans
+} // namespace face

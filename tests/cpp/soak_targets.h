@@ -8,10 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/adaptors/counting_allocator.h"
-#include "allocator/adaptors/limiting_allocator.h"
-#include "allocator/adaptors/pool_allocator.h"
-#include "allocator/adaptors/retrying_allocator.h"
+#include "allocator/adaptors/adaptors.h"
+#include "allocator/adaptors/caching_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
 #include "soak_subject.h"
@@ -82,19 +80,19 @@ class ArenaSubject final : public FaceSubject {
   explicit ArenaSubject(ManagedRuntime& runtime)
       : FaceSubject(runtime, [](ManagedRuntime& on, std::shared_ptr<Allocator> upstream) {
           return std::make_shared<Arena>(on, std::move(upstream),
-                                         ArenaOptions{.home = Location::device(0), .initial = 1 * MiB, .growth = 2.0});
+                                         ArenaOptions{.home = Location::device(0), .initial = 1 * MiB});
         }) {}
 
   void special(std::uint32_t choice, std::vector<Held>& /*shared*/) override {
     const std::lock_guard lock(mutex_);
     if (choice % 8 == 0) {
-      marks_.clear();
       as<Arena>().reset();
-    } else if (choice % 2 == 0 && marks_.size() < 8) {
-      marks_.push_back(as<Arena>().push());
-    } else if (!marks_.empty()) {
-      as<Arena>().pop(marks_.back());
-      marks_.pop_back();
+    } else if (choice % 2 == 0 && open_ < 8) {
+      as<Arena>().push();
+      ++open_;
+    } else if (open_ > 0) {
+      as<Arena>().pop();
+      --open_;
     }
   }
 
@@ -103,8 +101,8 @@ class ArenaSubject final : public FaceSubject {
     as<Arena>().reset();
   }
 
-  std::mutex mutex_; // marks belong to the whole arena, and are popped innermost first
-  std::vector<Arena::Mark> marks_;
+  std::mutex mutex_; // scopes belong to the whole arena
+  int open_ = 0;
 };
 
 class PlanSubject final : public FaceSubject {
@@ -149,16 +147,14 @@ inline const std::vector<Target>& targets() {
   const auto plan = [](ManagedRuntime& on) { return std::make_unique<PlanSubject>(on); };
   const auto pool = [](ManagedRuntime& on) {
     return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
-      const PoolOptions options{
-          .home = Location::device(0), .initial = 16 * MiB, .maximum = 192 * MiB, .cache = AllocatorOptions()};
-      return std::make_shared<PoolAllocator>(runtime, std::move(upstream), options);
+      const CachingOptions options{.home = Location::device(0), .initial = 16 * MiB, .maximum = 192 * MiB};
+      return std::make_shared<CachingAllocator>(runtime, std::move(upstream), options);
     });
   };
   const auto adaptors = [](ManagedRuntime& on) {
     return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
       auto cache = std::make_shared<CachingAllocator>(runtime, std::move(upstream));
-      auto counting = std::make_shared<CountingAllocator>(cache);
-      auto limiting = std::make_shared<LimitingAllocator>(std::move(counting), 192 * MiB);
+      auto limiting = std::make_shared<CountingAllocator>(cache, 192 * MiB);
       return std::make_shared<RetryingAllocator>(std::move(limiting),
                                                  [cache](std::size_t, Location) { return cache->release() != 0; });
     });

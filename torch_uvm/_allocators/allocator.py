@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,15 +21,16 @@ from torch_uvm._util.arguments import (
 )
 from torch_uvm._util.runtime import check_runtime
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 def upstream_handle(upstream: Allocator | None, what: str) -> _C.Allocator:
     """The allocator to take memory from: `upstream`, or the process's caching allocator."""
     if upstream is None:
         check_runtime(what, now=True)
         return _C.process_allocator()
-    if not isinstance(upstream, Allocator):
-        raise TypeError(f"{what} upstream is {show(upstream)}; accepted: a torch_uvm.Allocator, or None")
-    return upstream.handle
+    return _checked(upstream, f"{what} upstream").handle
 
 
 def device_of(device: Device | None, what: str) -> torch.device:
@@ -39,6 +40,12 @@ def device_of(device: Device | None, what: str) -> torch.device:
     if here is None:
         raise ValueError(f"{what} device is None and there is no accelerator; accepted: 'cpu'")
     return resolve_device(here)
+
+
+def _checked(allocator: Any, what: str) -> Allocator:
+    if not isinstance(allocator, Allocator):
+        raise TypeError(f"{what} is {show(allocator)}; accepted: a torch_uvm.Allocator, or None")
+    return allocator
 
 
 class Allocator:
@@ -71,16 +78,8 @@ class Allocator:
     @classmethod
     @exact_keywords
     def caching(cls, *, upstream: Allocator | None = None) -> Allocator:
-        """A caching allocator whose cache it shares with no other.
-
-        Args:
-            upstream: where its segments come from; None for the process's allocator.
-
-        Raises:
-            TypeError: `upstream` is not an allocator.
-            RuntimeError: there is no managed memory on this machine.
-        """
-        return Allocator(_C.caching_allocator(upstream_handle(upstream, "Allocator.caching()")))
+        """A caching allocator with a cache of its own: a pool without bounds, on `upstream`."""
+        return Allocator.pool(upstream=upstream)
 
     @classmethod
     @exact_keywords
@@ -104,30 +103,22 @@ class Allocator:
             RuntimeError: there is no managed memory on this machine.
             torch.OutOfMemoryError: `initial` bytes are not available.
         """
-        what = "Allocator.pool()"
-        first = byte_count(initial, "initial")
-        most = limit_bytes(maximum, "maximum")
-        home = device_of(device, what)
-        return Allocator(_C.pool_allocator(upstream_handle(upstream, what), home, first, most))
+        first, most = byte_count(initial, "initial"), limit_bytes(maximum, "maximum")
+        home = device_of(device, "Allocator.pool()")
+        return Allocator(_C.caching_allocator(upstream_handle(upstream, "Allocator"), home, first, most))
 
     @exact_keywords
     def with_limit(self, limit: int | str) -> Allocator:
-        """An allocator on this one that has at most `limit` bytes in use.
+        """An allocator on this one that has at most `limit` requested bytes in use.
 
         Beyond that it raises torch.OutOfMemoryError.
-
-        Args:
-            limit: requested bytes, as an int or a string such as "64MiB".
-
-        Raises:
-            TypeError, ValueError: not a limit.
         """
-        return Allocator(_C.limiting_allocator(self.handle, byte_count(limit, "limit")))
+        return Allocator(_C.counting_allocator(self.handle, byte_count(limit, "limit")))
 
     @exact_keywords
     def with_statistics(self) -> CountingAllocator:
         """An allocator on this one that counts the requests made through it."""
-        return CountingAllocator(_C.counting_allocator(self.handle))
+        return CountingAllocator(_C.counting_allocator(self.handle, None))
 
     @exact_keywords
     def with_failure_callback(self, callback: Callable[[int, torch.device], bool]) -> Allocator:
@@ -137,9 +128,6 @@ class Allocator:
             callback: called with the requested bytes and their device; returns whether to retry, and is
                 called again until it returns False. The thread that allocates calls it, possibly in the
                 middle of an operator, and gets the exceptions that it raises.
-
-        Raises:
-            TypeError: `callback` is not callable.
         """
         if not callable(callback):
             raise TypeError(f"callback is {show(callback)}; accepted: a function of bytes and device")
@@ -155,11 +143,7 @@ class Allocator:
     def with_log(self, path: str | os.PathLike[str]) -> LoggingAllocator:
         """An allocator on this one that logs its allocations and frees, in the columns of RMM's logs.
 
-        Args:
-            path: a new file, or one to overwrite.
-
         Raises:
-            TypeError: `path` is neither a string nor a path.
             ValueError: the file cannot be created.
         """
         if not isinstance(path, (str, os.PathLike)):
@@ -175,11 +159,7 @@ class Allocator:
         return self.handle.figures()
 
     def release(self) -> int:
-        """Releases to its upstream the memory that no tensor uses.
-
-        Returns:
-            the bytes released.
-        """
+        """Releases to its upstream the memory that no tensor uses. Returns the bytes released."""
         return self.handle.release()
 
     def __repr__(self) -> str:
@@ -206,13 +186,10 @@ class LoggingAllocator(Allocator):
     handle: _C.LoggingAllocator
 
     def close(self) -> int:
-        """Completes the file; later allocations are not logged.
-
-        Returns:
-            the rows in the file.
+        """Completes the file; later allocations are not logged. Returns the rows in the file.
 
         Raises:
-            RuntimeError: the file could not be written; it ends with the last row that could be.
+            RuntimeError: the file could not be written; it ends with a whole row.
         """
         rows, _, error = self.handle.close()
         if error:
@@ -237,6 +214,35 @@ class AllocatorScope(SwitchScope):
         return f"torch_uvm.use_allocator({self._allocator!r})"
 
 
+class ScopedAllocator(Allocator):
+    """An allocator that is also a context manager: in a `with` block, new tensors come from it."""
+
+    def __init__(self, handle: _C.Allocator) -> None:
+        super().__init__(handle)
+        self._open: list[AllocatorScope] = []
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._begin()
+        try:
+            self._open.append(AllocatorScope(self).__enter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._open:
+            raise RuntimeError(f"{self!r} is left, but not open")
+        self._open.pop().__exit__(*error)
+        self._end()
+
+
 @exact_keywords
 def use_allocator(allocator: Allocator | None) -> AllocatorScope:
     """A scope in which new tensors on the accelerator are managed, with memory from `allocator`.
@@ -251,17 +257,13 @@ def use_allocator(allocator: Allocator | None) -> AllocatorScope:
         TypeError: `allocator` is something else.
         RuntimeError: there is no managed memory on this machine (on entry).
     """
-    if allocator is not None and not isinstance(allocator, Allocator):
-        raise TypeError(f"allocator is {show(allocator)}; accepted: a torch_uvm.Allocator, or None")
-    return AllocatorScope(allocator)
+    return AllocatorScope(None if allocator is None else _checked(allocator, "allocator"))
 
 
 def made_by(allocator: Any, device: torch.device, what: str) -> AllocatorScope | None:
     """The scope in which a factory makes a tensor for `allocator`; None if `allocator` is None."""
     if allocator is None:
         return None
-    if not isinstance(allocator, Allocator):
-        raise TypeError(f"{what}() allocator is {show(allocator)}; accepted: a torch_uvm.Allocator, or None")
-    if not allocator.handle.serves(device):
+    if not _checked(allocator, f"{what}() allocator").handle.serves(device):
         raise ValueError(f"{what}() on {device}, which {allocator!r} does not serve")
     return AllocatorScope(allocator)

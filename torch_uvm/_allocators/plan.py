@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._allocators.allocator import Allocator, AllocatorScope, device_of, upstream_handle
+from torch_uvm._allocators.allocator import ScopedAllocator, device_of, upstream_handle
 from torch_uvm._util.arguments import Device, exact_keywords, show
 
 _lock = threading.Lock()
 _plans: dict[tuple[str, torch.device], AllocationPlan] = {}
 
 
-class AllocationPlan(Allocator):
+class AllocationPlan(ScopedAllocator):
     """What `torch_uvm.allocation_plan` returns: an allocator, and a context manager around an iteration."""
 
     handle: _C.AllocationPlan
@@ -23,7 +23,6 @@ class AllocationPlan(Allocator):
     def __init__(self, handle: _C.AllocationPlan, name: str) -> None:
         super().__init__(handle)
         self.name = name
-        self._scope: AllocatorScope | None = None
 
     def report(self) -> dict[str, Any]:
         """How well the plan fits, and its layout.
@@ -36,22 +35,10 @@ class AllocationPlan(Allocator):
         """
         return self.handle.report()
 
-    def __enter__(self) -> AllocationPlan:
+    def _begin(self) -> None:
         self.handle.begin_iteration()
-        try:
-            scope = AllocatorScope(self)
-            scope.__enter__()
-        except BaseException:
-            self.handle.end_iteration()
-            raise
-        self._scope = scope
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        scope, self._scope = self._scope, None
-        if scope is None:
-            raise RuntimeError(f"{self!r} is left, but not open")
-        scope.__exit__(*error)
+    def _end(self) -> None:
         self.handle.end_iteration()
 
     def __repr__(self) -> str:
@@ -65,9 +52,9 @@ def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPla
     From the second iteration on, a request gets the place that its index has in one block of memory, laid
     out so that allocations that live at the same time share no byte. That takes no search and no driver
     call. A request that differs is allocated as without a plan, and the plan is made anew after the
-    iteration. Allocations that outlive the iteration are not in the block. The same name is the same plan,
-    for the life of the process. Iterations of different kinds, such as training and evaluation, need a name
-    each.
+    iteration. Allocations that outlive the iteration, or are of another stream than most, are not in the
+    block. The same name is the same plan, for the life of the process. Iterations of different kinds,
+    such as training and evaluation, need a name each.
 
     Args:
         name: one for each kind of iteration.
@@ -88,8 +75,7 @@ def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPla
         raise TypeError(f"name is {show(name)}; accepted: a string that is not empty")
     home = device_of(device, "allocation_plan()")
     with _lock:
-        plan = _plans.get((name, home))
-        if plan is None:
+        if (name, home) not in _plans:
             handle = _C.AllocationPlan(upstream_handle(None, "allocation_plan()"), home)
-            plan = _plans[name, home] = AllocationPlan(handle, name)
-        return plan
+            _plans[name, home] = AllocationPlan(handle, name)
+        return _plans[name, home]

@@ -14,10 +14,9 @@ from torch_uvm._util.files import output_file
 class AllocationRecording(Recording):
     """What `record_allocations` returns: a context manager. `path` is the file, `stop()` completes it.
 
-    `rows` is None while the recording is active, and afterwards the number of rows in the file.
-
-    `stop()` raises RuntimeError if the file could not be written; the file ends with the last row that could
-    be, and the error says how many are missing. In a forked child it does nothing.
+    `rows` is None while the recording is active, and afterwards the number of rows in the file. `stop()`
+    raises RuntimeError if the file could not be written; the file ends with a whole row, and the error says
+    how many are missing. In a forked child it does nothing.
     """
 
     _function = "torch_uvm.record_allocations"
@@ -41,14 +40,12 @@ def record_allocations(path: str | os.PathLike[str]) -> AllocationRecording:
     """Starts to record every allocation and free of managed memory, by any thread.
 
     The process's allocator is recorded: tensors of all homes, blocks that the residency engine fetches to,
-    and segments of other allocators that take their memory from it. There is one recording at a time. It
-    ends at `stop()`, at the end of a `with` block, or when the process exits. Forked children are not
-    recorded. Without a recording, an allocation has no extra cost.
+    and segments of other allocators. There is one recording at a time. It ends at `stop()`, at the end of a
+    `with` block, or when the process exits. Forked children are not recorded.
 
     Args:
         path: a new file, or one to overwrite. The format is CSV with the columns of RMM's logs,
-            `Thread,Time,Action,Pointer,Size,Stream` (docs/annex.md). Sizes are the requested bytes; times
-            are the local time of day in microseconds. `python -m torch_uvm replay`,
+            `Thread,Time,Action,Pointer,Size,Stream` (docs/annex.md). `python -m torch_uvm replay`,
             `torch_uvm.allocation_logs.read_log` and RMM's own replay read it.
 
     Raises:

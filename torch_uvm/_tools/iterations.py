@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from torch_uvm._tools.allocation_logs import AllocationLog
+from torch_uvm._tools.allocation_logs import FAILURE, FREE, AllocationLog
 
 _WIDTHS = (4, 16)  # lengths of the sequences that are compared
 _MOST_PERIODS = 32
@@ -37,28 +37,8 @@ def split_evenly(log: AllocationLog, count: int) -> Iterations:
     """
     if not 1 <= count <= len(log):
         raise ValueError(f"{count} iterations of a log with {len(log)} events")
-    return Iterations(
-        tuple(len(log) * part // count for part in range(count + 1)), f"{count}, split evenly as asked"
-    )
-
-
-def at_lines(log: AllocationLog, lines: Sequence[int]) -> Iterations:
-    """Iterations that begin at these lines of the file; the last line ends the last iteration.
-
-    Raises:
-        ValueError: the lines do not ascend, are fewer than two, or are outside the log.
-    """
-    if len(lines) < 2 or any(after <= before for before, after in pairwise(lines)):
-        raise ValueError(f"lines {list(lines)}; expected two or more, ascending")
-    last = log.lines[-1] if len(log) else 1
-    if lines[0] < 2 or lines[-1] > last + 1:
-        raise ValueError(f"lines {list(lines)}; the log's rows are lines 2 to {last}")
-    boundaries, at = [], 0
-    for line in lines:
-        while at < len(log) and log.lines[at] < line:
-            at += 1
-        boundaries.append(at)
-    return Iterations(tuple(boundaries), f"{len(lines) - 1}, from the lines that were given")
+    boundaries = tuple(len(log) * part // count for part in range(count + 1))
+    return Iterations(boundaries, f"{count}, split evenly as asked")
 
 
 def find(log: AllocationLog) -> Iterations:
@@ -71,9 +51,8 @@ def find(log: AllocationLog) -> Iterations:
         loop = _repetition(_tokens(log, sizes))
         if loop is None or loop.end - loop.begin < len(log) // 2:
             continue
-        levels = _live_bytes(log)
-        # levels[i] is live before event i. The last boundary is within the last whole period; the others
-        # precede it by multiples of the period.
+        levels = [0, *log.live_bytes()]  # levels[i] is live before event i
+        # The last boundary is within the last whole period; the others precede it by multiples of the period.
         ends = range(loop.end - loop.period + 1, loop.end + 1)
         last = min(ends, key=lambda at: (levels[at], -at))
         boundaries = list(range(last, loop.begin - 1, -loop.period))[::-1]
@@ -84,19 +63,14 @@ def find(log: AllocationLog) -> Iterations:
 
 
 def _tokens(log: AllocationLog, sizes: bool) -> list[Hashable]:
-    """What is compared of each event: kind, stream, and the size if `sizes`.
-
-    A free has the number of rows since its allocation, too.
-    """
+    """What is compared of each event: action, stream, size if `sizes`, and rows since the allocation."""
     created: dict[int, int] = {}
     tokens: list[Hashable] = []
-    for at, kind in enumerate(log.kinds):
-        distance = 0
-        if kind == 0:
-            created[log.allocations[at]] = at
-        elif kind == 1:
-            distance = at - created[log.allocations[at]]
-        tokens.append((kind, log.streams[at], log.bytes[at] if sizes else 0, distance))
+    for at, event in enumerate(log):
+        if event.action not in (FREE, FAILURE):
+            created[event.allocation] = at
+        distance = at - created[event.allocation] if event.action == FREE else 0
+        tokens.append((event.action, event.stream, event.bytes if sizes else 0, distance))
     return tokens
 
 
@@ -135,11 +109,3 @@ def _periods(numbers: list[int]) -> list[int]:
                 counts[at - seen[few]] += 1
             seen[few] = at
     return [period for period, _ in counts.most_common(_MOST_PERIODS)]
-
-
-def _live_bytes(log: AllocationLog) -> list[int]:
-    levels = [0]
-    for at, kind in enumerate(log.kinds):
-        change = log.bytes[at] if kind == 0 else -log.bytes[at] if kind == 1 else 0
-        levels.append(levels[-1] + change)
-    return levels

@@ -1,11 +1,9 @@
 #include "allocator/arena/arena.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <iterator>
+#include <utility>
 
-#include "allocator/arena/arena_chunk.h"
 #include "allocator/size_classes.h"
 #include "runtime/error.h"
 
@@ -21,66 +19,57 @@ ArenaOptions checked(ArenaOptions options, int devices) {
     throw InvalidArgument("an arena of " + std::to_string(options.initial) + " initial bytes; 1 to " +
                           std::to_string(kLargestRequest) + " are accepted");
   }
-  if (!(options.growth >= 1) || !std::isfinite(options.growth)) {
-    throw InvalidArgument("an arena whose blocks grow by " + std::to_string(options.growth) +
-                          "; a finite factor of at least 1 is accepted");
-  }
   options.initial = round_up(options.initial, kAllocationAlignment);
   return options;
 }
 
 } // namespace
 
+/// A block of upstream memory, and the handle of its allocations. The destructor frees it: it must run without the
+/// mutex.
+struct Arena::Block {
+  Block(Arena& arena, std::size_t bytes, Stream stream)
+      : arena(arena), stream(stream), memory(arena.upstream_->allocate(bytes, arena.options_.home, stream)) {
+    const std::lock_guard lock(arena.mutex_);
+    arena.figures_.count_reserved(bytes);
+  }
+  ~Block() {
+    if (arena.forks_.in_child()) {
+      return;
+    }
+    arena.upstream_->free(memory);
+    const std::lock_guard lock(arena.mutex_);
+    arena.figures_.count_released(memory.bytes);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  Arena& arena;
+  const Stream stream;
+  const Allocation memory;
+  // Guarded by the arena's mutex:
+  std::size_t top = 0; ///< end of the used part
+  std::int64_t allocations = 0; ///< live
+  std::int64_t bytes = 0; ///< of the live allocations, as requested
+  bool shared = false; ///< other streams used some of it
+  bool retired = false; ///< its scope has ended; the last free deletes it
+};
+
 Arena::Arena(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const ArenaOptions& options)
-    : runtime_(runtime),
-      upstream_(required(std::move(upstream), "an arena")),
-      options_(checked(options, runtime.device_count())),
-      devices_(runtime.device_count()),
-      events_(runtime, devices_) {}
+    : upstream_(required(std::move(upstream), "an arena")), options_(checked(options, runtime.device_count())) {
+  scopes_.resize(1);
+}
 
 Arena::~Arena() {
-  const bool leaks_all = in_forked_child(); // the memory belongs to the parent
-  for (const std::unique_ptr<Chain>& chain : chains_) {
-    for (Chunks* const chunks : {&chain->chunks, &chain->spare}) {
-      for (std::unique_ptr<Chunk>& chunk : *chunks) {
-        if (leaks_all || chunk->in_use()) {
-          static_cast<void>(chunk.release()); // leaked, which is safer than unmapping it
-        }
-      }
-      chunks->clear();
-    }
-  }
-  if (!leaks_all) {
-    events_.destroy_all();
-  }
+  scopes_.clear(); // while the members that ~Block uses still exist
 }
 
-bool Arena::in_forked_child() const noexcept {
-  return forks_.in_child();
-}
-
-// --- allocation -----------------------------------------------------------------------------------------------
-
-Arena::Chain* Arena::find(Stream stream) noexcept {
-  if (last_ != nullptr && last_->stream == stream) {
-    return last_;
+std::size_t Arena::Chain::bytes() const {
+  std::size_t sum = 0;
+  for (const std::unique_ptr<Block>& block : blocks) {
+    sum += block->memory.bytes;
   }
-  for (const std::unique_ptr<Chain>& chain : chains_) { // a linear search: a program uses few streams
-    if (chain->stream == stream) {
-      return last_ = chain.get();
-    }
-  }
-  return nullptr;
-}
-
-void Arena::count(Span& span, std::size_t bytes) noexcept {
-  ++span.allocations;
-  span.bytes += static_cast<std::int64_t>(bytes);
-  ++figures_.allocations;
-  figures_.requested_bytes += static_cast<std::int64_t>(bytes);
-  if (figures_.requested_bytes > figures_.peak_requested_bytes) {
-    figures_.peak_requested_bytes = figures_.requested_bytes;
-  }
+  return sum;
 }
 
 Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
@@ -88,117 +77,162 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
     throw InvalidArgument("home " + to_string(home) + "; this arena has memory of " + to_string(options_.home) +
                           " only");
   }
-  const std::size_t rounded = round_up(bytes, kAllocationAlignment); // 0 on overflow
-  if (rounded != 0 && !in_forked_child()) {
-    const std::lock_guard lock(bump_);
-    if (Chain* const chain = find(stream); chain != nullptr && rounded <= chain->room) {
-      void* const ptr = chain->top;
-      chain->top += rounded;
-      chain->room -= rounded;
-      count(*chain->span, bytes);
-      return {ptr, bytes, chain->span};
-    }
+  if (bytes == 0) {
+    return {};
   }
-  return allocate_slowly(bytes, rounded, stream);
+  if (forks_.in_child()) {
+    throw RuntimeFailure("an arena's memory is not available in a forked child process: it belongs to the parent");
+  }
+  if (bytes > kLargestRequest) {
+    throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
+                      format_bytes(bytes) + " requested from " + description() + "; no machine has that much");
+  }
+  const std::size_t rounded = round_up(bytes, kAllocationAlignment);
+  std::unique_ptr<Block> made; // declared before the lock, so that a failure frees it without the mutex
+  std::unique_lock lock(mutex_);
+  const Chain& chain = scopes_[open_][stream];
+  const auto block = std::find_if(chain.blocks.rbegin(), chain.blocks.rend(),
+                                  [=](const auto& each) { return each->memory.bytes - each->top >= rounded; });
+  if (block != chain.blocks.rend()) {
+    return take(**block, bytes, rounded);
+  }
+  const std::size_t wanted = std::max({options_.initial, chain.next, chain.bytes(), rounded});
+  lock.unlock();
+  try {
+    made = std::make_unique<Block>(*this, wanted, stream);
+  } catch (const OutOfMemory&) {
+    if (wanted == rounded) {
+      throw;
+    }
+    made = std::make_unique<Block>(*this, rounded, stream);
+  }
+  lock.lock();
+  Blocks& blocks = scopes_[open_][stream].blocks; // of another scope, if that one has ended meanwhile
+  blocks.push_back(std::move(made));
+  return take(*blocks.back(), bytes, rounded);
 }
 
-// --- free -----------------------------------------------------------------------------------------------------
+Allocation Arena::take(Block& block, std::size_t bytes, std::size_t rounded) {
+  void* const ptr = static_cast<char*>(block.memory.ptr) + std::exchange(block.top, block.top + rounded);
+  ++block.allocations;
+  block.bytes += static_cast<std::int64_t>(bytes);
+  figures_.count_allocated(bytes);
+  return {ptr, bytes, &block};
+}
 
 void Arena::free(const Allocation& allocation) noexcept {
-  if (allocation.handle == nullptr || in_forked_child()) {
+  if (allocation.handle == nullptr || forks_.in_child()) {
     return;
   }
-  Span& span = *static_cast<Span*>(allocation.handle);
-  std::unique_ptr<Chunk> last; // destroyed after the lock is released
-  const std::lock_guard lock(bump_);
-  if (span.allocations == 0) {
-    std::fprintf(stderr, "torch_uvm: an allocation of an arena was freed that is not allocated (freed twice?)\n");
-    std::abort();
-  }
-  --span.allocations;
-  span.bytes -= static_cast<std::int64_t>(allocation.bytes);
-  --figures_.allocations;
-  figures_.requested_bytes -= static_cast<std::int64_t>(allocation.bytes);
-  if (span.allocations == 0 && span.chunk.retired && !span.chunk.in_use()) {
-    last.reset(&span.chunk);
+  Block& block = *static_cast<Block*>(allocation.handle);
+  std::unique_ptr<Block> last; // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  --block.allocations;
+  block.bytes -= static_cast<std::int64_t>(allocation.bytes);
+  figures_.count_freed(allocation.bytes);
+  if (block.retired && block.allocations == 0) {
+    last.reset(&block);
   }
 }
 
 void Arena::record_stream(const Allocation& allocation, Stream stream) {
-  if (stream.device >= devices_ || stream.device < Stream::host().device) {
-    throw InvalidArgument("a stream of device " + std::to_string(stream.device) + "; there are " +
-                          std::to_string(devices_) + " devices");
-  }
-  if (allocation.handle == nullptr || stream.is_host() || in_forked_child()) {
+  if (allocation.handle == nullptr || forks_.in_child()) {
     return;
   }
-  Span& span = *static_cast<Span*>(allocation.handle);
-  if (span.chunk.stream == stream) {
+  Block& block = *static_cast<Block*>(allocation.handle);
+  if (stream == block.stream) {
     return;
   }
-  std::vector<Stream> larger; // allocated and freed without the lock
-  while (!record(span, stream, larger)) {
-    larger.reserve(2 * larger.capacity() + 2);
-  }
-}
-
-/// Records `stream` in the span, using the capacity of `larger` if needed. \return false if more capacity is needed
-bool Arena::record(Span& span, Stream stream, std::vector<Stream>& larger) noexcept {
-  const std::lock_guard lock(bump_);
-  std::vector<Stream>& others = span.others;
-  if (std::ranges::find(others, stream) != others.end()) {
-    return true;
-  }
-  if (others.size() == others.capacity()) {
-    if (larger.capacity() <= others.size()) {
-      return false;
-    }
-    larger.assign(others.begin(), others.end());
-    larger.swap(others);
-  }
-  others.push_back(stream);
-  return true;
+  upstream_->record_stream(block.memory, stream);
+  const std::lock_guard lock(mutex_);
+  block.shared = block.shared || !stream.is_host(); // the host's work needs no record
 }
 
 std::size_t Arena::release() {
-  if (in_forked_child()) {
+  if (forks_.in_child()) {
     return 0;
   }
-  Chunks unused; // destroyed after the lock is released
+  Blocks unused; // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
-  for (const std::unique_ptr<Chain>& chain : chains_) {
-    close(*chain);
-    unused.reserve(unused.size() + chain->chunks.size() + chain->spare.size());
-    std::size_t given_up = 0;
-    for (Chunks* const chunks : {&chain->chunks, &chain->spare}) {
-      const auto begin = std::ranges::stable_partition(*chunks, [&](const auto& chunk) {
-                           const std::lock_guard bump(bump_);
-                           return chunk->in_use();
-                         }).begin();
-      for (auto chunk = begin; chunk != chunks->end(); ++chunk) {
-        given_up += (*chunk)->memory.bytes;
-        unused.push_back(std::move(*chunk));
-      }
-      chunks->erase(begin, chunks->end());
+  for (Scope& scope : scopes_) {
+    for (auto& [stream, chain] : scope) {
+      const std::size_t before = chain.bytes();
+      const auto idle =
+          std::ranges::stable_partition(chain.blocks, [](const auto& block) { return block->allocations != 0; });
+      std::ranges::move(idle, std::back_inserter(unused));
+      chain.blocks.erase(idle.begin(), idle.end());
+      bytes += before - chain.bytes();
+      chain.next = chain.blocks.empty() && before != 0 ? before : chain.next; // what was needed
     }
-    if (chain->chunks.empty() && given_up != 0) {
-      chain->next = std::max(options_.initial, given_up); // the size that was needed
-    }
-    bytes += given_up;
   }
   return bytes;
 }
 
-// --- statistics -----------------------------------------------------------------------------------------------
-
 AllocatorFigures Arena::figures() const {
-  const std::lock_guard lock(bump_);
+  const std::lock_guard lock(mutex_);
   return figures_;
 }
 
-std::string Arena::description() const {
-  return "arena(" + upstream_->description() + ")";
+// --- scopes ---------------------------------------------------------------------------------------------------
+
+void Arena::push() {
+  const std::lock_guard lock(mutex_);
+  scopes_.resize(std::max(scopes_.size(), open_ + 2));
+  ++open_;
+}
+
+Outlived Arena::pop() {
+  if (forks_.in_child()) {
+    return {};
+  }
+  Blocks unused; // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  if (open_ == 0) {
+    throw InvalidArgument("a scope of an arena ends, but none is open");
+  }
+  return reclaim(scopes_[open_--], unused);
+}
+
+Outlived Arena::reset() {
+  if (forks_.in_child()) {
+    return {};
+  }
+  Blocks unused; // destroyed after the lock is released
+  Outlived outlived;
+  const std::lock_guard lock(mutex_);
+  for (Scope& scope : scopes_) {
+    const Outlived here = reclaim(scope, unused);
+    outlived.allocations += here.allocations;
+    outlived.bytes += here.bytes;
+  }
+  return outlived;
+}
+
+/// Empties the blocks of a scope. Blocks in use stay with their allocations.
+Outlived Arena::reclaim(Scope& scope, Blocks& unused) {
+  Outlived outlived;
+  for (auto& [stream, chain] : scope) {
+    Blocks& blocks = chain.blocks;
+    chain.next = blocks.empty() ? chain.next : chain.bytes();
+    if (blocks.size() == 1 && blocks[0]->allocations == 0 && !blocks[0]->shared) {
+      blocks[0]->top = 0;
+      continue;
+    }
+    unused.reserve(unused.size() + blocks.size());
+    for (std::unique_ptr<Block>& block : blocks) {
+      outlived.allocations += block->allocations;
+      outlived.bytes += block->bytes;
+      block->retired = block->allocations != 0;
+      if (block->retired) {
+        static_cast<void>(block.release());
+      } else {
+        unused.push_back(std::move(block));
+      }
+    }
+    blocks.clear();
+  }
+  return outlived;
 }
 
 } // namespace torch_uvm

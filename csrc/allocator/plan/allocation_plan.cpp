@@ -1,22 +1,112 @@
-// The public functions: iterations, and the fast path to a slot.
 #include "allocator/plan/allocation_plan.h"
 
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <map>
 #include <utility>
 
-#include "allocator/plan/plan_state.h"
 #include "runtime/error.h"
 
 namespace torch_uvm {
 namespace {
 
-plan::Tenant& tenant_of(const Allocation& allocation) {
-  return *static_cast<plan::Tenant*>(allocation.handle);
-}
+/// Slots that are compared with a request.
+constexpr std::size_t kNear = 32;
+/// Maximum number of requests in a layout; smaller ones stay with the upstream.
+constexpr std::size_t kMostPlanned = 16384;
+/// Maximum number of iterations to wait before making another plan. After some that fit, a miss is treated as a change
+/// of the program, not as an alternation, and there is no wait.
+constexpr int kLongestWait = 63;
+constexpr int kFittingForLong = 8;
 
 } // namespace
 
+/// A request of an iteration, and the handle of its allocation.
+struct AllocationPlan::Slot {
+  PlanRequest request;
+  bool apart = false; ///< never part of a layout: the upstream serves it
+  std::uint32_t iteration = 0; ///< in which it was allocated last; 0: not recorded
+  std::size_t entry = 0; ///< its index in the record of that iteration
+  Allocation memory; ///< if it is from the upstream
+  // If it is from a segment:
+  Schedule* schedule = nullptr;
+  std::size_t offset = 0;
+  bool live = false;
+};
+
+struct AllocationPlan::Schedule {
+  Schedule(AllocationPlan& plan, std::vector<Slot> record);
+  ~Schedule() { // without the mutex
+    free_segment();
+  }
+  Schedule(const Schedule&) = delete;
+  Schedule& operator=(const Schedule&) = delete;
+
+  std::size_t free_segment() noexcept; ///< without the mutex
+
+  AllocationPlan& plan;
+  Stream stream; ///< of the layout
+  std::vector<Slot> slots;
+  std::vector<const Slot*> by_end; ///< the planned slots
+  std::size_t bytes = 0, peak_live_bytes = 0;
+  Allocation segment;
+  std::int64_t live = 0; ///< allocations in the segment
+  bool shared = false; ///< other streams used the segment: it must not be reused
+  bool retired = false; ///< replaced; the last free deletes it
+};
+
+AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> record)
+    : plan(plan), slots(std::move(record)) {
+  std::map<Stream, std::size_t> bytes_of;
+  for (const Slot& slot : slots) {
+    bytes_of[slot.request.stream] += slot.request.bytes;
+  }
+  stream = std::ranges::max_element(bytes_of, {}, [](const auto& each) { return each.second; })->first;
+  std::vector<Slot*> planned;
+  for (Slot& slot : slots) {
+    slot.apart = slot.apart || slot.request.end == kNoEnd || slot.request.stream != stream;
+    if (!slot.apart) {
+      planned.push_back(&slot);
+    }
+  }
+  if (planned.size() > kMostPlanned) {
+    std::ranges::stable_sort(planned, std::ranges::greater(), [](const Slot* slot) { return slot->request.bytes; });
+    std::for_each(planned.begin() + kMostPlanned, planned.end(), [](Slot* slot) { slot->apart = true; });
+    planned.resize(kMostPlanned);
+  }
+  std::vector<PlanRequest> requests;
+  std::ranges::transform(planned, std::back_inserter(requests), [](const Slot* slot) { return slot->request; });
+  const PlanLayout layout = lay_out(requests);
+  bytes = layout.bytes;
+  peak_live_bytes = layout.peak_live_bytes;
+  for (std::size_t i = 0; i < planned.size(); ++i) {
+    planned[i]->schedule = this;
+    planned[i]->offset = layout.offsets[i];
+  }
+  by_end.assign(planned.begin(), planned.end());
+  std::ranges::sort(by_end, {}, [](const Slot* slot) { return slot->request.end; });
+}
+
+std::size_t AllocationPlan::Schedule::free_segment() noexcept {
+  const Allocation freed = std::exchange(segment, {});
+  if (freed) {
+    plan.upstream_->free(freed);
+    const std::lock_guard lock(plan.mutex_);
+    plan.figures_.count_released(freed.bytes);
+  }
+  return freed.bytes;
+}
+
 AllocationPlan::AllocationPlan(std::shared_ptr<Allocator> upstream, Location home)
-    : state_(std::make_unique<State>(required(std::move(upstream), "an allocation plan"), home)) {}
+    : upstream_(required(std::move(upstream), "an allocation plan")), home_(home) {}
+
+AllocationPlan::~AllocationPlan() {
+  if (forks_.in_child()) {
+    static_cast<void>(schedule_.release()); // the memory belongs to the parent
+  }
+  schedule_.reset(); // while the members that ~Schedule uses still exist
+}
 
 void AllocationPlan::check_not_forked() const {
   if (forks_.in_child()) {
@@ -26,149 +116,181 @@ void AllocationPlan::check_not_forked() const {
   }
 }
 
-AllocationPlan::~AllocationPlan() {
-  if (forks_.in_child()) {
-    static_cast<void>(state_.release()); // the memory belongs to the parent
-    return;
-  }
-  State::Lock lock(state_->mutex);
-  if (state_->schedule != nullptr) {
-    state_->retire(std::move(state_->schedule), lock);
-  }
-  while (std::unique_ptr<plan::Schedule> used = std::move(state_->retired)) {
-    state_->retired = std::move(used->next);
-    static_cast<void>(used.release()); // leaked: the owners of its allocations still point to it
-  }
-}
+// --- iterations -----------------------------------------------------------------------------------------------
 
 void AllocationPlan::begin_iteration() {
   check_not_forked();
-  State& state = *state_;
-  State::Lock lock(state.mutex);
-  if (state.phase != State::Phase::kIdle) {
+  std::unique_lock lock(mutex_);
+  if (in_iteration_) {
     throw InvalidArgument("an iteration of the plan begins while one is under way; they do not nest");
   }
-  state.record.clear();
-  state.in_use.clear();
-  std::unique_ptr<plan::Schedule> spoilt;
-  if (state.schedule != nullptr && state.schedule->tainted) {
-    spoilt = std::move(state.schedule);
-  } else if (state.schedule != nullptr) {
-    for (const plan::Slot& slot : state.schedule->slots) {
-      if (state.schedule->live > 0 && slot.state != plan::Slot::State::kFree) {
-        state.in_use.emplace(state.schedule->place(slot), &slot);
-      }
-    }
+  in_iteration_ = true;
+  ++iteration_;
+  now_ = {};
+  if (schedule_ == nullptr || schedule_->bytes == 0 || schedule_->segment) {
+    return;
   }
-  state.following = state.schedule != nullptr && state.schedule->live == 0;
-  state.phase = State::Phase::kIteration;
-  ++state.iteration;
-  state.cursor = state.tick = 0;
-  state.misses = 0;
-  state.was_refused = false;
-  if (spoilt != nullptr) {
-    state.retire(std::move(spoilt), lock);
+  const std::size_t bytes = schedule_->bytes;
+  const Stream stream = schedule_->stream;
+  lock.unlock();
+  Allocation segment;
+  try {
+    segment = upstream_->allocate(bytes, home_, stream);
+  } catch (const std::exception&) {
+    // The upstream may still have memory for the individual requests. If not, those requests raise.
+  }
+  lock.lock();
+  now_.without_segment = !segment;
+  if (segment) {
+    schedule_->segment = segment;
+    figures_.count_reserved(bytes);
   }
 }
 
 void AllocationPlan::end_iteration() {
   check_not_forked();
-  State& state = *state_;
-  State::Lock lock(state.mutex);
-  if (state.phase != State::Phase::kIteration) {
-    throw InvalidArgument("an iteration of the plan ends that has not begun");
+  std::unique_ptr<Schedule> old; // destroyed without the mutex
+  std::vector<Slot> record;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_iteration_) {
+      throw InvalidArgument("an iteration of the plan ends that has not begun");
+    }
+    in_iteration_ = false;
+    ++counts_.iterations;
+    counts_.misses += now_.misses;
+    counts_.outlived += schedule_ == nullptr ? 0 : schedule_->live;
+    if (!is_due()) {
+      return;
+    }
+    record.swap(now_.record);
+    old = std::move(schedule_);
+    if (old != nullptr && old->live > 0) {
+      old->retired = true;
+      static_cast<void>(old.release());
+    }
   }
-  const std::int64_t outlived = state.mark_outlived();
-  ++state.iterations;
-  state.outlived += outlived;
-  state.all_misses += state.misses;
-  state.phase = State::Phase::kIdle;
-  if (!state.is_due(outlived)) {
-    state.following = false;
-    return;
+  old.reset();
+  auto made = std::make_unique<Schedule>(*this, std::move(record));
+  const std::lock_guard lock(mutex_);
+  schedule_ = std::move(made);
+  ++counts_.plans;
+}
+
+bool AllocationPlan::is_due() {
+  if (schedule_ == nullptr) {
+    return !now_.record.empty();
   }
-  std::vector<plan::Entry> record =
-      std::exchange(state.following, false) ? state.record_of_slots() : std::exchange(state.record, {});
-  state.phase = State::Phase::kPlanning;
-  lock.unlock();
-  std::unique_ptr<plan::Schedule> made;
-  try {
-    made = std::make_unique<plan::Schedule>(record);
-  } catch (...) {
-    lock.lock();
-    state.phase = State::Phase::kIdle;
-    throw;
+  if (schedule_->live > 0 || schedule_->shared) {
+    return true;
   }
-  lock.lock();
-  ++state.plans;
-  std::swap(state.schedule, made);
-  state.phase = State::Phase::kIdle;
-  if (made != nullptr) {
-    state.retire(std::move(made), lock);
+  if (now_.misses == 0) {
+    ++fitting_;
+    return false;
   }
+  if (std::exchange(fitting_, 0) >= kFittingForLong) {
+    waiting_ = next_wait_ = 0;
+  }
+  if (now_.without_segment || waiting_-- > 0) {
+    return false;
+  }
+  waiting_ = next_wait_;
+  next_wait_ = std::min(kLongestWait, 2 * next_wait_ + 1);
+  return true;
+}
+
+// --- allocation -----------------------------------------------------------------------------------------------
+
+AllocationPlan::Slot* AllocationPlan::next_slot(std::size_t bytes, Stream stream) {
+  const std::size_t end = schedule_ == nullptr ? 0 : std::min(schedule_->slots.size(), now_.cursor + kNear);
+  for (std::size_t i = now_.cursor; i < end; ++i) {
+    Slot& slot = schedule_->slots[i];
+    if (slot.request.bytes == bytes && slot.request.stream == stream) {
+      now_.cursor = i + 1;
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
+/// Whether no live allocation has bytes of the slot, which comes next. Slots that overlap in bytes do not overlap in
+/// time as planned, so it can only be one that lives past its planned end.
+bool AllocationPlan::is_free(const Slot& slot) {
+  std::erase_if(now_.late, [](const Slot* each) { return !each->live; });
+  const std::vector<const Slot*>& by_end = schedule_->by_end;
+  for (; now_.ended < by_end.size() && by_end[now_.ended]->request.end <= slot.request.begin; ++now_.ended) {
+    if (by_end[now_.ended]->live) {
+      now_.late.push_back(by_end[now_.ended]);
+    }
+  }
+  return std::ranges::none_of(now_.late, [&](const Slot* each) {
+    return each->offset < slot.offset + slot.request.bytes && slot.offset < each->offset + each->request.bytes;
+  });
 }
 
 Allocation AllocationPlan::allocate(std::size_t bytes, Location home, Stream stream) {
   check_not_forked();
-  State& state = *state_;
-  const bool planned = home == state.home && bytes > 0;
-  if (planned) {
-    State::Lock lock(state.mutex);
-    if (state.is_next(bytes, stream)) {
-      if (plan::Slot& slot = state.schedule->slots[state.cursor]; state.can_serve(slot)) {
-        return state.serve(slot);
-      }
-    }
-    if (state.has_plan()) {
-      if (const Allocation made = state.from_plan(bytes, stream, lock)) {
-        return made;
+  std::uint32_t iteration = 0;
+  std::size_t entry = 0;
+  if (home == home_ && bytes > 0) {
+    const std::lock_guard lock(mutex_);
+    if (in_iteration_) {
+      Slot* const slot = next_slot(bytes, stream);
+      const bool apart = slot != nullptr && slot->apart;
+      const bool served = slot != nullptr && !apart && schedule_->segment && is_free(*slot);
+      iteration = iteration_;
+      entry = now_.record.size();
+      now_.record.push_back({{bytes, now_.tick++, kNoEnd, stream}, apart, 0, 0, {}});
+      counts_.hits += served || apart ? 1 : 0;
+      now_.misses += served || apart || schedule_ == nullptr ? 0 : 1;
+      if (served) {
+        slot->iteration = iteration;
+        slot->entry = entry;
+        slot->live = true;
+        ++schedule_->live;
+        figures_.count_allocated(bytes);
+        return {static_cast<char*>(schedule_->segment.ptr) + slot->offset, bytes, slot};
       }
     }
   }
-  auto apart = std::make_unique<plan::Apart>();
-  apart->allocation = state.upstream->allocate(bytes, home, stream);
-  if (!apart->allocation) {
+  auto apart = std::make_unique<Slot>(Slot{{bytes, 0, kNoEnd, stream}, true, iteration, entry, {}});
+  apart->memory = upstream_->allocate(bytes, home, stream);
+  if (!apart->memory) {
     return {};
   }
-  apart->stream = stream;
-  try {
-    const std::lock_guard lock(state.mutex);
-    if (planned) {
-      state.note(*apart, bytes);
-    }
-    state.count_allocated(bytes);
-    state.count_taken(bytes);
-  } catch (...) {
-    state.upstream->free(apart->allocation);
-    throw;
-  }
-  void* const ptr = apart->allocation.ptr;
-  return {ptr, bytes, static_cast<plan::Tenant*>(apart.release())};
+  const std::lock_guard lock(mutex_);
+  figures_.count_allocated(bytes);
+  figures_.count_reserved(bytes);
+  void* const ptr = apart->memory.ptr;
+  return {ptr, bytes, apart.release()};
 }
 
 void AllocationPlan::free(const Allocation& allocation) noexcept {
-  if (allocation.handle == nullptr) {
+  if (allocation.handle == nullptr || forks_.in_child()) {
     return;
   }
-  State& state = *state_;
-  plan::Tenant& tenant = tenant_of(allocation);
-  if (tenant.in_slot) {
-    if (!forks_.in_child()) { // in a child, the memory belongs to the parent
-      State::Lock lock(state.mutex);
-      state.free_slot(static_cast<plan::Slot&>(tenant), lock);
+  auto* const slot = static_cast<Slot*>(allocation.handle);
+  Schedule* const schedule = slot->schedule;
+  std::unique_ptr<Schedule> last; // destroyed without the mutex
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_iteration_ && slot->iteration == iteration_) {
+      now_.record[slot->entry].request.end = now_.tick++;
     }
-    return;
-  }
-  const std::unique_ptr<plan::Apart> apart(static_cast<plan::Apart*>(&tenant));
-  if (!forks_.in_child()) {
-    const std::lock_guard lock(state.mutex);
-    if (std::uint32_t* const end = state.end_of(tenant)) {
-      *end = state.tick++;
+    figures_.count_freed(allocation.bytes);
+    if (schedule == nullptr) {
+      figures_.count_released(allocation.bytes);
+    } else {
+      slot->live = schedule->shared; // else its bytes are free
+      if (--schedule->live == 0 && schedule->retired) {
+        last.reset(schedule);
+      }
     }
-    state.count_freed(allocation.bytes);
-    state.count_released(allocation.bytes);
   }
-  state.upstream->free(apart->allocation);
+  if (schedule == nullptr) {
+    upstream_->free(slot->memory);
+    delete slot;
+  }
 }
 
 void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) {
@@ -176,20 +298,20 @@ void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) 
     return;
   }
   check_not_forked();
-  State& state = *state_;
-  plan::Tenant& tenant = tenant_of(allocation);
-  // A live allocation keeps its schedule and segment unchanged.
-  const plan::Region* const region =
-      tenant.in_slot ? &static_cast<plan::Slot&>(tenant).schedule->regions[static_cast<plan::Slot&>(tenant).region]
-                     : nullptr;
-  if (stream == (region != nullptr ? region->stream : static_cast<plan::Apart&>(tenant).stream)) {
+  const auto& slot = *static_cast<Slot*>(allocation.handle);
+  if (stream == slot.request.stream) {
     return;
   }
-  state.upstream->record_stream(region != nullptr ? region->segment : static_cast<plan::Apart&>(tenant).allocation,
-                                stream);
-  if (!stream.is_host()) { // the host's work needs no record
-    const std::lock_guard lock(state.mutex);
-    state.mark_shared(tenant);
+  upstream_->record_stream(slot.schedule == nullptr ? slot.memory : slot.schedule->segment, stream);
+  if (stream.is_host()) { // the host's work needs no record
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (slot.schedule != nullptr) {
+    slot.schedule->shared = true;
+  }
+  if (in_iteration_ && slot.iteration == iteration_) {
+    now_.record[slot.entry].apart = true;
   }
 }
 
@@ -197,51 +319,45 @@ std::size_t AllocationPlan::release() {
   if (forks_.in_child()) {
     return 0;
   }
-  State::Lock lock(state_->mutex);
-  if (state_->schedule == nullptr || state_->schedule->live > 0) {
-    return 0;
+  Allocation segment;
+  {
+    const std::lock_guard lock(mutex_);
+    if (schedule_ == nullptr || schedule_->live > 0) {
+      return 0;
+    }
+    segment = std::exchange(schedule_->segment, {});
+    if (segment) {
+      figures_.count_released(segment.bytes);
+    }
+    now_.without_segment = true;
   }
-  plan::Schedule& schedule = *state_->schedule;
-  const std::size_t bytes = state_->release_segments(schedule, lock);
-  state_->reap(schedule, lock);
-  return bytes;
+  upstream_->free(segment);
+  return segment.bytes;
 }
 
-bool AllocationPlan::serves(Location home) const {
-  return state_->upstream->serves(home);
-}
+// --- statistics -----------------------------------------------------------------------------------------------
 
 AllocatorFigures AllocationPlan::figures() const {
   check_not_forked();
-  const std::lock_guard lock(state_->mutex);
-  return state_->figures;
-}
-
-std::string AllocationPlan::description() const {
-  return "plan(" + state_->upstream->description() + ")";
+  const std::lock_guard lock(mutex_);
+  return figures_;
 }
 
 PlanReport AllocationPlan::report() const {
   check_not_forked();
-  PlanReport report;
-  std::shared_ptr<const std::vector<PlannedRequest>> picture;
-  {
-    const std::lock_guard lock(state_->mutex);
-    report.iterations = state_->iterations;
-    report.plans = state_->plans;
-    report.hits = state_->hits;
-    report.misses = state_->all_misses + (state_->phase == State::Phase::kIteration ? state_->misses : 0);
-    report.outlived = state_->outlived;
-    if (const plan::Schedule* const schedule = state_->schedule.get()) {
-      report.requests = schedule->slots.size();
-      report.planned_requests = schedule->in_plan;
-      report.planned_bytes = schedule->bytes;
-      report.peak_live_bytes = schedule->peak_live_bytes;
-      picture = schedule->picture;
+  const std::lock_guard lock(mutex_);
+  PlanReport report = counts_;
+  report.misses += in_iteration_ ? now_.misses : 0;
+  if (schedule_ != nullptr) {
+    report.requests = schedule_->slots.size();
+    report.planned_bytes = schedule_->bytes;
+    report.peak_live_bytes = schedule_->peak_live_bytes;
+    for (const Slot& slot : schedule_->slots) {
+      if (!slot.apart) {
+        report.layout.emplace_back(slot.offset, slot.request);
+      }
     }
-  }
-  if (picture != nullptr) {
-    report.layout = *picture;
+    report.planned_requests = report.layout.size();
   }
   return report;
 }

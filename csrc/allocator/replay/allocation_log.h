@@ -1,4 +1,5 @@
-// A log of allocations in the CSV format of RMM's logging_resource_adaptor. Either side can read the other's logs.
+// A log of allocations in the CSV format of RMM's logging_resource_adaptor, and an adaptor that writes one. Either side
+// can read the other's logs.
 //
 //   Thread,Time,Action,Pointer,Size,Stream
 //   4711,14:02:08.123456,allocate,0x7f0c3a000000,1048576,0
@@ -10,14 +11,16 @@
 // user-space addresses leave unused, hold the device index, or 0xffff for the host, which has no stream.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
+#include <unordered_map>
+#include <utility>
 
+#include "allocator/adaptors/adaptors.h"
 #include "allocator/allocation_observer.h"
 #include "runtime/forks.h"
 #include "runtime/location.h"
@@ -36,61 +39,68 @@ struct AllocationLogEnd {
   std::string error; ///< message; empty: no error
 };
 
-/// Thread-safe. Rows are in the file in the order of the calls. The calls neither throw nor write to the file: they
-/// append a row to a buffer, which a writer thread writes out once it is half full or after a second. There are two
-/// buffers. If the disk cannot keep up, the calls wait for it, because a log with gaps cannot be replayed. A write
-/// error (such as a full disk) is reported by `close`; the file then ends with the last complete row, and later rows
-/// are counted as lost.
-///
-/// A forked child has the file but not the writer thread: all calls do nothing there.
-///
-/// The mutex is a leaf: nothing is called with it held.
+/// Thread-safe, and does not throw. Rows are in the file in the order of the calls, which write the file in blocks. A
+/// write error (such as a full disk) is reported by `close`; the file then ends with a complete row, and the rows of
+/// the failed block and later ones are lost. In a forked child all calls do nothing. The mutex is a leaf.
 class AllocationLog final : public AllocationObserver {
  public:
-  /// \throws InvalidArgument with the reason if the file cannot be created; RuntimeFailure if no thread can be started
+  /// \throws InvalidArgument with the reason if the file cannot be created
   explicit AllocationLog(std::string path);
   ~AllocationLog() override;
   AllocationLog(const AllocationLog&) = delete;
   AllocationLog& operator=(const AllocationLog&) = delete;
 
-  void allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept override;
-  void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept override;
-  void refused(std::size_t bytes, Stream stream) noexcept override;
+  void allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept override {
+    append("allocate", ptr, bytes, stream);
+  }
+  void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept override {
+    append("free", ptr, bytes, stream);
+  }
+  void refused(std::size_t bytes, Stream stream) noexcept override {
+    append("allocate failure", nullptr, bytes, stream);
+  }
 
   /// Writes the remaining rows. Later calls are not recorded.
   AllocationLogEnd close() noexcept;
 
-  static constexpr std::size_t kBlockRows = std::size_t{1} << 15; ///< rows of each of the two buffers, 1.5 MiB
-
  private:
-  enum class Action : std::uint8_t { kAllocate, kFree, kFailure };
-  struct Row {
-    const void* ptr;
-    std::size_t bytes;
-    Stream stream;
-    std::int64_t time_us; ///< since the epoch
-    int thread;
-    Action action;
-  };
-  class Writer;
-  struct Shared {
-    std::mutex mutex; ///< guards the next three
-    std::condition_variable rows_came, room_came;
-    std::vector<Row> filling;
-    bool closing = false;
-    std::thread thread;
-  };
-
-  void append(Action action, const void* ptr, std::size_t bytes, Stream stream) noexcept;
-  void write_blocks() noexcept; ///< body of the writer thread
+  void append(const char* action, const void* ptr, std::size_t bytes, Stream stream) noexcept;
+  void write_block() noexcept; ///< requires the mutex
 
   const std::string path_;
   const ForkWatch forks_;
-  int file_ = -1;
-  AllocationLogEnd end_; ///< owned by the writer thread until it is joined
-  /// Leaked in a forked child: the thread cannot be joined there, and a condition variable that had waiters at the fork
-  /// must not be destroyed, because that would wait forever.
-  Shared* shared_ = nullptr;
+  std::mutex mutex_; // guards the rest
+  int file_ = -1; ///< -1: closed
+  std::string block_; ///< rows to write
+  std::uint64_t in_block_ = 0; ///< number of these rows
+  std::int64_t whole_ = 0; ///< bytes in the file
+  std::time_t second_ = -1; ///< of `time_`
+  char time_[16] = {}; ///< hours, minutes and seconds
+  AllocationLogEnd end_;
+};
+
+/// Writes a row per allocation, free and failed request. Requests of 0 bytes are not logged. A free is logged before
+/// the upstream gets the memory, and an allocation after the upstream returned it; if two allocations share an address,
+/// the first is therefore logged as freed before the second is logged as allocated.
+class LoggingAllocator final : public Adaptor {
+ public:
+  /// \throws InvalidArgument if upstream is null; as AllocationLog
+  LoggingAllocator(std::shared_ptr<Allocator> upstream, std::string path)
+      : Adaptor(std::move(upstream)), log_(std::move(path)) {}
+
+  Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
+  void free(const Allocation& allocation) noexcept override;
+  std::string description() const override {
+    return "log(" + upstream().description() + ")";
+  }
+  AllocationLog& log() {
+    return log_;
+  }
+
+ private:
+  AllocationLog log_;
+  std::mutex mutex_; // leaf: nothing is called with it held
+  std::unordered_map<const void*, Stream> streams_; ///< of live allocations
 };
 
 } // namespace torch_uvm

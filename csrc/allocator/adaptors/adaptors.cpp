@@ -1,10 +1,24 @@
-#include "allocator/adaptors/counting_allocator.h"
+#include "allocator/adaptors/adaptors.h"
 
 #include <algorithm>
+#include <exception>
+
+#include "runtime/bytes.h"
+#include "runtime/error.h"
 
 namespace torch_uvm {
 
 Allocation CountingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (limit_ && bytes > *limit_ - claimed_) {
+      ++passed_.failures;
+      throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes,
+                        format_bytes(bytes) + " requested from " + description() + ", which has " +
+                            format_bytes(claimed_) + " in use");
+    }
+    claimed_ += bytes;
+  }
   try {
     const Allocation allocation = upstream().allocate(bytes, home, stream);
     if (allocation) {
@@ -19,15 +33,17 @@ Allocation CountingAllocator::allocate(std::size_t bytes, Location home, Stream 
     return allocation;
   } catch (...) {
     const std::lock_guard lock(mutex_);
+    claimed_ -= bytes;
     ++passed_.failures;
     throw;
   }
 }
 
 void CountingAllocator::free(const Allocation& allocation) noexcept {
-  upstream().free(allocation);
+  upstream().free(allocation); // before the count is lowered, so that bytes counted as free are available
   if (allocation) {
     const std::lock_guard lock(mutex_);
+    claimed_ -= allocation.bytes;
     --passed_.allocations;
     passed_.bytes -= static_cast<std::int64_t>(allocation.bytes);
   }
@@ -43,7 +59,8 @@ AllocatorFigures CountingAllocator::figures() const {
 }
 
 std::string CountingAllocator::description() const {
-  return "statistics(" + upstream().description() + ")";
+  return limit_ ? "limit(" + upstream().description() + ", " + format_bytes(*limit_) + ")"
+                : "statistics(" + upstream().description() + ")";
 }
 
 PassedThrough CountingAllocator::passed() const {
@@ -55,6 +72,20 @@ void CountingAllocator::reset_peaks() {
   const std::lock_guard lock(mutex_);
   passed_.peak_allocations = passed_.allocations;
   passed_.peak_bytes = passed_.bytes;
+}
+
+Allocation RetryingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
+  while (true) {
+    std::exception_ptr refusal;
+    try {
+      return upstream().allocate(bytes, home, stream);
+    } catch (const OutOfMemory&) {
+      refusal = std::current_exception();
+    }
+    if (!callback_(bytes, home)) { // outside the handler, because it may throw and may take long
+      std::rethrow_exception(refusal);
+    }
+  }
 }
 
 } // namespace torch_uvm
