@@ -26,7 +26,7 @@ WITH_TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build cpp demo docs examples test test-nightly test-cpp lint format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
+.PHONY: help venv build cpp demo docs examples test test-nightly test-cpp lint size format bench bench-schedules stubs sanitize sanitize-extension sanitized fuzz bad-input races checked soak soak-training faults security guard cuda-wheels test-cuda-flavour test-cuda bench-cuda wheels try-wheel test-versions packages clean FORCE
 
 help: ## say what there is
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -228,6 +228,15 @@ bench: build cpp ## measure, into benchmarks/results/
 bench-schedules: build cpp ## predict steps within budgets, from traces of an H200 and dry runs, beside their lower bounds
 	$(VENV_PY) benchmarks/bench_schedules.py
 	$(VENV_PY) benchmarks/bench_plans.py
+
+size: ## how large the project is, beside what it may be
+	@lines() { git ls-files "$$@" | xargs cat | wc -l; }; \
+	echo "csrc        $$(lines 'csrc/*.cpp' 'csrc/*.h') lines of 30000"; \
+	echo "torch_uvm   $$(lines 'torch_uvm/*.py') lines of 11000"; \
+	echo "benchmarks  $$(lines 'benchmarks/*.py' 'benchmarks/cpp/*') lines of 6000"; \
+	echo "...         $$(git ls-files benchmarks/results benchmarks/traces benchmarks/logs | xargs cat | wc -c) bytes of 1500000"; \
+	echo "docs        $$(git ls-files 'docs/*.md' | wc -l) pages of 15, $$(git ls-files 'docs/*.md' | xargs cat | wc -w) words of 25000"; \
+	echo "README.md   $$(wc -w < README.md) words of 1000"
 
 stubs: build ## check torch_uvm/_C.pyi against the extension
 	$(VENV_PY) -m pytest tests/test_stubs.py

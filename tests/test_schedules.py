@@ -115,6 +115,20 @@ class TestOfATrace:
         said = schedules.check_prediction(made, alone, slower)
         assert said and all("both directions carry" in each for each in said)
 
+    def test_copies_wait_for_a_use_in_place(self) -> None:
+        """With room for one of two weights. A third one is updated on the host: a millisecond of the link."""
+        used = [Use(2, True, False, True), Use(0, False, False, False), Use(1, False, False, False)]
+        operators = tuple(Operator("op", 0.1, (use,), ()) for use in used)
+        transfers = tuple(
+            Transfer(kind, value, after=at, before=3 - at)
+            for at in (1, 2)
+            for kind, value in (("drop", at - 1), ("fetch", 2 - at))
+        )
+        made = Schedule(WEIGHT, WEIGHT, operators, (Value(WEIGHT, is_persistent=True),) * 3, transfers)
+        assert problems(made) == []
+        # The first weight comes beside the update. The second one waits for what the update has left to do.
+        assert schedules.predict(made, RATES).step_ms == pytest.approx(1 + 1 + 1 + 0.1)
+
     def test_what_is_only_read_is_dropped(self, tmp_path: Path) -> None:
         made = schedules.schedule_of(ring(tmp_path / "run.trace", writes=False), budget_for(2 * WEIGHT))
         assert made.bytes_of("write_back") == 0 < made.bytes_of("drop") == made.bytes_of("fetch")

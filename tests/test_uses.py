@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -161,6 +162,18 @@ def test_two_threads() -> None:
         each.join()
     assert failures == []
     assert [each[0].item() for each in kept] == [i + 30 for i in range(ALL)]
+
+
+@pytest.mark.parametrize("scope", [torch_uvm.uses, torch_uvm.resident])
+def test_what_runs_later_is_not_decorated(scope: Callable[..., Any]) -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match="by `with` in its body"):
+            scope(torch.ones(4, device="emu"))(function)
 
 
 def test_as_a_decorator_and_with_other_tensors() -> None:

@@ -170,6 +170,27 @@ TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
   CHECK_EQ(predict_ms(by_order, {1, 1, 1}, 16), 90.0);
 }
 
+/// A transfer of one storage takes the host as long as one of another, however large they are.
+TEST(one_large_storage_leaves_rather_than_many_small_ones) {
+  Script script({{1, 8}, {2, 2}, {3, 2}, {4, 2}, {5, 2}, {6, 1}});
+  for (int iteration = 0; iteration < 4; ++iteration) {
+    script.op(10, {{2, true}, {3, true}, {4, true}, {5, true}}); // 0: as long before the peak as storage 1
+    script.op(11, {{1, true}}); // 1
+    script.op(12, {{6, false}}); // 2: long
+    script.op(13, {}, {{101, 8}}, {101}); // 3: the peak
+    script.op(14, {{6, false}}); // 4: long
+    script.op(15, {{2, true}, {3, true}, {4, true}, {5, true}}); // 5
+    script.op(16, {{1, true}}); // 6
+  }
+  for (const auto& [host_ms, expected] : {std::pair{0.0, "0:2 0:3 0:4 0:5"}, std::pair{10.0, "1:1"}}) {
+    Schedule schedule = timed(make_iteration(script.log(), 7), {1, 1, 50, 1, 50, 1, 1});
+    PolicyOptions given = options(17);
+    given.rates.host_ms = host_ms;
+    choose_evictions_in_time(schedule, given, 17, GapRule::kMostExcess);
+    CHECK_EQ(evictions(schedule), expected);
+  }
+}
+
 TEST(the_shortest_prediction_is_followed) {
   Schedule schedule = two_gaps_over_a_peak();
   choose_fastest(schedule, options(16));

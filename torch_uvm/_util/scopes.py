@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _Entry = TypeVar("_Entry")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class ReentrantScope(ContextDecorator, Generic[_Entry]):
@@ -29,6 +32,13 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
 
     def _end(self, entry: _Entry) -> None:
         raise NotImplementedError
+
+    def __call__(self, func: _Function) -> _Function:
+        """Raises TypeError for what runs after its call has returned, and with it the scope."""
+        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(it(func) for it in kinds):
+            raise TypeError(f"{func!r} runs after its call has returned: use the scope by `with` in its body")
+        return super().__call__(func)
 
     def __enter__(self) -> Self:
         entry = threading.get_ident(), self._begin()
